@@ -1,0 +1,268 @@
+"""Attention mass, scores and sampled rows without the pattern.
+
+The mass that query i puts on key j is ``exp(s q_i.k_j - lse_i)``, where ``lse`` is the log-sum-exp of the
+row, which a fused kernel has at hand. So the columns of a few keys cost one small product each, and the
+T x T matrix is never built. A custom attention function, registered through the Hugging Face attention
+interface, runs in place of the model's own while a pass is observed, and gives the same output.
+
+Two kernels give a log-sum-exp: ``fused`` (the flash kernel on CPU, the memory-efficient one on CUDA), and
+``eager``, which goes over blocks of query rows and is exact for every family, soft-capped scores included.
+A learned sink logit needs no other kernel: it enters the log-sum-exp, and scales the output.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from ..errors import KernelError
+from ..models.families import Family
+
+OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "pattern")
+"""What an observed pass can read of a layer's attention, beside the sites.
+
+``mass`` and ``key_scores`` "batch head query key" (the chosen keys only), ``rows`` "batch head row key"
+(explicit rows of the pattern), ``rotated_q`` "batch head query d_head" and ``rotated_k`` "batch kv_head key
+d_head" (as they enter the product, the scale in the query), ``scores`` and ``pattern`` "batch head query key"
+(the whole matrix). What is masked is -inf in ``key_scores``, and the least number of the model's type in
+``scores``, as on the bridge.
+"""
+
+_NAME = "sink_lens"
+_BLOCK = 128
+
+Kernel = Literal["fused", "eager"]
+Put = Callable[[int, str, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What to read of the attention in an observed pass, and with which kernel."""
+
+    kernel: Kernel
+    names: Callable[[int], frozenset[str]]
+    """Layer -> which of ``OBSERVED`` to read there."""
+    keys: tuple[int, ...]
+    """Key positions whose columns are read."""
+    rows: Int[Tensor, " row"] | None
+    """Query positions whose rows are read."""
+    put: Put
+    """Called with layer, name and tensor."""
+
+
+_WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
+
+
+def choose_kernel(family: Family, *, device: torch.device, asked: str = "auto") -> Kernel:
+    """The kernel for a family on a device.
+
+    ``auto`` takes the fused kernel where it is exact and gives a log-sum-exp, else the eager one; what was
+    taken is recorded with the run.
+
+    Raises:
+        KernelError: if ``fused`` was asked for and is not exact, or gives no log-sum-exp on this device.
+    """
+    if asked not in ("auto", "fused", "eager"):
+        raise KernelError(f"kernel {asked!r} is not known; need auto, fused or eager")
+    reason = None
+    if not family.fused_kernel:
+        reason = f"{family.architecture} caps its attention scores with a tanh, which no fused kernel does"
+    elif device.type not in ("cpu", "cuda"):
+        reason = f"the fused kernel of {device.type!r} gives no log-sum-exp"
+    if reason is None:
+        return "eager" if asked == "eager" else "fused"
+    if asked == "fused":
+        raise KernelError(
+            f"{reason}; need one that is exact and gives it. Use kernel='eager', which goes over blocks of rows"
+        )
+    return "eager"
+
+
+@contextlib.contextmanager
+def observed(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
+    """Within it, forward passes of the model go through the observed attention function."""
+    AttentionInterface.register(_NAME, _observed_attention)
+    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    before = str(model.config._attn_implementation)
+    token = _WATCH.set(watch)
+    try:
+        model.set_attn_implementation(_NAME)
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        _WATCH.reset(token)
+
+
+def _observed_attention(
+    module: nn.Module,
+    query: Float[Tensor, "batch head query d_head"],
+    key: Float[Tensor, "batch kv_head key d_head"],
+    value: Float[Tensor, "batch kv_head key d_head"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " head"] | None = None,
+    **kwargs: Any,
+) -> tuple[Float[Tensor, "batch query head d_head"], None]:
+    watch = _WATCH.get()
+    assert watch is not None, "the observed attention function runs inside observed() only"
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    sink = None if s_aux is None else s_aux.detach().float()
+    mask = None if attention_mask is None else _additive(attention_mask, query.dtype)
+    score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
+    if watch.kernel == "fused":
+        _check_fused(query.device.type, query.dtype, query.shape[-1])
+        output, lse = _fused(query, key, value, mask=mask, scale=scale)
+    else:
+        output, lse = _by_rows(score, value)
+    if sink is not None:
+        total = torch.logaddexp(lse, sink[:, None])
+        output = output * (lse - total).exp()[..., None].to(output.dtype)
+        lse = total
+    names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # set by every attention of transformers
+    for name in names:
+        watch.put(int(module.layer_idx), name, _observe(name, score, lse, watch))  # type: ignore[arg-type]
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _observe(name: str, score: "Scores", lse: Tensor, watch: Watch) -> Tensor:
+    match name:
+        case "mass":
+            return (score.columns(watch.keys) - lse[..., None]).exp()
+        case "key_scores":
+            return score.columns(watch.keys)
+        case "rows":
+            assert watch.rows is not None
+            rows = watch.rows.to(lse.device)
+            return (score.block(rows) - lse[:, :, rows, None]).exp()
+        case "rotated_q":
+            return score.query * score.scale
+        case "rotated_k":
+            return score.key
+        case "scores" | "pattern":
+            everything = torch.arange(score.query.shape[2], device=lse.device)
+            scores = score.block(everything)
+            if name == "scores":
+                return scores.clamp(min=torch.finfo(score.query.dtype).min)
+            return (scores - lse[..., None]).exp()
+    raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Attention scores of one layer, computed only where they are asked for, in float32."""
+
+    query: Float[Tensor, "batch head query d_head"]
+    key: Float[Tensor, "batch kv_head key d_head"]
+    mask: Float[Tensor, "#batch 1 query key"] | None
+    """Additive; None is plainly causal."""
+    scale: float
+    softcap: float | None
+
+    def columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
+        """Scores of every query on a few keys; -inf where masked."""
+        index = torch.tensor(keys, device=self.key.device)
+        scores = self._product(self.query, self.key[:, :, index])
+        if self.mask is not None:
+            return scores + self.mask[..., index].float()
+        queries = torch.arange(self.query.shape[2], device=self.key.device)
+        return scores.masked_fill(queries[:, None] < index, -math.inf)
+
+    def block(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
+        """Scores of a few queries on every key; -inf where masked."""
+        scores = self._product(self.query[:, :, rows], self.key)
+        if self.mask is not None:
+            return scores + self.mask[:, :, rows].float()
+        keys = torch.arange(self.key.shape[2], device=rows.device)
+        return scores.masked_fill(rows[:, None] < keys, -math.inf)
+
+    def _product(self, query: Tensor, key: Tensor) -> Tensor:
+        grouped = query.float().unflatten(1, (key.shape[1], -1))  # query heads by the kv head that they share
+        scores = (grouped @ key.float().transpose(-1, -2)[:, :, None] * self.scale).flatten(1, 2)
+        return scores if self.softcap is None else (scores / self.softcap).tanh() * self.softcap
+
+
+def _by_rows(score: Scores, value: Tensor) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
+    """Attention output and log-sum-exp over blocks of query rows, in memory linear in the length."""
+    outputs, sums = [], []
+    for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
+        block = score.block(rows)
+        lse = block.logsumexp(dim=-1)
+        pattern = (block - lse[..., None]).exp().unflatten(1, (value.shape[1], -1))
+        outputs.append((pattern @ value.float()[:, :, None]).flatten(1, 2).to(value.dtype))
+        sums.append(lse)
+    return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
+    """Attention output and log-sum-exp from the fused kernel of the device."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    if query.device.type == "cpu":
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
+        )
+        return output, lse
+    bias = None if mask is None else _aligned(mask).expand(query.shape[0], query.shape[1], -1, -1)
+    output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, 0.0, mask is None, scale=scale
+    )
+    return output, lse[..., : query.shape[2]]  # the kernel pads its rows
+
+
+def _aligned(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#batch 1 query key"]:
+    """The same mask with rows that begin at multiples of 16 numbers, as the kernel of CUDA needs them."""
+    length = mask.shape[-1]
+    return nn.functional.pad(mask, (0, -length % 16))[..., :length]
+
+
+@functools.cache
+def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
+    """Believe no kernel: it is compared with the explicit way, once a device, type and width of head.
+
+    Both are run with a mask and without, on a length that is no multiple of anything.
+
+    Raises:
+        KernelError: if they differ, or the kernel does not run.
+    """
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, 19, d_head, generator=generator).to(device, dtype) for heads in (4, 2, 2)
+    )
+    scale = d_head**-0.5
+    window = torch.ones(1, 1, 19, 19, dtype=torch.bool, device=device).tril().triu(-7)
+    for mask in (None, _additive(window, dtype)):
+        explicit = _by_rows(Scores(query=query, key=key, mask=mask, scale=scale, softcap=None), value)
+        try:
+            fused = _fused(query, key, value, mask=mask, scale=scale)
+        except RuntimeError as error:
+            raise KernelError(
+                f"the fused kernel on {device} does not take {dtype} with heads of {d_head} "
+                f"({str(error).splitlines()[0]}); use kernel='eager', which goes over blocks of rows"
+            ) from error
+        off = max((a.float() - b.float()).abs().max().item() for a, b in zip(fused, explicit, strict=True))
+        if not off <= (1e-5 if dtype in (torch.float32, torch.float64) else 5e-2):
+            raise KernelError(
+                f"the fused kernel on {device} in {dtype} with heads of {d_head} is off by {off:.1e}; "
+                "need one that is right. Use kernel='eager', which goes over blocks of rows"
+            )
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask to add to scores: 0 where a boolean mask keeps, -inf elsewhere."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

@@ -1,0 +1,293 @@
+"""``capture`` keeps tensors, ``stream`` keeps only numbers.
+
+Both run the plain model, whose layers are read by module hooks and whose attention is read by
+``capture.attention``; ``capture`` can also read the bridge. ``stream`` hands each layer's tensors to the
+readings as they are computed and drops them at once, so that its memory does not grow with the number of
+sequences, and hardly with their length.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import psutil
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..data.tokens import TokenBatch, from_tensor
+from ..errors import InputError, SiteError
+from ..models.lens import LensModel
+from ..models.sites import SITES, site_of
+from .attention import OBSERVED, choose_kernel
+from .forward import bridge_forward, check_tokens, plain_forward
+from .views import Captured, LayerView, Reading, Streamed
+
+__all__ = ["Captured", "LayerView", "Reading", "Streamed", "capture", "estimate_bytes", "stream"]
+
+_TOKENS_A_FORWARD = 2048
+_MEMORY_FRAC = 0.8
+
+
+def stream(
+    lens: LensModel,
+    tokens: TokenBatch | Int[Tensor, "batch position"],
+    readings: Sequence[Reading],
+    *,
+    keys: Sequence[int] = (0,),
+    rows: Int[Tensor, " row"] | None = None,
+    kernel: Literal["auto", "fused", "eager"] = "auto",
+    batch_size: int | None = None,
+    progress: bool = False,
+    label: str = "reading",
+) -> Streamed:
+    """The readings of every layer over any number of sequences, in bounded memory.
+
+    One pass over the tokens on the plain model, without the unembedding, which ends after the last layer
+    that a reading needs. Nothing of size layers x tokens x width is kept. The attention function is replaced
+    by the observed one for the pass, and dropout is off.
+
+    Args:
+        lens: the model.
+        tokens: the sequences; a bare tensor has no padding.
+        readings: what to read; names must differ.
+        keys: key positions of ``mass`` and ``key_scores``.
+        rows: query positions of ``rows``.
+        kernel: ``auto``, ``fused`` or ``eager``; see ``capture.attention``.
+        batch_size: sequences a forward; chosen by length if None.
+        progress: show a bar.
+        label: the bar's text.
+
+    Raises:
+        SiteError: a site that the family lacks.
+        KernelError: ``fused`` where it is not exact.
+        InputError: a layer, key or row that does not exist, two readings of one name, a reading of nothing,
+            or a result without the sequences in front.
+    """
+    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    check_tokens(lens, batch)
+    plan = _plan(lens, readings)
+    _check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
+    needed = {name for names in plan.values() for name in names}
+    if "rows" in needed and (rows is None or len(rows) == 0):
+        raise InputError("a reading needs 'rows' and no query positions were given; pass rows=torch.tensor([...])")
+    if needed & {"mass", "key_scores"} and not keys:
+        raise InputError("a reading needs the columns of keys and none was given; pass keys=(0,)")
+    watching = not needed.isdisjoint(OBSERVED)
+    chosen = choose_kernel(lens.family, device=lens.device, asked=kernel) if watching else None
+    found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
+    with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
+        for part in batch.batches(_batch_size(batch_size, batch)):
+            desk = _Desk(readings, plan=plan, part=part, rows=rows, device=lens.device, found=found)
+            plain_forward(lens, part, plan=plan, put=desk.put, keys=tuple(keys), rows=rows, kernel=chosen)
+            bar.update(part.n_sequences)
+    values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
+    return Streamed(values=values, kernel=chosen or str(lens.plain.config._attn_implementation))
+
+
+def capture(
+    lens: LensModel,
+    tokens: TokenBatch | Int[Tensor, "batch position"],
+    *,
+    sites: Sequence[str],
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    path: Literal["auto", "plain", "bridge"] = "auto",
+    batch_size: int | None = None,
+    max_bytes: int | None = None,
+    progress: bool = False,
+) -> Captured:
+    """The tensors of sites, kept on the CPU for all sequences, in the type of the model.
+
+    The bytes that they take are computed first and refused where they would not fit.
+
+    Args:
+        lens: the model.
+        tokens: the sequences; padded positions are kept as they come.
+        sites: names of ``sink_lens.models.sites``.
+        layers: which layers; None is all.
+        positions: which positions (queries, in scores and pattern); None is all.
+        path: ``bridge``, ``plain``, or ``auto``: the plain model, and for scores and pattern the bridge,
+            unless its attention is delegated (the hook of the scores then carries the pattern).
+        batch_size: sequences a forward; chosen by length if None.
+        max_bytes: the most that may be kept; by default 80% of the memory that is free.
+        progress: show a bar.
+
+    Raises:
+        SiteError: a site that the family lacks, or that this model's bridge does not show.
+        InputError: layers or positions outside the model or the sequences; more bytes than allowed.
+    """
+    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    check_tokens(lens, batch)
+    names = tuple(dict.fromkeys(sites))
+    for name in names:
+        site_of(name, family=lens.family)
+    chosen = sorted(set(range(lens.n_layers) if layers is None else layers))
+    _check_layers(chosen, lens)
+    _check_positions(positions or (), batch)
+    needed = estimate_bytes(lens, batch, sites=names, layers=chosen, positions=positions)
+    allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC) if max_bytes is None else max_bytes
+    if needed > allowed:
+        raise InputError(
+            f"the capture would keep {needed:,} bytes and {allowed:,} are allowed; "
+            "choose fewer sites, layers or positions, or use stream, which keeps only numbers"
+        )
+    which = _path(lens, names, asked=path)
+    wanted = {layer: frozenset(name for name in names if SITES[name].per_layer) for layer in chosen}
+    if "final" in names:
+        wanted[lens.n_layers] = frozenset({"final"})
+    kept: dict[tuple[str, int], list[Tensor]] = {}
+
+    def put(layer: int, name: str, tensor: Tensor) -> None:
+        if positions is not None:
+            axis = 2 if SITES[name].observed else 1
+            index = torch.tensor(list(positions), dtype=torch.int64, device=tensor.device)
+            tensor = tensor.index_select(axis, index)
+        own = tensor.detach().to("cpu", lens.dtype, copy=True)
+        kept.setdefault((name, layer if SITES[name].per_layer else 0), []).append(own)
+
+    watching = which == "plain" and any(SITES[name].observed for name in names)
+    kernel = choose_kernel(lens.family, device=lens.device) if watching else None
+    with tqdm(total=batch.n_sequences, desc="capturing", unit="seq", disable=not progress, leave=False) as bar:
+        for part in batch.batches(_batch_size(batch_size, batch)):
+            if which == "bridge":
+                bridge_forward(lens, part, wanted=wanted, put=put)
+            else:
+                plain_forward(lens, part, plan=wanted, put=put, kernel=kernel)
+            bar.update(part.n_sequences)
+    tensors = {key: torch.cat(parts) for key, parts in sorted(kept.items())}
+    return Captured(tensors=tensors, positions=None if positions is None else tuple(positions), path=which)
+
+
+def estimate_bytes(
+    lens: LensModel,
+    batch: TokenBatch,
+    *,
+    sites: Sequence[str],
+    layers: Sequence[int],
+    positions: Sequence[int] | None = None,
+) -> int:
+    """Bytes that ``capture`` keeps: exactly the sizes of its tensors."""
+    length = batch.n_positions
+    kept = length if positions is None else len(positions)
+    sizes = {
+        "batch position d_model": kept * lens.d_model,
+        "batch position head d_head": kept * lens.n_heads * lens.d_head,
+        "batch position kv_head d_head": kept * lens.n_kv_heads * lens.d_head,
+        "batch position d_mlp": kept * (lens.d_mlp or 0),
+        "batch head query key": lens.n_heads * kept * length,
+    }
+    numbers = sum(sizes[SITES[name].axes] * (len(layers) if SITES[name].per_layer else 1) for name in sites)
+    return numbers * batch.n_sequences * lens.dtype.itemsize
+
+
+class _Desk:
+    """Takes the tensors of one pass, gives each reading what it waits for, drops what none waits for."""
+
+    def __init__(
+        self,
+        readings: Sequence[Reading],
+        *,
+        plan: Mapping[int, frozenset[str]],
+        part: TokenBatch,
+        rows: Tensor | None,
+        device: torch.device,
+        found: dict[str, dict[int, list[Tensor]]],
+    ) -> None:
+        self.waiting = {layer: [one for one in readings if _reads(one, layer)] for layer in plan}
+        self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in plan}
+        self.valid, self.tokens, self.rows = part.valid.to(device), part.tokens.to(device), rows
+        self.found = found
+
+    def put(self, layer: int, name: str, tensor: Tensor) -> None:
+        held = self.held[layer]
+        held[name] = tensor
+        ready = [reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)]
+        if not ready:
+            return
+        view = LayerView(
+            layer=layer,
+            tensors=held,
+            valid=self.valid.to(tensor.device),
+            tokens=self.tokens.to(tensor.device),
+            rows=None if self.rows is None else self.rows.to(tensor.device),
+        )
+        for reading in ready:
+            self.waiting[layer].remove(reading)
+            result = reading.function(view)
+            if result is not None:
+                self._keep(result, reading=reading, layer=layer)
+        still = {site for reading in self.waiting[layer] for site in reading.sites}
+        for done in held.keys() - still:
+            del held[done]
+
+    def _keep(self, result: Tensor, *, reading: Reading, layer: int) -> None:
+        """A copy, since a view would keep the whole tensor that it looks into."""
+        if result.dim() == 0 or len(result) != len(self.tokens):
+            raise InputError(
+                f"the reading {reading.name!r} gave a tensor of shape {tuple(result.shape)} for "
+                f"{len(self.tokens)} sequences; need the sequences as its first axis"
+            )
+        own = result.detach().to("cpu", copy=True)
+        self.found[reading.name].setdefault(layer, []).append(own)
+
+
+def _reads(reading: Reading, layer: int) -> bool:
+    return reading.layers is None or layer in reading.layers
+
+
+def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[str]]:
+    """Layer -> what to read there; the last norm's output is at layer ``n_layers``."""
+    names = [reading.name for reading in readings]
+    if len(set(names)) != len(names):
+        raise InputError(f"readings have the same name: {sorted(names)}; need different ones")
+    plan: dict[int, set[str]] = {}
+    for reading in readings:
+        if not reading.sites:
+            raise InputError(f"the reading {reading.name!r} names no site; need at least one")
+        for name in reading.sites:
+            if name not in OBSERVED:
+                site_of(name, family=lens.family)
+        if "final" in reading.sites:
+            if set(reading.sites) != {"final"}:
+                raise SiteError(
+                    f"{reading.name!r} reads 'final' beside {reading.sites}; need a reading of 'final' alone"
+                )
+            plan.setdefault(lens.n_layers, set()).add("final")
+            continue
+        _check_layers(reading.layers or (), lens)
+        for layer in range(lens.n_layers):
+            if _reads(reading, layer):
+                plan.setdefault(layer, set()).update(reading.sites)
+    return {layer: frozenset(names) for layer, names in sorted(plan.items())}
+
+
+def _path(lens: LensModel, names: Sequence[str], *, asked: str) -> Literal["plain", "bridge"]:
+    """Which path shows the sites."""
+    if asked not in ("auto", "plain", "bridge"):
+        raise InputError(f"path {asked!r} is not known; need auto, plain or bridge")
+    hidden = [name for name in names if name in lens.uneditable]
+    if asked == "bridge" and hidden:
+        raise SiteError(
+            f"the attention of this bridge is delegated, so that it does not show {', '.join(hidden)} as the "
+            "model uses them; need path='plain', or a model from load or wrap(model) of Hugging Face"
+        )
+    if asked == "auto":
+        return "bridge" if any(SITES[name].observed for name in names) and not hidden else "plain"
+    return "plain" if asked == "plain" else "bridge"
+
+
+def _batch_size(asked: int | None, batch: TokenBatch) -> int:
+    return max(1, _TOKENS_A_FORWARD // batch.n_positions) if asked is None else asked
+
+
+def _check_layers(layers: Iterable[int], lens: LensModel) -> None:
+    for layer in layers:
+        if not 0 <= layer < lens.n_layers:
+            raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
+
+
+def _check_positions(positions: Iterable[int], batch: TokenBatch) -> None:
+    for position in positions:
+        if not 0 <= position < batch.n_positions:
+            raise InputError(f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}")

@@ -1,0 +1,1 @@
+"""The causal chain from value aggregation to the sink: finders, links and the trace."""

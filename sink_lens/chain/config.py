@@ -1,0 +1,88 @@
+"""What ``trace`` is asked: one frozen record, written whole into ``run.json``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InputError
+
+TOKEN_KINDS = ("text", "random", "repeated")
+BOS_ARMS = ("auto", "with", "without")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """The question that a trace answers."""
+
+    model: str
+    """Default model's name, folder, GGUF file or hub name."""
+    tokens: str = "text"
+    """text, random (uniform ids) or repeated (one id a sequence)."""
+    text: str | None = None
+    """A text file to cut sequences from; None is the bundled prose."""
+    prompts: tuple[str, ...] = ()
+    """Prompts, one sequence each, instead of ``tokens``."""
+    bos: str = "auto"
+    """auto (what the tokenizer does), with, or without."""
+    sequences: int = 32
+    """How many sequences."""
+    length: int = 64
+    """Tokens a sequence, BOS included."""
+    threshold: float = 0.3
+    """A head has a sink where its sink score is above it (Gu et al., arXiv 2410.10781)."""
+    min_sink_rate: float = 0.05
+    """A position is a sink position where at least this share of (layer, head) has its sink there."""
+    growth_factor: float = 2.0
+    """A layer grows where the sink token's norm ratio is multiplied by at least this."""
+    dominance_threshold: float = 25.0
+    """A layer has outlier dimensions where max|h| / mean|h| of the sink token passes it."""
+    energy_frac: float = 0.8
+    """Outlier dimensions are the fewest that hold this share of the sink token's energy."""
+    max_outliers: int = 8
+    """Where more dimensions than this are needed for that energy, there are no outlier dimensions."""
+    super_share: float = 0.05
+    """A super neuron makes at least this share of its layer's change of the outlier dimension."""
+    kernel: str = "auto"
+    """Attention kernel of the measuring passes: auto, fused or eager."""
+    batch_size: int | None = None
+    """Sequences a forward; by length if None."""
+    twin: bool = True
+    """Measure the randomly initialised twin too, as a null."""
+    device: str | None = None
+    """Where the model goes; None picks."""
+    dtype: str | None = None
+    """Type of the weights; None is float32."""
+    seed: int = 0
+    """Seed of every generator of the run: tokens, bootstrap, controls, twin."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        if self.tokens not in TOKEN_KINDS:
+            raise InputError(f"tokens is {self.tokens!r}; need one of {', '.join(TOKEN_KINDS)}")
+        if self.bos not in BOS_ARMS:
+            raise InputError(f"bos is {self.bos!r}; need one of {', '.join(BOS_ARMS)}")
+        if self.kernel not in ("auto", "fused", "eager"):
+            raise InputError(f"kernel is {self.kernel!r}; need auto, fused or eager")
+        if self.length < 2:
+            raise InputError(f"length is {self.length}; need at least 2, since the first token attends only to itself")
+        if self.sequences < 1:
+            raise InputError(f"sequences is {self.sequences}; need at least 1")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}; need at least 1")
+        for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):
+            value = getattr(self, name)
+            if not 0 < value < 1:
+                raise InputError(f"{name} is {value}; need a number between 0 and 1, both excluded")
+        if not self.growth_factor > 1:
+            raise InputError(f"growth_factor is {self.growth_factor}; need a factor above 1")
+        if not self.dominance_threshold > 1:
+            raise InputError(f"dominance_threshold is {self.dominance_threshold}; need a ratio above 1")
+        if self.text is not None and self.prompts:
+            raise InputError("both a text file and prompts were given; need one of them")
+        if (self.text is not None or self.prompts) and self.tokens != "text":
+            raise InputError(f"a text or prompts were given together with tokens {self.tokens!r}; need one of them")
+        if self.text is not None and not Path(self.text).exists():
+            raise InputError(f"there is no file {self.text}; need a text file in UTF-8")

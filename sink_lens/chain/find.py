@@ -1,0 +1,177 @@
+"""Finders: from what was measured to positions, growth steps, outlier dimensions and super neurons.
+
+Nothing is typed in: coordinates do not transfer between models, not even between seeds of one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..measures.dimensions import dominance_ratio, outlier_dimensions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthStep:
+    """A maximal run of consecutive layers in each of which the sink token's norm ratio at least doubles."""
+
+    first_layer: int
+    last_layer: int
+    ratio_before: float
+    """Norm ratio before the first layer."""
+    ratio_after: float
+    """Norm ratio after the last layer."""
+    dimension: int
+    """The dimension that holds the most of the sink token's energy after the last layer."""
+
+    @property
+    def layers(self) -> range:
+        """The layers of the step."""
+        return range(self.first_layer, self.last_layer + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Where a model's sink is, and what makes it."""
+
+    positions: tuple[int, ...]
+    """Positions whose columns are read, the studied one first; position 0 where no sink was found."""
+    sink_found: bool
+    """Whether the studied position is a sink position."""
+    steps: tuple[GrowthStep, ...]
+    outliers: Mapping[int, tuple[int, ...]]
+    """Layer -> outlier dimensions of the studied token after it, where there are any; -1 is before layer 0."""
+
+    @property
+    def position(self) -> int:
+        """The studied position."""
+        return self.positions[0]
+
+    @property
+    def growth_layers(self) -> tuple[int, ...]:
+        """The layers of all growth steps."""
+        return tuple(layer for step in self.steps for layer in step.layers)
+
+    def feeding(self, n_layers: int) -> tuple[int, ...]:
+        """The layers whose aggregated values feed the growth: those of the growth steps, else the first quarter."""
+        return self.growth_layers or tuple(range(max(1, n_layers // 4)))
+
+    def step_of(self, layer: int) -> GrowthStep:
+        """The growth step that a layer belongs to."""
+        return next(step for step in self.steps if layer in step.layers)
+
+    def entering(self, layer: int) -> tuple[int, ...]:
+        """Outlier dimensions of the stream that a layer reads."""
+        return self.outliers.get(layer - 1, ())
+
+
+def sink_positions(rate: Float[Tensor, " key"], *, min_rate: float, most: int = 4) -> tuple[int, ...]:
+    """Positions at which at least a share ``min_rate`` of (layer, head, sequence) has its sink, the strongest first."""
+    order = rate.nan_to_num(0.0).argsort(descending=True, stable=True)
+    return tuple(int(key) for key in order[:most] if rate[key] >= min_rate)
+
+
+def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tuple[int, int]]:
+    """Growth steps as (first layer, last layer), from the ratio before layer 0 and after each layer.
+
+    ``ratio[0]`` is before layer 0, ``ratio[l + 1]`` after layer l. A step must leave the token above the others
+    (ratio over 1), so that the recovery of a small norm is no growth.
+    """
+    grows = (ratio[1:] >= factor * ratio[:-1]).tolist()
+    steps: list[tuple[int, int]] = []
+    for layer, does in enumerate(grows):
+        if not does:
+            continue
+        if steps and steps[-1][1] == layer - 1:
+            steps[-1] = (steps[-1][0], layer)
+        else:
+            steps.append((layer, layer))
+    return [step for step in steps if ratio[step[1] + 1] > 1]
+
+
+def slow_growth(ratio: Float[Tensor, " layer"], *, factor: float) -> tuple[int, int, float] | None:
+    """The longest stretch of layers over which the ratio rises without a step: first and last layer, and by how much.
+
+    None where it rises by less than ``factor`` in all.
+    """
+    best: tuple[int, int, float] | None = None
+    start = 0
+    for layer in range(1, len(ratio)):
+        if ratio[layer] < ratio[layer - 1]:
+            start = layer
+        rise = float(ratio[layer] / ratio[start])
+        if rise >= factor and (best is None or rise > best[2]):
+            best = (start, layer - 1, rise)
+    return best
+
+
+def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | None:
+    """The first layer whose mean attention to the sink passes the threshold; None where none does."""
+    over = (mass > threshold).nonzero()
+    return int(over[0]) if len(over) else None
+
+
+def find(
+    *,
+    positions: tuple[int, ...],
+    sink_found: bool,
+    ratio: Float[Tensor, " layer"],
+    states: Float[Tensor, "layer batch d_model"],
+    growth_factor: float,
+    dominance_threshold: float,
+    energy_frac: float,
+    max_outliers: int,
+    forced: tuple[tuple[int, int], ...] | None = None,
+) -> Finding:
+    """Growth steps and outlier dimensions of the studied token.
+
+    Args:
+        positions: the studied position first.
+        sink_found: whether it is a sink position.
+        ratio: norm ratio before layer 0, then after each layer.
+        states: the token's residual stream before layer 0, then after each layer.
+        growth_factor: see ``growth_layers``.
+        dominance_threshold: mean dominance ratio over sequences from which a layer has outlier dimensions.
+        energy_frac: share of energy that they hold.
+        max_outliers: the most that they may be.
+        forced: growth steps to use instead of finding them (for the random twin), where every layer then has
+            its strongest dimension as its outlier dimension.
+    """
+    outliers: dict[int, tuple[int, ...]] = {}
+    for index, state in enumerate(states):
+        energy = state.double().square().mean(0)
+        if forced is not None:
+            outliers[index - 1] = (int(energy.argmax()),)
+            continue
+        dimensions = outlier_dimensions(energy, energy_frac=energy_frac)
+        if dominance_ratio(state).mean() >= dominance_threshold and len(dimensions) <= max_outliers:
+            outliers[index - 1] = tuple(dimensions.tolist())
+    spans = growth_layers(ratio, factor=growth_factor) if forced is None else list(forced)
+    steps = tuple(
+        GrowthStep(
+            first_layer=first,
+            last_layer=last,
+            ratio_before=float(ratio[first]),
+            ratio_after=float(ratio[last + 1]),
+            dimension=int(states[last + 1].double().square().mean(0).argmax()),
+        )
+        for first, last in spans
+    )
+    return Finding(positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
+
+
+def matched_random(
+    chosen: Bool[Tensor, " neuron"], *, draws: int, generator: torch.Generator
+) -> list[Bool[Tensor, " neuron"]]:
+    """Random sets of as many neurons as were chosen, none of them chosen."""
+    pool = (~chosen).nonzero().flatten()
+    count = min(int(chosen.sum()), len(pool))
+    sets = []
+    for _ in range(draws):
+        picked = pool[torch.randperm(len(pool), generator=generator)[:count]]
+        mask = torch.zeros_like(chosen)
+        mask[picked] = True
+        sets.append(mask)
+    return sets

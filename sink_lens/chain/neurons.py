@@ -1,0 +1,188 @@
+"""The exact split of each growth step into neuron x column contributions, and the super neurons in it."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..measures import neurons as measures
+from ..models.lens import LensModel
+from ..models.weights import MlpWeights, mlp_weights, norm_weights
+from .find import GrowthStep
+from .panel import Panel
+
+COLUMNS = (
+    "layer",
+    "neuron",
+    "position",
+    "activation",
+    "spike_ratio",
+    "contribution",
+    "contribution_share",
+    "outlier_dimension",
+    "gate_norm_rank",
+    "up_norm_rank",
+    "column_kurtosis",
+    "top_dimension",
+    "is_super",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSplit:
+    """One growth layer's change of the step's outlier dimension at one position, split by neurons."""
+
+    layer: int
+    step: GrowthStep
+    position: int
+    terms: Float[Tensor, "batch neuron"]
+    """Contribution of each neuron; over neurons they sum to the MLP's output there, less its bias."""
+    change: Float[Tensor, " batch"]
+    """Change of the dimension over the layer: attention and MLP."""
+    error: float
+    """Largest difference between the neurons' sum with the bias and the MLP's output, over the change."""
+    is_super: Bool[Tensor, " neuron"]
+    """Neurons with at least the stated share of the change at this position."""
+
+
+def output_terms(
+    lens: LensModel, weights: MlpWeights, *, layer: int, activations: Float[Tensor, "batch neuron"], dimension: int
+) -> tuple[Float[Tensor, "batch neuron"], Float[Tensor, " batch"]]:
+    """Each neuron's contribution to one dimension of what the MLP adds to the stream, and the bias's.
+
+    Where the family norms the MLP's output before adding it, each term goes through that norm's scale and gain.
+    """
+    column = weights.w_down[dimension].float()
+    bias = weights.b_down[dimension].float().expand(len(activations))
+    norm = norm_weights(lens, layer=layer, which="mlp_post_norm")
+    if norm is None:
+        return measures.contributions(activations, weights=column), bias
+    output = activations @ weights.w_down.float().T + weights.b_down.float()
+    scale, gain = 1 / norm.scale(output), float(norm.gain[dimension])
+    mean_weights = weights.w_down.float().mean(0) if norm.centred else None
+    terms = measures.contributions(activations, weights=column, scale=scale, gain=gain, mean_weights=mean_weights)
+    shift = weights.b_down.float().mean() if norm.centred else 0.0
+    return terms, (bias - shift) * scale * gain + norm.bias[dimension]
+
+
+def split_layers(lens: LensModel, panel: Panel, *, super_share: float) -> list[LayerSplit]:
+    """The split of every growth layer at every position that was read; empty in a mixture of experts."""
+    splits = []
+    for layer in panel.layers("neurons_at_keys"):
+        step = panel.finding.step_of(layer)
+        weights = mlp_weights(lens, layer=layer)
+        assert weights is not None
+        for position in panel.finding.positions:
+            index = panel.keys.index(position)
+            activations = panel.at("neurons_at_keys", layer)[:, index].to(weights.w_down.device)
+            terms, bias = output_terms(lens, weights, layer=layer, activations=activations, dimension=step.dimension)
+            terms, bias = terms.cpu(), bias.cpu()
+            output = panel.at("mlp_out_at_keys", layer)[:, index, step.dimension]
+            change = output + panel.at("attn_out_at_keys", layer)[:, index, step.dimension]
+            splits.append(
+                LayerSplit(
+                    layer=layer,
+                    step=step,
+                    position=position,
+                    terms=terms,
+                    change=change,
+                    error=float(((terms.sum(1) + bias - output).abs() / change.abs().clamp(min=1e-6)).max()),
+                    is_super=measures.super_neurons(
+                        measures.contribution_share(terms, change=change), share=super_share
+                    ),
+                )
+            )
+    return splits
+
+
+def super_neurons(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:
+    """The super neurons of a layer: a property of layer and neuron, at whichever position it has the share."""
+    return torch.stack([split.is_super for split in splits if split.layer == layer]).any(0)
+
+
+def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
+    """One row per (layer, neuron, sink position) of every growth layer; the columns are ``COLUMNS``."""
+    frames = []
+    for split in splits:
+        layer, index = split.layer, panel.keys.index(split.position)
+        weights = mlp_weights(lens, layer=layer)
+        assert weights is not None
+        activations = panel.at("neurons_at_keys", layer)[:, index]
+        spike = measures.spike_ratio(activations, elsewhere=panel.at("neurons_elsewhere", layer))
+        n_neurons = activations.shape[1]
+        up_rank = measures.norm_rank(measures.row_norms(weights.w_up)).cpu()
+        gate_rank = None if weights.w_gate is None else measures.norm_rank(measures.row_norms(weights.w_gate)).cpu()
+        frames.append(
+            pd.DataFrame(
+                {
+                    "layer": layer,
+                    "neuron": range(n_neurons),
+                    "position": split.position,
+                    "activation": activations.mean(0).numpy(),
+                    "spike_ratio": spike.numpy(),
+                    "contribution": split.terms.mean(0).numpy(),
+                    "contribution_share": measures.contribution_share(split.terms, change=split.change).numpy(),
+                    "outlier_dimension": split.step.dimension,
+                    "gate_norm_rank": pd.array(
+                        [pd.NA] * n_neurons if gate_rank is None else gate_rank.numpy(), dtype="Int64"
+                    ),
+                    "up_norm_rank": pd.array(up_rank.numpy(), dtype="Int64"),
+                    "column_kurtosis": measures.column_kurtosis(weights.w_down).cpu().numpy(),
+                    "top_dimension": weights.w_down.abs().argmax(0).cpu().numpy(),
+                    "is_super": super_neurons(splits, layer=layer).numpy(),
+                }
+            )
+        )
+    if not frames:
+        return pd.DataFrame(columns=list(COLUMNS)).astype({"is_super": bool})
+    return pd.concat(frames, ignore_index=True)
+
+
+def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
+    """How each super neuron reads each position: cosine with its gate row, gate and up pre-activations (means)."""
+    rows = []
+    for layer in sorted({split.layer for split in splits}):
+        weights = mlp_weights(lens, layer=layer)
+        assert weights is not None
+        x = panel.at("mlp_in_by_position", layer)
+        for neuron in super_neurons(splits, layer=layer).nonzero().flatten().tolist():
+            up_row = weights.w_up[neuron].float().cpu()
+            gate_row = up_row if weights.w_gate is None else weights.w_gate[neuron].float().cpu()
+            found = measures.selectivity(x, gate_row=gate_row, up_row=up_row)
+            for place, position in enumerate(panel.positions.tolist()):
+                means = [float(values[:, place].nanmean()) for values in found]
+                rows.append((layer, neuron, position, *means))
+    return pd.DataFrame(rows, columns=["layer", "neuron", "position", *measures.Selectivity._fields])
+
+
+def criteria_agreement(table: pd.DataFrame) -> pd.DataFrame:
+    """How far other criteria find the super neurons: of the top k by each, k the number of super neurons, how many are.
+
+    ``missed`` and ``invented`` list them as layer.neuron.
+    """
+    rows = []
+    for layer, part in table.groupby("layer"):
+        part = part[part["position"] == part["position"].iloc[0]]
+        supers = set(part.loc[part["is_super"], "neuron"])
+        for criterion, values in (
+            ("gate_norm", -part["gate_norm_rank"].astype("Float64")),
+            ("up_norm", -part["up_norm_rank"].astype("Float64")),
+            ("spike_ratio", part["spike_ratio"]),
+            ("column_kurtosis", part["column_kurtosis"]),
+        ):
+            if not supers or values.isna().all():
+                continue
+            top = set(part.loc[values.astype(float).nlargest(len(supers)).index, "neuron"])
+            rows.append(
+                {
+                    "layer": layer,
+                    "criterion": criterion,
+                    "n_super": len(supers),
+                    "found": len(supers & top),
+                    "missed": ",".join(f"{layer}.{neuron}" for neuron in sorted(supers - top)),
+                    "invented": ",".join(f"{layer}.{neuron}" for neuron in sorted(top - supers)),
+                }
+            )
+    return pd.DataFrame(rows, columns=["layer", "criterion", "n_super", "found", "missed", "invented"])

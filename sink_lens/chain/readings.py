@@ -1,0 +1,301 @@
+"""The readings that ``trace`` streams, by subject: attention, positions, states, outputs, neurons, loss (the key: ``key.py``).
+
+What must look at many positions looks at sampled ones where the sequences are long: all positions up to 64,
+else the first 32 and 32 more, evenly spaced in the logarithm. Explicit attention rows are at most 64. The
+sink's own column is always read in full.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..capture.record import LayerView, Reading
+from ..measures import attention, dimensions, outputs, rank, variance
+from ..measures.reductions import mean_where, median_where
+from ..models.lens import LensModel
+from ..models.weights import attention_weights
+from .find import Finding
+
+SITES_BY_POSITION = ("z", "attn_out", "mlp_out", "resid_post")
+"""The sites whose variance and norm are read by position."""
+OTHERS_FROM = 8
+"""Other tokens are those at positions from this one on."""
+RANDOM_SETS = 5
+"""Draws of every random control."""
+FEW = 4
+"""How many sequences the costly measures (Gini, stable rank, effective rank) look at."""
+_MOST_SAMPLED = 64
+_LOSS_CHUNK = 256
+_MIN_QUERIES = 8
+
+
+def sampled_positions(length: int, *, keys: Iterable[int] = ()) -> Int[Tensor, " position"]:
+    """The positions that are looked at: all of a short sequence, the first and log-spaced ones of a long one."""
+    if length <= _MOST_SAMPLED:
+        return torch.arange(length)
+    half = _MOST_SAMPLED // 2
+    late = torch.logspace(math.log10(half), math.log10(length - 1), half).round().long()
+    return torch.cat([torch.arange(half), late, torch.tensor(sorted(keys), dtype=torch.long)]).unique()
+
+
+def sampled_rows(length: int) -> Int[Tensor, " row"]:
+    """The query positions whose attention row is computed: all of a short sequence, 64 evenly spaced of a long one."""
+    if length <= _MOST_SAMPLED:
+        return torch.arange(length)
+    return torch.linspace(0, length - 1, _MOST_SAMPLED).round().long()
+
+
+def ratio_to_others(
+    x: Float[Tensor, "*value position"], *, positions: Int[Tensor, " position"], key: int
+) -> Float[Tensor, "*value"]:
+    """A number at the key over its median at the other tokens (positions >= 8); nan at padding."""
+    other = (positions >= OTHERS_FROM) & (positions != key) & ~x.isnan()
+    return x[..., positions == key][..., 0] / median_where(x, where=other)
+
+
+def rate_by_key(threshold: float) -> Reading:
+    """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold."""
+
+    def rate(view: LayerView) -> Tensor:
+        rows = _rows(view)
+        keys = torch.arange(view["rows"].shape[-1], device=rows.device)
+        from_key = (_row_valid(view)[:, :, None] & (rows[:, None] >= keys))[:, None]
+        score = mean_where(view["rows"], where=from_key, dim=2)
+        enough = from_key.sum(2) >= _MIN_QUERIES
+        return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)
+
+    return Reading(name="rate_by_key", sites=("rows",), function=rate)
+
+
+def attention_readings(keys: tuple[int, ...]) -> list[Reading]:
+    """Sink score and mass, entropy, null mass, rank of the key, Gini, and the sum of squares of the rows."""
+
+    def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
+        def read(view: LayerView) -> Tensor:
+            columns = view["mass"].unbind(-1)
+            pairs = zip(columns, keys, strict=True)
+            return torch.stack([function(column, valid=view.valid, key=key) for column, key in pairs], dim=-1)
+
+        return read
+
+    def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
+        return lambda view: attention.mean_rows(function(view["rows"]), row_valid=_row_valid(view))
+
+    def key_rank(view: LayerView) -> Tensor:
+        ranks = []
+        for key in keys:
+            later = _row_valid(view) & (_rows(view) > key)
+            ranks.append(attention.mean_rows(attention.key_rank(view["rows"], key=key).float(), row_valid=later))
+        return torch.stack(ranks, dim=-1)
+
+    def gini(view: LayerView) -> Tensor:
+        per_row = attention.gini(view["rows"], row_positions=_rows(view))
+        return attention.mean_rows(per_row, row_valid=_row_valid(view) & (_rows(view) > 0))
+
+    def sum_of_squares(view: LayerView) -> Tensor:
+        squares = (1 / attention.effective_tokens(view["rows"])).mean(1)
+        return squares.masked_fill(~_row_valid(view), math.nan)
+
+    return [
+        Reading(name="sink_score", sites=("mass",), function=by_key(attention.sink_score)),
+        Reading(name="sink_mass", sites=("mass",), function=by_key(attention.sink_mass)),
+        Reading(name="entropy", sites=("rows",), function=row_mean(attention.entropy)),
+        Reading(name="null_mass", sites=("rows",), function=row_mean(attention.null_mass)),
+        Reading(name="key_rank", sites=("rows",), function=key_rank),
+        Reading(name="gini", sites=("rows",), function=_few(gini)),
+        Reading(name="sum_of_squares", sites=("rows",), function=sum_of_squares),
+    ]
+
+
+def position_readings(
+    positions: Int[Tensor, " position"], *, moments: dict[tuple[str, int], variance.Moments]
+) -> list[Reading]:
+    """Standard deviation within the token and norm, by site and position; sums for S1 go to ``moments``."""
+    readings = []
+    for site in SITES_BY_POSITION:
+
+        def std(view: LayerView, site: str = site) -> Tensor:
+            x, valid = _sampled(view, site, positions)
+            place = (site, view.layer)
+            if place not in moments:
+                moments[place] = variance.Moments.empty(n_positions=x.shape[1], n_values=x.shape[2], device=x.device)
+            moments[place].update(x, valid=valid)
+            return variance.token_std(x).masked_fill(~valid, math.nan)
+
+        readings.append(Reading(name=f"std:{site}", sites=(site,), function=std))
+        readings.append(norm_reading(site, positions=positions))
+
+    def value_std(view: LayerView) -> Tensor:
+        x, valid = _sampled(view, "v", positions)
+        return mean_where(variance.token_std(x), where=valid & (positions.to(valid.device) >= OTHERS_FROM), dim=1)
+
+    readings.append(Reading(name="value_std", sites=("v",), function=value_std))
+    return readings
+
+
+def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: frozenset[int] | None = None) -> Reading:
+    """Norm of each sampled token at a site."""
+
+    def norm(view: LayerView) -> Tensor:
+        x, valid = _sampled(view, site, positions)
+        return x.norm(dim=-1).masked_fill(~valid, math.nan)
+
+    return Reading(name=f"norm:{site}", sites=(site,), function=norm, layers=layers)
+
+
+def state_readings(keys: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
+    """The stream at the keys before layer 0 and after each layer, and the effective rank with and without the first."""
+    at_keys = list(keys)
+
+    def ranks(view: LayerView) -> Tensor:
+        x, valid = _sampled(view, "resid_post", positions)
+        place = int((positions == keys[0]).nonzero())
+        found = [rank.effective_rank(x, valid=valid, without=without) for without in (None, place)]
+        return torch.stack(found, dim=-1)
+
+    return [
+        Reading(
+            name="state_pre",
+            sites=("resid_pre",),
+            function=lambda view: view["resid_pre"][:, at_keys].float(),
+            layers=frozenset({0}),
+        ),
+        Reading(name="state", sites=("resid_post",), function=lambda view: view["resid_post"][:, at_keys].float()),
+        Reading(name="effective_rank", sites=("resid_post",), function=_few(ranks)),
+    ]
+
+
+def output_readings(lens: LensModel, *, key: int) -> list[Reading]:
+    """Value-norm ratio of the studied key after W_O, and the stable rank of each head's update."""
+
+    def value_norm_ratio(view: LayerView) -> Tensor:
+        w_o = attention_weights(lens, layer=view.layer).w_o
+        return outputs.value_norm_ratio(view["v"], w_o=w_o, valid=view.valid, key=key)
+
+    def stable_rank(view: LayerView) -> Tensor:
+        return outputs.stable_rank(view["z"], w_o=attention_weights(lens, layer=view.layer).w_o, valid=view.valid)
+
+    return [
+        Reading(name="value_norm_ratio", sites=("v",), function=value_norm_ratio),
+        Reading(name="stable_rank", sites=("z",), function=_few(stable_rank)),
+    ]
+
+
+def spread_reading(finding: Finding, *, length: int, n_layers: int) -> Reading:
+    """Aggregated values at the studied position and at five others, in the layers that feed the growth steps."""
+    places = [finding.position, *control_positions(length)]
+    layers = frozenset(finding.feeding(n_layers))
+    return Reading(
+        name="z_at", sites=("z",), function=lambda view: view["z"][:, places].flatten(2).float(), layers=layers
+    )
+
+
+def control_positions(length: int) -> list[int]:
+    """Five other positions, evenly spaced from position 8 on; fewer in short sequences."""
+    spaced = (
+        torch.linspace(OTHERS_FROM, length - 1, RANDOM_SETS + 1)[:-1].round().long() if length > OTHERS_FROM else []
+    )
+    return sorted({int(place) for place in spaced})
+
+
+def neuron_readings(finding: Finding, *, positions: Int[Tensor, " position"]) -> list[Reading]:
+    """Activations of every neuron of the growth layers at the keys, and their mean magnitude elsewhere."""
+    keys, layers = list(finding.positions), frozenset(finding.growth_layers)
+    if not layers:
+        return []
+
+    def elsewhere(view: LayerView) -> Tensor:
+        others = view.valid.clone()
+        others[:, keys] = False
+        return mean_where(view["neurons"].abs(), where=others[..., None], dim=1)
+
+    def mlp_in(view: LayerView) -> Tensor:
+        x, valid = _sampled(view, "mlp_in", positions)
+        return x.masked_fill(~valid[..., None], math.nan)
+
+    def at_keys(site: str) -> Reading:
+        return Reading(
+            name=f"{site}_at_keys", sites=(site,), function=lambda view: view[site][:, keys].float(), layers=layers
+        )
+
+    return [
+        at_keys("neurons"),
+        at_keys("attn_out"),
+        at_keys("mlp_out"),
+        Reading(name="mlp_in_by_position", sites=("mlp_in",), function=mlp_in, layers=layers),
+        Reading(name="neurons_elsewhere", sites=("neurons",), function=elsewhere, layers=layers),
+    ]
+
+
+def loss_reading(lens: LensModel) -> Reading:
+    """Mean next-token loss of each sequence in nats, the unembedding applied to a few tokens at a time."""
+    head = lens.plain.get_output_embeddings()
+    cap = getattr(lens.config, "final_logit_softcapping", None)
+
+    def loss(view: LayerView) -> Tensor:
+        losses = []
+        for hidden, ids, valid in zip(view["final"], view.tokens, view.valid, strict=True):
+            n = int(valid.sum())
+            total = hidden.new_zeros((), dtype=torch.float64)
+            for places in torch.arange(n - 1, device=hidden.device).split(_LOSS_CHUNK):
+                logits = head(hidden[places]).float()
+                if cap is not None:
+                    logits = (logits / cap).tanh() * cap
+                total += torch.nn.functional.cross_entropy(logits, ids[places + 1], reduction="sum").double()
+            losses.append(total / (n - 1) if n > 1 else total * math.nan)
+        return torch.stack(losses).float()
+
+    return Reading(name="loss", sites=("final",), function=loss)
+
+
+def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
+    """Median dominance ratio of the other tokens: the null of the studied token's."""
+
+    def median(view: LayerView) -> Tensor:
+        x, valid = _sampled(view, "resid_post", positions)
+        ratio = dimensions.dominance_ratio(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return median_where(ratio, where=valid & (positions.to(valid.device) >= OTHERS_FROM))
+
+    return Reading(name="dominance_elsewhere", sites=("resid_post",), function=median)
+
+
+def _sampled(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
+    index = positions.to(view[site].device)
+    return view[site][:, index].flatten(2).float(), view.valid[:, index]
+
+
+def _rows(view: LayerView) -> Int[Tensor, " row"]:
+    assert view.rows is not None
+    return view.rows
+
+
+def _row_valid(view: LayerView) -> Bool[Tensor, "batch row"]:
+    return view.valid[:, _rows(view)]
+
+
+def _few(function: Callable[[LayerView], Tensor]) -> Callable[[LayerView], Tensor]:
+    """The function on the first few sequences of each layer; nan for the rest."""
+    seen: dict[int, int] = {}
+    shapes: dict[int, torch.Size] = {}
+
+    def limited(view: LayerView) -> Tensor:
+        n = len(view.valid)
+        take = min(max(0, FEW - seen.get(view.layer, 0)), n)
+        seen[view.layer] = seen.get(view.layer, 0) + n
+        if take == 0:
+            return torch.full((n, *shapes[view.layer]), math.nan)
+        some = LayerView(
+            layer=view.layer,
+            tensors={name: tensor[:take] for name, tensor in view.tensors.items()},
+            valid=view.valid[:take],
+            tokens=view.tokens[:take],
+            rows=view.rows,
+        )
+        result = function(some)
+        shapes[view.layer] = result.shape[1:]
+        return torch.cat([result, result.new_full((n - take, *result.shape[1:]), math.nan)])
+
+    return limited

@@ -1,0 +1,190 @@
+"""What a person reads first: the headline numbers as a table of the run, and a short table for the terminal."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..measures.dimensions import massive_ratio, stable_range
+from ..stats import Interval, interval
+from .config import TraceConfig
+from .find import Finding, onset_layer, slow_growth
+from .panel import Panel
+
+_STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
+_MARKS = {"holds": "+", "fails": "x", "undecided": "?"}
+
+
+def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig) -> pd.DataFrame:
+    """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
+    finding, rng = panel.finding, np.random.default_rng(config.seed)
+    layers, neurons = frames["layers"], frames["neurons"]
+    rows: list[dict[str, object]] = []
+
+    def add(quantity: str, value: float | int | str | None | Interval, unit: str = "", note: str = "") -> None:
+        low = high = np.nan
+        if isinstance(value, Interval):
+            value, low, high = value.estimate, value.low, value.high
+        rows.append({"quantity": quantity, "value": value, "ci_low": low, "ci_high": high, "unit": unit, "note": note})
+
+    found = (
+        "" if finding.sink_found else f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
+    )
+    add("sink_position", finding.position, "position", found)
+    if len(finding.positions) > 1:
+        others = ", ".join(str(position) for position in finding.positions[1:])
+        add("other_sink_positions", others, "position")
+    rate = interval(panel.sink_rate(config.threshold).numpy(), generator=rng)
+    add("sink_rate", rate, "share of layers and heads", f"sink score over {config.threshold:g}, mean over sequences")
+    add(
+        "sink_mass",
+        interval(panel.at_key("sink_mass", finding.position).nanmean(dim=(0, 2)).numpy(), generator=rng),
+        "mass",
+    )
+    mass = torch.tensor(layers["sink_score"].to_numpy())
+    for threshold in sorted({config.threshold, 0.5, 0.8}):
+        add(
+            f"onset_layer_{threshold:g}",
+            onset_layer(mass, threshold=threshold),
+            "layer",
+            "first layer whose mean sink score is over it",
+        )
+    add("growth_steps", ", ".join(_span(step.first_layer, step.last_layer) for step in finding.steps), "layers")
+    slow = slow_growth(panel.norm_ratio().nanmean(1), factor=2 * config.growth_factor)
+    if not finding.steps and slow is not None:
+        add("slow_growth", slow[2], "ratio", f"over layers {slow[0]} to {slow[1]}, no layer of which is a growth step")
+    dimensions = sorted({d for dims in finding.outliers.values() for d in dims})
+    add("outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", f"{len(finding.outliers)} layers have them")
+    supers = neurons[neurons["is_super"]]
+    add("super_neurons", int(supers.groupby(["layer", "neuron"]).ngroups) if len(supers) else 0, "neurons")
+    peak = int(layers["dominance_ratio"].idxmax())
+    add("dominance_ratio", float(layers["dominance_ratio"][peak]), "ratio", f"largest, after layer {peak}")
+    middle = len(layers) // 2
+    add(
+        "effective_rank",
+        float(layers["effective_rank"][middle]),
+        "directions",
+        f"after layer {middle}, with the sink token",
+    )
+    add(
+        "effective_rank_without",
+        float(layers["effective_rank_without"][middle]),
+        "directions",
+        f"after layer {middle}, without it",
+    )
+    ratios = torch.stack([massive_ratio(state).mean() for state in panel.states()[1:]])
+    stable = stable_range(ratios, threshold=1000.0)
+    add(
+        "massive_layers",
+        int((ratios >= 1000.0).sum()),
+        "layers",
+        f"magnitude over 1000 medians; the same layers at any threshold from {stable[0]:.3g} to {stable[1]:.3g}",
+    )
+    add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
+    return pd.DataFrame(rows)
+
+
+def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, finding: Finding) -> RenderableType:
+    """The result for a terminal: where the sink is, what makes it, and which links hold."""
+    values = frames["summary"].set_index("quantity")
+    parts: list[RenderableType] = [_headline(values, frames, config=config, finding=finding)]
+    if len(frames["growth_steps"]):
+        parts.append(_steps(frames))
+    parts.append(_links(frames["links"]))
+    if len(frames["arms"]) > 1:
+        parts.append(_arms(frames["arms"]))
+    return Group(*parts)
+
+
+def _headline(
+    values: pd.DataFrame, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, finding: Finding
+) -> Text:
+    rate = values.loc["sink_rate"]
+    text = Text()
+    text.append(f"{config.model}", style="bold")
+    if finding.sink_found:
+        text.append(f": attention sink at position {finding.position}\n")
+    else:
+        text.append(f": no attention sink was found; position {finding.position} is studied\n")
+    text.append(
+        f"  sink rate at {config.threshold:g}: {float(rate['value']):.1%} of layers and heads"
+        f" ({float(rate['ci_low']):.1%} to {float(rate['ci_high']):.1%})\n"
+    )
+    dimensions = values.loc["outlier_dimensions", "value"] or "none"
+    text.append(f"  outlier dimensions: {dimensions}; growth steps: {values.loc['growth_steps', 'value'] or 'none'}")
+    if "slow_growth" in values.index:
+        text.append(
+            f"; slow growth: {float(values.loc['slow_growth', 'value']):.1f} times {values.loc['slow_growth', 'note']}"
+        )
+    text.append(
+        f"\n  effective rank in the middle: {float(values.loc['effective_rank', 'value']):.1f} with the token, "
+    )
+    text.append(f"{float(values.loc['effective_rank_without', 'value']):.1f} without it\n")
+    return text
+
+
+def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
+    table = Table(title="Growth steps and their super neurons", title_justify="left")
+    for name in ("layers", "norm ratio", "dimension", "super neurons: layer.neuron (share of the layer's change)"):
+        table.add_column(name)
+    neurons = frames["neurons"]
+    for step in frames["growth_steps"].itertuples():
+        of_step = neurons[
+            neurons["layer"].between(step.first_layer, step.last_layer)
+            & neurons["is_super"]
+            & (neurons["position"] == step.position)
+        ].sort_values("contribution_share", ascending=False)
+        named = [f"{row.layer}.{row.neuron} ({row.contribution_share:.0%})" for row in of_step.head(8).itertuples()]
+        more = f", {len(of_step) - 8} more" if len(of_step) > 8 else ""
+        table.add_row(
+            _span(step.first_layer, step.last_layer),
+            f"{step.ratio_before:.1f} -> {step.ratio_after:.1f}",
+            str(step.outlier_dimension),
+            ", ".join(named) + more or "none",
+        )
+    return table
+
+
+def _links(links: pd.DataFrame) -> Table:
+    table = Table(title="Links of the chain", title_justify="left", caption_justify="left")
+    for name in ("link", "statistic", "value (95% interval)", "nulls", "verdict"):
+        table.add_column(name, overflow="fold")
+    for link, rows in links[links["is_primary"]].groupby("link", sort=False):
+        first = rows.iloc[0]
+        value = (
+            "-"
+            if np.isnan(first["value"])
+            else f"{first['value']:.3g} ({first['ci_low']:.3g} to {first['ci_high']:.3g})"
+        )
+        nulls = ", ".join(
+            f"{row.null_name} {row.null_value:.3g}" for row in rows.itertuples() if row.null_name != "none"
+        )
+        verdict = str(first["verdict"])
+        mark = Text(f"{_MARKS[verdict]} {verdict}", style=_STYLES[verdict])
+        table.add_row(str(link), str(first["statistic"]), value, nulls, mark)
+        table.add_row("", Text(str(first["criterion"]), style="dim"), "", "", "", end_section=True)
+    return table
+
+
+def _arms(arms: pd.DataFrame) -> Table:
+    table = Table(title="With and without BOS", title_justify="left")
+    for name in ("arm", "sink rate", "S2 ratio", "outlier dimensions", "growth steps", "loss (nats)"):
+        table.add_column(name)
+    for row in arms.itertuples():
+        table.add_row(
+            f"{row.arm}{' (traced)' if row.chosen else ''}",
+            f"{row.sink_rate:.1%}",
+            f"{row.s2_ratio:.2f}",
+            row.outlier_dimensions or "none",
+            row.growth_steps or "none",
+            f"{row.loss_nats:.3f}",
+        )
+    return table
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

@@ -1,0 +1,195 @@
+"""The tables of a trace: from a panel to tidy data frames with the run folder's columns."""
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..measures import dimensions, locking, outputs
+from ..models.lens import LensModel
+from ..models.weights import attention_weights
+from .config import TraceConfig
+from .find import Finding
+from .panel import Panel
+from .readings import SITES_BY_POSITION
+
+_TOP_DIMENSIONS = 16
+
+
+def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFrame:
+    """One row per (layer, head, sink position): means over sequences, and the share of sequences over the threshold."""
+    frames = []
+    index = pd.MultiIndex.from_product([range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"])
+    of_head = ("entropy", "gini", "null_mass", "stable_rank")
+    of_studied_key = ("value_norm_ratio", "positive_share")
+    for position in panel.finding.positions:
+        score = panel.at_key("sink_score", position)
+        over = (score > threshold).float().masked_fill(score.isnan(), torch.nan)
+        columns = {"sink_score": score.nanmean(1), "sink_rate": over.nanmean(1)}
+        columns |= {name: panel.at_key(name, position).nanmean(1) for name in ("sink_mass", "key_rank")}
+        columns |= {name: panel[name].nanmean(1) for name in of_head}
+        if position == panel.finding.position:
+            columns |= {name: panel[name].nanmean(1) for name in of_studied_key}
+            columns["qk_alignment"] = _alignment(lens, panel.finding)
+        else:
+            columns |= {name: torch.full_like(over[:, 0], torch.nan) for name in (*of_studied_key, "qk_alignment")}
+        frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
+        frame = frame.reset_index()
+        frame.insert(2, "position", position)
+        is_sink = frame["sink_score"] > threshold
+        pairs = zip(frame["value_norm_ratio"], is_sink, strict=True)
+        frame["label"] = [outputs.label(float(ratio), is_sink=bool(sink)) for ratio, sink in pairs]
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _alignment(lens: LensModel, finding: Finding) -> Tensor:
+    """QK alignment of each head with the strongest outlier dimension that enters its layer; nan where none does."""
+    rows = []
+    for layer in range(lens.n_layers):
+        entering = finding.entering(layer)
+        if not entering:
+            rows.append(torch.full((lens.n_heads,), torch.nan))
+            continue
+        weights = attention_weights(lens, layer=layer)
+        column = weights.w_k[..., entering[0]].float()
+        rows.append(locking.qk_alignment(weights.w_q.float(), w_k_column=column).cpu())
+    return torch.stack(rows)
+
+
+def position_table(panel: Panel) -> pd.DataFrame:
+    """Layer, site, position, s1, s2, norm (means over sequences) at the sampled positions."""
+    frames = []
+    for site in SITES_BY_POSITION:
+        std, norm = panel[f"std:{site}"].nanmean(1), panel[f"norm:{site}"].nanmean(1)
+        for layer in range(len(std)):
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "layer": layer,
+                        "site": site,
+                        "position": panel.positions.numpy(),
+                        "s1": panel.s1[site, layer].cpu().numpy(),
+                        "s2": std[layer].numpy(),
+                        "norm": norm[layer].numpy(),
+                    }
+                )
+            )
+    return pd.concat(frames, ignore_index=True)
+
+
+def dimension_table(panel: Panel) -> pd.DataFrame:
+    """The strongest dimensions of the sink tokens after each layer, and which of them are outliers."""
+    rows = []
+    for layer, state in enumerate(panel["state"]):
+        for position in panel.finding.positions:
+            at_key = state[:, panel.keys.index(position)]
+            values = at_key.double()
+            ratio = float(dimensions.dominance_ratio(at_key).mean())
+            strongest = values.square().mean(0).argsort(descending=True)[:_TOP_DIMENSIONS]
+            outliers = panel.finding.outliers.get(layer, ()) if position == panel.finding.position else ()
+            for dimension in strongest.tolist():
+                rows.append(
+                    (layer, position, dimension, float(values[:, dimension].mean()), ratio, dimension in outliers)
+                )
+    columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
+    return pd.DataFrame(rows, columns=columns).astype({"is_outlier": bool})
+
+
+def layer_table(panel: Panel) -> pd.DataFrame:
+    """One row a layer for the studied position: sink, norm, dominance, massive activation, effective rank, law."""
+    finding = panel.finding
+    states = panel.states()[1:]
+    score, mass = (panel.at_key(name, finding.position) for name in ("sink_score", "sink_mass"))
+    ratio, rank = panel.norm_ratio().nanmean(1)[1:], panel["effective_rank"].nanmean(1)
+    norm = states.norm(dim=-1).mean(1)
+    strongest = states.double().square().mean(1).argmax(-1)
+    rows = []
+    for layer in range(len(states)):
+        state = states[layer]
+        rows.append(
+            {
+                "layer": layer,
+                "position": finding.position,
+                "sink_score": float(score[layer].nanmean()),
+                "sink_mass": float(mass[layer].nanmean()),
+                "norm": float(norm[layer]),
+                "norm_ratio": float(ratio[layer]),
+                "outlier_dimension": int(strongest[layer]),
+                "outlier_value": float(state[:, strongest[layer]].mean()),
+                "dominance_ratio": float(dimensions.dominance_ratio(state).mean()),
+                "dominance_ratio_fixed": float(
+                    dimensions.dominance_ratio_fixed(state, dimension=int(strongest[layer]))
+                ),
+                "dominance_elsewhere": float(panel["dominance_elsewhere"][layer].nanmean()),
+                "massive_ratio": float(dimensions.massive_ratio(state).mean()),
+                "massive_activations": float(dimensions.massive_activations(state).sum(-1).double().mean()),
+                "effective_rank": float(rank[layer, 0]),
+                "effective_rank_without": float(rank[layer, 1]),
+                "value_std": float(panel["value_std"][layer].nanmean()),
+                "z_std": float(panel["std:z"][layer][:, panel.positions == finding.position].nanmean()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def law_table(panel: Panel) -> pd.DataFrame:
+    """S2 of the aggregated values by query row beside the two laws: sigma / sqrt(t), and with the real weights."""
+    rows, positions = panel.rows, panel.positions
+    common = torch.isin(rows, positions)
+    at = torch.searchsorted(positions, rows[common])
+    frames = []
+    for layer in range(len(panel["std:z"])):
+        sigma = panel["value_std"][layer].nanmean()
+        frames.append(
+            pd.DataFrame(
+                {
+                    "layer": layer,
+                    "position": rows[common].numpy(),
+                    "s2": panel["std:z"][layer].nanmean(0)[at].numpy(),
+                    "uniform_law": (sigma / (rows[common] + 1).sqrt()).numpy(),
+                    "weighted_law": (sigma * panel["sum_of_squares"][layer].nanmean(0)[common].sqrt()).numpy(),
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True)
+
+
+def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
+    """One row a growth step; ``split_error`` is how far its neurons' contributions miss the MLP's output."""
+    rows = [
+        {
+            "step": index,
+            "first_layer": step.first_layer,
+            "last_layer": step.last_layer,
+            "ratio_before": step.ratio_before,
+            "ratio_after": step.ratio_after,
+            "position": panel.finding.position,
+            "outlier_dimension": step.dimension,
+            "split_error": max((errors[layer] for layer in step.layers if layer in errors), default=float("nan")),
+        }
+        for index, step in enumerate(panel.finding.steps)
+    ]
+    columns = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "position", "outlier_dimension"]
+    return pd.DataFrame(rows, columns=[*columns, "split_error"])
+
+
+def arm_row(panel: Panel, *, arm: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
+    """One row of ``arms.parquet``: sink rate, S2 ratio of the layers that feed the growth, outlier dimensions, loss."""
+    finding = panel.finding
+    feeding = list(finding.feeding(len(panel["state"])))
+    by_count: dict[int, int] = {}
+    for dims in finding.outliers.values():
+        for dimension in dims:
+            by_count[dimension] = by_count.get(dimension, 0) + 1
+    return {
+        "arm": arm,
+        "chosen": chosen,
+        "sink_rate": float(panel.sink_rate(config.threshold).nanmean()),
+        "s2_ratio": float(panel.std_ratio("z")[feeding].nanmean()),
+        "outlier_dimensions": ",".join(str(d) for d in sorted(by_count, key=lambda d: -by_count[d])),
+        "growth_steps": ",".join(
+            str(step.first_layer) if len(step.layers) == 1 else f"{step.first_layer}-{step.last_layer}"
+            for step in finding.steps
+        ),
+        "loss_nats": float(panel["loss"].nanmean()),
+    }

@@ -1,0 +1,1 @@
+"""Text in, token batches out."""

@@ -1,0 +1,177 @@
+"""The token batch: what a model is run on, with its BOS arm, its lengths and a hash that names it.
+
+Sequences are padded on the right; under causal attention padding there changes nothing at the real positions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from sink_lens.data.bos import bos_id, check_arm
+from sink_lens.errors import InputError
+
+_INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenBatch:
+    """Sequences of token ids with their lengths and where they came from; compare two by `hash`."""
+
+    tokens: Int[Tensor, "batch position"]
+    """Token ids, int64, padded on the right; what stands at padding has no meaning."""
+    lengths: Int[Tensor, "batch"]
+    """Number of real tokens of each sequence, BOS included, from 1 to the number of positions."""
+    source: str
+    """"text:<name>", "prompts", "random", "repeated", "dataset:<name>" or "tensor"."""
+    bos: bool
+    """Whether the first token of every sequence is BOS."""
+    bos_arm: str
+    """What was asked: "auto", "with" or "without"."""
+    seed: int | None
+    """Seed of the generator that drew the tokens; None where nothing was drawn."""
+
+    def __post_init__(self) -> None:
+        """Refuses tensors of the wrong kind.
+
+        Raises:
+            InputError: tokens are not two-dimensional int64, an id is negative, or a length is out of range.
+        """
+        _check(self.tokens, self.lengths)
+        check_arm(self.bos_arm)
+
+    @property
+    def n_sequences(self) -> int:
+        """Number of sequences."""
+        return self.tokens.shape[0]
+
+    @property
+    def n_positions(self) -> int:
+        """Number of positions, padding included: the length of the longest sequence or more."""
+        return self.tokens.shape[1]
+
+    @property
+    def valid(self) -> Bool[Tensor, "batch position"]:
+        """True at real tokens, False at padding."""
+        return torch.arange(self.n_positions, device=self.tokens.device) < self.lengths[:, None]
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 (hex) over shape, tokens and lengths: equal for the same batch on any device or machine."""
+        digest = sha256(f"{self.n_sequences}x{self.n_positions}".encode())
+        for tensor in (self.tokens, self.lengths):
+            digest.update(tensor.cpu().contiguous().numpy().astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def batches(self, size: int) -> "Iterator[TokenBatch]":
+        """The same sequences in order, at most `size` at a time; every piece keeps the full width.
+
+        Raises:
+            InputError: size below 1.
+        """
+        if size < 1:
+            raise InputError(f"the batch size is {size}; need at least 1. Give a larger one.")
+        starts = range(0, self.n_sequences, size)
+        return (
+            replace(
+                self, tokens=self.tokens[start : start + size], lengths=self.lengths[start : start + size]
+            )
+            for start in starts
+        )
+
+
+def from_tensor(
+    tokens: Tensor, *, lengths: Tensor | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> TokenBatch:
+    """A batch of a caller's own token ids, copied; the BOS arm is "auto", as nothing is added.
+
+    Args:
+        tokens: integers of shape (sequences, positions), padded on the right.
+        lengths: real tokens of each sequence; by default all positions.
+        tokenizer: only to tell whether every sequence begins with BOS; without one that counts as no.
+
+    Raises:
+        InputError: tokens or lengths are no integers, of the wrong shape or out of range.
+    """
+    if tokens.ndim != 2:
+        raise InputError(
+            f"tokens are {_kind(tokens)}; need two axes, sequence and position. "
+            f"For one sequence use tokens[None]."
+        )
+    if lengths is None:
+        lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
+    for what, tensor in (("tokens", tokens), ("lengths", lengths)):
+        if tensor.dtype not in _INTEGER_DTYPES:
+            raise InputError(f"{what} are {_kind(tensor)}; need integers. Convert them with .long().")
+    tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
+    _check(tokens, lengths)
+    bos = None if tokenizer is None else bos_id(tokenizer)
+    return TokenBatch(
+        tokens=tokens,
+        lengths=lengths,
+        source="tensor",
+        bos=bos is not None and bool((tokens[:, :1] == bos).all()),
+        bos_arm="auto",
+        seed=None,
+    )
+
+
+def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) -> pd.DataFrame:
+    """One row per real token: sequence, position, token_id, text.
+
+    The text of an id that the tokenizer does not know, or of any id without a tokenizer, is `<id>`.
+    """
+    sequence, position = torch.nonzero(batch.valid.cpu(), as_tuple=True)
+    token_id = batch.tokens.cpu()[sequence, position]
+    known = set() if tokenizer is None else set(tokenizer.get_vocab().values())
+    text: dict[int, str] = {}
+    for token in token_id.unique().tolist():
+        decoded = tokenizer.decode([token]) if tokenizer is not None and token in known else f"<{token}>"
+        text[token] = str(decoded)
+    return pd.DataFrame(
+        {
+            "sequence": sequence.numpy(),
+            "position": position.numpy(),
+            "token_id": token_id.numpy(),
+            "text": [text[token] for token in token_id.tolist()],
+        }
+    )
+
+
+def _check(tokens: Tensor, lengths: Tensor) -> None:
+    """Refuses tensors that no model can read (any shape may come in: the shape is what is checked)."""
+    if tokens.ndim != 2 or tokens.dtype != torch.int64 or 0 in tokens.shape:
+        raise InputError(
+            f"tokens are {_kind(tokens)}; need int64 of shape (sequences, positions), neither 0. "
+            f"Use from_tensor, which converts other integers."
+        )
+    if lengths.shape != tokens.shape[:1] or lengths.dtype != torch.int64:
+        raise InputError(
+            f"lengths are {_kind(lengths)}; need int64 of shape ({tokens.shape[0]},). "
+            f"Give one length a sequence."
+        )
+    if lengths.device != tokens.device:
+        raise InputError(
+            f"tokens are on {tokens.device}, lengths on {lengths.device}; need one device. Move one of them."
+        )
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest < 1 or longest > tokens.shape[1]:
+        raise InputError(
+            f"lengths go from {shortest} to {longest}; need 1 to {tokens.shape[1]}, the positions. "
+            f"Drop empty sequences and count real tokens only."
+        )
+    if int(tokens.min()) < 0:
+        raise InputError(
+            f"token id {int(tokens.min())} is negative; need ids from 0. "
+            f"Pad on the right with any id, and give lengths."
+        )
+
+
+def _kind(tensor: Tensor) -> str:
+    """The tensor's type and shape, for an error text."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

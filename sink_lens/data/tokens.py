@@ -1,0 +1,330 @@
+"""Token batches from text, prompts, a data set, uniform random tokens or one repeated token.
+
+Nothing is substituted or cut short in silence: a text with too few tokens is refused. BOS is put in front
+here, by the arm that was asked ("auto", "with", "without"), and counts as one of a sequence's tokens.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Generator
+from transformers import PreTrainedTokenizerBase
+
+from sink_lens.data.batch import TokenBatch, decode_tokens, from_tensor
+from sink_lens.data.bos import (
+    BOS_ARMS,
+    bos_id,
+    first_ids,
+    refuse_own_bos,
+    text_ids,
+    tokenizer_adds_bos,
+)
+from sink_lens.errors import InputError
+
+__all__ = [
+    "BOS_ARMS",
+    "TokenBatch",
+    "bos_id",
+    "decode_tokens",
+    "from_dataset",
+    "from_prompts",
+    "from_tensor",
+    "from_text",
+    "random_tokens",
+    "repeated_tokens",
+    "tokenizer_adds_bos",
+]
+
+
+def from_text(
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    sequences: int,
+    length: int,
+    bos: str = "auto",
+    name: str = "text",
+) -> TokenBatch:
+    """Pieces of one text, all of the same length, spread evenly over it.
+
+    The text is tokenised once, without special tokens. Of its N tokens, sequence i of S takes consecutive
+    ones from floor(i N / S) on, so the sequences never overlap, keep the order of the text and reach over all
+    of it rather than its beginning only. They begin wherever they fall, mostly within a sentence. BOS, where
+    the arm has it, counts as one of the `length` tokens.
+
+    Args:
+        text: what to cut.
+        tokenizer: the model's own.
+        sequences: number of pieces, at least 1.
+        length: tokens of each piece, at least 2.
+        bos: "auto", "with" or "without".
+        name: name of the text, recorded as `text:<name>`.
+
+    Raises:
+        InputError: the text is too short (nothing is cut shorter or left out), begins with BOS itself, or an
+            argument is out of range.
+    """
+    _check_size(sequences, length)
+    first = first_ids(tokenizer, bos)
+    ids = text_ids(text, tokenizer)
+    tokens = _cut(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the text '{name}'")
+    return _full(tokens, source=f"text:{name}", first=first, bos_arm=bos)
+
+
+def from_prompts(
+    prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto"
+) -> TokenBatch:
+    """One sequence per prompt, of its own length, padded on the right with the pad token, else EOS, else 0.
+
+    Raises:
+        InputError: no prompt, an empty one, one of a single token (nothing could attend to it), or one that
+            begins with BOS itself.
+    """
+    if isinstance(prompts, str):
+        raise InputError("prompts is one string; need a list of them. Put it into a list.")
+    if not prompts:
+        raise InputError("there is no prompt; need at least one. Give one.")
+    first = first_ids(tokenizer, bos)
+    rows: list[list[int]] = []
+    for index, prompt in enumerate(prompts):
+        ids = text_ids(prompt, tokenizer)
+        if not ids:
+            raise InputError(
+                f"prompt {index} ({prompt!r}) has no tokens; need text. Leave it out or fill it."
+            )
+        refuse_own_bos(ids, tokenizer, what=f"prompt {index}")
+        rows.append(first + ids)
+        if len(rows[-1]) < 2:
+            raise InputError(
+                f"prompt {index} ({prompt!r}) is a single token; need at least 2, as no later token could "
+                f"attend to it. Make it longer."
+            )
+    pad_ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    pad = next(pad for pad in pad_ids if pad is not None)
+    width = max(len(row) for row in rows)
+    return TokenBatch(
+        tokens=torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
+        lengths=torch.tensor([len(row) for row in rows]),
+        source="prompts",
+        bos=bool(first),
+        bos_arm=bos,
+        seed=None,
+    )
+
+
+def random_tokens(
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    sequences: int,
+    length: int,
+    generator: Generator,
+    bos: str = "auto",
+    vocab_size: int | None = None,
+) -> TokenBatch:
+    """Independent uniform draws from the ordinary ids: no special tokens, after BOS where the arm has it.
+
+    Args:
+        tokenizer: the model's own; None where the model has none (then "auto" has no BOS).
+        sequences: number of sequences, at least 1.
+        length: tokens of each, BOS included, at least 2.
+        generator: a CPU generator; its seed is recorded.
+        bos: "auto", "with" or "without".
+        vocab_size: ids from here on are not drawn (the model's vocabulary); needed without a tokenizer.
+
+    Raises:
+        InputError: an argument is out of range, the generator is not on the CPU, or no id can be drawn.
+    """
+    return _drawn(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
+
+
+def repeated_tokens(
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    sequences: int,
+    length: int,
+    generator: Generator,
+    bos: str = "auto",
+    vocab_size: int | None = None,
+) -> TokenBatch:
+    """One ordinary id per sequence, drawn uniformly and repeated, after BOS where the arm has it.
+
+    Arguments and errors are those of `random_tokens`.
+    """
+    return _drawn(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
+
+
+def from_dataset(
+    dataset: Iterable[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    column: str = "text",
+    sequences: int,
+    length: int,
+    bos: str = "auto",
+    name: str | None = None,
+) -> TokenBatch:
+    """Pieces of a data set's documents, joined by an empty line and cut as `from_text` does.
+
+    Documents are read in order until there are enough tokens, and no further; empty ones add nothing.
+
+    Args:
+        dataset: a Hugging Face `Dataset` (one split) or any iterable of mappings.
+        tokenizer: the model's own.
+        column: the column that holds the text.
+        sequences: number of pieces, at least 1.
+        length: tokens of each, BOS included, at least 2.
+        bos: "auto", "with" or "without".
+        name: recorded as `dataset:<name>`; by default the name the data set gives itself, else "iterable".
+
+    Raises:
+        InputError: the column is missing or holds no text, the documents have too few tokens, or an argument
+            is out of range.
+    """
+    _check_size(sequences, length)
+    first = first_ids(tokenizer, bos)
+    needed = sequences * (length - len(first))
+    documents: list[str] = []
+    ids: list[int] = []
+    count = 0
+    for index, row in enumerate(dataset):
+        document = _document(row, index, column)
+        if not document:
+            continue
+        documents.append(document)
+        count += len(text_ids(document, tokenizer))
+        if count >= needed:
+            ids = text_ids("\n\n".join(documents), tokenizer)
+            if len(ids) >= needed:
+                break
+    else:
+        ids = text_ids("\n\n".join(documents), tokenizer)
+    name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
+    tokens = _cut(
+        ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'"
+    )
+    return _full(tokens, source=f"dataset:{name}", first=first, bos_arm=bos)
+
+
+def _cut(
+    ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    sequences: int,
+    length: int,
+    first: Sequence[int],
+    what: str,
+) -> list[list[int]]:
+    """Sequences of `length` tokens that begin at floor(i N / S) of the N ids."""
+    body = length - len(first)
+    if len(ids) < sequences * body:
+        fit = len(ids) // body
+        raise InputError(
+            f"{what} has {len(ids)} tokens; need {sequences} x {body} = {sequences * body} for sequences of "
+            f"{length}{' with BOS' if first else ''} ({fit} would fit). Give more text, fewer sequences or a "
+            f"shorter length."
+        )
+    rows = []
+    for index in range(sequences):
+        start = index * len(ids) // sequences
+        row = list(ids[start : start + body])
+        refuse_own_bos(row, tokenizer, what=f"sequence {index} of {what}")
+        rows.append([*first, *row])
+    return rows
+
+
+def _full(tokens: list[list[int]], *, source: str, first: Sequence[int], bos_arm: str) -> TokenBatch:
+    """A batch without padding and without a seed."""
+    return TokenBatch(
+        tokens=torch.tensor(tokens),
+        lengths=torch.full((len(tokens),), len(tokens[0])),
+        source=source,
+        bos=bool(first),
+        bos_arm=bos_arm,
+        seed=None,
+    )
+
+
+def _drawn(
+    tokenizer: PreTrainedTokenizerBase | None,
+    sequences: int,
+    length: int,
+    generator: Generator,
+    bos: str,
+    vocab_size: int | None,
+    *,
+    source: str,
+) -> TokenBatch:
+    """Uniform draws of ordinary ids: one per position for "random", one per sequence for "repeated"."""
+    _check_size(sequences, length)
+    first = first_ids(tokenizer, bos)
+    if generator.device.type != "cpu":
+        raise InputError(
+            f"the generator is on {generator.device}; need one on the CPU, so that every device draws the "
+            f"same tokens. Make it with torch.Generator()."
+        )
+    ids = torch.tensor(_ordinary_ids(tokenizer, vocab_size))
+    body = length - len(first)
+    draws = 1 if source == "repeated" else body
+    drawn = ids[torch.randint(len(ids), (sequences, draws), generator=generator)].expand(sequences, body)
+    return TokenBatch(
+        tokens=torch.cat([torch.tensor([first] * sequences, dtype=torch.int64), drawn], dim=1),
+        lengths=torch.full((sequences,), length),
+        source=source,
+        bos=bool(first),
+        bos_arm=bos,
+        seed=generator.initial_seed(),
+    )
+
+
+def _ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
+    """Ids that a plain text can have, ascending: in the vocabulary and not special."""
+    if vocab_size is not None and vocab_size < 1:
+        raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
+    if tokenizer is None:
+        if vocab_size is None:
+            raise InputError(
+                "there is no tokenizer and no vocab_size; need one of them to draw from. Give one."
+            )
+        return list(range(vocab_size))
+    special = set(tokenizer.all_special_ids)
+    special |= {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    ids = sorted(set(tokenizer.get_vocab().values()) - special)
+    if vocab_size is not None:
+        ids = [token for token in ids if token < vocab_size]
+    if not ids:
+        raise InputError(
+            "the tokenizer has no ordinary token below vocab_size; need at least one. Check both."
+        )
+    return ids
+
+
+def _document(row: object, index: int, column: str) -> str:
+    """The text of one row of a data set."""
+    if not isinstance(row, Mapping):
+        raise InputError(
+            f"row {index} of the data set is a {type(row).__name__}; need a mapping with the column "
+            f"'{column}'. Give one split of a data set, or dictionaries."
+        )
+    if column not in row:
+        raise InputError(
+            f"the data set has the columns {', '.join(map(str, row))}, not '{column}'; need the one with the "
+            f"text. Name it with column=..."
+        )
+    document = row[column]
+    if not isinstance(document, str):
+        raise InputError(
+            f"column '{column}' of row {index} holds a {type(document).__name__}; need text. "
+            f"Name another column."
+        )
+    return document
+
+
+def _check_size(sequences: int, length: int) -> None:
+    """Refuses fewer than one sequence or fewer than two tokens."""
+    if sequences < 1:
+        raise InputError(f"{sequences} sequences asked for; need at least 1. Ask for more.")
+    if length < 2:
+        raise InputError(
+            f"the length is {length}; need at least 2 tokens, as no later token could attend to the first."
+        )

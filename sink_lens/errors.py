@@ -1,0 +1,25 @@
+"""What can go wrong, by kind. Every message says what was found, what was needed and what to do."""
+
+
+class SinkLensError(Exception):
+    """Base of every error that sink_lens raises on purpose; the command line turns it into exit code 2."""
+
+
+class InputError(SinkLensError):
+    """An argument, a file or a token batch that cannot be used."""
+
+
+class ModelError(SinkLensError):
+    """A model that cannot be loaded, is of no known family, or fails a check at load."""
+
+
+class SiteError(SinkLensError):
+    """A site that this model lacks, or that cannot be edited on it."""
+
+
+class KernelError(SinkLensError):
+    """An attention kernel that gives no log-sum-exp, where one is needed."""
+
+
+class RunError(SinkLensError):
+    """A run folder that is in use, damaged, finished already, or of other inputs."""

@@ -1,0 +1,153 @@
+"""How much attention a key draws, from its column of the pattern, and the shape of whole sampled rows.
+
+A *column* holds the attention of every query to one key; it comes without ever building the pattern. Keys
+after the query have mass 0. *Rows* are explicit rows of the pattern at sampled query positions.
+
+Padding is on the right, so a real query never sees it; `valid` and `row_valid` say which queries are real.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor
+
+from sink_lens.measures.reductions import check_position, mean_where, queries_from, widen
+
+
+def sink_score(
+    column: Float[Tensor, "batch head query"],
+    *,
+    valid: Bool[Tensor, "batch query"],
+    key: int,
+    min_queries: int = 8,
+) -> Float[Tensor, "batch head"]:
+    """Mean attention to `key` over the queries that can see it, the key's own query included: alpha_k.
+
+    In [0, 1]. Under uniform attention key k of T scores (1/(T-k)) sum_{i=k}^{T-1} 1/(i+1) (0-based).
+
+    Args:
+        column: attention of each query to `key`.
+        valid: which queries are real tokens.
+        key: the 0-based position whose column this is.
+        min_queries: a late key is averaged over very few queries, itself among them, and would score as a
+            false sink; sequences with fewer real queries at or after `key` than this are nan.
+
+    Raises:
+        InputError: `key` is outside the sequence.
+
+    Reference: Gu et al., arXiv 2410.10781, alpha_k (self included).
+    """
+    check_position(key, n_positions=column.shape[2])
+    counted = queries_from(valid, start=key)
+    score = mean_where(column, where=counted[:, None], dim=-1)
+    return score.masked_fill((counted.sum(-1) < min_queries)[:, None], math.nan)
+
+
+def sink_rate(score: Float[Tensor, "batch head"], *, threshold: float) -> Float[Tensor, " head"]:
+    """Share of the sequences in which the head's sink score is over the threshold (strictly).
+
+    In [0, 1]. Sequences whose score is nan are left out; nan where none is left. The threshold has no
+    default: a rate without it means nothing (the paper's is 0.3).
+
+    Reference: Gu et al., arXiv 2410.10781, Sink_k^eps (the mean of this over layers and heads).
+    """
+    return mean_where((score > threshold).float(), where=~score.isnan(), dim=0)
+
+
+def sink_mass(
+    column: Float[Tensor, "batch head query"], *, valid: Bool[Tensor, "batch query"], key: int
+) -> Float[Tensor, "batch head"]:
+    """Mean attention to `key` over the real queries after it, its own query left out.
+
+    In [0, 1]; nan where no real query follows the key. After an intervention report it at the old and at
+    the new position: a sink removed and a sink moved are different results.
+
+    Raises:
+        InputError: `key` is outside the sequence.
+
+    Reference: arXiv 2605.06611 (the induced sink score, before its mean over sequences and heads).
+    """
+    check_position(key, n_positions=column.shape[2])
+    return mean_where(column, where=queries_from(valid, start=key + 1)[:, None], dim=-1)
+
+
+def entropy(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:
+    """Entropy of each row in nats, with 0 log 0 = 0.
+
+    From 0 (one key has everything) to the log of the number of visible keys (uniform). Where a learned sink
+    logit leaves the row short of 1, this is the sum over the keys alone, not renormalised.
+    """
+    rows = widen(rows)
+    return -torch.xlogy(rows, rows).sum(-1)
+
+
+def effective_tokens(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:
+    """Effective number of tokens that a row averages: 1 / sum a^2.
+
+    From 1 (one key) to the number of visible keys (uniform) for rows that sum to 1; larger where the row
+    is short of 1. nan for a row of zeros. The standard deviation of an average of independent values falls
+    with its root (`variance.weighted_law`).
+    """
+    squares = widen(rows).square().sum(-1)
+    return torch.where(squares > 0, 1 / squares, math.nan)
+
+
+def key_rank(rows: Float[Tensor, "batch head row key"], *, key: int) -> Int[Tensor, "batch head row"]:
+    """Number of keys with strictly more mass than `key`: 0 = the top.
+
+    From 0 to the number of visible keys - 1. Meaningless in rows before the key, which cannot see it: leave
+    them out through the `row_valid` of `mean_rows`.
+
+    Raises:
+        InputError: `key` is outside the sequence.
+    """
+    check_position(key, n_positions=rows.shape[3])
+    return (rows > rows[..., key, None]).sum(-1)
+
+
+def gini(
+    rows: Float[Tensor, "batch head row key"], *, row_positions: Int[Tensor, " row"]
+) -> Float[Tensor, "batch head row"]:
+    """Gini coefficient of each row over the row_position + 1 keys that its query can see.
+
+    From 0 (uniform) to 1 - 1/n (one of n keys has everything). nan for a row with one visible key, where
+    there is nothing to share, and for a row of zeros. Keys outside a sliding window count as keys with 0.
+
+    Args:
+        rows: sampled rows of the pattern.
+        row_positions: the query position of each row, 0-based.
+    """
+    rows = widen(rows)
+    n_keys = rows.shape[3]
+    n_visible = (row_positions.to(rows.device) + 1)[:, None]
+    index = torch.arange(n_keys, device=rows.device)
+    ordered = torch.where(index < n_visible, rows, 0.0).sort(dim=-1).values
+    # The hidden keys are zeros at the front of the order: a visible key's rank is its place less those.
+    rank = index + 1 - (n_keys - n_visible)
+    n = n_visible.squeeze(-1)
+    coefficient = (2 * (rank * ordered).sum(-1) / ordered.sum(-1) - (n + 1)) / n
+    return coefficient.clamp(min=0).masked_fill(n < 2, math.nan)
+
+
+def null_mass(
+    rows: Float[Tensor, "batch head row key"], *, tolerance: float = 1e-2
+) -> Float[Tensor, "batch head row"]:
+    """Attention that goes to no key: 1 - the sum of the row.
+
+    In [0, 1]: 0 for an ordinary softmax, positive with a learned sink logit (gpt-oss). Sums over 1 by at
+    most `tolerance` are rounding (bfloat16 rows are off by up to 2^-8) and give 0; sums further over are no
+    softmax at all, as in sigmoid attention, and give nan.
+    """
+    missing = 1 - widen(rows).sum(-1)
+    return missing.clamp(min=0).masked_fill(missing < -tolerance, math.nan)
+
+
+def mean_rows(
+    per_row: Num[Tensor, "batch head row"], *, row_valid: Bool[Tensor, "batch row"]
+) -> Float[Tensor, "batch head"]:
+    """Mean of a per-row measure over the rows that are real; undefined (nan) rows are left out.
+
+    nan where no row is left.
+    """
+    return mean_where(per_row, where=row_valid[:, None] & ~per_row.isnan(), dim=-1)

@@ -1,0 +1,94 @@
+"""Whether queries lock on to the sink's key: alignment, sign, and the parts that its logit is made of.
+
+The norm turns a token with one dominant dimension c into nearly a basis vector, so its key is nearly the
+column W_K[:, c] and every query meets the same one (arXiv 2605.06611). All of it is before the rotary
+embedding unless rotated tensors are passed.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from sink_lens.measures.reductions import check_position, expand_kv, mean_where, queries_from, widen
+
+
+def qk_alignment(
+    w_q: Float[Tensor, "head d_head d_model"], *, w_k_column: Float[Tensor, "kv_head d_head"]
+) -> Float[Tensor, " head"]:
+    """|<u_1, k / |k|>|: the direction most queries share against the key that the dominant dimension writes.
+
+    In [0, 1]; a random key gives about 1 / sqrt(d_head). nan for a key or a W_Q of zeros.
+
+    Args:
+        w_q: each head's query weights; u_1 is their first left singular vector, a direction of d_head.
+        w_k_column: each key-value head's W_K column of the dominant dimension.
+
+    Raises:
+        InputError: the number of query heads is not a multiple of the number of key-value heads.
+
+    Reference: arXiv 2605.06611.
+    """
+    keys = expand_kv(w_k_column.double()[None], n_heads=w_q.shape[0])[0]
+    # The eigenvectors of W W^T are W's left singular vectors; float64 makes up for the squaring.
+    wide = w_q.double()
+    gram = wide @ wide.mT
+    first = torch.linalg.eigh(gram).eigenvectors[..., -1]
+    cosine = torch.einsum("hd,hd->h", first, keys).abs() / torch.linalg.vector_norm(keys, dim=-1)
+    empty = gram.diagonal(dim1=-2, dim2=-1).sum(-1) == 0
+    return cosine.clamp(max=1).masked_fill(empty, torch.nan).to(widen(w_q).dtype)
+
+
+def positive_share(
+    q: Float[Tensor, "batch position head d_head"],
+    *,
+    k: Float[Tensor, "batch kv_head d_head"],
+    valid: Bool[Tensor, "batch position"],
+    key: int,
+) -> Float[Tensor, "batch head"]:
+    """Share of the real queries after `key` whose product with its key vector is positive (strictly).
+
+    In [0, 1]; a key that every query meets from its own side gives 1, chance gives 1/2. nan where no real
+    query follows.
+
+    Args:
+        q: queries of every position.
+        k: the key vector of the token at `key`.
+        valid: which positions are real.
+        key: 0-based position of the key.
+
+    Raises:
+        InputError: `key` is outside the sequence, or the heads do not divide.
+
+    Reference: arXiv 2605.06611.
+    """
+    check_position(key, n_positions=q.shape[1])
+    keys = expand_kv(widen(k), n_heads=q.shape[2])
+    product = torch.einsum("bthd,bhd->bht", widen(q), keys.to(widen(q).dtype))
+    return mean_where((product > 0).float(), where=queries_from(valid, start=key + 1)[:, None], dim=-1)
+
+
+def logit_split(
+    query: Float[Tensor, "batch head query d_head"],
+    *,
+    parts: Float[Tensor, "batch kv_head sample d_head"],
+    scale: float,
+) -> Float[Tensor, "batch head query sample"]:
+    """Share of the attention logit that each part of a key supplies: scale x (q . part).
+
+    Exact: over `sample` they sum to the logit of the sum of the parts (dominant dimension, rest, bias), in
+    logits, either sign. A soft cap, if any, comes after. The key is linear in its parts only up to a norm
+    on keys: there pass parts already multiplied by that norm's scale.
+
+    Args:
+        query: queries, rotated if the parts are.
+        parts: vectors that sum to the key, for each key-value head.
+        scale: what the model multiplies q.k by, usually 1 / sqrt(d_head).
+
+    Raises:
+        InputError: the number of query heads is not a multiple of the number of key-value heads.
+
+    Reference: arXiv 2605.06611; the split is ours.
+    """
+    expanded = expand_kv(widen(parts), n_heads=query.shape[1])
+    query = widen(query)
+    return torch.einsum("bhqd,bhsd->bhqs", query, expanded.to(query.dtype)) * scale

@@ -1,0 +1,203 @@
+"""Which neurons write the outlier dimension, by contribution and by the other criteria in use.
+
+A super neuron contributes at least a stated share of its layer's change of the outlier dimension at the sink.
+Activation spike, weight norm, selectivity and channel sparsity are reported beside it: they are evidence, not
+the definition, and weight norm alone misses some and invents others.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor
+
+from sink_lens.errors import InputError
+from sink_lens.measures.reductions import ranks_from_top, widen
+
+
+class Selectivity(NamedTuple):
+    """How one neuron's two input rows meet each token."""
+
+    cosine: Float[Tensor, "batch position"]
+    """Cosine of the MLP input and the gate row."""
+    up: Float[Tensor, "batch position"]
+    """Projection on the up row."""
+    gate: Float[Tensor, "batch position"]
+    """Gate pre-activation: projection on the gate row."""
+
+
+class Agreement(NamedTuple):
+    """How far two criteria rank neurons alike."""
+
+    jaccard: float
+    """Neurons in both top k over neurons in either, in [0, 1]."""
+    spearman: float
+    """Rank correlation over all neurons, in [-1, 1]; nan where a ranking is constant."""
+
+
+def contributions(
+    activations: Float[Tensor, "batch neuron"],
+    *,
+    weights: Float[Tensor, " neuron"],
+    scale: Float[Tensor, " batch"] | None = None,
+    gain: float = 1.0,
+    mean_weights: Float[Tensor, " neuron"] | None = None,
+) -> Float[Tensor, "batch neuron"]:
+    """What each neuron adds to one residual dimension: activation x its down-projection entry.
+
+    Exact: over neurons they sum to the MLP's output at that dimension, less its biases. In the unit of the
+    residual stream, either sign. Where the family norms the sublayer's output before adding it (Gemma,
+    OLMo2), the norm of a sum is, at the scale it really had, the sum of the terms times scale and gain.
+
+    Args:
+        activations: input of the down-projection at one token of each sequence.
+        weights: the down-projection's entries into the dimension, W_down[dimension].
+        scale: what that norm multiplied each token by: 1 / RMS (or 1 / std), not the RMS itself.
+        gain: that norm's weight at the dimension, as it multiplies (Gemma's is 1 + the stored weight).
+        mean_weights: for a norm that centres, the mean over output dimensions of each neuron's column.
+    """
+    column = widen(weights) if mean_weights is None else widen(weights) - widen(mean_weights)
+    terms = widen(activations) * column * gain
+    return terms if scale is None else terms * widen(scale)[:, None]
+
+
+def contribution_share(
+    terms: Float[Tensor, "batch neuron"], *, change: Float[Tensor, " batch"]
+) -> Float[Tensor, " neuron"]:
+    """Share of a layer's change of the dimension that each neuron supplies: mean term over mean change.
+
+    Any sign, and over 1 where others work against it. nan where the mean change is 0. A ratio of means, so
+    that a sequence in which nothing changes does not blow it up.
+
+    Args:
+        terms: `contributions` at the sink token.
+        change: dimension after the layer minus before it, attention's part included.
+    """
+    total = widen(change).mean()
+    return torch.where(total != 0, widen(terms).mean(0) / total, math.nan)
+
+
+def super_neurons(shares: Float[Tensor, " neuron"], *, share: float = 0.05) -> Bool[Tensor, " neuron"]:
+    """Neurons that supply at least `share` of the change of the outlier dimension; never where it is nan."""
+    return shares >= share
+
+
+def spike_ratio(
+    at_key: Float[Tensor, "batch neuron"], *, elsewhere: Float[Tensor, "batch neuron"]
+) -> Float[Tensor, " neuron"]:
+    """Mean |activation| at the sink over mean |activation| elsewhere.
+
+    In [0, inf]: infinite for a neuron that fires only at the sink, nan for one that never fires.
+
+    Args:
+        at_key: activations at the sink.
+        elsewhere: each sequence's mean |activation| over its other positions.
+    """
+    return widen(at_key).abs().mean(0) / widen(elsewhere).mean(0)
+
+
+def row_norms(w: Float[Tensor, "neuron d_model"]) -> Float[Tensor, " neuron"]:
+    """L2 norm of each neuron's row of the gate or the up projection, in [0, inf).
+
+    Reference: arXiv 2605.06611 (ranks them and looks at the top 5).
+    """
+    dtype = torch.float64 if w.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(w, dim=-1, dtype=dtype)
+
+
+def norm_rank(norms: Float[Tensor, " neuron"]) -> Int[Tensor, " neuron"]:
+    """Rank of each neuron by norm: 1 = the largest; equal norms share the better rank.
+
+    Reference: arXiv 2605.06611 (the criterion of the released code; it misses some super neurons).
+    """
+    return ranks_from_top(norms)
+
+
+def selectivity(
+    x: Float[Tensor, "batch position d_model"],
+    *,
+    gate_row: Float[Tensor, " d_model"],
+    up_row: Float[Tensor, " d_model"],
+) -> Selectivity:
+    """How a neuron's gate and up rows meet each token of the MLP input, after its norm.
+
+    cosine in [-1, 1], nan for a token or row of zeros; the projections are unbounded and without biases. An
+    MLP with no gate has one input row: pass it as both.
+
+    Reference: arXiv 2605.06611.
+    """
+    x, gate_row, up_row = widen(x), widen(gate_row), widen(up_row)
+    gate = x @ gate_row
+    cosine = gate / (torch.linalg.vector_norm(x, dim=-1) * torch.linalg.vector_norm(gate_row))
+    return Selectivity(cosine=cosine.clamp(-1, 1), up=x @ up_row, gate=gate)
+
+
+def column_kurtosis(
+    w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 1024
+) -> Float[Tensor, " neuron"]:
+    """Excess kurtosis of each neuron's column of the down-projection: 0 for a Gaussian column.
+
+    The fourth central moment over the squared variance, minus 3, uncorrected for bias (the default of
+    `scipy.stats.kurtosis`). In [-2, d_model - 5 + 1/(d_model - 1)]: the upper end is a column of one
+    entry. nan for a constant column.
+
+    Args:
+        w_down: down-projection.
+        chunk: columns at a time, which bounds the memory.
+
+    Reference: arXiv 2605.06611 (channel sparsity).
+    """
+    parts = []
+    for columns in w_down.split(chunk, dim=1):
+        wide = widen(columns)
+        constant = wide.amax(0) == wide.amin(0)
+        centred = wide - wide.mean(0)
+        # Divided by the largest entry first, or the fourth power of small weights underflows.
+        squares = (centred / centred.abs().amax(0)).square()
+        kurtosis = squares.square().mean(0) / squares.mean(0).square() - 3
+        parts.append(kurtosis.masked_fill(constant, math.nan))
+    return torch.cat(parts)
+
+
+def top_dimensions(
+    w_down: Float[Tensor, "d_model neuron"], *, neuron: int, k: int
+) -> Int[Tensor, " dimension"]:
+    """The `k` residual dimensions that a neuron's column writes most, by magnitude, largest first."""
+    return widen(w_down[:, neuron]).abs().topk(min(k, w_down.shape[0])).indices
+
+
+def agreement(ranking_a: Num[Tensor, " neuron"], ranking_b: Num[Tensor, " neuron"], *, k: int) -> Agreement:
+    """How far two criteria agree: Jaccard overlap of their top k, and Spearman's correlation.
+
+    Args:
+        ranking_a: ranks by one criterion, 1 = the top (`norm_rank` turns scores into them).
+        ranking_b: ranks by the other.
+        k: size of the top; ties at its edge all belong to it or all do not, as their rank says.
+
+    Raises:
+        InputError: scores were passed for ranks, or k is less than 1.
+    """
+    for ranking in (ranking_a, ranking_b):
+        if ranking.is_floating_point():
+            raise InputError(
+                f"found scores ({ranking.dtype}); need integer ranks, 1 = the top. Pass norm_rank(scores)."
+            )
+    if k < 1:
+        raise InputError(f"found k = {k}; need at least 1. Pass the size of the top to compare.")
+    top_a, top_b = ranking_a <= k, ranking_b <= k
+    either = int((top_a | top_b).sum())
+    jaccard = int((top_a & top_b).sum()) / either if either else math.nan
+    a, b = _average_ranks(ranking_a), _average_ranks(ranking_b)
+    a, b = a - a.mean(), b - b.mean()
+    scale = a.square().sum().sqrt() * b.square().sum().sqrt()
+    spearman = float(((a * b).sum() / scale).clamp(-1, 1)) if scale > 0 else math.nan
+    return Agreement(jaccard=jaccard, spearman=spearman)
+
+
+def _average_ranks(x: Num[Tensor, " neuron"]) -> Float[Tensor, " neuron"]:
+    """Ranks from the bottom, ties sharing the mean of theirs, as Spearman's correlation needs."""
+    ordered = x.sort().values
+    below = torch.searchsorted(ordered, x.contiguous(), right=False)
+    up_to = torch.searchsorted(ordered, x.contiguous(), right=True)
+    return (below + up_to + 1).double() / 2

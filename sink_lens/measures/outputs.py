@@ -1,0 +1,103 @@
+"""What a head that attends to the sink writes: nothing (no-op), or one vector everywhere (broadcast).
+
+Norms after W_O come from the triangular factor of each head's W_O (d_head x d_head), so nothing of the size
+positions x heads x d_model is built.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from sink_lens.errors import InputError
+from sink_lens.measures.reductions import check_position, mean_where, widen
+
+
+def value_norm_ratio(
+    v: Float[Tensor, "batch position kv_head d_head"],
+    *,
+    w_o: Float[Tensor, "head d_head d_model"],
+    valid: Bool[Tensor, "batch position"],
+    key: int,
+) -> Float[Tensor, "batch head"]:
+    """Norm of the key's value after W_O over the mean of the other real positions' norms.
+
+    In [0, inf]; at most 0.2 is a no-op in the paper: attending there writes nearly nothing. nan where the
+    key is padding or alone. Biases of W_O are left out.
+
+    Args:
+        v: value vectors.
+        w_o: each query head's part of the output projection, as it multiplies a row vector.
+        valid: which positions are real.
+        key: 0-based position of the sink.
+
+    Raises:
+        InputError: `key` is outside the sequence, or the heads do not divide.
+
+    Reference: arXiv 2606.08105.
+    """
+    check_position(key, n_positions=v.shape[1])
+    n_kv_heads, n_heads = v.shape[2], w_o.shape[0]
+    if n_heads % n_kv_heads != 0:
+        raise InputError(
+            f"{n_heads} query heads over {n_kv_heads} key-value heads; need a multiple. "
+            "Pass the values and W_O of one layer, heads unmerged."
+        )
+    v = widen(v)
+    factor = _triangular_factor(w_o).to(v.dtype)
+    grouped = factor.reshape(n_kv_heads, n_heads // n_kv_heads, *factor.shape[1:])
+    written = torch.einsum("btkd,kged->btkge", v, grouped)
+    norms = torch.linalg.vector_norm(written, dim=-1).flatten(2).mT
+    others = valid & (torch.arange(v.shape[1], device=v.device) != key)
+    ratio = norms[..., key] / mean_where(norms, where=others[:, None], dim=-1)
+    return ratio.masked_fill(~valid[:, key, None], math.nan)
+
+
+def stable_rank(
+    z: Float[Tensor, "batch position head d_head"],
+    *,
+    w_o: Float[Tensor, "head d_head d_model"],
+    valid: Bool[Tensor, "batch position"] | None = None,
+) -> Float[Tensor, "batch head"]:
+    """Stable rank of a head's update U = z W_O over a sequence: |U|_F^2 / |U|_2^2.
+
+    From 1 (the same direction written everywhere: a broadcast) to min(positions, d_head). nan for an update
+    of zeros or not finite.
+
+    Args:
+        z: input of W_O.
+        w_o: each head's part of the output projection.
+        valid: which positions are real; all by default.
+
+    Reference: arXiv 2606.08105.
+    """
+    z = z.double()
+    if valid is not None:
+        z = torch.where(valid[..., None, None], z, 0.0)
+    update = torch.einsum("bthd,hed->bhte", z, _triangular_factor(w_o).double())
+    gram = update.mT @ update
+    finite = gram.isfinite().all(-1).all(-1)
+    gram = torch.where(finite[..., None, None], gram, 0.0)
+    total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    largest = torch.linalg.eigvalsh(gram)[..., -1]
+    return torch.where(total > 0, (total / largest).clamp(min=1), math.nan).to(widen(w_o).dtype)
+
+
+def label(ratio: float, *, is_sink: bool, threshold: float = 0.2) -> str:
+    """What a sink head does, by its value-norm ratio.
+
+    "" where it is no sink; "no-op" up to the threshold, "broadcast" above, "undecided" for nan.
+
+    Reference: arXiv 2606.08105 (threshold 0.2).
+    """
+    if not is_sink:
+        return ""
+    if math.isnan(ratio):
+        return "undecided"
+    return "no-op" if ratio <= threshold else "broadcast"
+
+
+def _triangular_factor(w_o: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head sample d_head"]:
+    """R of W_O^T = Q R, so that |x W_O| = |R x|: norms without squaring W_O as its Gram matrix would."""
+    return torch.linalg.qr(widen(w_o).mT, mode="r").R

@@ -1,0 +1,83 @@
+"""Reductions in float32 or better over the places that a mask keeps: nan where it keeps none.
+
+What lies in a masked place never matters, not even a nan or an infinity: it is replaced, not multiplied by 0.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor
+
+from sink_lens.errors import InputError
+
+
+def widen(x: Num[Tensor, "*value"]) -> Float[Tensor, "*value"]:
+    """The same numbers in float32 or better: half precision and integers widened, float64 kept."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def mean_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
+    """Mean over `dim` of the places that `where` (broadcast against `x`) keeps; nan where it keeps none."""
+    x = widen(x)
+    kept = where.broadcast_to(x.shape)
+    return torch.where(kept, x, 0.0).sum(dim) / kept.sum(dim)
+
+
+def median_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Median over the last axis of the places that `where` keeps; nan where it keeps none or a nan.
+
+    The mean of the two middle numbers of an even count, as in numpy; `torch.median` takes the lower one.
+    """
+    x = widen(x)
+    if x.shape[-1] == 0:
+        return x.new_full(x.shape[:-1], math.nan)
+    kept = where.broadcast_to(x.shape)
+    ordered = torch.where(kept, x, math.inf).sort(dim=-1).values
+    count = kept.sum(-1, keepdim=True)
+    lower = ordered.gather(-1, (count - 1).clamp(min=0) // 2)
+    upper = ordered.gather(-1, (count // 2).clamp(max=x.shape[-1] - 1))
+    # Halved before they are added: no overflow, and exact where the two nearly cancel.
+    middle = (lower / 2 + upper / 2).squeeze(-1)
+    undefined = (count.squeeze(-1) == 0) | (kept & x.isnan()).any(-1)
+    return middle.masked_fill(undefined, math.nan)
+
+
+def check_position(key: int, *, n_positions: int) -> None:
+    """Refuse a position that is not one of the sequence, a negative one included.
+
+    Raises:
+        InputError: `key` is outside 0 .. n_positions - 1.
+    """
+    if not 0 <= key < n_positions:
+        raise InputError(
+            f"key position {key} is outside the sequence; need 0 to {n_positions - 1} (0-based). "
+            "Pass a position that every query tensor has."
+        )
+
+
+def queries_from(valid: Bool[Tensor, "batch query"], *, start: int) -> Bool[Tensor, "batch query"]:
+    """The real queries at or after `start`."""
+    index = torch.arange(valid.shape[1], device=valid.device)
+    return valid & (index >= start)
+
+
+def expand_kv(x: Num[Tensor, "batch kv_head ..."], *, n_heads: int) -> Num[Tensor, "batch head ..."]:
+    """Each key-value head repeated for the query heads that share it (axis 1): head h reads h // group.
+
+    Raises:
+        InputError: the number of query heads is not a multiple of the number of key-value heads.
+    """
+    n_kv_heads = x.shape[1]
+    if n_heads % n_kv_heads != 0:
+        raise InputError(
+            f"{n_heads} query heads over {n_kv_heads} key-value heads; need a multiple. "
+            "Pass the tensors of one layer, heads unmerged."
+        )
+    return x.repeat_interleave(n_heads // n_kv_heads, dim=1)
+
+
+def ranks_from_top(x: Num[Tensor, " value"]) -> Int[Tensor, " value"]:
+    """1 + the number of strictly larger entries: 1 = the largest, equal entries share the better rank."""
+    ordered = x.sort().values
+    return 1 + x.numel() - torch.searchsorted(ordered, x.contiguous(), right=True)

@@ -1,0 +1,193 @@
+"""Variance by position of the aggregated values, the laws it should follow, and whether W_O keeps it.
+
+The first token attends only to itself, token i averages i + 1 value vectors, so what attention writes varies
+less and less with position (arXiv 2605.06611). S1 is the spread over samples, S2 the spread within a token;
+they are different numbers, so every result names which.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sink_lens.measures.kendall import tau_b
+from sink_lens.measures.reductions import mean_where, median_where, widen
+
+
+def token_std(x: Float[Tensor, "batch position *value"]) -> Float[Tensor, "batch position"]:
+    """Unbiased standard deviation over everything that one token holds, heads concatenated.
+
+    In [0, inf), in the unit of `x`. nan for a token of one number. S2 is its mean over sequences.
+
+    Reference: arXiv 2605.06611.
+    """
+    flat = widen(x).flatten(2) if x.ndim > 2 else widen(x)[..., None]
+    if flat.shape[-1] < 2:
+        return flat.new_full(flat.shape[:2], math.nan)
+    return flat.std(-1)
+
+
+def s2(
+    x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]
+) -> Float[Tensor, " position"]:
+    """S2, variance within a token: mean over sequences of the token's standard deviation.
+
+    In [0, inf); nan at positions that no sequence reaches. The protocol is text.
+
+    Reference: arXiv 2605.06611, s[t] = mean_n std_k(z[n, t, k]).
+    """
+    return mean_where(token_std(x), where=valid, dim=0)
+
+
+def s1(
+    x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]
+) -> Float[Tensor, " position"]:
+    """S1, variance over samples: mean over values of the unbiased standard deviation over sequences.
+
+    In [0, inf); nan at positions that fewer than two sequences reach. The protocol is random tokens. For
+    more sequences than fit in memory, update `Moments` batch by batch: the same number.
+
+    Reference: arXiv 2605.06611, s[t] = mean_k std_n(z[n, t, k]).
+    """
+    moments = Moments.empty(n_positions=x.shape[1], n_values=math.prod(x.shape[2:]), device=x.device)
+    moments.update(x, valid=valid)
+    return moments.std().mean(-1).to(widen(x).dtype)
+
+
+@dataclass(slots=True, kw_only=True)
+class Moments:
+    """Running count, mean and sum of squared deviations over sequences, by position and value, in float64.
+
+    Any split into batches gives the same as all sequences at once (Chan, Golub and LeVeque 1979). It is
+    updated in place, because it stands for a stream and may be large.
+    """
+
+    count: Int[Tensor, " position"]
+    """Real tokens seen at each position."""
+    mean: Float[Tensor, "position value"]
+    """Their mean."""
+    m2: Float[Tensor, "position value"]
+    """Sum of their squared deviations from it."""
+
+    @classmethod
+    def empty(cls, *, n_positions: int, n_values: int, device: torch.device | str | None = None) -> "Moments":
+        """Moments of nothing yet."""
+        zeros = torch.zeros(n_positions, n_values, dtype=torch.float64, device=device)
+        count = torch.zeros(n_positions, dtype=torch.int64, device=device)
+        return cls(count=count, mean=zeros, m2=zeros.clone())
+
+    def update(
+        self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]
+    ) -> None:
+        """Take in a batch of sequences; padding is left out."""
+        flat = (x.flatten(2) if x.ndim > 2 else x[..., None]).double()
+        kept = valid[..., None]
+        added = valid.sum(0)
+        # max(1) only avoids 0/0 where nothing was added: every term there is 0.
+        batch_mean = torch.where(kept, flat, 0.0).sum(0) / added.clamp(min=1)[:, None]
+        batch_m2 = torch.where(kept, flat - batch_mean, 0.0).square().sum(0)
+        total = self.count + added
+        # Divided as float64: two integers would give float32.
+        frac = (added.double() / total.clamp(min=1))[:, None]
+        shift = batch_mean - self.mean
+        self.m2 = self.m2 + batch_m2 + shift.square() * self.count[:, None] * frac
+        self.mean = self.mean + shift * frac
+        self.count = total
+
+    def std(self) -> Float[Tensor, "position value"]:
+        """Unbiased standard deviation over the sequences seen; nan where there were fewer than two."""
+        freedom = (self.count - 1)[:, None]
+        return (self.m2 / freedom.clamp(min=1)).sqrt().masked_fill(freedom < 1, math.nan)
+
+
+def uniform_law(sigma: float, *, n_positions: int) -> Float[Tensor, " position"]:
+    """Standard deviation of the mean of t independent values: sigma / sqrt(t), t = 1 .. n_positions.
+
+    What S1 would be under uniform attention over independent, identically distributed values.
+
+    Reference: arXiv 2605.06611.
+    """
+    return sigma / torch.arange(1, n_positions + 1).float().sqrt()
+
+
+def weighted_law(sigma: float, *, effective_tokens: Float[Tensor, "*value"]) -> Float[Tensor, "*value"]:
+    """Standard deviation of a weighted average of independent values: sigma / sqrt(effective tokens).
+
+    The uniform law with the real attention weights: var(sum a_j v_j) = sigma^2 sum a_j^2.
+
+    Args:
+        sigma: standard deviation of one value.
+        effective_tokens: 1 / sum a^2 of each row (`attention.effective_tokens`).
+
+    Reference: our generalisation of arXiv 2605.06611.
+    """
+    return sigma / widen(effective_tokens).sqrt()
+
+
+def decay_exponent(
+    s: Float[Tensor, " position"], *, positions: Int[Tensor, " sample"] | None = None
+) -> Float[Tensor, ""]:
+    """Least-squares slope of log s on log(position + 1): -1/2 under the uniform law.
+
+    Positions where `s` is not finite and positive are left out; nan where fewer than two are left.
+
+    Args:
+        s: spread by position, S1 or S2.
+        positions: the 0-based positions that enter the fit; all of them by default.
+    """
+    s = widen(s)
+    chosen = torch.arange(s.shape[0]) if positions is None else positions
+    chosen = chosen.to(s.device)
+    usable = s[chosen].isfinite() & (s[chosen] > 0)
+    chosen = chosen[usable]
+    x = (chosen + 1).double().log()
+    y = s[chosen].double().log()
+    x = x - x.mean()
+    spread = x.square().sum()
+    slope = (x * y).sum() / spread
+    return torch.where(spread > 0, slope, math.nan).to(s.dtype)
+
+
+def variance_ratio(s: Float[Tensor, " position"], *, others_from: int = 8) -> Float[Tensor, ""]:
+    """Spread of the first position over the median spread of positions from `others_from` on.
+
+    In [0, inf): over 1 is a variance discrepancy. nan where there are no such positions. Undefined (nan)
+    positions are left out of the median.
+    """
+    others = s[others_from:]
+    return widen(s)[0] / median_where(others, where=~others.isnan())
+
+
+def output_preservation(
+    w_o: Float[Tensor, "d_model value"],
+    *,
+    first_std: Float[Tensor, " value"],
+    per_dimension: Int[Tensor, " dimension"] | None = None,
+    chunk_elements: int = 2**22,
+) -> Float[Tensor, " dimension"]:
+    """Kendall's tau-b between an output dimension's |weights| and the first token's spread by input.
+
+    In [-1, 1]; high where W_O reads most from the inputs in which the first token varies most. nan where
+    either side is constant or holds a nan. The paper reports a mean of 0.32 on Llama-2-7B.
+
+    Args:
+        w_o: output projection, one row an output dimension, heads concatenated in `value`.
+        first_std: standard deviation over samples of each input at the first position (the first row of
+            `Moments.std`).
+        per_dimension: the output dimensions to compute; all by default.
+        chunk_elements: how many weights are worked on at a time, which bounds the memory (about 40 bytes
+            each).
+
+    Reference: arXiv 2605.06611.
+    """
+    rows = w_o if per_dimension is None else w_o[per_dimension.to(w_o.device)]
+    n_values = w_o.shape[1]
+    reference = widen(first_std).to(w_o.device)
+    chunk = max(1, chunk_elements // max(1, n_values))
+    parts = [
+        tau_b(widen(part).abs(), reference=reference.expand(part.shape[0], n_values))
+        for part in rows.split(chunk)
+    ]
+    return torch.cat(parts) if parts else widen(rows).new_empty(0)

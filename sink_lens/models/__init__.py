@@ -1,0 +1,1 @@
+"""Language models: loading, families, sites and the checks at load."""

@@ -1,0 +1,213 @@
+"""What is checked before a model is handed out: wrong numbers are worse than errors."""
+
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..errors import ModelError
+from .families import Family, family_of
+
+_PROBE_LENGTH = 8
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+_OLD_MASK = re.compile(r"\.masked_bias$")
+"""A causal mask that older versions of transformers saved beside the weights."""
+
+
+def check_architecture(model: PreTrainedModel) -> Family:
+    """The family of a model object, by its own class and not by its parent's.
+
+    A subclass of a known class with changed layers would otherwise be given its parent's adapter, which
+    skips what the subclass adds.
+
+    Raises:
+        ModelError: if the class is not, by name and by package, one that the table knows.
+    """
+    name, package = type(model).__name__, type(model).__module__.split(".")[0]
+    family = family_of(name)
+    if package != "transformers":
+        raise ModelError(
+            f"{type(model).__module__}.{name} has the name of a class of transformers and is another; "
+            "need the class itself, or one under a name of its own with its own row in sink_lens/models/families.py"
+        )
+    return family
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is no saved model, or whose weights are pickled.
+
+    Raises:
+        ModelError: no config.json, no safetensors, or a configuration that ``check_config`` refuses.
+    """
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained")
+    try:
+        config = json.loads(config_file.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(
+            f"{config_file} cannot be read ({error}); need the file as save_pretrained wrote it"
+        ) from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{config_file} holds no JSON object; need the file as save_pretrained wrote it")
+    if not any(folder.glob("*.safetensors")):
+        pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+        found = f"only pickled weights ({', '.join(pickles)})" if pickles else "no weights"
+        raise ModelError(
+            f"{folder} has {found}; need *.safetensors. Pickle can run code when it is read: "
+            "convert it where you trust it, with model.save_pretrained(folder)"
+        )
+    check_config(config, name=str(folder))
+
+
+def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
+    """Refuse a configuration of an unknown architecture, or one that needs remote code.
+
+    Remote code is never run. A configuration that names some is refused, unless it names a class that
+    transformers has under the same names of file and class: then that one is used.
+
+    Returns:
+        What a reader of results must know, or None.
+
+    Raises:
+        ModelError: the architecture is in no row of the table, or its code is not part of transformers.
+    """
+    for architecture in config.get("architectures") or ():
+        family_of(architecture)
+    code = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
+    if code is None:
+        return None
+    reference = str(code).rpartition("--")[2]  # "owner/name--file.Class" where the code lies elsewhere
+    classes = [getattr(transformers, architecture) for architecture in config.get("architectures") or ()]
+    if reference not in [f"{one.__module__.rpartition('.')[2]}.{one.__name__}" for one in classes]:
+        raise ModelError(
+            f"{name} comes with code of its own for the model ({reference}), and remote code is never run; "
+            "need an architecture that transformers has itself. Convert the checkpoint to one"
+        )
+    return f"the checkpoint names code of its own ({reference}); the class of transformers of that name was used"
+
+
+def check_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:
+    """Refuse a checkpoint that transformers opened as another class than the one that wrote it.
+
+    Raises:
+        ModelError: if the configuration names an architecture and the model is of another class.
+    """
+    named = config.architectures or []
+    if named and type(model).__name__ not in named:
+        raise ModelError(
+            f"the checkpoint was written by {named[0]} and transformers opened it as {type(model).__name__}; "
+            f"need a class of its own for {named[0]}, registered with AutoModelForCausalLM"
+        )
+
+
+def check_keys(info: dict, *, name: str) -> None:
+    """Refuse a checkpoint with weights missing, left over or of other shapes.
+
+    Raises:
+        ModelError: naming the first such weights.
+    """
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        keys = sorted(str(key) for key in info.get(kind, ()))
+        keys = [key for key in keys if not _OLD_MASK.search(key)]
+        if keys:
+            raise ModelError(
+                f"{name}: {kind.replace('_', ' ')} in the checkpoint: {', '.join(keys[:3])}"
+                f"{' and more' if len(keys) > 3 else ''} ({len(keys)}); need the weights of exactly this architecture"
+            )
+
+
+def probe_tokens(model: PreTrainedModel) -> Int[Tensor, "batch position"]:
+    """Eight token ids spread over the vocabulary."""
+    size = model.config.vocab_size
+    ids = (torch.arange(1, _PROBE_LENGTH + 1) * 7919) % size
+    return ids[None].to(model.get_input_embeddings().weight.device)
+
+
+def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
+    """The bridge's logits equal the plain model's on eight tokens, both with eager attention.
+
+    Raises:
+        ModelError: if they differ by over 1e-5 of a row's norm (an adapter that skips a part); 1e-2 in half
+            precision.
+    """
+    ids = probe_tokens(plain)
+    kernel = str(plain.config._attn_implementation)
+    plain.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            expected = plain(ids, use_cache=False).logits.float()
+            found = _logits(bridge, ids).float()
+    finally:
+        plain.set_attn_implementation(kernel)
+    tolerance = 1e-5 if plain.dtype in (torch.float32, torch.float64) else 1e-2
+    error = ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
+    if not error <= tolerance:
+        raise ModelError(
+            f"the bridge's logits differ from the plain model's by {error:.1e} of their norm on {ids.shape[1]} tokens; "
+            f"need at most {tolerance:.0e}. Either the adapter skips a part of this model, or the bridge's weights "
+            "or hooks were changed: boot a fresh one"
+        )
+
+
+def check_unprocessed(bridge: TransformerBridge) -> None:
+    """Refuse a bridge whose weights are no longer those of the model that it was built from.
+
+    Folded norms leave the logits of most families as they were, and the neurons and norms different.
+
+    Raises:
+        ModelError: after ``enable_compatibility_mode`` or ``process_weights``.
+    """
+    if bridge.compatibility_mode or bridge._weights_processed:
+        raise ModelError(
+            "the bridge is in compatibility mode, where weights are folded or centred; need the weights as they "
+            "were loaded. Boot it without enable_compatibility_mode and process_weights"
+        )
+
+
+def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> frozenset[str]:
+    """The attention sites whose edits change nothing on this bridge, found by editing them.
+
+    TransformerLens delegates the attention of some architectures to Hugging Face, and then discards edits of
+    the scores and the pattern with no more than a warning.
+    """
+    ids = probe_tokens(plain)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the discarded edits are what is looked for
+        baseline = _logits(bridge, ids)
+        found = set()
+        for site, hook, edit in (
+            ("pattern", "attn.hook_pattern", _only_first_key),
+            ("scores", "attn.hook_attn_scores", _block_first_key),
+        ):
+            names = [f"blocks.{layer}.{hook}" for layer in range(bridge.cfg.n_layers)]
+            edited = bridge.run_with_hooks(ids, fwd_hooks=[(name, edit) for name in names], use_cache=False)
+            if torch.equal(edited, baseline):
+                found.add(site)
+    return frozenset(found)
+
+
+def _only_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
+    edited = torch.zeros_like(pattern)
+    edited[..., 0] = 1
+    return edited
+
+
+def _block_first_key(scores: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
+    edited = scores.clone()
+    edited[..., 1:, 0] = torch.finfo(scores.dtype).min
+    return edited
+
+
+def _logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
+    logits: Tensor = bridge(ids, use_cache=False)
+    return logits

@@ -1,0 +1,138 @@
+"""From a GGUF file to a safetensors folder: what is refused before, and the conversion itself."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+
+_MAGIC = b"GGUF"
+_BYTES_OF_FLOAT32 = 4
+_ROOM = 32_000_000
+"""Bytes asked for beyond the weights: tokenizer and configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """What the head of a GGUF file says."""
+
+    weight_bytes: int
+    """Size of its weights in float32."""
+    has_tokenizer: bool
+
+
+def check_magic(gguf: Path) -> None:
+    """Refuse, before anything slow, what is no GGUF file.
+
+    Raises:
+        ModelError: no such file, one that cannot be read, or one that does not begin as GGUF does.
+    """
+    if not gguf.is_file():
+        raise ModelError(f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again")
+    try:
+        with gguf.open("rb") as stream:
+            found = stream.read(len(_MAGIC))
+    except OSError as error:
+        raise ModelError(
+            f"{gguf} cannot be read ({error.strerror}); need a readable file. Check its permissions"
+        ) from error
+    if found != _MAGIC:
+        raise ModelError(
+            f"{gguf} begins with {found!r}; a GGUF file begins with {_MAGIC!r}. "
+            "It is another format or damaged: fetch it again"
+        )
+
+
+def convert(gguf: Path, *, folder: Path) -> None:
+    """Write the weights in float32, the configuration and the tokenizer of a GGUF file into an empty folder.
+
+    The result opens with ``from_pretrained`` and gives the same logits as the GGUF file. Nothing but the GGUF
+    file is read: not what lies beside it. The caller's random state is left alone.
+
+    Args:
+        gguf: the file.
+        folder: exists and is empty; the caller removes it after an error.
+
+    Raises:
+        ModelError: damaged or of an unknown architecture, a part of a split file, or no room on the disk.
+    """
+    header = _read_header(gguf)
+    free = shutil.disk_usage(folder).free
+    if free < header.weight_bytes + _ROOM:
+        raise _no_room(
+            gguf, folder=folder, needed=header.weight_bytes, found=f"{free / 1e6:,.0f} MB are free"
+        )
+
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .checks import check_keys
+
+    # The whole path as file name, and the empty folder as model: transformers looks for a bare name in the
+    # working directory first, and takes other files beside it into account.
+    source = {"gguf_file": str(gguf), "trust_remote_code": False, "local_files_only": True}
+    tokenizer = None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, **source
+            )
+        model, info = loaded
+        if header.has_tokenizer:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **source)
+    except Exception as error:  # transformers and gguf raise many kinds
+        raise ModelError(
+            f"{gguf.name}: its weights or its tokenizer cannot be read ({_reason(error)}); need a whole GGUF "
+            "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
+            "safetensors folder of the same model"
+        ) from error
+    check_keys(info, name=gguf.name)
+    # The weights are float32 now; with these marks, save_pretrained refuses the model as quantised.
+    for owner, mark in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+        if hasattr(owner, mark):
+            delattr(owner, mark)
+    try:
+        model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=_reason(error)) from error
+
+
+def _read_header(gguf: Path) -> _Header:
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(gguf)
+        elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        split = reader.get_field("split.count")
+        parts = 1 if split is None else int(split.contents())
+        has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
+    except (
+        Exception
+    ) as error:  # the reader trusts the file: damage shows as IndexError, ValueError and others
+        raise ModelError(
+            f"{gguf.name} begins as a GGUF file and cannot be read to its end ({_reason(error)}); "
+            f"found {gguf.stat().st_size:,} bytes. It is damaged or cut short: fetch it again"
+        ) from error
+    if parts > 1:
+        raise ModelError(
+            f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge"
+        )
+    return _Header(weight_bytes=elements * _BYTES_OF_FLOAT32, has_tokenizer=has_tokenizer)
+
+
+def _no_room(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError:
+    return ModelError(
+        f"{gguf.name} cannot be converted in {folder.parent}: {found}; "
+        f"need about {(needed + _ROOM) / 1e6:,.0f} MB. "
+        "Free space there, or set SINK_LENS_CACHE to a folder with room"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error's text, or its kind."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,110 @@
+"""The noun ``LensModel``: one set of weights, seen by TransformerLens and by Hugging Face."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .families import Family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LensModel:
+    """A model with two paths and one answer, from ``load`` or ``wrap``."""
+
+    bridge: TransformerBridge
+    """The hook engine, on eager attention: everything that edits, or needs a pattern, runs here."""
+    plain: PreTrainedModel
+    """The same weights (shared storage) as an ordinary module on its fastest exact kernel: pure measuring, training."""
+    tokenizer: PreTrainedTokenizerBase | None
+    family: Family
+    name: str
+    """What was loaded, as the user named it."""
+    notes: tuple[str, ...] = ()
+    """What a reader of results must know of this model, such as that its weights were quantised."""
+    uneditable: frozenset[str] = field(default_factory=frozenset)
+    """Sites whose edits have no effect on this model's bridge; they are refused."""
+
+    @property
+    def config(self) -> Any:
+        """The Hugging Face configuration."""
+        return self.plain.config
+
+    @property
+    def n_layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.layers)
+
+    @property
+    def n_heads(self) -> int:
+        """Number of query heads."""
+        return self.config.num_attention_heads
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Number of key and value heads."""
+        return getattr(self.config, "num_key_value_heads", None) or self.n_heads
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.config.hidden_size
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return getattr(self.config, "head_dim", None) or self.d_model // self.n_heads
+
+    @property
+    def d_mlp(self) -> int | None:
+        """Neurons of one MLP; None in a mixture of experts."""
+        if self.family.down is None:
+            return None
+        path = ".".join(part for part in (self.family.mlp, self.family.down) if part)
+        weight = self.layer(0).get_submodule(path).weight
+        assert isinstance(weight, torch.Tensor)
+        return weight.shape[0 if self.family.transposed else 1]
+
+    @property
+    def d_vocab(self) -> int:
+        """Number of token ids."""
+        return self.config.vocab_size
+
+    @property
+    def n_context(self) -> int | None:
+        """Longest input in tokens, where the configuration says it."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The plain model's decoder layers."""
+        layers = self.plain.get_submodule(self.family.layers)
+        assert isinstance(layers, nn.ModuleList)
+        return layers
+
+    def layer(self, index: int) -> nn.Module:
+        """One decoder layer of the plain model."""
+        return self.layers[index]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs go."""
+        weight = self.plain.get_input_embeddings().weight
+        assert isinstance(weight, torch.Tensor)
+        return weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return self.plain.dtype
+
+    def __repr__(self) -> str:
+        """One line: name, architecture, sizes, kernel."""
+        return (
+            f"LensModel({self.name!r}, {self.family.architecture}, {self.n_layers} layers, "
+            f"{self.n_heads} heads over {self.n_kv_heads}, d_model {self.d_model}, {self.dtype}, {self.device}, "
+            f"plain kernel {self.plain.config._attn_implementation})"
+        )

@@ -1,0 +1,368 @@
+"""``load`` and ``wrap``: from a name, a folder, a GGUF file or a model object to a ``LensModel``."""
+
+import contextlib
+import copy
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.hub import cached_file
+
+from ..errors import InputError, ModelError
+from . import checks, neox, opt
+from .bundled import DEFAULT_MODEL, bundled_gguf, converted
+from .families import Family
+from .lens import LensModel
+
+_FROM_GGUF = "the weights were read from {}; where that file is quantised, the quantisation is part of what is studied"
+_BRIDGE_BOS = (
+    "the tokenizer is the bridge's, which puts BOS in front of a text even where the model's own does not; "
+    "give wrap the model's own"
+)
+_BRIDGE_COPIES = (
+    "this bridge holds copies of the query, key and value weights: it does not see a later change of the plain model's"
+)
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def load(
+    name: str | Path | PreTrainedModel | TransformerBridge = DEFAULT_MODEL,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+    n_devices: int | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> LensModel:
+    """A ``LensModel`` from the default model, a hub name, a folder, a ``.gguf`` file or a model object.
+
+    Safetensors and GGUF only; no remote code. Before it returns: the bridge's logits equal the plain model's
+    on eight tokens, and edits of the attention are found to take effect, or the sites are marked.
+
+    Args:
+        name: the default model's name, a folder, a GGUF file, a hub name (where there is a network), or an
+            object, which is handed to ``wrap``.
+        tokenizer: used instead of the one beside the weights.
+        device: where the model goes; the first CUDA device if there is one, else the CPU.
+        dtype: ``"float32"`` (unless given), ``"bfloat16"``, ``"float16"`` or ``"float64"``.
+        device_map: how Hugging Face spreads the model over devices; instead of ``device``.
+        n_devices: spread evenly over this many GPUs; instead of ``device_map``.
+        announce: called with one line before something slow, such as the one-time conversion of a GGUF file.
+
+    Raises:
+        ModelError: what was found, what is needed, what to do.
+        InputError: contradicting or unknown arguments.
+    """
+    if isinstance(name, (PreTrainedModel, TransformerBridge)):
+        given = {"device": device, "dtype": dtype, "device_map": device_map, "n_devices": n_devices}
+        if any(value is not None for value in given.values()):
+            asked = ", ".join(key for key, value in given.items() if value is not None)
+            raise InputError(f"{asked} given with a model object; need them only for a name: move or cast the object")
+        return wrap(name, tokenizer=tokenizer)
+    torch_dtype = _dtype(dtype)
+    placement = _placement(device, device_map, n_devices)
+    folder, notes = _folder(str(name), announce)
+    source = str(folder or name)
+    if folder is not None:
+        checks.check_folder(folder)
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(source)
+        note = checks.check_config(config, name=str(name))
+        with torch.random.fork_rng(devices=[]), _without_conversion():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=torch_dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **({} if "device" in placement else placement),
+            )
+    except ModelError:
+        raise
+    except Exception as error:  # transformers raises many kinds; each becomes one that says what to do
+        raise ModelError(_cannot_load(str(name), folder, error)) from error
+    model, info = loaded
+    checks.check_class(model, config=model.config)
+    checks.check_keys(info, name=str(name))
+    family = checks.check_architecture(model)
+    model.set_attn_implementation(family.plain_kernel)
+    if "device" in placement:
+        model.to(placement["device"])
+    if tokenizer is None:
+        tokenizer = _tokenizer(source)
+    notes += () if note is None else (note,)
+    return _build(model, tokenizer=tokenizer, family=family, name=str(name), notes=notes)
+
+
+def wrap(
+    model: TransformerBridge | PreTrainedModel,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    name: str | None = None,
+) -> LensModel:
+    """A ``LensModel`` around an object that exists: a Hugging Face model, or a ``TransformerBridge``.
+
+    Parameters are shared with the object and buffers copied. A Hugging Face model becomes ``.plain`` as it is,
+    in eval mode. Of a bridge, ``.bridge`` is the bridge itself and ``.plain`` is rebuilt on its parameters; a
+    bridge of GPT-NeoX that TransformerLens built keeps copies of its fused projections, which ``notes`` says.
+
+    Args:
+        model: the object.
+        tokenizer: the model's own. A bridge's, which is taken if none is given, puts BOS in front of a text
+            even where the model's own does not; ``notes`` says so.
+        name: what to call the model.
+
+    Raises:
+        ModelError: a class of no known family, a bridge whose weights were folded or centred, whose logits
+            differ from its weights', or of a model that is none of Hugging Face's.
+    """
+    if isinstance(model, TransformerBridge):
+        checks.check_unprocessed(model)
+        plain = _unwrapped(model)
+        family = checks.check_architecture(plain)
+        plain.set_attn_implementation(family.plain_kernel)
+        notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
+        if family.qkv_layout == "interleaved" and not isinstance(model.adapter, neox.SharedNeoxAdapter):
+            notes += (_BRIDGE_COPIES,)
+        checks.check_logits(model, plain=plain)
+        return LensModel(
+            bridge=model,
+            plain=plain,
+            tokenizer=model.tokenizer if tokenizer is None else tokenizer,
+            family=family,
+            name=name or model.cfg.model_name,
+            notes=notes,
+            uneditable=checks.uneditable_sites(model, plain=plain),
+        )
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
+    family = checks.check_architecture(model)
+    return _build(
+        model.eval(),
+        tokenizer=tokenizer,
+        family=family,
+        name=name or model.config._name_or_path or family.architecture,
+    )
+
+
+def weights_hash(lens: LensModel) -> str:
+    """SHA-256 over the names, shapes, types and bytes of the plain model's parameters, in order of name."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(lens.plain.named_parameters()):
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def random_twin(lens: LensModel, *, seed: int) -> LensModel:
+    """The same configuration with freshly initialised weights: the null of every claim about training.
+
+    The caller's random state is left alone.
+    """
+    config = copy.deepcopy(lens.config)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
+        # In the type of the model from the start: a cast would take the rotary tables along.
+        plain = AutoModelForCausalLM.from_config(config, attn_implementation=lens.family.plain_kernel, dtype=lens.dtype)
+    plain = plain.to(device=lens.device).eval()
+    name = f"random twin of {lens.name} (seed {seed})"
+    return _build(plain, tokenizer=lens.tokenizer, family=lens.family, name=name)
+
+
+def _build(
+    plain: PreTrainedModel,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None,
+    family: Family,
+    name: str,
+    notes: tuple[str, ...] = (),
+) -> LensModel:
+    bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
+    checks.check_logits(bridge, plain=plain)
+    return LensModel(
+        bridge=bridge,
+        plain=plain,
+        tokenizer=tokenizer,
+        family=family,
+        name=name,
+        notes=notes,
+        uneditable=checks.uneditable_sites(bridge, plain=plain),
+    )
+
+
+def _bridge(
+    model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
+) -> TransformerBridge:
+    opt.register()
+    neox.register()
+    model.set_attn_implementation("eager")
+    with _reloadable(tokenizer) as own:
+        return build_bridge_from_module(
+            model,
+            family.bridge_architecture or family.architecture,
+            hf_config=model.config,
+            tokenizer=own,
+            model_name=name,
+        )
+
+
+@contextlib.contextmanager
+def _reloadable(
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Iterator[PreTrainedTokenizerBase | None]:
+    """A copy for the bridge, which changes it, and opens it again under its name, be that on the hub or nowhere."""
+    if tokenizer is None:
+        yield None
+        return
+    own = copy.deepcopy(tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        own.save_pretrained(folder)
+        own.init_kwargs["name_or_path"] = folder
+        yield own
+
+
+@contextlib.contextmanager
+def _without_conversion() -> Iterator[None]:
+    """Within it, transformers does not ask a service on the hub to convert pickled weights, and fetch the result."""
+    name = "DISABLE_SAFETENSORS_CONVERSION"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy with the same parameter objects, since wrapping changes the module in place."""
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    return copy.deepcopy(model, memo)
+
+
+def _unwrapped(bridge: TransformerBridge) -> PreTrainedModel:
+    """The Hugging Face module that a bridge was built from, rebuilt with the bridge's parameters and copied buffers."""
+    original = bridge.original_model
+    if not isinstance(original, PreTrainedModel):
+        raise ModelError(f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model")
+    checks.check_architecture(original)
+    held = {_plain_name(key): value for key, value in original.named_parameters(remove_duplicate=False)}
+    buffers = {_plain_name(key): value for key, value in original.named_buffers(remove_duplicate=False)}
+    with torch.device("meta"):
+        plain = type(original)(copy.deepcopy(original.config))
+    wanted = [key for key, _ in plain.named_parameters(remove_duplicate=False)]
+    for key in wanted:
+        if key not in held:
+            raise ModelError(f"the bridge has no parameter {key}; need a bridge with its weights as they were loaded")
+        _assign(plain, key, held[key])
+    for key, _ in list(plain.named_buffers(remove_duplicate=False)):
+        _assign(plain, key, buffers[key].clone())
+    return plain.eval()
+
+
+def _plain_name(key: str) -> str:
+    return key.replace("._original_component", "").replace("_original_component.", "")
+
+
+def _assign(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
+    path, _, leaf = key.rpartition(".")
+    setattr(model.get_submodule(path), leaf, tensor)
+
+
+def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | None, tuple[str, ...]]:
+    if name == DEFAULT_MODEL:
+        gguf = bundled_gguf()
+        return converted(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return converted(path, announce=announce), (_FROM_GGUF.format(path.name),)
+    if path.is_dir():
+        return path, ()
+    if path.exists():
+        raise ModelError(f"{path} is a file; need a folder written by save_pretrained, a .gguf file or a hub name")
+    return None, ()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
+    first_line = _first_line(error)
+    if folder is None:
+        return (
+            f"{name!r} is no folder and no file here, and the hub gave: {first_line}. Need a folder written by "
+            f"save_pretrained, a .gguf file, {DEFAULT_MODEL!r} (bundled), or a hub name and a network"
+        )
+    return (
+        f"{name}: the weights cannot be read ({first_line}); need whole safetensors files, written by save_pretrained"
+    )
+
+
+def _tokenizer(source: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside the weights; None where there is none, and then text is refused later, with the reason.
+
+    Where no file of one is there, transformers makes up an empty one for some families.
+    """
+    options: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
+    try:
+        if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):
+            return None
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises a bare Exception
+        raise ModelError(
+            f"the tokenizer of {source} cannot be read ({_first_line(error)}); need its files as save_pretrained "
+            "wrote them. Repair them, or pass tokenizer="
+        ) from error
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+    name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise InputError(f"dtype {name!r} is not known; need {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _placement(
+    device: str | torch.device | None, device_map: str | Mapping[str, Any] | None, n_devices: int | None
+) -> dict[str, Any]:
+    if sum(choice is not None for choice in (device, device_map, n_devices)) > 1:
+        raise InputError("more than one of device, device_map and n_devices was given; need at most one")
+    if device_map is not None:
+        return {"device_map": device_map}
+    if n_devices is not None:
+        found = torch.cuda.device_count()
+        if not 1 <= n_devices <= found:
+            raise InputError(f"n_devices is {n_devices} and {found} GPUs were found; need at most as many as there are")
+        memory = {index: torch.cuda.mem_get_info(index)[0] for index in range(n_devices)}
+        return {"device_map": "balanced", "max_memory": memory}
+    if device is None:
+        return {"device": "cuda" if torch.cuda.is_available() else "cpu"}
+    try:
+        found_device = torch.device(device)
+        torch.zeros(1, device=found_device).item()
+    except (RuntimeError, AssertionError, TypeError) as error:  # what torch raises, by device
+        raise InputError(
+            f"device {device!s} cannot be used here ({_first_line(error)}); need cpu, cuda or cuda:N"
+        ) from error
+    return {"device": found_device}

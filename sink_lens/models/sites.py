@@ -1,0 +1,299 @@
+"""The closed list of places where activations are read and edited, each with two addresses.
+
+A site has a hook name on the bridge and a place in the plain Hugging Face module. Both give the same
+tensor with the same axes; the tests compare them for every family and site.
+
+``hook_resid_mid`` is left out on purpose: on the bridge it is the input of the second norm, so an edit
+there changes the MLP's branch and not the stream. To edit the stream after the attention, edit
+``attn_out``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import SiteError
+from .families import Family
+
+Reader = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A place in the plain module: the input or the output of one submodule, and how to read it."""
+
+    module: str
+    """Path from the layer ("" is the layer itself), or from the model where ``Site.per_layer`` is false."""
+    side: Literal["input", "output"]
+    part: Literal["whole", "q", "k", "v", "gate", "up", "heads"] = "whole"
+    """Which part of a fused projection, or a view by heads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A named place of a decoder layer."""
+
+    name: str
+    axes: str
+    """Axes of the tensor, in words of ``sink_lens.axes``."""
+    bridge: str
+    """Hook name on the bridge; ``{layer}`` is filled in."""
+    meaning: str
+    per_layer: bool = True
+    address: Callable[[Family], Address | None]
+    """Family -> place in the plain module; None where the family has no such place."""
+    observed: bool = False
+    """Read by the attention function of the plain path (``capture.attention``), not by a module hook."""
+
+    def hook_name(self, layer: int) -> str:
+        """The bridge's hook name at one layer."""
+        return self.bridge.format(layer=layer)
+
+
+def _join(*parts: str | None) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _projection(part: Literal["q", "k", "v"]) -> Callable[[Family], Address]:
+    def address(family: Family) -> Address:
+        return Address(module=_join(family.attention, getattr(family, part)), side="output", part=part)
+
+    return address
+
+
+def _gate(family: Family) -> Address | None:
+    if family.gate is None:
+        return None
+    part = "gate" if family.gate_up_fused else "whole"
+    return Address(module=_join(family.mlp, family.gate), side="output", part=part)
+
+
+def _up(family: Family) -> Address | None:
+    if family.up is None:
+        return None
+    part = "up" if family.gate_up_fused else "whole"
+    return Address(module=_join(family.mlp, family.up), side="output", part=part)
+
+
+def _neurons(family: Family) -> Address | None:
+    return None if family.down is None else Address(module=_join(family.mlp, family.down), side="input")
+
+
+def _attn_out(family: Family) -> Address:
+    return Address(module=family.attn_post_norm or family.attention, side="output")
+
+
+def _mlp_in(family: Family) -> Address:
+    return Address(module=family.mlp or _join(family.up), side="input")
+
+
+def _mlp_out(family: Family) -> Address:
+    return Address(module=family.mlp_post_norm or family.mlp or _join(family.down), side="output")
+
+
+def _of_head(family: Family) -> Address:
+    return Address(module=_join(family.attention, family.o), side="input", part="heads")
+
+
+def _no_module(family: Family) -> None:
+    return None
+
+
+_LIST = (
+    Site(
+        name="resid_pre",
+        axes="batch position d_model",
+        bridge="blocks.{layer}.hook_resid_pre",
+        meaning="residual stream before the layer",
+        address=lambda family: Address(module="", side="input"),
+    ),
+    Site(
+        name="attn_in",
+        axes="batch position d_model",
+        bridge="blocks.{layer}.attn.hook_in",
+        meaning="input of the query, key and value projections, after the norm where there is one",
+        address=lambda family: Address(module=family.attention, side="input"),
+    ),
+    Site(
+        name="q",
+        axes="batch position head d_head",
+        bridge="blocks.{layer}.attn.hook_q",
+        meaning="queries as projected, before their norm and rotation",
+        address=_projection("q"),
+    ),
+    Site(
+        name="k",
+        axes="batch position kv_head d_head",
+        bridge="blocks.{layer}.attn.hook_k",
+        meaning="keys as projected, before their norm and rotation",
+        address=_projection("k"),
+    ),
+    Site(
+        name="v",
+        axes="batch position kv_head d_head",
+        bridge="blocks.{layer}.attn.hook_v",
+        meaning="values",
+        address=_projection("v"),
+    ),
+    Site(
+        name="scores",
+        axes="batch head query key",
+        bridge="blocks.{layer}.attn.hook_attn_scores",
+        meaning="attention scores before the softmax, with the mask added (the type's least number)",
+        address=_no_module,
+        observed=True,
+    ),
+    Site(
+        name="pattern",
+        axes="batch head query key",
+        bridge="blocks.{layer}.attn.hook_pattern",
+        meaning="attention pattern, after the softmax",
+        address=_no_module,
+        observed=True,
+    ),
+    Site(
+        name="z_raw",
+        axes="batch position head d_head",
+        bridge="blocks.{layer}.attn.hook_z",
+        meaning="aggregated values before a head norm or gate; equal to z where there is none",
+        address=_of_head,
+    ),
+    Site(
+        name="z",
+        axes="batch position head d_head",
+        bridge="blocks.{layer}.attn.hook_z",
+        meaning="input of the attention output projection W_O, by heads",
+        address=_of_head,
+    ),
+    Site(
+        name="attn_out",
+        axes="batch position d_model",
+        bridge="blocks.{layer}.hook_attn_out",
+        meaning="what the attention adds to the stream, after its norm where there is one",
+        address=_attn_out,
+    ),
+    Site(
+        name="mlp_in",
+        axes="batch position d_model",
+        bridge="blocks.{layer}.mlp.hook_in",
+        meaning="input of the MLP, after the norm where there is one",
+        address=_mlp_in,
+    ),
+    Site(
+        name="gate",
+        axes="batch position d_mlp",
+        bridge="blocks.{layer}.mlp.hook_pre",
+        meaning="gate pre-activation of a gated MLP",
+        address=_gate,
+    ),
+    Site(
+        name="up",
+        axes="batch position d_mlp",
+        bridge="blocks.{layer}.mlp.hook_pre_linear",
+        meaning="up-projection; the pre-activation where there is no gate",
+        address=_up,
+    ),
+    Site(
+        name="neurons",
+        axes="batch position d_mlp",
+        bridge="blocks.{layer}.mlp.hook_post",
+        meaning="input of the down-projection",
+        address=_neurons,
+    ),
+    Site(
+        name="mlp_out",
+        axes="batch position d_model",
+        bridge="blocks.{layer}.hook_mlp_out",
+        meaning="what the MLP adds to the stream, after its norm where there is one",
+        address=_mlp_out,
+    ),
+    Site(
+        name="resid_post",
+        axes="batch position d_model",
+        bridge="blocks.{layer}.hook_resid_post",
+        meaning="residual stream after the layer",
+        address=lambda family: Address(module="", side="output"),
+    ),
+    Site(
+        name="final",
+        axes="batch position d_model",
+        bridge="ln_final.hook_out",
+        meaning="output of the last norm, what the unembedding reads",
+        per_layer=False,
+        address=lambda family: Address(module=family.final_norm, side="output"),
+    ),
+)
+
+SITES: Mapping[str, Site] = {site.name: site for site in _LIST}
+"""Site name -> site, in the order in which a layer computes them."""
+
+
+def site_of(name: str, *, family: Family) -> Site:
+    """The site of that name, if the family has it.
+
+    Raises:
+        SiteError: unknown name, or a place that the family lacks.
+    """
+    if name not in SITES:
+        raise SiteError(f"there is no site {name!r}; need one of {', '.join(SITES)}")
+    site = SITES[name]
+    if not site.observed and site.address(family) is None:
+        reason = "has no gate in its MLP"
+        if family.down is None:
+            reason = "is a mixture of experts, whose neurons cannot be hooked"
+        raise SiteError(
+            f"{family.architecture} has no site {name!r}: it {reason}; need one of {', '.join(sites_of(family))}"
+        )
+    return site
+
+
+def sites_of(family: Family) -> tuple[str, ...]:
+    """Names of the sites that a family has."""
+    return tuple(name for name, site in SITES.items() if site.observed or site.address(family) is not None)
+
+
+def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
+    """The bridge's hook name of a site at a layer of this family.
+
+    An MLP without a gate has its pre-activation at ``mlp.hook_pre``, which is our ``up``.
+    """
+    if site.name == "up" and family.gate is None:
+        return f"blocks.{layer}.mlp.hook_pre"
+    return site.hook_name(layer)
+
+
+def read(
+    tensor: Tensor,
+    *,
+    address: Address,
+    family: Family,
+    n_heads: int,
+    n_kv_heads: int,
+    d_head: int,
+    batch: int,
+) -> Float[Tensor, "batch position *value"]:
+    """A site's tensor from what the submodule takes or gives: cut from a fused projection, viewed by heads."""
+    if tensor.dim() == 2:  # OPT flattens batch and position around its MLP
+        tensor = tensor.unflatten(0, (batch, -1))
+    match address.part:
+        case "whole":
+            return tensor
+        case "heads":
+            return tensor.unflatten(-1, (n_heads, d_head))
+        case "gate":
+            return tensor.chunk(2, dim=-1)[0]
+        case "up":
+            return tensor.chunk(2, dim=-1)[1]
+        case "q" | "k" | "v" as part:
+            index = "qkv".index(part)
+            heads = n_heads if part == "q" else n_kv_heads
+            if family.qkv_layout == "separate":
+                return tensor.unflatten(-1, (heads, d_head))
+            if family.qkv_layout == "interleaved":
+                return tensor.unflatten(-1, (n_heads, 3, d_head))[..., index, :]
+            widths = [n_heads * d_head, n_kv_heads * d_head, n_kv_heads * d_head]
+            return torch.split(tensor, widths, dim=-1)[index].unflatten(-1, (heads, d_head))

@@ -1,0 +1,240 @@
+"""Random models of every family, a tokenizer built in memory, and a model whose sink is written by hand.
+
+Every answer of the library is tested on models that need no download. A tiny random model has the code
+path of its family (sliding windows that a short test meets, soft caps, biases and gains that are not zero),
+so that a dropped bias or a misread head size is seen. The planted model has a known answer. In a Llama of a
+few layers the BOS token drives one gate/up neuron, which writes one residual dimension; after the norm that
+dimension is all that is left of the token. W_K reads it, W_Q reads a component that every token shares, and
+the head's slowest rotary pair carries their product nearly unrotated: every later head attends to BOS.
+Without the planted neuron the same weights have no sink.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ..errors import InputError, ModelError
+
+VOCAB_SIZE = 300
+"""Token ids of every tiny model and of `tiny_tokenizer`."""
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
+"""Ids of the special tokens, in the models' configs and in `tiny_tokenizer`."""
+WINDOW = 8
+"""Sliding window of the families that have one: a query sees itself and the 7 positions before it."""
+N_LAYERS = 3
+"""Layers of a tiny model unless overridden."""
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "num_hidden_layers": N_LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": None,
+}
+_LLAMA = _SIZES | {"num_key_value_heads": 2, "intermediate_size": 80, "initializer_range": 0.2}
+_WIDE_HEAD = _LLAMA | {"head_dim": 16}  # 4 heads of 16 are 64, not d_model = 48
+_ALTERNATING = ("sliding_attention", "full_attention")
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+
+_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _LLAMA),
+    "mistral": ("mistral", _LLAMA | {"sliding_window": WINDOW}),
+    "qwen2": ("qwen2", _LLAMA),
+    "qwen3": ("qwen3", _WIDE_HEAD),
+    "gemma2": (
+        "gemma2",
+        _WIDE_HEAD
+        | {
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": ("gemma3_text", _WIDE_HEAD | {"sliding_window": WINDOW, "query_pre_attn_scalar": 20}),
+    "phi3": (
+        "phi3",
+        _LLAMA | {"sliding_window": WINDOW, "original_max_position_embeddings": 256},
+    ),
+    "olmo2": ("olmo2", _LLAMA),
+    "gpt2": ("gpt2", _SIZES | {"n_inner": 80, "initializer_range": 0.2}),
+    "gpt_neox": (
+        "gpt_neox",
+        _SIZES
+        | {
+            "intermediate_size": 80,
+            "initializer_range": 0.2,
+            "rope_parameters": _ROPE | {"partial_rotary_factor": 0.5},
+        },
+    ),
+    "opt": ("opt", _SIZES | {"ffn_dim": 80, "init_std": 0.2}),
+    "gpt_oss": (
+        "gpt_oss",
+        _WIDE_HEAD
+        | {
+            "sliding_window": WINDOW,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": _ROPE,
+        },
+    ),
+}
+TINY_FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
+"""The families that `tiny` builds."""
+
+
+def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A random Hugging Face model of one family, float32, in eval mode, on the CPU.
+
+    3 layers of width 48, 4 heads (over 2 key-value heads where the family groups them), vocabulary 300, 256
+    positions, windows of 8. Weights are drawn with standard deviation 0.2, so that attention is far from
+    uniform; biases and norm gains, which Hugging Face initialises to a constant, get normal noise of 0.1. The
+    kernel is the family's default: SDPA, or eager on gemma2 and gpt_oss. The caller's random state is not
+    touched.
+
+    Args:
+        family: One of `TINY_FAMILIES`.
+        seed: Same seed, same weights.
+        **overrides: Fields of the family's Hugging Face config, by their names there, as
+            `num_hidden_layers=2` or `attn_implementation="eager"`.
+
+    Raises:
+        ModelError: The family is not in the list.
+        InputError: The config has no such field.
+    """
+    if family not in _CONFIGS:
+        raise ModelError(f"no tiny model of the family {family!r}; need one of {', '.join(TINY_FAMILIES)}")
+    model_type, defaults = _CONFIGS[family]
+    config_class = CONFIG_MAPPING[model_type]
+    known = {*vars(config_class()), *config_class.attribute_map, "attn_implementation"}
+    if unknown := sorted(set(overrides) - known):
+        raise InputError(
+            f"{', '.join(unknown)}: no field of {config_class.__name__}; "
+            f"use the names of Hugging Face, as in num_hidden_layers=2"
+        )
+    names = config_class.attribute_map  # gpt2: hidden_size -> n_embd; either may be overridden
+    fields = {names.get(key, key): value for key, value in (defaults | overrides).items()}
+    if family in ("gemma2", "gemma3", "gpt_oss"):
+        n_layers = fields["num_hidden_layers"]
+        fields.setdefault("layer_types", [_ALTERNATING[layer % 2] for layer in range(n_layers)])
+    return _build(config_class(**fields), seed=seed, noise=0.1)
+
+
+def _build(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
+    """The causal language model of a config, drawn from `seed`, with noise on biases and norm gains."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 1 or name.endswith("bias"):
+                    parameter.add_(torch.randn(parameter.shape) * noise)
+    return model
+
+
+_MERGES = (  # noqa: SIM905 - a list would take a page
+    "Ġ t|h e|i n|a n|r e|Ġt he|e r|o n|Ġ a|a t|e n|Ġ s|o r|i s|Ġ w|Ġ o|e s|i t|o u|in g|Ġ b|Ġ h|e d|Ġ f|a r|"
+    "Ġ c|an d|Ġ m|a l|Ġo f|Ġ p|l e|Ġ l|Ġ d|i c|Ġt o|Ġ n|Ġ in|s t|a s|Ġ and"
+).split("|")
+"""The pairs that are joined, in order; `Ġ` is a space. 41 of them, 256 bytes and 3 special tokens are 300."""
+
+
+def tiny_tokenizer(*, adds_bos: bool = False) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of 300 ids, built in memory: any text round-trips, any id has an entry.
+
+    The special tokens are `<pad>` 0, `<s>` 1 and `</s>` 2. There is no unknown token: bytes cover all text.
+
+    Args:
+        adds_bos: Whether `<s>` is put before every encoded text, as Llama's tokenizer does.
+    """
+    special = ["<pad>", "<s>", "</s>"]
+    merges = [(left, right) for left, right in (merge.split() for merge in _MERGES)]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = special + alphabet + [left + right for left, right in merges]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", BOS_ID)]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlantedTruth:
+    """A model and what was written into it."""
+
+    model: PreTrainedModel
+    """A Llama of 5 layers, float32, eval mode; without a sink where it was built so."""
+    bos_id: int
+    """The token that drives the planted neuron."""
+    outlier_dimension: int
+    """The residual dimension that the neuron writes and every later W_K reads."""
+    layer: int
+    """The layer of the neuron; the heads of all layers after it lock on the token."""
+    neuron: int
+    """The neuron's index in that layer's MLP."""
+
+
+def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
+    """A small Llama with a hand-written sink (BOS, neuron, dimension, key, sink), or the same without it.
+
+    The places and the sign of the outlier depend on the seed. BOS is the sink wherever it stands. With
+    `sink=False` the neuron keeps its random weights and everything else is equal to the last bit: the two
+    differ in one row of `gate_proj`, one of `up_proj` and one column of `down_proj`.
+
+    Args:
+        seed: Same seed, same weights and same places.
+        sink: Whether the neuron is planted.
+    """
+    fields = _LLAMA | {"num_hidden_layers": 5, "initializer_range": 0.1}
+    fields["rope_parameters"] = _ROPE | {"rope_theta": 1e6}
+    model: Any = _build(CONFIG_MAPPING["llama"](**fields), seed=seed, noise=0.02)
+
+    places = torch.Generator().manual_seed(seed)
+    shared, trigger, outlier = torch.randperm(48, generator=places)[:3].tolist()
+    layer = int(torch.randint(1, 3, (), generator=places))
+    neuron = int(torch.randint(80, (), generator=places))
+    sign = 1.0 if torch.rand((), generator=places) < 0.5 else -1.0
+
+    with torch.no_grad():
+        embedding = model.model.embed_tokens.weight
+        embedding.mul_(3.0)  # ordinary tokens: norm about 2
+        embedding[:, [shared, trigger, outlier]] *= 0.03
+        embedding[:, shared] += 1.0
+        embedding[BOS_ID, trigger] += 2.0  # norm about 3: BOS is not large by itself
+        for block in model.model.layers:
+            for writer in (block.self_attn.o_proj, block.mlp.down_proj):
+                writer.weight[[shared, trigger, outlier]] *= 0.03
+            block.self_attn.q_proj.weight.mul_(0.3)
+            block.self_attn.k_proj.weight.mul_(0.3)
+            head_size = block.self_attn.head_dim
+            slowest = head_size // 2 - 1  # pair (5, 11) turns by 1e-5 a position at theta 1e6
+            block.self_attn.q_proj.weight[slowest::head_size, shared] = 2.5
+            block.self_attn.k_proj.weight[:, trigger] = 0.0  # no head knows BOS but by the outlier
+            block.self_attn.k_proj.weight[slowest::head_size, outlier] = 2.0 * sign
+            block.self_attn.v_proj.weight[:, outlier] = 0.0  # the sink's value stays small
+        if sink:
+            mlp = model.model.layers[layer].mlp
+            for reader in (mlp.gate_proj, mlp.up_proj):
+                reader.weight[neuron] = 0.0
+                reader.weight[neuron, trigger] = 2.0
+            mlp.down_proj.weight[:, neuron] = 0.0
+            mlp.down_proj.weight[outlier, neuron] = 6.0 * sign
+    return PlantedTruth(model=model, bos_id=BOS_ID, outlier_dimension=outlier, layer=layer, neuron=neuron)

@@ -1,0 +1,147 @@
+"""The weights of one layer in one layout for all families, read from the plain model, mostly without a copy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import InputError
+from .families import Family
+from .lens import LensModel
+
+NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm")
+"""The norms of a layer, by what they come before or after."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeights:
+    """Projections of one attention layer, by heads, and their biases (zeros where there is none)."""
+
+    w_q: Float[Tensor, "head d_head d_model"]
+    w_k: Float[Tensor, "kv_head d_head d_model"]
+    w_v: Float[Tensor, "kv_head d_head d_model"]
+    w_o: Float[Tensor, "head d_head d_model"]
+    """A head adds ``z_head @ w_o[head]`` to the attention's output."""
+    b_q: Float[Tensor, "head d_head"]
+    b_k: Float[Tensor, "kv_head d_head"]
+    b_v: Float[Tensor, "kv_head d_head"]
+    b_o: Float[Tensor, " d_model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpWeights:
+    """Projections of one MLP."""
+
+    w_gate: Float[Tensor, "neuron d_model"] | None
+    w_up: Float[Tensor, "neuron d_model"]
+    w_down: Float[Tensor, "d_model neuron"]
+    b_down: Float[Tensor, " d_model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """An RMSNorm or LayerNorm: ``(x - mean * centred) / scale * gain + bias``."""
+
+    gain: Float[Tensor, " value"]
+    bias: Float[Tensor, " value"]
+    eps: float
+    centred: bool
+
+    def scale(self, x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
+        """What the norm divides by: root mean square, or standard deviation where it centres."""
+        x = x.float()
+        if self.centred:
+            x = x - x.mean(-1, keepdim=True)
+        return (x.square().mean(-1) + self.eps).sqrt()
+
+
+def _linear(module: nn.Module, *, transposed: bool) -> tuple[Tensor, Tensor]:
+    weight: Any = module.weight
+    weight = weight.detach().T if transposed else weight.detach()
+    bias = getattr(module, "bias", None)
+    return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
+
+
+def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
+    """The attention projections of one layer."""
+    family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
+
+    def projection(name: str) -> tuple[Tensor, Tensor]:
+        return _linear(module.get_submodule(name), transposed=family.transposed)
+
+    if family.qkv_layout == "separate":
+        pairs = [projection(name) for name in (family.q, family.k, family.v)]
+    else:
+        weight, bias = projection(family.q)
+        if family.qkv_layout == "contiguous":
+            widths = [lens.n_heads * lens.d_head, *[lens.n_kv_heads * lens.d_head] * 2]
+            pairs = list(zip(weight.split(widths), bias.split(widths), strict=True))
+        else:
+            parts = {"part": 3, "head": lens.n_heads}
+            weight = rearrange(weight, "(head part d_head) d_model -> part (head d_head) d_model", **parts)
+            bias = rearrange(bias, "(head part d_head) -> part (head d_head)", **parts)
+            pairs = list(zip(weight, bias, strict=True))
+    (w_q, b_q), (w_k, b_k), (w_v, b_v) = pairs
+    w_o, b_o = projection(family.o)
+    by_head = "(head d_head) d_model -> head d_head d_model"
+    return AttentionWeights(
+        w_q=rearrange(w_q, by_head, d_head=lens.d_head),
+        w_k=rearrange(w_k, by_head, d_head=lens.d_head),
+        w_v=rearrange(w_v, by_head, d_head=lens.d_head),
+        w_o=rearrange(w_o, "d_model (head d_head) -> head d_head d_model", d_head=lens.d_head),
+        b_q=b_q.unflatten(0, (-1, lens.d_head)),
+        b_k=b_k.unflatten(0, (-1, lens.d_head)),
+        b_v=b_v.unflatten(0, (-1, lens.d_head)),
+        b_o=b_o,
+    )
+
+
+def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights | None:
+    """The MLP's projections of one layer; None in a mixture of experts."""
+    family = lens.family
+    if family.up is None or family.down is None:
+        return None
+    module = lens.layer(layer).get_submodule(family.mlp or "")
+    w_up, _ = _linear(module.get_submodule(family.up), transposed=family.transposed)
+    w_down, b_down = _linear(module.get_submodule(family.down), transposed=family.transposed)
+    if family.gate_up_fused:
+        w_gate, w_up = w_up.chunk(2)
+    elif family.gate is not None:
+        w_gate, _ = _linear(module.get_submodule(family.gate), transposed=family.transposed)
+    else:
+        w_gate = None
+    return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=b_down)
+
+
+def norm_weights(lens: LensModel, *, layer: int, which: str) -> Norm | None:
+    """A norm of one layer, one of ``NORMS``; None where the family has no such norm.
+
+    Raises:
+        InputError: there is no norm of that name.
+    """
+    family = lens.family
+    if which not in NORMS:
+        raise InputError(f"there is no norm {which!r}; need one of {', '.join(NORMS)}")
+    if which in ("q_norm", "k_norm"):
+        path = None if family.qk_norm is None else f"{family.attention}.{which}"
+    else:
+        path = getattr(family, which)
+    return None if path is None else _norm(lens.layer(layer).get_submodule(path), family)
+
+
+def _norm(module: nn.Module, family: Family) -> Norm:
+    weight: Any = module.weight
+    gain = weight.detach().float() + family.gain_offset
+    bias = getattr(module, "bias", None)
+    eps = getattr(module, "eps", None)
+    if eps is None:
+        eps = module.variance_epsilon  # the same number, under the name that most families use
+    return Norm(
+        gain=gain,
+        bias=torch.zeros_like(gain) if bias is None else bias.detach().float(),
+        eps=float(eps),  # type: ignore[arg-type]  # a number on every norm of the families
+        centred=family.centred_norm,
+    )

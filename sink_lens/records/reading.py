@@ -1,0 +1,139 @@
+"""Reading a run folder: its provenance at once, its tables and tensors when they are asked for."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import safetensors
+import safetensors.numpy
+
+from sink_lens.errors import RunError
+
+RUN_FILE = "run.json"
+_FIELDS = {"kind", "status", "started", "ended", "error", "config", "provenance", "expects", "files"}
+
+
+class Tables(Mapping[str, pd.DataFrame]):
+    """The tables of a run by name, each read from its file at every access."""
+
+    def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]]) -> None:
+        self._files = files
+        self._paths = {
+            Path(file).stem: folder / file
+            for file in files
+            if Path(file).suffix in (".parquet", ".csv") and (folder / file).exists()
+        }
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        path = self._paths[name]
+        try:
+            if path.suffix == ".csv":
+                return pd.read_csv(path)
+            if not whole(path, self._files[path.name]):
+                raise ValueError(f"it is not what {RUN_FILE} says was written")
+            return pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise damaged(path, error) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run folder, read; its tables are read when they are asked for."""
+
+    folder: Path
+    """Where it is."""
+    kind: str
+    """What was run, as "trace"."""
+    status: str
+    """How it ended: finished, interrupted, failed; running also where the process was killed."""
+    error: str | None
+    """What made it fail."""
+    started: str
+    """When, in UTC."""
+    ended: str | None
+    """When, in UTC; None where it has not."""
+    config: dict[str, Any]
+    """The whole configuration."""
+    provenance: dict[str, Any]
+    """What it was run on."""
+    tables: Tables
+    """Name of a table (.parquet or .csv) -> data frame."""
+    missing: list[str]
+    """What a finished run of this kind has and this one has not, or has no longer."""
+
+    def tensors(self, name: str) -> dict[str, np.ndarray]:
+        """The tensors of NAME.safetensors."""
+        path = self.folder / f"{name}.safetensors"
+        try:
+            return safetensors.numpy.load_file(path)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise damaged(path, error) from error
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """The run in a folder, finished or not.
+
+    Raises:
+        RunError: There is no run in the folder, or its run.json is damaged. A damaged table raises when read.
+    """
+    folder = Path(folder)
+    record = read_record(folder)
+    written = {Path(file).stem for file in record["files"]}
+    gone = [Path(file).stem for file in record["files"] if not (folder / file).exists()]
+    return Run(
+        folder=folder,
+        kind=record["kind"],
+        status=record["status"],
+        error=record["error"],
+        started=record["started"],
+        ended=record["ended"],
+        config=record["config"],
+        provenance=record["provenance"],
+        tables=Tables(folder, files=record["files"]),
+        missing=[name for name in record["expects"] if name not in written] + gone,
+    )
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What run.json holds, with every field that it must have."""
+    path = folder / RUN_FILE
+    if not path.is_file():
+        raise RunError(
+            f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to."
+        )
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if absent := _FIELDS - set(record):
+            raise ValueError(f"it lacks {', '.join(sorted(absent))}")
+        if outside := [file for file in record["files"] if Path(file).name != file]:
+            raise ValueError(f"it lists files of other folders: {', '.join(outside)}")
+    except (OSError, ValueError, TypeError) as error:
+        raise damaged(path, error) from error
+    return record
+
+
+def whole(path: Path, entry: Mapping[str, Any]) -> bool:
+    """Whether a file is there and is byte for byte the one that run.json lists."""
+    if not path.is_file() or path.stat().st_size != entry["bytes"]:
+        return False
+    return hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
+
+
+def damaged(path: Path, error: Exception) -> RunError:
+    """The error that names a file of a run that cannot be read."""
+    return RunError(f"{path} cannot be read: it is damaged ({error}). Run again into another folder.")

@@ -1,0 +1,255 @@
+"""Writing a run folder: locked, file by file, continued where an equal run stopped."""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import safetensors.numpy
+from filelock import FileLock, Timeout
+
+from sink_lens.errors import RunError
+from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, strict
+from sink_lens.records.reading import RUN_FILE, read_record, whole
+
+_LOCK_FILE = ".lock"
+_PART = ".part"
+
+
+class RunWriter:
+    """A run folder while it is written: held by a lock, and closed with the status that it ended with."""
+
+    def __init__(self, folder: Path, *, record: dict[str, Any], lock: FileLock, made: list[Path]) -> None:
+        self.folder = folder
+        self._record = record
+        self._lock = lock
+        self._made = made
+
+    def has(self, name: str) -> bool:
+        """Whether the table, tensors or file of that name is already there, whole."""
+        return any(name in (file, Path(file).stem) for file in self._record["files"])
+
+    def write_table(self, name: str, frame: pd.DataFrame) -> Path:
+        """Write NAME.parquet, without the frame's index."""
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False)
+        return self._write(f"{name}.parquet", buffer.getvalue())
+
+    def write_csv(self, name: str, frame: pd.DataFrame) -> Path:
+        """Write NAME.csv, without the frame's index; nan is an empty cell."""
+        return self._write(f"{name}.csv", frame.to_csv(index=False, lineterminator="\n").encode())
+
+    def write_tensors(self, name: str, tensors: Mapping[str, np.ndarray]) -> Path:
+        """Write NAME.safetensors."""
+        contiguous = {key: np.ascontiguousarray(tensor) for key, tensor in tensors.items()}
+        return self._write(f"{name}.safetensors", safetensors.numpy.save(contiguous))
+
+    def write_text(self, filename: str, text: str) -> Path:
+        """Write a text file, as UTF-8."""
+        return self._write(filename, text.encode())
+
+    def __enter__(self) -> "RunWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._close(error)
+        finally:
+            _release(self._lock)
+            if error is not None:
+                _remove_empty(self._made)
+
+    def _open(self, *, overwrite: bool) -> None:
+        for leftover in self.folder.glob(f"*{_PART}"):
+            leftover.unlink()
+        if (self.folder / RUN_FILE).exists():
+            earlier = read_record(self.folder)
+            if overwrite:
+                for file in [RUN_FILE, *earlier["files"]]:
+                    (self.folder / file).unlink(missing_ok=True)
+            else:
+                _refuse_other(self.folder, earlier=earlier, record=self._record)
+                self._record["started"] = earlier["started"]
+                self._record["files"] = {
+                    file: entry
+                    for file, entry in earlier["files"].items()
+                    if whole(self.folder / file, entry)
+                }
+        self._write_record()
+
+    def _close(self, error: BaseException | None) -> None:
+        if error is not None and not self._record["files"]:
+            (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
+            return
+        status = "finished" if error is None else "failed"
+        if isinstance(error, KeyboardInterrupt):
+            status = "interrupted"
+        self._record |= {"status": status, "ended": _now()}
+        if status == "failed":
+            self._record["error"] = f"{type(error).__name__}: {error}"
+        try:
+            self._write_record()
+        except RunError as unwritten:
+            if error is None:
+                raise
+            error.add_note(f"{RUN_FILE} still says 'running': {unwritten}")
+
+    def _write(self, filename: str, payload: bytes) -> Path:
+        path = self._replace(filename, payload)
+        digest = hashlib.sha256(payload).hexdigest()
+        self._record["files"][filename] = {"bytes": len(payload), "sha256": digest}
+        self._write_record()
+        return path
+
+    def _write_record(self) -> None:
+        text = json.dumps(self._record, indent=2, ensure_ascii=False, allow_nan=False)
+        self._replace(RUN_FILE, f"{text}\n".encode())
+
+    def _replace(self, filename: str, payload: bytes) -> Path:
+        path = self.folder / filename
+        part = path.with_name(path.name + _PART)
+        try:
+            try:
+                with part.open("wb") as file:
+                    file.write(payload)
+                    file.flush()
+                    os.fsync(file.fileno())
+                part.replace(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise self._unwritten(path, size=len(payload), error=error) from error
+        return path
+
+    def _unwritten(self, path: Path, *, size: int, error: OSError) -> RunError:
+        complete = ", ".join(self._record["files"]) or "none"
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return RunError(f"{path} cannot be written ({error.strerror}). Complete in this run: {complete}.")
+        free = shutil.disk_usage(self.folder).free
+        return RunError(
+            f"the disk is full: {path} needs {size:,} bytes and {self.folder} has {free:,} free. Complete in "
+            f"this run: {complete}. Free some space and run the same again: it goes on from there."
+        )
+
+
+def create_run(
+    folder: str | os.PathLike[str],
+    *,
+    kind: str,
+    config: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    expects: Sequence[str] = (),
+    overwrite: bool = False,
+) -> RunWriter:
+    """A locked run folder to write into, new or continued; use it in a `with` statement.
+
+    Where the block ends with an error before anything was written, the folder is left as it was found.
+
+    Args:
+        folder: Where; made if it does not exist.
+        kind: What was run, as "trace".
+        config: The whole configuration, as plain values.
+        provenance: What it was run on: model, hashes, BOS arm, dtype, device, kernel, versions, seeds and
+            thresholds.
+        expects: Names of the files that a finished run of this kind has; those that are not there are
+            `Run.missing`.
+        overwrite: Replace the run that the folder holds, finished or not. Files of other origin stay.
+
+    Raises:
+        RunError: The folder is in use; it holds a finished run, files that are no run, or an unfinished run
+            of another kind, configuration, inputs or software; or it cannot be written.
+    """
+    folder = Path(folder)
+    record = {
+        "kind": kind,
+        "status": "running",
+        "started": _now(),
+        "ended": None,
+        "error": None,
+        "config": strict(config),
+        "provenance": strict(provenance),
+        "expects": list(expects),
+        "files": {},
+    }
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign(folder)
+        lock.acquire()
+    except Timeout:
+        raise RunError(
+            f"{folder} is in use by another process; need a folder that no other run is writing. Wait for "
+            "that one, or choose another folder."
+        ) from None
+    except OSError as error:
+        _remove_empty(made)
+        raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
+    writer = RunWriter(folder, record=record, lock=lock, made=made)
+    try:
+        writer._open(overwrite=overwrite)
+    except BaseException:
+        _release(lock)
+        _remove_empty(made)
+        raise
+    return writer
+
+
+def _remove_empty(made: Sequence[Path]) -> None:
+    for path in made:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _release(lock: FileLock) -> None:
+    Path(lock.lock_file).unlink(
+        missing_ok=True
+    )  # while it is held: who opened it meanwhile sees that it is gone
+    lock.release()
+
+
+def _refuse_foreign(folder: Path) -> None:
+    held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK_FILE)
+    if RUN_FILE not in held and set(held) - {RUN_FILE + _PART}:
+        some = ", ".join(held[:3]) + (", ..." if held[3:] else "")
+        raise RunError(
+            f"{folder} holds files and no {RUN_FILE} ({some}); need an empty folder, a new one or an "
+            "unfinished run. Choose another."
+        )
+
+
+def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+    if earlier["status"] == "finished":
+        raise RunError(
+            f"{folder} holds a {earlier['kind']} run that finished at {earlier['ended']}; need another "
+            "folder, or overwrite=True to replace it."
+        )
+    there, here = (
+        {"kind": of["kind"]}
+        | of["config"]
+        | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
+        for of in (earlier, record)
+    )
+    others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    if others:
+        listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
+        raise RunError(
+            f"{folder} holds an unfinished run that differs in {listed}. Repeat that one, choose another "
+            "folder, or overwrite=True to replace it."
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,1 @@
+"""Run folders in, figures and one self-contained page out."""

@@ -1,0 +1,343 @@
+"""Figures of a run: each a function of data frames that returns a matplotlib figure.
+
+Sizes fit 4 to 80 layers and 4 to 128 heads.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sink_lens.report.columns import at, by_size, flags, floats, named, numbers, select
+from sink_lens.report.drawing import (
+    BLUE,
+    FONT,
+    GREEN,
+    INK,
+    OCHRE,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    WIDTH,
+    canvas,
+    colour_scale,
+    finished,
+    heat_map,
+    legend,
+    logarithmic,
+    panel,
+    whole_numbers,
+)
+from sink_lens.report.words import number, span, token
+
+_RASTER_FROM = 800
+"""Scatter plots of more points are drawn as an image."""
+_MOST_LABELS = 8
+_LINES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (OCHRE, "v"), (QUIET, "P"))
+"""Colour and marker of each of several lines."""
+
+
+def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None = None) -> Figure:
+    """Heat map of the sink score of a position, layer by head; the threshold is marked on the scale.
+
+    Args:
+        heads: layer, head, position, sink_score.
+        position: The key.
+        threshold: Of the sink score.
+    """
+    grid = by_layer_and_head(heads, "sink_score", position=position)
+    n_layers, n_heads = grid.shape
+    figure = canvas(
+        width=WIDTH + 0.055 * max(0, n_layers - 40), height=min(max(2.9, 1.1 + 0.13 * n_heads), 6.0)
+    )
+    axes = panel(figure, xlabel="layer", ylabel="head", grid=False)
+    image = heat_map(axes, grid.T)
+    whole_numbers(axes)
+    scale = colour_scale(figure, image, axes, label=f"sink score of position {position}")
+    if threshold is not None:
+        scale.axhline(threshold, color="white", linewidth=2)
+        others = [place / 5 for place in range(6) if abs(place / 5 - threshold) > 0.05]
+        scale.set_yticks([*others, threshold], [*(f"{place:g}" for place in others), f"{threshold:g}"])
+        scale.get_yticklabels()[-1].set(color=ORANGE, fontweight="bold")
+    return finished(figure)
+
+
+def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
+    """A column of heads.parquet at a position as an array of layer by head; nan where there is no row."""
+    table = at(heads, position)
+    layer, head = floats(table, "layer").astype(int), floats(table, "head").astype(int)
+    grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
+    grid[layer, head] = floats(table, name)
+    return grid
+
+
+def onset_layer(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
+    """First layer whose mean sink score, over heads, passes the threshold; None if none does."""
+    over = np.flatnonzero(_nan_mean(by_layer_and_head(heads, "sink_score", position=position)) > threshold)
+    return int(over[0]) if len(over) else None
+
+
+def sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure:
+    """Attention mass on a position by layer: mean and range over heads, the onset marked.
+
+    Args:
+        heads: layer, head, position, sink_mass, sink_score.
+        position: The key.
+        threshold: Mean sink score from which the sink has set in.
+    """
+    mass = by_layer_and_head(heads, "sink_mass", position=position)
+    layers = np.arange(len(mass))
+    figure = canvas()
+    axes = panel(figure, xlabel="layer", ylabel=f"attention mass on position {position}")
+    low = np.nan_to_num(mass, nan=np.inf).min(axis=1)
+    high = np.nan_to_num(mass, nan=-np.inf).max(axis=1)
+    axes.fill_between(layers, low, high, color=BLUE, alpha=0.18, linewidth=0, label="range over heads")
+    axes.plot(layers, _nan_mean(mass), color=BLUE, marker="o", markersize=3.5, label="mean")
+    axes.axhline(threshold, color=QUIET, linestyle=":", linewidth=1.3, label=f"threshold {threshold:g}")
+    onset = onset_layer(heads, position=position, threshold=threshold)
+    if onset is not None:
+        axes.axvline(onset, color=ORANGE, linestyle="--", linewidth=1.5, label=f"onset: layer {onset}")
+    axes.set_ylim(0, 1.02)
+    whole_numbers(axes, y=False)
+    legend(axes, columns=4)
+    return finished(figure)
+
+
+def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = None) -> Figure:
+    """Norm of the sink token over the others by layer, and its outlier dimension, growth steps shaded.
+
+    Args:
+        layers: layer, norm_ratio, of one position; outlier_value is drawn below where it is there.
+        growth_steps: first_layer, last_layer, ratio_before, ratio_after.
+    """
+    layers = select(layers, np.argsort(floats(layers, "layer")))
+    layer = floats(layers, "layer")
+    value = floats(layers, "outlier_value") if "outlier_value" in layers.columns else np.array([])
+    has_value = bool(np.isfinite(value).any())
+    figure = canvas(height=4.1 if has_value else 2.9)
+    top = panel(figure, place=(2 if has_value else 1, 1, 1), ylabel="norm ÷ others' median")
+    top.plot(layer, floats(layers, "norm_ratio"), color=BLUE, marker="o", markersize=3.5)
+    logarithmic(top, axis="y")
+    panels = [top]
+    if has_value:
+        below = panel(figure, place=(2, 1, 2), ylabel="strongest dimension")
+        below.sharex(top)
+        top.tick_params(labelbottom=False)
+        below.plot(layer, value, color=GREEN, marker="s", markersize=3)
+        below.axhline(0, color=QUIET, linewidth=0.8)
+        panels.append(below)
+    columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
+    steps = [] if growth_steps is None else numbers(growth_steps, columns)
+    n_layers = layer.max(initial=1) - layer.min(initial=0)
+    row, last_middle = 0, -math.inf
+    for first, last, before, after in steps:
+        for axes in panels:
+            axes.axvspan(first - 0.5, last + 0.5, color=ORANGE, alpha=0.22, linewidth=0)
+        middle = (first + last) / 2
+        row = (row + 1) % 3 if middle - last_middle < 0.2 * n_layers else 0
+        last_middle = middle
+        top.text(
+            middle,
+            1.02 + 0.21 * row,
+            f"{span(int(first), int(last))}\n×{number(after / before)}",
+            transform=top.get_xaxis_transform(),
+            ha="left" if middle < 0.1 * n_layers else "center",
+            va="bottom",
+            color=ORANGE,
+            fontsize=FONT - 1,
+        )
+    panels[-1].set_xlabel("layer")
+    whole_numbers(panels[-1], y=False)
+    return finished(figure)
+
+
+def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int], site: str = "z") -> Figure:
+    """S1 and S2 of a site by position, each over its first value, against 1 / sqrt(t), t the position + 1.
+
+    Args:
+        positions: layer, site, position, s1, s2 (standard deviations).
+        layers: The layers drawn.
+        site: The site; z is the input of the attention output projection.
+    """
+    figure = canvas(width=7.4, height=3.1)
+    chosen = named(positions, "site", site)
+    for place, (column, name) in enumerate(
+        (("s1", "S1: over sequences"), ("s2", "S2: within the token")), start=1
+    ):
+        axes = panel(
+            figure, place=(1, 2, place), xlabel="position + 1", ylabel="÷ first value" if place == 1 else ""
+        )
+        law = np.array([1.0])
+        for index, layer in enumerate(layers):
+            one = select(chosen, floats(chosen, "layer") == layer)
+            one = select(one, np.argsort(floats(one, "position")))
+            t, s = floats(one, "position") + 1, floats(one, column)
+            positive = np.isfinite(s) & (s > 0)
+            if positive.any():
+                t, s = t[positive], s[positive]
+                axes.plot(
+                    t,
+                    s / (s[0] * math.sqrt(t[0])),
+                    color=_LINES[index % len(_LINES)][0],
+                    linewidth=1.5,
+                    marker=_LINES[index % len(_LINES)][1],
+                    markersize=4,
+                    markevery=0.12,
+                    label=f"layer {layer}",
+                )
+                law = np.union1d(law, t)
+        axes.plot(law, 1 / np.sqrt(law), color=INK, linestyle="--", linewidth=1.3, label="σ/√t")
+        axes.set_title(name, fontsize=FONT, loc="left", color=INK)
+        logarithmic(axes, axis="x")
+        logarithmic(axes, axis="y")
+    legend(figure.axes[-1], columns=len(layers) + 1, over=figure)
+    return finished(figure)
+
+
+def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None = None) -> Figure:
+    """What each neuron adds to the outlier dimension, against its activation spike and its weight norm.
+
+    Args:
+        neurons: layer, neuron, position, contribution, spike_ratio, gate_norm_rank, up_norm_rank, is_super;
+            contribution_share is drawn in place of contribution where it is there.
+        position: The sink token.
+        share: The share from which a neuron is a super neuron, drawn as a line.
+    """
+    table = at(neurons, position)
+    shares = "contribution_share" in table.columns and bool(table["contribution_share"].notna().any())
+    height = floats(table, "contribution_share") * 100 if shares else floats(table, "contribution")
+    ranks = np.stack([floats(table, "gate_norm_rank"), floats(table, "up_norm_rank")])
+    rank = np.nan_to_num(ranks, nan=np.inf).min(axis=0)
+    is_super = flags(table, "is_super")
+    figure = canvas(width=7.4, height=3.5)
+    first: Axes | None = None
+    for place, (x, name) in enumerate(
+        (
+            (floats(table, "spike_ratio"), "activation ÷ other positions"),
+            (rank, "weight-norm rank (1: largest)"),
+        ),
+        start=1,
+    ):
+        axes = panel(figure, place=(1, 2, place), xlabel=name)
+        drawn = (x > 0) & np.isfinite(x) & np.isfinite(height)
+        plain, chosen = drawn & ~is_super, drawn & is_super
+        axes.scatter(
+            x[plain],
+            height[plain],
+            s=9,
+            color=QUIET,
+            alpha=0.6,
+            linewidths=0,
+            rasterized=plain.sum() > _RASTER_FROM,
+            label="other neurons",
+        )
+        axes.scatter(
+            x[chosen], height[chosen], s=34, color=ORANGE, marker="^", linewidths=0, label="super neurons"
+        )
+        if shares and share is not None:
+            axes.axhline(share * 100, color=BLUE, linestyle=":", linewidth=1.3, label=f"{share:.0%}")
+        logarithmic(axes, axis="x")
+        if first is None:
+            axes.set_ylabel(
+                "share of the layer's change, %" if shares else "contribution", fontsize=FONT, color=INK
+            )
+            first = axes
+        else:
+            axes.sharey(first)
+            axes.tick_params(labelleft=False)
+        points = select(table.assign(x=x, y=height), chosen)
+        _name_points(axes, by_size(points, "y").head(_MOST_LABELS))
+    legend(figure.axes[0], columns=3, over=figure)
+    return finished(figure)
+
+
+def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12) -> Figure:
+    """The largest residual dimensions of the sink token after a layer, outlier dimensions told apart.
+
+    Args:
+        dimensions: layer, position, dimension, value, is_outlier.
+        position: The sink token.
+        layer: The layer.
+        most: How many bars.
+    """
+    table = at(dimensions, position)
+    table = by_size(select(table, floats(table, "layer") == layer), "value").head(most)
+    figure = canvas(height=0.9 + 0.23 * max(len(table), 4))
+    axes = panel(figure, xlabel=f"|value| at position {position} after layer {layer}", ylabel="dimension")
+    places, outlier = np.arange(len(table)), flags(table, "is_outlier")
+    size = np.abs(floats(table, "value"))
+    for which, colour, hatch, label in (
+        (outlier, ORANGE, "//", "outlier dimension"),
+        (~outlier, BLUE, "", "other dimension"),
+    ):
+        axes.barh(
+            places[which], size[which], color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=label
+        )
+    axes.set_yticks(places, [f"{dimension:.0f}" for dimension in floats(table, "dimension")])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    legend(axes, columns=2)
+    return finished(figure)
+
+
+def attention_patterns(patterns: np.ndarray, *, titles: Sequence[str], tokens: Sequence[str] = ()) -> Figure:
+    """Attention patterns side by side, query down and key across; future keys are left empty.
+
+    Args:
+        patterns: panel, query, key; 0 to 255.
+        titles: One a panel.
+        tokens: What the positions hold, written at the axes where there are at most 16.
+    """
+    n, length = patterns.shape[:2]
+    columns = min(n, 3)
+    rows = math.ceil(n / columns)
+    figure = canvas(width=7.4, height=0.5 + 2.35 * rows)
+    past = np.tril(np.ones((length, length), dtype=bool))
+    panels, image = [], None
+    for place in range(n):
+        axes = panel(figure, place=(rows, columns, place + 1), grid=False)
+        image = heat_map(axes, np.where(past, patterns[place] / 255, np.nan), square=True)
+        axes.set_title(titles[place], fontsize=FONT, color=INK)
+        axes.set_xlabel("key" if place >= n - columns else "", fontsize=FONT, color=INK)
+        axes.set_ylabel("query" if place % columns == 0 else "", fontsize=FONT, color=INK)
+        whole_numbers(axes)
+        if 0 < len(tokens) == length <= 16:
+            names = [token(text, limit=8) for text in tokens]
+            axes.set_xticks(range(length), names, rotation=90, fontsize=7)
+            axes.set_yticks(range(length), names, fontsize=7)
+        panels.append(axes)
+    if image is not None:
+        colour_scale(figure, image, panels, label="attention")
+    return finished(figure)
+
+
+def _nan_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis without nan; nan where there is nothing else."""
+    there = np.isfinite(values)
+    counts = there.sum(axis=-1)
+    return np.where(counts > 0, np.where(there, values, 0).sum(axis=-1) / np.maximum(counts, 1), np.nan)
+
+
+def _name_points(axes: Axes, points: pd.DataFrame) -> None:
+    """Write layer.neuron beside points, moved down where they would meet."""
+    low, high = axes.get_ylim()
+    x_low, x_high = (math.log10(end) for end in axes.get_xlim())
+    gap, below = 0.062 * (high - low), math.inf
+    ordered = points[["layer", "neuron", "x", "y"]].to_numpy(dtype=float)
+    for layer, neuron, x, y in ordered[np.argsort(-ordered[:, 3])].tolist():
+        below = min(y, below - gap)
+        to_the_left = (math.log10(x) - x_low) / (x_high - x_low) > 0.7
+        axes.annotate(
+            f"{layer:.0f}.{neuron:.0f}",
+            (x, y),
+            xytext=(-9 if to_the_left else 9, (below - y) / (high - low) * 150),
+            textcoords="offset points",
+            ha="right" if to_the_left else "left",
+            va="center",
+            fontsize=FONT - 1.5,
+            color=INK,
+            arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.6},
+        )

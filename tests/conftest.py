@@ -1,0 +1,27 @@
+"""What holds for every test: no network, and nothing is looked up on a model hub."""
+
+import os
+import sys
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+_HERE = ("localhost", "::1", "", None)
+
+
+def _refuse_the_network(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse what pytest-socket lets through: look-ups of names, datagrams, and anything at import time."""
+    if event in ("socket.getaddrinfo", "socket.gethostbyname"):
+        host = arguments[0]
+    elif event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        address = arguments[1]
+        host = address[0] if isinstance(address, tuple) else None  # a text or bytes is a Unix socket
+    else:
+        return
+    host = host.decode() if isinstance(host, bytes) else host
+    if host not in _HERE and not host.startswith("127."):
+        raise RuntimeError(f"a test tried to reach {host!r}; only loopback and Unix sockets are open here")
+
+
+sys.addaudithook(_refuse_the_network)

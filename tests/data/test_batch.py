@@ -1,0 +1,119 @@
+"""A token batch is what it says, whatever it was made from, and refuses what no model can read."""
+
+from dataclasses import FrozenInstanceError
+from hashlib import sha256
+
+import pytest
+import torch
+
+from sink_lens.data.tokens import TokenBatch, from_tensor
+from sink_lens.errors import InputError
+
+
+def batch(tokens, lengths, **changes):
+    fields = {"source": "tensor", "bos": False, "bos_arm": "auto", "seed": None} | changes
+    return TokenBatch(tokens=torch.tensor(tokens), lengths=torch.tensor(lengths), **fields)
+
+
+def test_valid_is_true_at_real_tokens_only():
+    two = batch([[5, 6, 7], [8, 0, 0]], [3, 1])
+    assert two.valid.tolist() == [[True, True, True], [True, False, False]]
+    assert (two.n_sequences, two.n_positions) == (2, 3)
+
+
+def test_hash_is_sha256_over_shape_tokens_and_lengths():
+    # "1x2", then the ids 5 and 6 and the length 2, each as eight bytes, lowest first.
+    expected = sha256(b"1x2" + b"".join(n.to_bytes(8, "little") for n in (5, 6, 2))).hexdigest()
+    assert batch([[5, 6]], [2]).hash == expected
+
+
+def test_hash_changes_with_a_token_a_length_and_the_shape():
+    batches = [
+        batch([[5, 6]], [2]),
+        batch([[5, 7]], [2]),
+        batch([[5, 6]], [1]),
+        batch([[5], [6]], [1, 1]),
+    ]
+    assert len({one.hash for one in batches}) == len(batches)
+
+
+def test_hash_ignores_where_the_tokens_came_from_and_how_they_lie_in_memory():
+    tokens = torch.arange(6).reshape(3, 2)
+    transposed = from_tensor(tokens.T.contiguous().T)
+    assert transposed.hash == from_tensor(tokens).hash
+    assert batch([[0, 1], [2, 3], [4, 5]], [2, 2, 2], source="random", seed=3).hash == transposed.hash
+
+
+def test_batches_keep_order_width_and_provenance():
+    five = batch([[i, 0] for i in range(5)], [1, 2, 1, 2, 1], source="random", seed=7)
+    pieces = list(five.batches(2))
+    assert [piece.n_sequences for piece in pieces] == [2, 2, 1]
+    assert torch.equal(torch.cat([piece.tokens for piece in pieces]), five.tokens)
+    assert torch.equal(torch.cat([piece.lengths for piece in pieces]), five.lengths)
+    assert {(piece.source, piece.seed, piece.n_positions) for piece in pieces} == {("random", 7, 2)}
+
+
+def test_batches_refuse_a_size_of_zero_at_once():
+    with pytest.raises(InputError, match="batch size is 0; need at least 1"):
+        batch([[1, 2]], [2]).batches(0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "text"),
+    [
+        (torch.zeros(1, 3, dtype=torch.int32), torch.tensor([3]), "int32 .* Use from_tensor"),
+        (torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), "neither 0"),
+        (torch.zeros(1, 3, dtype=torch.int64), torch.tensor([0]), "lengths go from 0 to 0; need 1 to 3"),
+        (torch.zeros(1, 3, dtype=torch.int64), torch.tensor([4]), "lengths go from 4 to 4; need 1 to 3"),
+        (torch.tensor([[4, -100]]), torch.tensor([1]), "token id -100 is negative"),
+    ],
+)
+def test_a_batch_refuses_what_no_model_can_read(tokens, lengths, text):
+    with pytest.raises(InputError, match=text):
+        TokenBatch(tokens=tokens, lengths=lengths, source="tensor", bos=False, bos_arm="auto", seed=None)
+
+
+def test_a_batch_refuses_an_unknown_bos_arm():
+    with pytest.raises(InputError, match="bos is 'maybe'; need 'auto', 'with' or 'without'"):
+        batch([[1, 2]], [2], bos_arm="maybe")
+
+
+def test_a_batch_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        batch([[1, 2]], [2]).seed = 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+def test_a_tensor_of_any_integers_is_taken_whole(dtype):
+    made = from_tensor(torch.tensor([[4, 5], [6, 7]], dtype=dtype))
+    assert made.tokens.dtype == torch.int64
+    assert made.tokens.tolist() == [[4, 5], [6, 7]]
+    assert made.lengths.tolist() == [2, 2]
+    assert (made.source, made.bos, made.bos_arm, made.seed) == ("tensor", False, "auto", None)
+
+
+def test_a_tensor_is_copied():
+    tokens, lengths = torch.tensor([[4, 5]]), torch.tensor([1])
+    made = from_tensor(tokens, lengths=lengths)
+    tokens[0, 0], lengths[0] = 9, 2
+    assert (made.tokens.tolist(), made.lengths.tolist()) == ([[4, 5]], [1])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "text"),
+    [
+        (torch.zeros(2, 2), None, "tokens are float32 .*need integers"),
+        (torch.ones(2, 2, dtype=torch.bool), None, "tokens are bool .*need integers"),
+        (torch.tensor(3), None, "need two axes"),
+        (torch.tensor([3, 4]), None, r"need two axes, .* tokens\[None\]"),
+        (torch.tensor([[3, 4]]), torch.tensor([1.0]), "lengths are float32 .*need integers"),
+        (torch.tensor([[3, 4]]), torch.tensor([[1]]), "lengths are int64 of shape"),
+        (torch.tensor([[3, 4], [5, 6]]), torch.tensor([2]), r"need int64 of shape \(2,\)"),
+        (torch.zeros(2, 0, dtype=torch.int64), None, "neither 0"),
+        (torch.tensor([[3, 4]]), torch.tensor([3]), "lengths go from 3 to 3; need 1 to 2"),
+        (torch.tensor([[3, 4]]), torch.tensor([0]), "lengths go from 0 to 0; need 1 to 2"),
+    ],
+)
+def test_a_tensor_that_is_no_batch_is_refused(tokens, lengths, text):
+    with pytest.raises(InputError, match=text):
+        from_tensor(tokens, lengths=lengths)

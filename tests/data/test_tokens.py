@@ -1,0 +1,446 @@
+"""Token batches: what is cut where, BOS exactly once or not at all, and no silent substitution."""
+
+import logging
+from itertools import pairwise
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from sink_lens.data.tokens import (
+    bos_id,
+    decode_tokens,
+    from_dataset,
+    from_prompts,
+    from_tensor,
+    from_text,
+    random_tokens,
+    repeated_tokens,
+    tokenizer_adds_bos,
+)
+from sink_lens.errors import InputError
+
+N_BYTES = 256
+
+
+def byte_tokenizer(*, bos="<s>", template="<s> $A", pad=None, eos=None):
+    """One token a byte: id 0 is <s>, 1 </s>, 2 <x>, 3 <pad>, all special; then the 256 bytes by id 4 + rank.
+
+    `template` is what it adds to a text by itself ("$A" alone: nothing).
+    """
+    special = ["<s>", "</s>", "<x>", "<pad>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(special + alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(special)
+    if template != "$A":
+        core.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[(token, i) for i, token in enumerate(special)]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=bos, pad_token=pad, eos_token=eos, model_max_length=32
+    )
+
+
+def plain_tokenizer(**names):
+    """Has a BOS token and does not use it by itself."""
+    return byte_tokenizer(template="$A", **names)
+
+
+def ids_of(text, tokenizer):
+    return tokenizer.convert_tokens_to_ids(list(text))
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# BOS.
+
+
+def test_a_tokenizer_adds_bos_only_with_its_post_processor():
+    assert tokenizer_adds_bos(byte_tokenizer())
+    assert tokenizer_adds_bos(byte_tokenizer(template="<s> $A </s>"))
+    assert not tokenizer_adds_bos(plain_tokenizer())
+    assert not tokenizer_adds_bos(plain_tokenizer(bos=None))
+
+
+def test_a_prefix_that_is_not_bos_does_not_count_as_bos():
+    assert not tokenizer_adds_bos(byte_tokenizer(template="<x> $A"))
+    assert not tokenizer_adds_bos(byte_tokenizer(template="<x> <s> $A"))
+
+
+def test_a_tokenizer_without_a_token_for_the_probe_still_shows_its_bos():
+    # A BPE without an unknown token drops what it does not know, so the probe "a" has no tokens of its own.
+    core = Tokenizer(models.BPE(vocab={"<s>": 0, "w": 1}, merges=[]))
+    core.add_special_tokens(["<s>"])
+    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    assert tokenizer_adds_bos(PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>"))
+
+
+def test_bos_id_is_none_without_a_bos():
+    assert bos_id(byte_tokenizer()) == 0
+    assert bos_id(plain_tokenizer(bos=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("adds", "arm", "expected"),
+    [
+        (True, "auto", True),
+        (False, "auto", False),
+        (True, "with", True),
+        (False, "with", True),
+        (True, "without", False),
+        (False, "without", False),
+    ],
+)
+def test_every_arm_has_bos_once_or_not_at_all(adds, arm, expected):
+    tokenizer = byte_tokenizer() if adds else plain_tokenizer()
+    made = [
+        from_text("abcdefgh", tokenizer, sequences=2, length=4, bos=arm),
+        from_prompts(["abc", "defgh"], tokenizer, bos=arm),
+        random_tokens(tokenizer, sequences=2, length=4, generator=generator(), bos=arm),
+        repeated_tokens(tokenizer, sequences=2, length=4, generator=generator(), bos=arm),
+        from_dataset([{"text": "abcdefgh"}], tokenizer, sequences=2, length=4, bos=arm),
+    ]
+    for one in made:
+        assert one.bos is expected
+        assert one.bos_arm == arm
+        assert ((one.tokens == 0) & one.valid).sum(dim=1).tolist() == [int(expected)] * 2
+        assert (one.tokens[:, 0] == 0).tolist() == [expected] * 2
+
+
+def test_auto_equals_the_tokenizers_own_ids():
+    for tokenizer in (byte_tokenizer(), plain_tokenizer()):
+        prompt = from_prompts(["Call me"], tokenizer)
+        assert prompt.tokens[0].tolist() == tokenizer("Call me")["input_ids"]
+
+
+def test_with_is_refused_without_a_bos_token():
+    with pytest.raises(InputError, match="bos is 'with', but there is no BOS token"):
+        from_text("abcdefgh", plain_tokenizer(bos=None), sequences=1, length=4, bos="with")
+    with pytest.raises(InputError, match="there is no BOS token"):
+        random_tokens(None, sequences=1, length=4, generator=generator(), bos="with", vocab_size=9)
+
+
+def test_auto_is_refused_where_the_tokenizer_adds_something_else():
+    tokenizer = byte_tokenizer(template="<x> <s> $A")
+    with pytest.raises(InputError, match=r"puts ids \[2, 0\] in front of a text, and its BOS token is 0"):
+        from_prompts(["abc"], tokenizer)
+    assert from_prompts(["abc"], tokenizer, bos="with").tokens[0, 0] == 0
+
+
+@pytest.mark.parametrize("arm", ["auto", "with", "without"])
+@pytest.mark.parametrize("text", ["<s>abcdefgh", " \n<s>abcdefgh"])
+def test_a_text_that_begins_with_bos_is_refused_in_every_arm(arm, text):
+    for tokenizer in (byte_tokenizer(), plain_tokenizer()):
+        with pytest.raises(InputError, match="prompt 1 itself begins with the BOS token '<s>'"):
+            from_prompts(["ok", text], tokenizer, bos=arm)
+        with pytest.raises(
+            InputError, match="sequence 0 of the text 'text' itself begins with the BOS token"
+        ):
+            from_text(text, tokenizer, sequences=1, length=6, bos=arm)
+        with pytest.raises(InputError, match="sequence 0 of the data set 'iterable' itself begins"):
+            from_dataset([{"text": text}], tokenizer, sequences=1, length=6, bos=arm)
+
+
+def test_bos_inside_a_text_is_left_alone():
+    made = from_prompts(["ab<s>c"], plain_tokenizer(), bos="without")
+    assert made.tokens[0].tolist()[2] == 0
+    assert not made.bos
+
+
+def test_an_unknown_arm_is_refused():
+    with pytest.raises(InputError, match="bos is 'yes'; need 'auto', 'with' or 'without'"):
+        from_prompts(["abc"], plain_tokenizer(), bos="yes")
+
+
+# Text.
+
+
+def test_sequences_start_evenly_over_the_whole_text():
+    tokenizer = plain_tokenizer()
+    # 10 tokens, 3 sequences of 3: they begin at floor(0/3), floor(10/3), floor(20/3) = 0, 3, 6.
+    made = from_text("abcdefghij", tokenizer, sequences=3, length=3)
+    assert made.tokens.tolist() == [ids_of(piece, tokenizer) for piece in ("abc", "def", "ghi")]
+    # 2 sequences of 3 begin at 0 and 5, so "d", "e", "i" and "j" are in none.
+    made = from_text("abcdefghij", tokenizer, sequences=2, length=3)
+    assert made.tokens.tolist() == [ids_of(piece, tokenizer) for piece in ("abc", "fgh")]
+
+
+def test_bos_counts_as_part_of_the_length():
+    tokenizer = byte_tokenizer()
+    # Of length 3 with BOS, 2 tokens are text: 3 x 2 = 6 of 7, from floor(7i/3) = 0, 2, 4.
+    made = from_text("abcdefg", tokenizer, sequences=3, length=3)
+    assert made.tokens.tolist() == [[0, *ids_of(piece, tokenizer)] for piece in ("ab", "cd", "ef")]
+    assert made.lengths.tolist() == [3, 3, 3]
+
+
+@settings(deadline=None, max_examples=50)
+@given(n=st.integers(2, 90), sequences=st.integers(1, 20), length=st.integers(2, 12))
+def test_sequences_are_consecutive_and_never_overlap(n, sequences, length):
+    tokenizer = plain_tokenizer()
+    # Printable ASCII in ascending order, so that every token names its own place in the text.
+    text = "".join(chr(33 + i) for i in range(n))
+    ids = ids_of(text, tokenizer)
+    assert len(set(ids)) == n
+    if n < sequences * length:
+        with pytest.raises(InputError, match=rf"has {n} tokens; need .*\({n // length} would fit\)"):
+            from_text(text, tokenizer, sequences=sequences, length=length)
+        return
+    made = from_text(text, tokenizer, sequences=sequences, length=length)
+    starts = [index * n // sequences for index in range(sequences)]
+    assert made.tokens.tolist() == [ids[start : start + length] for start in starts]
+    assert all(after - before >= length for before, after in pairwise(starts))
+
+
+def test_text_says_its_name_and_no_seed():
+    made = from_text("abcdefgh", plain_tokenizer(), sequences=1, length=4, name="whale")
+    assert (made.source, made.seed) == ("text:whale", None)
+
+
+def test_a_text_too_short_for_the_sequences_says_how_many_would_fit():
+    with pytest.raises(InputError, match=r"has 10 tokens; need 4 x 3 = 12 .* \(3 would fit\)"):
+        from_text("abcdefghij", plain_tokenizer(), sequences=4, length=3)
+    # With BOS 10 // 2 = 5 would fit.
+    with pytest.raises(InputError, match=r"need 6 x 2 = 12 for sequences of 3 with BOS \(5 would fit\)"):
+        from_text("abcdefghij", byte_tokenizer(), sequences=6, length=3)
+
+
+@pytest.mark.parametrize("text", ["", "abc"])
+def test_a_text_too_short_for_one_sequence_is_refused(text):
+    with pytest.raises(InputError, match=rf"has {len(text)} tokens; need 1 x 4 = 4 .*\(0 would fit\)"):
+        from_text(text, plain_tokenizer(), sequences=1, length=4)
+
+
+@pytest.mark.parametrize(("sequences", "length", "text"), [(0, 4, "0 sequences"), (1, 1, "the length is 1")])
+def test_fewer_than_one_sequence_or_two_tokens_are_refused(sequences, length, text):
+    tokenizer = plain_tokenizer()
+    size = {"sequences": sequences, "length": length}
+    with pytest.raises(InputError, match=text):
+        from_text("abcdefgh", tokenizer, **size)
+    with pytest.raises(InputError, match=text):
+        from_dataset([{"text": "abcdefgh"}], tokenizer, **size)
+    with pytest.raises(InputError, match=text):
+        random_tokens(tokenizer, generator=generator(), **size)
+    with pytest.raises(InputError, match=text):
+        repeated_tokens(tokenizer, generator=generator(), **size)
+
+
+def test_a_text_longer_than_the_models_context_gives_no_warning():
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        tokenizer = plain_tokenizer()
+        assert tokenizer.model_max_length == 32
+        from_text("a" * 100, tokenizer, sequences=2, length=8)
+        assert records == []
+        # The same text read without care does warn, so the silence above is ours.
+        tokenizer("a" * 100)
+        assert ["longer than the specified maximum" in record.getMessage() for record in records] == [True]
+    finally:
+        logger.removeHandler(handler)
+
+
+# Prompts.
+
+
+def test_prompts_of_unequal_length_are_padded_on_the_right():
+    tokenizer = byte_tokenizer(pad="<pad>", eos="</s>")
+    made = from_prompts(["abcd", "e"], tokenizer)
+    assert made.tokens.tolist() == [
+        [0, *ids_of("abcd", tokenizer)],
+        [0, *ids_of("e", tokenizer), 3, 3, 3],
+    ]
+    assert made.lengths.tolist() == [5, 2]
+    assert (made.source, made.seed) == ("prompts", None)
+
+
+@pytest.mark.parametrize(
+    ("pad", "eos", "expected"), [("<pad>", "</s>", 3), (None, "</s>", 1), (None, None, 0)]
+)
+def test_padding_is_the_pad_token_else_eos_else_zero(pad, eos, expected):
+    made = from_prompts(["abcd", "ef"], plain_tokenizer(pad=pad, eos=eos))
+    assert made.tokens[1, 2:].tolist() == [expected, expected]
+
+
+def test_an_end_token_that_the_tokenizer_would_add_is_left_out():
+    tokenizer = byte_tokenizer(template="<s> $A </s>", eos="</s>")
+    assert from_prompts(["ab"], tokenizer).tokens[0].tolist() == [0, *ids_of("ab", tokenizer)]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "text"),
+    [
+        ([], "there is no prompt"),
+        (["abc", ""], r"prompt 1 \(''\) has no tokens"),
+        (["a"], "prompt 0 .* is a single token; need at least 2"),
+        ("abc", "prompts is one string; need a list"),
+    ],
+)
+def test_prompts_that_hold_nothing_are_refused(prompts, text):
+    with pytest.raises(InputError, match=text):
+        from_prompts(prompts, plain_tokenizer())
+
+
+# Drawn tokens.
+
+
+def test_random_tokens_are_uniform_over_the_ordinary_ids():
+    made = random_tokens(plain_tokenizer(), sequences=256, length=256, generator=generator())
+    counts = torch.bincount(made.tokens.flatten(), minlength=4 + N_BYTES)
+    assert counts[:4].tolist() == [0, 0, 0, 0]
+    # 65,536 draws of 256 ids: 256 each, standard deviation sqrt(65536 * 1/256 * 255/256) = 15.97; 5 of them.
+    assert (counts[4:] - 256).abs().max() < 5 * 15.97
+
+
+def test_random_tokens_leave_out_special_ids_that_no_role_names():
+    # <x> has no role (not bos, eos, pad), so all_special_ids may not have it; it is special all the same.
+    tokenizer = plain_tokenizer(bos=None)
+    made = random_tokens(tokenizer, sequences=64, length=256, generator=generator())
+    assert made.tokens.min() >= 4
+
+
+def test_drawn_tokens_stay_below_the_models_vocabulary():
+    made = random_tokens(plain_tokenizer(), sequences=8, length=64, generator=generator(), vocab_size=6)
+    assert made.tokens.unique().tolist() == [4, 5]
+    made = random_tokens(plain_tokenizer(), sequences=8, length=64, generator=generator(), vocab_size=10**6)
+    assert made.tokens.max() < 4 + N_BYTES
+
+
+def test_without_a_tokenizer_the_vocabulary_is_drawn_from():
+    made = random_tokens(None, sequences=16, length=64, generator=generator(), vocab_size=3)
+    assert made.tokens.unique().tolist() == [0, 1, 2]
+    assert not made.bos
+
+
+def test_the_same_generator_state_draws_the_same_tokens_and_the_seed_is_recorded():
+    one, two, other = (
+        random_tokens(plain_tokenizer(), sequences=4, length=16, generator=generator(seed))
+        for seed in (11, 11, 12)
+    )
+    assert one.hash == two.hash != other.hash
+    assert (one.source, one.seed) == ("random", 11)
+
+
+def test_drawing_leaves_the_global_random_state_alone():
+    before = torch.get_rng_state()
+    random_tokens(plain_tokenizer(), sequences=4, length=16, generator=generator())
+    repeated_tokens(plain_tokenizer(), sequences=4, length=16, generator=generator())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_repeated_tokens_hold_one_ordinary_id_a_sequence():
+    made = repeated_tokens(byte_tokenizer(), sequences=32, length=9, generator=generator(5))
+    body = made.tokens[:, 1:]
+    assert torch.equal(body, body[:, :1].expand_as(body))
+    assert body.min() >= 4
+    assert body[:, 0].unique().numel() > 16
+    assert (made.source, made.seed, made.n_positions) == ("repeated", 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size", "text"),
+    [
+        (None, None, "no tokenizer and no vocab_size"),
+        (None, 0, "vocab_size is 0; need at least 1"),
+        (plain_tokenizer(), 4, "no ordinary token below vocab_size"),
+    ],
+)
+def test_drawing_from_nothing_is_refused(tokenizer, vocab_size, text):
+    with pytest.raises(InputError, match=text):
+        random_tokens(tokenizer, sequences=1, length=4, generator=generator(), vocab_size=vocab_size)
+
+
+# Data sets.
+
+
+def test_documents_are_joined_by_an_empty_line_and_read_no_further_than_needed():
+    tokenizer = plain_tokenizer()
+
+    def rows():
+        yield from ({"text": "abc"}, {"text": ""}, {"text": "def"})
+        raise AssertionError("read on although there were enough tokens")
+
+    made = from_dataset(rows(), tokenizer, sequences=2, length=3)
+    # "abc\n\ndef" has 8 tokens; the sequences begin at 0 and 4: "abc" and "\ndef"[:3].
+    assert [tokenizer.decode(row) for row in made.tokens.tolist()] == ["abc", "\nde"]
+    assert made.source == "dataset:iterable"
+
+
+def test_a_hugging_face_data_set_gives_its_column_and_its_name():
+    dataset = Dataset.from_dict({"id": [1, 2], "body": ["abcdef", "ghijkl"]})
+    dataset.info.dataset_name = "toy"
+    made = from_dataset(dataset, plain_tokenizer(), column="body", sequences=2, length=6)
+    assert (made.source, made.n_sequences) == ("dataset:toy", 2)
+    named = from_dataset(dataset, plain_tokenizer(), column="body", sequences=2, length=6, name="mine")
+    assert named.source == "dataset:mine"
+    assert named.hash == made.hash
+
+
+def test_a_missing_column_is_refused_with_those_that_exist():
+    with pytest.raises(InputError, match="has the columns id, body, not 'text'; need the one with the text"):
+        from_dataset([{"id": 1, "body": "abc"}], plain_tokenizer(), sequences=1, length=2)
+
+
+def test_a_column_without_text_is_refused():
+    with pytest.raises(InputError, match="column 'id' of row 0 holds a int; need text"):
+        from_dataset([{"id": 1}], plain_tokenizer(), column="id", sequences=1, length=2)
+
+
+def test_a_data_set_of_splits_is_refused():
+    splits = DatasetDict({"train": Dataset.from_dict({"text": ["abcdef"]})})
+    with pytest.raises(InputError, match=r"row 0 of the data set is a str; .* Give one split"):
+        from_dataset(splits, plain_tokenizer(), sequences=1, length=2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"), [([], 0), ([{"text": ""}], 0), ([{"text": "ab"}, {"text": "c"}], 5)]
+)
+def test_a_data_set_with_too_few_tokens_is_refused(rows, found):
+    with pytest.raises(InputError, match=f"the data set 'iterable' has {found} tokens; need 2 x 4 = 8"):
+        from_dataset(rows, plain_tokenizer(), sequences=2, length=4)
+
+
+def test_a_tensor_has_bos_only_where_every_sequence_begins_with_it():
+    assert from_tensor(torch.tensor([[0, 5], [0, 6]]), tokenizer=plain_tokenizer()).bos
+    assert not from_tensor(torch.tensor([[0, 5], [6, 0]]), tokenizer=plain_tokenizer()).bos
+    assert not from_tensor(torch.tensor([[0, 5]]), tokenizer=plain_tokenizer(bos=None)).bos
+
+
+# Decoding.
+
+
+def test_decoding_gives_one_row_per_real_token():
+    tokenizer = byte_tokenizer(pad="<pad>")
+    table = decode_tokens(from_prompts(["ab", "c"], tokenizer), tokenizer)
+    assert list(table.columns) == ["sequence", "position", "token_id", "text"]
+    assert table["sequence"].tolist() == [0, 0, 0, 1, 1]
+    assert table["position"].tolist() == [0, 1, 2, 0, 1]
+    assert table["text"].tolist() == ["<s>", "a", "b", "<s>", "c"]
+    assert table["token_id"].tolist()[1:3] == ids_of("ab", tokenizer)
+
+
+def test_decoding_never_fails_on_an_id_outside_the_vocabulary():
+    made = from_tensor(torch.tensor([[4 + N_BYTES, 2**40]]))
+    assert decode_tokens(made, byte_tokenizer())["text"].tolist() == ["<260>", f"<{2**40}>"]
+
+
+def test_decoding_half_a_character_gives_a_replacement_character():
+    # The em dash is three bytes, so three tokens, none of which is a character.
+    tokenizer = plain_tokenizer()
+    assert decode_tokens(from_prompts(["—"], tokenizer), tokenizer)["text"].tolist() == ["\ufffd"] * 3
+
+
+def test_decoding_without_a_tokenizer_gives_the_ids():
+    assert decode_tokens(from_tensor(torch.tensor([[7, 8]]), lengths=torch.tensor([1])), None)[
+        "text"
+    ].tolist() == ["<7>"]

@@ -1,0 +1,234 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sink_lens.errors import InputError
+from sink_lens.measures.attention import (
+    effective_tokens,
+    entropy,
+    gini,
+    key_rank,
+    mean_rows,
+    null_mass,
+    sink_mass,
+    sink_rate,
+    sink_score,
+)
+
+
+def uniform_pattern(n):
+    return torch.tril(torch.ones(n, n)) / torch.arange(1, n + 1)[:, None]
+
+
+def random_pattern(seed, *, batch=2, heads=3, n=12):
+    generator = torch.Generator().manual_seed(seed)
+    scores = 3 * torch.randn(batch, heads, n, n, generator=generator)
+    hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, -math.inf).softmax(-1)
+
+
+def all_valid(batch, n):
+    return torch.ones(batch, n, dtype=torch.bool)
+
+
+seeds = st.integers(0, 10_000)
+
+
+def test_three_uniform_rows_score_eleven_eighteenths():
+    # Rows [1], [1/2 1/2], [1/3 1/3 1/3]: key 0 gets 1, 1/2, 1/3; (1 + 1/2 + 1/3) / 3 = (11/6) / 3 = 11/18.
+    column = uniform_pattern(3)[None, None, :, 0]
+    score = sink_score(column, valid=all_valid(1, 3), key=0, min_queries=1)
+    assert score.item() == pytest.approx(11 / 18)
+
+
+def test_three_uniform_rows_have_mass_five_twelfths():
+    # Queries after key 0 give it 1/2 and 1/3; (5/6) / 2 = 5/12.
+    column = uniform_pattern(3)[None, None, :, 0]
+    assert sink_mass(column, valid=all_valid(1, 3), key=0).item() == pytest.approx(5 / 12)
+
+
+@pytest.mark.parametrize("n", [16, 64])
+def test_uniform_pattern_has_no_sink_at_any_key(n):
+    pattern = uniform_pattern(n)
+    for key in range(n):
+        score = sink_score(pattern[None, None, :, key], valid=all_valid(1, n), key=key)
+        rate = sink_rate(score, threshold=0.3)
+        assert rate.isnan().all() or rate.item() == 0
+
+
+def test_a_head_that_always_attends_to_itself_scores_high_only_where_it_is_not_counted():
+    # The identity pattern: key k gets 1 from itself and 0 from the n - 1 - k others: 1 / (n - k). With at
+    # least 8 queries that is at most 1/8; the last key alone would score 1, the tail artefact.
+    eye = torch.eye(20)
+    scores = [
+        sink_score(eye[None, None, :, key], valid=all_valid(1, 20), key=key).item() for key in range(20)
+    ]
+    assert scores[12] == pytest.approx(1 / 8)
+    assert all(math.isnan(score) for score in scores[13:])
+    last = sink_score(eye[None, None, :, 19], valid=all_valid(1, 20), key=19, min_queries=1)
+    assert last.item() == 1
+
+
+def test_padding_is_ignored():
+    column = random_pattern(0)[..., 0]
+    valid = all_valid(2, 12)
+    valid[1, 9:] = False
+    polluted = column.clone()
+    polluted[1, :, 9:] = math.nan
+    for measure in (sink_score, sink_mass):
+        found = measure(polluted, valid=valid, key=0)
+        alone = measure(column[1:, :, :9], valid=all_valid(1, 9), key=0)
+        assert torch.equal(found[1:], alone)
+
+
+def test_a_key_in_the_padding_is_nan():
+    valid = torch.tensor([[True] * 4 + [False] * 8])
+    column = torch.ones(1, 2, 12)
+    assert sink_score(column, valid=valid, key=5, min_queries=1).isnan().all()
+    assert sink_mass(column, valid=valid, key=5).isnan().all()
+
+
+def test_no_later_query_has_no_mass():
+    assert sink_mass(torch.ones(1, 1, 3), valid=all_valid(1, 3), key=2).isnan().all()
+
+
+@pytest.mark.parametrize("measure", [sink_score, sink_mass])
+def test_a_key_outside_the_sequence_is_refused(measure):
+    with pytest.raises(InputError, match="key position -1 is outside the sequence"):
+        measure(torch.ones(1, 1, 3), valid=all_valid(1, 3), key=-1)
+
+
+def test_the_rate_is_strict_per_sequence_and_leaves_out_nan():
+    # Head 0: 0.5 and 0.3 over 0.3 -> 1 of 2 (0.3 itself is not over it). Head 1: nan and 0.9 -> 1 of 1.
+    score = torch.tensor([[0.5, math.nan], [0.25, 0.9]])
+    assert sink_rate(score, threshold=0.25).tolist() == [0.5, 1.0]
+    assert sink_rate(torch.full((2, 1), math.nan), threshold=0.3).isnan().all()
+
+
+def test_entropy_and_effective_tokens_by_hand():
+    # [1/2 1/4 1/4 0]: entropy = 1/2 log 2 + 2 * 1/4 log 4 = 1.5 log 2; sum of squares = 1/4 + 2/16 = 3/8.
+    rows = torch.tensor([0.5, 0.25, 0.25, 0.0])[None, None, None]
+    assert entropy(rows).item() == pytest.approx(1.5 * math.log(2))
+    assert effective_tokens(rows).item() == pytest.approx(8 / 3)
+
+
+def test_a_uniform_row_has_log_n_nats_and_n_tokens():
+    rows = uniform_pattern(5)[None, None]
+    n = torch.arange(1, 6).float()
+    torch.testing.assert_close(entropy(rows)[0, 0], n.log())
+    torch.testing.assert_close(effective_tokens(rows)[0, 0], n)
+
+
+def test_a_row_of_zeros_has_no_effective_number():
+    assert effective_tokens(torch.zeros(1, 1, 1, 4)).isnan().all()
+
+
+def test_rank_counts_strictly_larger_keys():
+    rows = torch.tensor([[0.4, 0.2, 0.4], [0.3, 0.3, 0.4]])[None, None]
+    # Key 0: nothing over 0.4; 0.4 is over 0.3. Key 1: two over 0.2; one over 0.3.
+    assert key_rank(rows, key=0).tolist() == [[[0, 1]]]
+    assert key_rank(rows, key=1).tolist() == [[[2, 1]]]
+
+
+def test_gini_by_hand():
+    # Visible [0.1 0.2 0.7]: 2 (1*0.1 + 2*0.2 + 3*0.7) / (3 * 1) - 4/3 = 5.2/3 - 4/3 = 0.4.
+    # [0 0 1]: 2 * 3 / 3 - 4/3 = 2/3 = 1 - 1/3. A uniform row has 0. One key: nan.
+    rows = torch.tensor(
+        [[0.7, 0.1, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]]
+    )
+    found = gini(rows[None, None], row_positions=torch.tensor([2, 2, 3, 0]))[0, 0]
+    assert found[:3].tolist() == pytest.approx([0.4, 2 / 3, 0.0], abs=1e-6)
+    assert found[3].isnan()
+
+
+def test_gini_is_the_mean_difference_of_the_visible_keys():
+    pattern = random_pattern(1)
+    found = gini(pattern, row_positions=torch.arange(12))
+    for row in range(1, 12):
+        visible = pattern[0, 0, row, : row + 1].double()
+        n = row + 1
+        total = sum(abs(a - b) for a in visible.tolist() for b in visible.tolist())
+        # Gini = mean absolute difference over twice the mean; the mean of a row is 1 / n.
+        assert found[0, 0, row].item() == pytest.approx(total / n**2 / (2 / n), abs=1e-5)
+
+
+def test_null_mass_is_what_a_row_lacks():
+    rows = torch.tensor([[0.5, 0.25], [0.5, 0.5], [0.5, 0.505], [0.9, 0.9]])[None, None]
+    found = null_mass(rows)[0, 0]
+    # 1 - 0.75; exact; 0.005 over 1 is rounding of a half type; 1.8 is no softmax.
+    assert found[:3].tolist() == [0.25, 0.0, 0.0]
+    assert found[3].isnan()
+
+
+def test_the_mean_leaves_out_padded_and_undefined_rows():
+    per_row = torch.tensor([[[1.0, math.nan, 3.0, 100.0]], [[math.nan, 2.0, 4.0, 6.0]]])
+    row_valid = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    found = mean_rows(per_row, row_valid=row_valid)
+    assert found[0].item() == 2.0  # (1 + 3) / 2
+    assert found[1].isnan()  # only an undefined row is left
+    ranks = torch.tensor([[[0, 1, 5, 9]]])
+    assert mean_rows(ranks, row_valid=row_valid[:1]).item() == 2.0  # (0 + 1 + 5) / 3
+
+
+@settings(deadline=None, max_examples=25)
+@given(seeds, st.integers(0, 11))
+def test_score_and_mass_are_the_nested_loops(seed, key):
+    pattern = random_pattern(seed)
+    lengths = [12, 10]
+    valid = torch.arange(12) < torch.tensor(lengths)[:, None]
+    score = sink_score(pattern[..., key], valid=valid, key=key, min_queries=3)
+    mass = sink_mass(pattern[..., key], valid=valid, key=key)
+    for batch, length in enumerate(lengths):
+        for head in range(3):
+            seen = [pattern[batch, head, query, key].item() for query in range(key, length)]
+            if len(seen) < 3:
+                assert score[batch, head].isnan()
+            else:
+                assert score[batch, head].item() == pytest.approx(sum(seen) / len(seen), abs=1e-6)
+            later = seen[1:]
+            if later:
+                assert mass[batch, head].item() == pytest.approx(sum(later) / len(later), abs=1e-6)
+            else:
+                assert mass[batch, head].isnan()
+
+
+@settings(deadline=None, max_examples=25)
+@given(seeds)
+def test_permuting_heads_permutes_results(seed):
+    pattern = random_pattern(seed)
+    order = torch.tensor([2, 0, 1])
+    positions, valid = torch.arange(12), all_valid(2, 12)
+    for measure in (
+        lambda p: sink_score(p[..., 0], valid=valid, key=0),
+        lambda p: sink_mass(p[..., 0], valid=valid, key=0),
+        entropy,
+        effective_tokens,
+        lambda p: key_rank(p, key=1),
+        lambda p: gini(p, row_positions=positions),
+        null_mass,
+    ):
+        torch.testing.assert_close(
+            measure(pattern[:, order]), measure(pattern)[:, order], rtol=0, atol=0, equal_nan=True
+        )
+
+
+@settings(deadline=None, max_examples=25)
+@given(seeds)
+def test_a_batch_is_its_sequences_one_by_one(seed):
+    pattern = random_pattern(seed, batch=3)
+    for measure in (entropy, effective_tokens, lambda p: gini(p, row_positions=torch.arange(12))):
+        whole = measure(pattern)
+        parts = torch.cat([measure(pattern[i : i + 1]) for i in range(3)])
+        torch.testing.assert_close(whole, parts, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_float32(dtype):
+    # 4,096 queries of 1: a float16 running sum would stall at 2,048.
+    column = torch.ones(1, 1, 4096, dtype=dtype)
+    score = sink_score(column, valid=all_valid(1, 4096), key=0)
+    assert score.dtype == torch.float32
+    assert score.item() == 1.0

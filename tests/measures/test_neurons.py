@@ -1,0 +1,188 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kurtosis, spearmanr
+
+from sink_lens.errors import InputError
+from sink_lens.measures.neurons import (
+    agreement,
+    column_kurtosis,
+    contribution_share,
+    contributions,
+    norm_rank,
+    row_norms,
+    selectivity,
+    spike_ratio,
+    super_neurons,
+    top_dimensions,
+)
+
+
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_contributions_by_hand():
+    # Activations 2 and -3, entries 5 and 7: 10 and -21. Scale 1/2 and gain 4 double them.
+    activations, weights = torch.tensor([[2.0, -3.0]]), torch.tensor([5.0, 7.0])
+    assert contributions(activations, weights=weights).tolist() == [[10.0, -21.0]]
+    scaled = contributions(activations, weights=weights, scale=torch.tensor([0.5]), gain=4.0)
+    assert scaled.tolist() == [[20.0, -42.0]]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.integers(0, 5))
+def test_contributions_sum_to_the_mlp_output(seed, dimension):
+    w_down, activations = draw(seed, 6, 9).double(), draw(seed + 1, 4, 9).double()
+    output = activations @ w_down.T
+    terms = contributions(activations, weights=w_down[dimension])
+    torch.testing.assert_close(terms.sum(-1), output[:, dimension])
+
+
+def test_contributions_sum_through_an_rms_norm_after_the_sublayer():
+    w_down, activations, weight = draw(0, 6, 9).double(), draw(1, 4, 9).double(), draw(2, 6).double()
+    output = activations @ w_down.T
+    normed = torch.nn.functional.rms_norm(output, (6,), weight, eps=1e-6)
+    scale = (output.square().mean(-1) + 1e-6).rsqrt()
+    terms = contributions(activations, weights=w_down[2], scale=scale, gain=weight[2].item())
+    torch.testing.assert_close(terms.sum(-1), normed[:, 2])
+
+
+def test_contributions_sum_through_a_centring_norm_after_the_sublayer():
+    w_down, activations, weight = draw(0, 6, 9).double(), draw(1, 4, 9).double(), draw(2, 6).double()
+    output = activations @ w_down.T
+    normed = torch.nn.functional.layer_norm(output, (6,), weight, eps=1e-6)
+    scale = (output.var(-1, unbiased=False) + 1e-6).rsqrt()
+    terms = contributions(
+        activations,
+        weights=w_down[2],
+        scale=scale,
+        gain=weight[2].item(),
+        mean_weights=w_down.mean(0),
+    )
+    torch.testing.assert_close(terms.sum(-1), normed[:, 2])
+
+
+def test_a_product_that_overflows_float16_does_not():
+    terms = contributions(torch.tensor([[24_000.0]]).half(), weights=torch.tensor([30.0]).half())
+    assert terms.tolist() == [[720_000.0]]
+
+
+def test_the_share_is_a_ratio_of_means():
+    # Means of the terms: 3 and 1; mean change (2 + 6) / 2 = 4: shares 3/4 and 1/4.
+    terms = torch.tensor([[2.0, 0.0], [4.0, 2.0]])
+    share = contribution_share(terms, change=torch.tensor([2.0, 6.0]))
+    assert share.tolist() == [0.75, 0.25]
+    assert contribution_share(terms, change=torch.tensor([1.0, -1.0])).isnan().all()
+
+
+def test_super_neurons_reach_the_share_and_nan_never_does():
+    shares = torch.tensor([0.5, 0.25, 0.2, -0.5, math.nan])
+    assert super_neurons(shares, share=0.25).tolist() == [True, True, False, False, False]
+
+
+def test_the_spike_ratio_by_hand():
+    # |-6| and |2| at the sink: mean 4; elsewhere 1 and 3: mean 2. Fires only there: infinite. Never: nan.
+    at_key = torch.tensor([[-6.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
+    elsewhere = torch.tensor([[1.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
+    found = spike_ratio(at_key, elsewhere=elsewhere)
+    assert found[:2].tolist() == [2.0, math.inf]
+    assert found[2].isnan()
+
+
+def test_row_norms_and_their_ranks():
+    # 3-4-5; 5-12-13; a row of 24,000s whose square overflows float16: 24,000 sqrt 2.
+    w = torch.tensor([[3.0, 4.0], [5.0, 12.0], [24_000.0, 24_000.0]]).half()
+    norms = row_norms(w)
+    assert norms.tolist() == pytest.approx([5.0, 13.0, 24_000 * math.sqrt(2)])
+    assert norm_rank(norms).tolist() == [3, 2, 1]
+
+
+def test_selectivity_by_hand():
+    # x = [3 4], gate row [1 0], up row [1 1]: cosine 3/5, gate 3, up 7.
+    found = selectivity(
+        torch.tensor([[[3.0, 4.0], [0.0, 0.0]]]),
+        gate_row=torch.tensor([1.0, 0.0]),
+        up_row=torch.tensor([1.0, 1.0]),
+    )
+    assert found.cosine[0, 0].item() == pytest.approx(0.6)
+    assert found.gate[0].tolist() == [3.0, 0.0]
+    assert found.up[0].tolist() == [7.0, 0.0]
+    assert found.cosine[0, 1].isnan()
+
+
+def test_selectivity_of_half_inputs_does_not_overflow():
+    x = torch.full((1, 1, 4), 24_000.0).half()
+    found = selectivity(x, gate_row=torch.ones(4).half(), up_row=torch.ones(4).half())
+    assert found.cosine.item() == pytest.approx(1.0)
+    assert found.gate.item() == 96_000.0
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-12, 1e6])
+def test_column_kurtosis_is_scipys_whatever_the_size_of_the_weights(size):
+    w_down = draw(0, 50, 7) * size
+    w_down[3, 2] += 40 * size
+    expected = kurtosis(w_down.double().numpy(), axis=0)
+    np.testing.assert_allclose(column_kurtosis(w_down).numpy(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(column_kurtosis(w_down, chunk=2), column_kurtosis(w_down))
+
+
+def test_the_extremes_of_column_kurtosis():
+    # One entry of 5: mean 0.2, m2 = (0.64 + 4 * 0.04) / 5 = 0.16, m4 = (0.4096 + 4 * 0.0016) / 5 = 0.0832;
+    # 0.0832 / 0.0256 - 3 = 0.25 = n - 5 + 1/(n - 1). Half and half +-1: 1 - 3 = -2.
+    sparse = torch.tensor([1.0, 0, 0, 0, 0])[:, None]
+    assert column_kurtosis(sparse).item() == pytest.approx(0.25, abs=1e-5)
+    assert column_kurtosis(torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]).item() == pytest.approx(-2)
+    assert column_kurtosis(torch.full((5, 1), 0.1)).isnan().all()
+
+
+def test_top_dimensions_are_by_magnitude():
+    w_down = torch.tensor([[1.0, 0.0], [-9.0, 0.0], [5.0, 7.0]])
+    assert top_dimensions(w_down, neuron=0, k=2).tolist() == [1, 2]
+    assert top_dimensions(w_down, neuron=0, k=10).tolist() == [1, 2, 0]
+
+
+def test_agreement_by_hand():
+    # Top 2 of a: neurons 0, 1; of b: 1, 2. One in both, three in either. Spearman: 1 - 6 sum d^2 / (n^3 - n),
+    # d = -2, 1, 1, 0: sum d^2 = 6: 1 - 36/60 = 0.4.
+    a, b = torch.tensor([1, 2, 3, 4]), torch.tensor([3, 1, 2, 4])
+    found = agreement(a, b, k=2)
+    assert found.jaccard == pytest.approx(1 / 3)
+    assert found.spearman == pytest.approx(0.4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=15))
+def test_agreement_is_scipys_spearman_with_ties(pairs):
+    a = norm_rank(torch.tensor([float(x) for x, _ in pairs]))
+    b = norm_rank(torch.tensor([float(y) for _, y in pairs]))
+    found = agreement(a, b, k=2)
+    if len(set(a.tolist())) == 1 or len(set(b.tolist())) == 1:
+        assert math.isnan(found.spearman)
+    else:
+        assert found.spearman == pytest.approx(spearmanr(a.numpy(), b.numpy())[0], abs=1e-9)
+    assert 0 <= found.jaccard <= 1
+
+
+def test_scores_in_place_of_ranks_are_refused():
+    ranks = torch.tensor([1, 2])
+    with pytest.raises(InputError, match=r"found scores .*; need integer ranks, 1 = the top"):
+        agreement(ranks, torch.tensor([0.5, 0.25]), k=1)
+    with pytest.raises(InputError, match="found k = 0"):
+        agreement(ranks, ranks, k=0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000))
+def test_permuting_neurons_permutes_results(seed):
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(seed))
+    w_down, activations = draw(seed, 6, 9), draw(seed + 1, 4, 9)
+    terms = contributions(activations, weights=w_down[0])
+    assert torch.equal(contributions(activations[:, order], weights=w_down[0, order]), terms[:, order])
+    torch.testing.assert_close(column_kurtosis(w_down[:, order]), column_kurtosis(w_down)[order])
+    norms = row_norms(w_down.T)
+    assert torch.equal(norm_rank(norms[order]), norm_rank(norms)[order])

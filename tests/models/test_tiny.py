@@ -1,0 +1,286 @@
+"""The tiny models have their family's parts, a test can see each, and the planted sink is there."""
+
+import random
+
+import pytest
+import torch
+
+from sink_lens.errors import InputError, ModelError
+from sink_lens.models.tiny import (
+    BOS_ID,
+    TINY_FAMILIES,
+    VOCAB_SIZE,
+    WINDOW,
+    planted,
+    tiny,
+    tiny_tokenizer,
+)
+
+WINDOWED = ("mistral", "gemma2", "gemma3", "phi3", "gpt_oss")
+GROUPED = tuple(family for family in TINY_FAMILIES if family not in ("gpt2", "gpt_neox", "opt"))
+LENGTH = 24
+
+
+def tokens(batch: int = 2, length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(3, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def logits(model, ids):
+    return model(ids).logits
+
+
+@torch.no_grad()
+def patterns(model, ids):
+    """[layer, batch, head, query, key]."""
+    model.set_attn_implementation("eager")
+    return torch.stack(model(ids, output_attentions=True).attentions)
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_the_twelve_families_are_there():
+    assert set(TINY_FAMILIES) == {
+        *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2"),
+        *("gpt2", "gpt_neox", "opt", "gpt_oss"),
+    }
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_forward_is_finite_on_the_default_kernel_and_equal_to_eager(family):
+    model, ids = tiny(family), tokens()
+    assert model.config._attn_implementation == ("eager" if family in ("gemma2", "gpt_oss") else "sdpa")
+    assert not model.training
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    out = logits(model, ids)
+    assert out.shape == (2, LENGTH, VOCAB_SIZE)
+    assert out.isfinite().all()
+    row_norm = out.norm(dim=-1, keepdim=True)
+    model.set_attn_implementation("eager")
+    # DESIGN: SDPA against eager within 1e-5 of the row's norm.
+    assert ((logits(model, ids) - out).abs() <= 1e-5 * row_norm).all()
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_sizes(family):
+    config = tiny(family).config
+    assert config.num_hidden_layers == 3
+    assert config.hidden_size == 48
+    assert config.num_attention_heads == 4
+    assert config.max_position_embeddings == 256
+    if family in GROUPED:
+        assert config.num_key_value_heads == 2
+    if family in ("qwen3", "gemma2", "gemma3", "gpt_oss"):
+        assert config.head_dim * config.num_attention_heads != config.hidden_size
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_attention_is_far_from_uniform(family):
+    pattern = patterns(tiny(family), tokens())[..., -1, :]
+    # Uniform over the visible keys of the last query: 1/24, or 1/8 inside a window.
+    visible = (pattern > 0).sum(-1)
+    assert (pattern.max(-1).values * visible).mean() > 2.5
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_a_window_of_8_is_met_within_24_tokens(family):
+    model = tiny(family)
+    types = getattr(model.config, "layer_types", None) or ["sliding_attention"] * 3
+    assert "sliding_attention" in types
+    for layer_type, pattern in zip(types, patterns(model, tokens()), strict=True):
+        seen = (pattern[..., -1, :] > 0).sum(-1)
+        assert (seen == (WINDOW if layer_type == "sliding_attention" else LENGTH)).all()
+
+
+@pytest.mark.parametrize("field", ["attn_logit_softcapping", "final_logit_softcapping"])
+def test_the_soft_caps_of_gemma2_matter(field):
+    uncapped = tiny("gemma2", **{field: None})
+    assert (logits(uncapped, tokens()) - logits(tiny("gemma2"), tokens())).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_no_bias_or_gain_is_a_constant_and_dropping_any_of_them_is_seen(family):
+    model, ids = tiny(family), tokens()
+    expected = logits(model, ids)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and not name.endswith("bias"):
+            continue
+        assert parameter.std() > 0.03, name
+        kept = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.copy_(kept.mean())
+            effect = (logits(model, ids) - expected).abs().max()
+            parameter.copy_(kept)
+        # Without rotation, softmax does not see a key bias: it adds the same q.b to every key of a query.
+        if not name.endswith("k_proj.bias") or family != "opt":
+            assert effect > 1e-3, name
+    assert torch.equal(logits(model, ids), expected)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_same_seed_same_weights_and_other_seed_other_weights(family):
+    assert torch.equal(weights(tiny(family)), weights(tiny(family, seed=0)))
+    assert not torch.equal(weights(tiny(family)), weights(tiny(family, seed=1)))
+
+
+@pytest.mark.parametrize("build", [lambda: tiny("llama"), planted, tiny_tokenizer])
+def test_the_callers_random_state_is_untouched(build):
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    build()
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert random.getstate() == python_state
+
+
+def test_the_callers_random_state_does_not_change_the_weights():
+    first = weights(tiny("gpt2"))
+    torch.rand(7)
+    assert torch.equal(weights(tiny("gpt2")), first)
+
+
+def test_each_model_has_its_own_config():
+    first, second = tiny("llama"), tiny("llama")
+    assert first.config is not second.config
+    first.set_attn_implementation("eager")
+    assert second.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("family", "override"),
+    [
+        ("llama", {"num_hidden_layers": 5}),
+        ("gpt2", {"num_hidden_layers": 5}),
+        ("gpt2", {"n_layer": 5}),
+        ("gemma3", {"num_hidden_layers": 5}),
+    ],
+)
+def test_overrides_take_effect_by_either_name(family, override):
+    model = tiny(family, **override)
+    assert patterns(model, tokens()).shape[0] == 5
+
+
+def test_the_kernel_can_be_chosen():
+    assert tiny("llama", attn_implementation="eager").config._attn_implementation == "eager"
+
+
+def test_unknown_family_is_refused():
+    with pytest.raises(ModelError, match=r"no tiny model of the family 'bert'; need one of llama, mistral"):
+        tiny("bert")
+
+
+def test_unknown_override_is_refused():
+    with pytest.raises(InputError, match=r"n_layers: no field of LlamaConfig; use the names of Hugging Face"):
+        tiny("llama", n_layers=2)
+
+
+@pytest.mark.parametrize(
+    "text", ["the thing and the other", "héllo 🦊 \n\t  two  spaces", "<b>&amp;</b>", ""]
+)
+def test_tokenizer_round_trips_any_text(text):
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert all(3 <= index < VOCAB_SIZE for index in ids)
+
+
+def test_tokenizer_has_an_entry_for_every_id_of_a_tiny_model():
+    tokenizer = tiny_tokenizer()
+    assert len(tokenizer) == VOCAB_SIZE
+    assert None not in tokenizer.convert_ids_to_tokens(list(range(VOCAB_SIZE)))
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+    assert tokenizer.unk_token_id is None
+
+
+def test_tokenizer_adds_bos_only_when_asked():
+    plain, with_bos = tiny_tokenizer(), tiny_tokenizer(adds_bos=True)
+    assert with_bos("the")["input_ids"] == [BOS_ID, *plain("the")["input_ids"]]
+    assert with_bos("the", add_special_tokens=False)["input_ids"] == plain("the")["input_ids"]
+    assert BOS_ID not in plain("the")["input_ids"]
+
+
+def planted_tokens(bos_id: int) -> torch.Tensor:
+    ids = tokens(batch=4)
+    ids[:, 0] = bos_id
+    return ids
+
+
+def mass_on_key_0(pattern: torch.Tensor) -> torch.Tensor:
+    """[layer, head]: mean over sequences and over the queries after position 0."""
+    return pattern[..., 1:, 0].mean(dim=(1, 3))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_planted_bos_draws_all_later_heads_and_only_those(seed):
+    truth = planted(seed=seed)
+    mass = mass_on_key_0(patterns(truth.model, planted_tokens(truth.bos_id)))
+    assert (mass[truth.layer + 1 :] > 0.8).all()
+    assert (mass[: truth.layer + 1] < 0.2).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_the_planted_neuron_there_is_no_sink(seed):
+    truth = planted(seed=seed, sink=False)
+    # Uniform attention gives (1/2 + 1/3 + ... + 1/24) / 23 = 0.12.
+    assert (mass_on_key_0(patterns(truth.model, planted_tokens(truth.bos_id))) < 0.2).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_bos_the_planted_model_has_no_sink(seed):
+    assert (mass_on_key_0(patterns(planted(seed=seed).model, tokens(batch=4))) < 0.2).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_link_of_the_planted_chain_is_where_it_says(seed):
+    truth = planted(seed=seed)
+    ids = planted_tokens(truth.bos_id)
+    mlp = truth.model.model.layers[truth.layer].mlp
+    neurons = {}
+    handle = mlp.down_proj.register_forward_pre_hook(lambda _, inputs: neurons.update(value=inputs[0]))
+    with torch.no_grad():
+        stream = truth.model(ids, output_hidden_states=True).hidden_states
+    handle.remove()
+    activation = neurons["value"].abs()  # [batch, position, neuron]
+    # BOS -> neuron: the largest of its layer at position 0, and quiet elsewhere.
+    assert (activation[:, 0].argmax(-1) == truth.neuron).all()
+    assert (activation[:, 0, truth.neuron] > 100 * activation[:, 1:, truth.neuron].amax(-1)).all()
+    # neuron -> dimension: it writes nearly all of that dimension's change.
+    before, after = stream[truth.layer][:, 0], stream[truth.layer + 1][:, 0]
+    written = (
+        neurons["value"][:, 0, truth.neuron] * mlp.down_proj.weight[truth.outlier_dimension, truth.neuron]
+    )
+    change = (after - before)[:, truth.outlier_dimension]
+    torch.testing.assert_close(written, change, rtol=0.05, atol=0.0)
+    # dimension: one dominates the token, and the token is no larger than others before.
+    top = after.abs().topk(2)
+    assert (top.indices[:, 0] == truth.outlier_dimension).all()
+    assert (top.values[:, 0] > 10 * top.values[:, 1]).all()
+    assert (before.norm(dim=-1) < 2.0 * stream[truth.layer][:, 8:].norm(dim=-1).median(1).values).all()
+    assert (after.norm(dim=-1) > 8.0 * stream[truth.layer + 1][:, 8:].norm(dim=-1).median(1).values).all()
+
+
+def test_zeroing_the_planted_neuron_removes_the_sink():
+    truth = planted()
+    with torch.no_grad():
+        truth.model.model.layers[truth.layer].mlp.down_proj.weight[:, truth.neuron] = 0.0
+    assert (mass_on_key_0(patterns(truth.model, planted_tokens(truth.bos_id))) < 0.2).all()
+
+
+def test_the_model_without_sink_differs_in_the_neuron_only():
+    truth = planted(seed=3)
+    other = dict(planted(seed=3, sink=False).model.named_parameters())
+    layer = f"model.layers.{truth.layer}.mlp."
+    for name, parameter in truth.model.named_parameters():
+        differs = parameter != other[name]
+        if name in (f"{layer}gate_proj.weight", f"{layer}up_proj.weight"):
+            assert differs.any(1).nonzero().flatten().tolist() == [truth.neuron]
+        elif name == f"{layer}down_proj.weight":
+            assert differs.any(0).nonzero().flatten().tolist() == [truth.neuron]
+        else:
+            assert not differs.any(), name
+
+
+def test_planted_places_depend_on_the_seed():
+    truths = [planted(seed=seed) for seed in range(6)]
+    for field in ("outlier_dimension", "layer", "neuron"):
+        assert len({getattr(truth, field) for truth in truths}) > 1, field

@@ -1,0 +1,538 @@
+"""The page of a run: whole, self-contained, true to the tables, and harmless whatever the tokens say."""
+
+import builtins
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sink_lens.errors import RunError
+from sink_lens.records import create_run
+from sink_lens.report.page import html, render
+from sink_lens.report.words import LINKS, number, visible
+
+LAYERS, HEADS, LENGTH, SUPERS = 30, 9, 64, {(1, 1234): 0.61, (1, 77): 0.22, (11, 300): 0.48, (11, 15): 0.09}
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "\"'><svg onload=alert(3)>",
+    "‮evil‏",
+    "$\\frac{1}{0}$",
+    "a" * 10_000,
+    "\x00\x1b[31m\ud800￾",
+    "{{ 7 * 7 }}",
+)
+
+
+def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=None, seed=0):
+    """Plausible tables of a model with a sink at position 0 and growth steps at layers 1 to 2 and 11."""
+    draw = np.random.default_rng(seed)
+    supers = SUPERS if supers is None else supers
+    grid = pd.MultiIndex.from_product([range(layers), range(heads)], names=["layer", "head"]).to_frame(
+        index=False
+    )
+    strength = 1 / (1 + np.exp(-(grid["layer"] - 3) * 1.2)) * draw.beta(6, 2, len(grid))
+    frames = {
+        "heads": grid.assign(
+            position=0,
+            sink_score=strength,
+            sink_rate=(strength > 0.3).astype(float),
+            sink_mass=strength * 0.98,
+            entropy=2 - strength,
+            label=np.where(strength > 0.3, "no-op", "none"),
+        )
+    }
+    layer = np.arange(layers)
+    ratio = np.where(layer < 1, 1.1, np.where(layer < 2, 6.0, np.where(layer < 11, 30.0, 110.0)))
+    ratio = ratio * np.linspace(1, 1.1, layers)
+    frames["layers"] = pd.DataFrame(
+        {"layer": layer, "position": 0, "norm_ratio": ratio, "outlier_value": -ratio * 12.5, "sink_mass": 0.5}
+    )
+    place = np.arange(length)
+    rows = []
+    for site in ("resid_pre", "z", "attn_out", "mlp_out", "resid_post"):
+        for at in layer:
+            law = (1 + at / layers) / (place + 1) ** (0.3 + 0.2 * at / layers)
+            noise = np.exp(draw.normal(0, 0.05, length))
+            norm = np.where(place == 0, ratio[at], 1.0) * 20
+            s1 = np.where(place == 0, 0.0, law * noise)
+            rows.append(
+                pd.DataFrame(
+                    {"layer": at, "site": site, "position": place, "s1": s1, "s2": law * noise, "norm": norm}
+                )
+            )
+    frames["positions"] = pd.concat(rows, ignore_index=True)
+    rows = []
+    for at in (1, 2, 11):
+        table = pd.DataFrame({"layer": at, "neuron": range(neurons), "position": 0})
+        share = draw.normal(0, 0.004, neurons)
+        spike = np.exp(draw.normal(0, 0.7, neurons))
+        for (of, neuron), value in supers.items():
+            if of == at:
+                share[neuron % neurons], spike[neuron % neurons] = value, 300 * value
+        rank = draw.permutation(neurons) + 1
+        table = table.assign(
+            activation=spike * 0.2,
+            spike_ratio=spike,
+            contribution=share * 900,
+            contribution_share=share,
+            outlier_dimension=378,
+            gate_norm_rank=pd.array(rank, dtype="Int64"),
+            up_norm_rank=pd.array(draw.permutation(neurons) + 1, dtype="Int64"),
+            column_kurtosis=draw.gamma(2, 5, neurons),
+            is_super=share > 0.05,
+        )
+        rows.append(table)
+    frames["neurons"] = pd.concat(rows, ignore_index=True)
+    rows = []
+    for at in layer:
+        names = [378, *draw.choice(np.setdiff1d(np.arange(576), [378]), 15, replace=False)]
+        values = np.concatenate([[-ratio[at] * 12.5], draw.normal(0, 6, 15)])
+        table = pd.DataFrame({"layer": at, "position": 0, "dimension": names, "value": values})
+        rows.append(table.assign(dominance_ratio=ratio[at] * 2.4, is_outlier=(table.index == 0) & (at > 0)))
+    frames["dimensions"] = pd.concat(rows, ignore_index=True)
+    steps = [(0, 1, min(2, layers - 1), 1.1, 31.0, 0, 378), (1, 11, 11, 32.0, 112.0, 0, 378)]
+    names = [
+        "step",
+        "first_layer",
+        "last_layer",
+        "ratio_before",
+        "ratio_after",
+        "position",
+        "outlier_dimension",
+    ]
+    frames["growth_steps"] = pd.DataFrame([step for step in steps if step[2] < layers], columns=names)
+    frames["arms"] = pd.DataFrame(
+        {
+            "arm": ["without", "with"],
+            "chosen": [True, False],
+            "sink_rate": [0.742, 0.801],
+            "s2_ratio": [3.2, 3.9],
+            "outlier_dimensions": ["378", "378,12"],
+            "loss_nats": [3.61, 3.55],
+        }
+    )
+    verdicts = dict(zip(LINKS, ["holds", "fails", "holds", "holds", "undecided", "holds"], strict=True))
+    rows = []
+    for link, verdict in verdicts.items():
+        criterion = "holds if the interval of ratio is over 1.5 and over other_positions, random_twin"
+        for statistic, primary in (("ratio", True), ("beside_it", False)):
+            for null, null_value in (("other_positions", 1.04), ("random_twin", 1.11)):
+                row = (link, statistic, 3.21, 3.05, 3.4, null, null_value, criterion, verdict, primary)
+                rows.append(row)
+    names = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value"]
+    frames["links"] = pd.DataFrame(rows, columns=[*names, "criterion", "verdict", "is_primary"])
+    frames["criteria"] = pd.DataFrame(
+        {
+            "layer": [1, 11],
+            "criterion": ["gate_norm_rank", "gate_norm_rank"],
+            "n_super": [2, 2],
+            "found": [1, 0],
+            "missed": ["1.77", "11.300,11.15"],
+            "invented": ["1.5", "11.2,11.8"],
+        }
+    )
+    words = ["Call", " me", " Ish", "mael", ".", " Some", " years", " ago"]
+    frames["tokens"] = pd.DataFrame(
+        {
+            "sequence": np.repeat([0, 1], length),
+            "position": np.tile(place, 2),
+            "token_id": draw.integers(0, 49_000, 2 * length),
+            "text": [words[index % len(words)] for index in range(2 * length)],
+        }
+    )
+    return frames
+
+
+def patterns(*, layers=LAYERS, heads=HEADS, length=LENGTH, seed=0):
+    """uint8 patterns, layer x head x query x key, with the sink of `tables` in the first column."""
+    draw = np.random.default_rng(seed)
+    n = min(length, 64)
+    scores = draw.gamma(0.3, 1, (layers, heads, n, n)) * np.tril(np.ones((n, n)))
+    scores[..., 0] += np.linspace(0.01, 1, layers)[:, None, None] * np.arange(1, n + 1) * 2
+    return np.round(scores / scores.sum(-1, keepdims=True) * 255).astype(np.uint8)
+
+
+SUMMARY = pd.DataFrame(
+    {
+        "quantity": ["sink_position", "sink_rate", "growth_steps", "effective_rank"],
+        "value": [0, 0.74193548, "1-2, 11", 3.62222],
+        "ci_low": [np.nan, 0.721, np.nan, 3.4],
+        "ci_high": [np.nan, 0.763, np.nan, 3.9],
+        "unit": ["position", "share of layers and heads", "layers", None],
+        "note": [None, "sink score over 0.3", None, "middle layer"],
+    }
+)
+
+
+def synthetic_run(folder, *, frames=None, summary=SUMMARY, drawn=None, without=(), **provenance):
+    """A finished run folder with the tables of `frames`, but for the files named in `without`."""
+    frames = tables() if frames is None else frames
+    config = {
+        "model": "default",
+        "threshold": 0.3,
+        "min_sink_rate": 0.05,
+        "super_share": 0.05,
+        "growth_factor": 2.0,
+    }
+    known = {
+        "model": "SmolLM2-135M-Instruct (synthetic)",
+        "weights_sha256": "ab" * 32,
+        "notes": ["the default model's weights are quantised (Q4_1); what is traced is the quantised model"],
+        "tokens_sha256": "cd" * 32,
+        "bos_arm": "auto",
+        "dtype": "float32",
+        "kernel": "sdpa",
+        "versions": {"python": "3.11", "torch": "2.13.0", "transformers": None},
+        "seeds": {"tokens": None, "bootstrap": 0},
+        "thresholds": {"threshold": 0.3},
+    }
+    expects = (*frames, "summary", "patterns", "report")
+    with create_run(
+        folder, kind="trace", config=config, provenance=known | provenance, expects=expects, overwrite=True
+    ) as writer:
+        for name, frame in frames.items():
+            if name not in without:
+                writer.write_table(name, frame)
+        if "summary" not in without:
+            writer.write_csv("summary", summary)
+        if "patterns" not in without:
+            writer.write_tensors("patterns", {"pattern": patterns() if drawn is None else drawn})
+    return folder
+
+
+class Page(HTMLParser):
+    """What a browser would find: elements with attributes, and the text that is shown."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self._shown, self._style = [], [], 0
+        self.feed(text)
+        self.text = re.sub(r"\s+", " ", "".join(self._shown))
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._style += tag == "style"
+
+    def handle_endtag(self, tag):
+        self._style -= tag == "style"
+
+    def handle_data(self, data):
+        if not self._style:
+            self._shown.append(data)
+
+
+def assert_harmless(text):
+    page = Page(text)
+    assert not {"script", "iframe", "object", "embed", "link", "base", "form", "img", "a"} & {
+        tag for tag, _ in page.elements
+    }
+    for tag, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
+        for name in ("src", "href", "xlink:href", "action", "data"):
+            target = attributes.get(name)
+            assert target is None or target.startswith(("data:image/png;base64,", "#")), (tag, target)
+    assert "@import" not in text
+    assert not re.search(r"https?://", text)
+    assert "default-src 'none'" in text
+    return page
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return synthetic_run(tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture(scope="module")
+def page(whole):
+    return assert_harmless(render(whole).read_text(encoding="utf-8"))
+
+
+def test_the_page_is_one_small_file_beside_the_tables(whole):
+    path = render(whole)
+    assert path == whole / "report.html"
+    assert path.stat().st_size < 1_000_000
+    assert not list(whole.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "SmolLM2-135M-Instruct (synthetic)",
+        "The attention sink is position 0",
+        "74.2% of all heads give position 0 a sink score over the threshold 0.3",
+        "72.1% to 76.3%",
+        "Outlier dimension of that token: 378.",
+        "in 2 steps: layers 1 to 2 (×28.2) and layer 11 (×3.5)",
+        "4 super neurons (layer.neuron): 1.34, 11.300, 1.77 and 11.15",
+        "quantised (Q4_1)",
+        "traced, not assumed",
+        "Of 6 links, 4 hold, 1 fails and 1 is undecided",
+    ],
+)
+def test_the_headline_says_what_was_found(page, said):
+    # 31.0 / 1.1 = 28.2; 112 / 32 = 3.5; neuron 1234 of a layer of 400 is 1234 - 3 x 400 = 34
+    assert said in page.text
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_every_link_has_a_line_with_its_verdict(page, link):
+    line = page.text.split(link, 1)[1][:400]
+    assert re.search(r"✓ holds|✗ fails|\? undecided", line)
+    assert "3.21" in line
+    assert "[3.05, 3.4]" in line
+    assert "other_positions 1.04" in line
+    assert "holds if the interval of ratio is over 1.5" in line
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["scores", "mass", "variance", "norms", "dims", "neurons", "patterns"],
+)
+def test_every_figure_is_drawn_with_a_sentence(page, key):
+    places = [
+        index
+        for index, (_, attributes) in enumerate(page.elements)
+        if attributes.get("id") == f"{key}-figure"
+    ]
+    after = [tag for tag, _ in page.elements[places[0] : places[0] + 6]]
+    assert "figcaption" in after
+    assert "svg" in after
+
+
+def test_no_two_elements_share_an_id(page):
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_reference_inside_the_page_has_its_target(whole, page):
+    text = (whole / "report.html").read_text(encoding="utf-8")
+    ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= ids
+    assert {target[1:] for _, at in page.elements if (target := at.get("href", "")).startswith("#")} <= ids
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["ab" * 32, "cd" * 32, "sdpa", "2.13.0", "seeds.bootstrap", "thresholds.threshold", "config.super_share"],
+)
+def test_the_provenance_stands_at_the_foot(page, value):
+    assert value in page.text.split("Where these numbers come from")[1]
+
+
+def test_super_neurons_and_arms_are_listed(page):
+    listed = page.text.split("Tables", 1)[1]
+    assert "378,12" in listed
+    assert "0.61" in listed
+    assert "3.55" in listed
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_is_shown_as_text(tmp_path, text):
+    frames = tables(layers=6, heads=4, length=8, neurons=40)
+    frames["tokens"]["text"] = [text] * len(frames["tokens"])
+    frames["heads"]["label"] = text
+    frames["arms"]["arm"] = [text, "with"]
+    frames["links"]["criterion"] = text
+    frames["links"].loc[0, "null_name"] = text
+    summary = SUMMARY.assign(note=text.encode("utf-8", "replace").decode())
+    storable = {"model": text, "prompts": [text], "notes": [text]}
+    if "\ud800" in text:  # neither JSON in UTF-8 nor parquet can hold half a character
+        frames = tables(layers=6, heads=4, length=8, neurons=40)
+        frames["tokens"]["text"] = [text.replace("\ud800", "")] * len(frames["tokens"])
+        storable = {"model": text.replace("\ud800", "")}
+    drawn = patterns(layers=6, heads=4, length=8)
+    folder = synthetic_run(tmp_path / "run", frames=frames, summary=summary, drawn=drawn, **storable)
+    page = assert_harmless(render(folder).read_text(encoding="utf-8"))
+    assert visible(storable["model"]) in page.text
+    assert "49" not in page.text or "{{" not in text
+    assert len(page.text) < 60_000
+
+
+def test_tokens_are_drawn_as_text_and_not_as_formulas(tmp_path):
+    frames = tables(layers=6, heads=4, length=8, neurons=40)
+    frames["tokens"]["text"] = ["$x$", "<b>", "‮", "日本", "a&b", "\\frac", "_^", "'"] * 2
+    text = html(synthetic_run(tmp_path / "run", frames=frames, drawn=patterns(layers=6, heads=4, length=8)))
+    drawn = text.split('id="patterns-figure"')[1].split("</figure>")[0].split("<ol")[0]
+    for shown in ("$x$", "&lt;b&gt;", "⟨U+202E⟩", "日本", "a&amp;b", "\\frac"):
+        assert shown in drawn
+
+
+@pytest.mark.parametrize("name", [*tables(layers=3, heads=2, length=9, neurons=9), "summary", "patterns"])
+def test_what_a_partial_run_lacks_is_named_and_the_rest_is_shown(tmp_path, name):
+    whole = {"layers": 6, "heads": 4, "length": 16}
+    folder = synthetic_run(
+        tmp_path / "run", frames=tables(**whole, neurons=40), drawn=patterns(**whole), without=(name,)
+    )
+    page = assert_harmless(html(folder))
+    assert f"Not in this folder: {name}" in page.text
+    assert page.text.count("Where these numbers come from") == 1
+    assert sum(tag == "svg" for tag, _ in page.elements) >= (0 if name == "heads" else 5)
+
+
+def test_a_run_with_nothing_but_its_record_has_a_page(tmp_path):
+    frames = tables(layers=3, heads=2, length=9, neurons=9)
+    folder = synthetic_run(tmp_path / "run", frames=frames, without=(*frames, "summary", "patterns"))
+    page = assert_harmless(html(folder))
+    assert "The sink was not measured" in page.text
+    assert "this run has no table 'links'" in page.text
+
+
+def test_a_damaged_table_is_named_and_the_rest_is_shown(tmp_path):
+    whole = {"layers": 6, "heads": 4, "length": 16}
+    folder = synthetic_run(tmp_path / "run", frames=tables(**whole, neurons=40), drawn=patterns(**whole))
+    (folder / "neurons.parquet").write_bytes(b"PAR1 not really")
+    (folder / "patterns.safetensors").write_bytes(b"\xff" * 40)
+    page = assert_harmless(html(folder))
+    assert "neurons.parquet cannot be read: it is damaged" in page.text
+    assert "patterns.safetensors cannot be read: it is damaged" in page.text
+    assert sum(tag == "svg" for tag, _ in page.elements) == 5
+
+
+def test_a_table_without_a_column_says_which(tmp_path):
+    frames = tables(layers=6, heads=4, length=16, neurons=40)
+    frames["heads"] = frames["heads"].drop(columns="sink_mass")
+    drawn = patterns(layers=6, heads=4, length=16)
+    page = Page(html(synthetic_run(tmp_path / "run", frames=frames, drawn=drawn)))
+    assert "the table 'heads' lacks sink_mass" in page.text
+
+
+def test_an_interrupted_run_says_so(tmp_path):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        create_run(
+            tmp_path / "run", kind="trace", config={}, provenance={"model": "toy"}, expects=("heads", "links")
+        ) as writer,
+    ):
+        writer.write_table("heads", tables(layers=3, heads=2, length=9, neurons=9)["heads"])
+        raise KeyboardInterrupt
+    page = assert_harmless(html(tmp_path / "run"))
+    assert "This run was interrupted. Not in this folder: links." in page.text
+    assert "threshold (not recorded)" in page.text
+
+
+def test_a_model_without_a_sink_is_not_given_one(tmp_path):
+    frames = tables(layers=6, heads=4, length=16, neurons=40, supers={})
+    frames["heads"]["sink_rate"] = 0.0
+    frames["heads"]["sink_score"] = 0.02
+    frames["dimensions"]["is_outlier"] = False
+    frames["growth_steps"] = frames["growth_steps"].head(0)
+    frames["neurons"] = frames["neurons"].head(0)
+    drawn = patterns(layers=6, heads=4, length=16)
+    folder = synthetic_run(tmp_path / "run", frames=frames, drawn=drawn, without=("summary",))
+    page = assert_harmless(html(folder))
+    for said in (
+        "No position is an attention sink",
+        "That token has no outlier dimension.",
+        "has no growth step",
+        "No super neuron was found",
+        "there is no onset",
+    ):
+        assert said in page.text
+
+
+def test_links_that_were_not_measured_say_so(tmp_path):
+    frames = tables(layers=6, heads=4, length=16, neurons=40)
+    frames["links"] = frames["links"][frames["links"]["link"] != "key_sink"]
+    page = Page(html(synthetic_run(tmp_path / "run", frames=frames, without=("patterns",))))
+    assert "– not measured" in page.text.split("key_sink", 1)[1][:200]
+    assert "1 was not measured" in page.text
+
+
+def test_a_model_without_a_gate_has_its_super_neurons_drawn(tmp_path):
+    frames = tables(layers=6, heads=4, length=16, neurons=40)
+    frames["neurons"]["gate_norm_rank"] = pd.array([pd.NA] * len(frames["neurons"]), dtype="Int64")
+    page = Page(html(synthetic_run(tmp_path / "run", frames=frames, without=("patterns",))))
+    assert sum(tag == "svg" for tag, _ in page.elements) == 6
+
+
+def test_the_norms_are_drawn_from_positions_where_there_is_no_table_of_layers(tmp_path):
+    frames = tables(layers=6, heads=4, length=16, neurons=40)
+    del frames["layers"]
+    text = html(synthetic_run(tmp_path / "run", frames=frames, without=("patterns",)))
+    assert "<svg" in text.split('id="norms-figure"')[1].split("</figure>")[0]
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"has no run\.json"):
+        render(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    frames = tables(layers=3, heads=2, length=9, neurons=9)
+    folder = synthetic_run(tmp_path / "run", frames=frames, without=("patterns",))
+    (folder / "report.html").write_text("old")
+
+    def full(self, target):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(RunError, match="No space left"):
+        render(folder)
+    assert (folder / "report.html").read_text() == "old"
+    assert not list(folder.glob("*.part"))
+
+
+def test_a_page_is_rendered_without_torch(whole):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom sink_lens.report.page import render\n"
+        f"render(Path({str(whole)!r}))\n"
+        "print([name for name in ('torch', 'transformers', 'matplotlib.pyplot') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
+def test_the_same_run_gives_the_same_page(whole):
+    assert html(whole) == html(whole)
+
+
+def test_a_page_of_a_large_model_stays_under_5_mb(tmp_path):
+    size = {"layers": 80, "heads": 128, "length": 64}
+    frames = tables(**size, neurons=28_672)
+    drawn = np.zeros((80, 128, 64, 64), dtype=np.uint8)
+    path = render(synthetic_run(tmp_path / "run", frames=frames, drawn=drawn))
+    assert path.stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (262.88, "263"),
+        (0.00001234, "1.2e−05"),
+        (-0.5, "−0.5"),
+        (4096.0, "4,096"),
+        (12, "12"),
+        (float("nan"), "undefined"),
+        (None, "undefined"),
+        (float("-inf"), "−∞"),
+        (True, "yes"),
+        ("<b>", "<b>"),
+    ],
+)
+def test_numbers_are_written_to_three_digits(value, text):
+    assert number(value) == text
+
+
+def test_cut_text_says_how_long_it_was():
+    assert visible("a" * 10_000, limit=5) == "aaaaa… (10,000 characters)"
+    assert visible("abcde", limit=5) == "abcde"
+
+
+def test_invisible_characters_are_named():
+    assert visible("a‮b\n\ud800​") == "a⟨U+202E⟩b↵⟨U+D800⟩⟨U+200B⟩"
+
+
+def test_run_json_is_not_touched(whole):
+    before = json.loads((whole / "run.json").read_text(encoding="utf-8"))
+    render(whole)
+    assert json.loads((whole / "run.json").read_text(encoding="utf-8")) == before
+    assert builtins.open is not None

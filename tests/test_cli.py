@@ -1,0 +1,367 @@
+"""The command line: what it shows, what it passes on, and how errors end."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import types
+import warnings
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+from typer.testing import CliRunner
+
+from sink_lens import cli
+from sink_lens.chain.config import TraceConfig
+from sink_lens.errors import RunError, SinkLensError
+from sink_lens.models import bundled
+
+ROOT = Path(__file__).parents[1]
+
+
+OPTIONS = """
+    out text prompt tokens bos sequences length threshold device dtype seed
+    overwrite batch-size no-twin quiet dry-run
+""".split()  # noqa: SIM905
+
+
+def run(*arguments, **options):
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(
+        cli.app, [*map(str, arguments)], **options
+    )
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TQDM_DISABLE", "0")  # --quiet sets it: put back after the test
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The chain replaced by a record of how it was called."""
+    calls = []
+
+    def table():
+        shown = Table("link", "verdict")
+        shown.add_row("key_sink", "holds")
+        return shown
+
+    def trace(config, *, out, overwrite, progress):
+        calls.append({"config": config, "out": out, "overwrite": overwrite, "progress": progress})
+        return types.SimpleNamespace(table=table, report=Path(out) / "report.html")
+
+    fake = types.ModuleType("sink_lens.chain.trace")
+    fake.trace = trace
+    fake.default_folder = lambda name: Path("runs") / f"{name} today"
+    fake.estimate = lambda config: f"{config.sequences} sequences of {config.length} tokens"
+    monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", fake)
+    return calls
+
+
+def failing(monkeypatch, error):
+    def trace(config, *, out, overwrite, progress):
+        raise error
+
+    sys.modules["sink_lens.chain.trace"].trace = trace
+
+
+# --- help
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys\nsys.argv = ['sink-lens', 'trace', '--help']\nfrom sink_lens.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'torch', 'transformers', 'transformer_lens', 'pandas', 'numpy', 'matplotlib', 'gguf'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_every_command():
+    shown = run("--help").stdout
+    for command in ("trace", "report", "cache", "measures"):
+        assert command in shown
+
+
+@pytest.mark.parametrize(
+    "option",
+    OPTIONS,
+)
+def test_trace_has_the_option(option):
+    assert f"--{option} " in run("trace", "--help").stdout
+
+
+def test_every_example_of_the_help_is_a_command_that_runs(traced):
+    examples = [
+        line.split("[dim]")[0] for line in cli._TRACE_EXAMPLES.splitlines() if line.startswith("sink-lens")
+    ]
+    assert len(examples) == 5
+    for example in examples:
+        result = run(*shlex.split(example)[1:])
+        assert result.exit_code == 0, result.output
+
+
+def test_the_version_is_shown(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3" if name == "sink-lens" else "")
+    assert run("--version").stdout == "sink-lens 1.2.3\n"
+
+
+def test_an_unknown_option_ends_with_code_2():
+    result = run("trace", "--sequnces", "3")
+    assert result.exit_code == 2
+    assert "--sequnces" in result.stderr
+
+
+# --- trace
+
+
+def test_without_options_the_configuration_is_the_default_one(traced):
+    assert run("trace").exit_code == 0
+    (call,) = traced
+    assert call["config"] == TraceConfig(model="SmolLM2-135M-Instruct")
+    assert (call["overwrite"], call["progress"]) == (False, True)
+
+
+def test_every_option_reaches_the_configuration(traced, tmp_path):
+    (tmp_path / "book.txt").write_text("It was a dark and stormy night")
+    options = (
+        "--text book.txt --bos with --sequences 3 --length 17 --threshold 0.2 --device cpu --dtype bfloat16 "
+        "--seed 5 --batch-size 2 --no-twin --out here --overwrite"
+    )
+    result = run("trace", "a/model", *options.split())
+    assert result.exit_code == 0, result.output
+    (call,) = traced
+    assert call["config"] == TraceConfig(
+        model="a/model",
+        text="book.txt",
+        bos="with",
+        sequences=3,
+        length=17,
+        threshold=0.2,
+        device="cpu",
+        dtype="bfloat16",
+        seed=5,
+        batch_size=2,
+        twin=False,
+    )
+    assert (call["out"], call["overwrite"]) == (Path("here"), True)
+
+
+def test_prompts_repeat(traced):
+    run("trace", "--prompt", "one", "--prompt", "two words")
+    assert traced[0]["config"].prompts == ("one", "two words")
+
+
+def test_trace_ends_with_the_table_and_the_path_of_the_report(traced):
+    lines = run("trace", "--out", "here").stdout.splitlines()
+    assert any("key_sink" in line and "holds" in line for line in lines)
+    assert lines[-1] == "report: here/report.html"
+
+
+def test_quiet_prints_only_the_path(traced):
+    assert run("trace", "--out", "here", "--quiet").stdout == "here/report.html\n"
+    assert traced[0]["progress"] is False
+
+
+def test_without_out_the_folder_is_the_one_of_the_chain(traced):
+    run("trace", "model.gguf")
+    assert traced[0]["out"] == Path("runs/model.gguf today")
+
+
+def test_a_dry_run_measures_nothing(traced):
+    result = run("trace", "--dry-run", "--length", "99")
+    assert result.stdout == "32 sequences of 99 tokens\n"
+    assert traced == []
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--threshold", "1.5"], "threshold is 1.5"),
+        (["--threshold", "0"], "threshold is 0"),
+        (["--length", "1"], "length is 1"),
+        (["--sequences", "0"], "sequences is 0"),
+        (["--tokens", "words"], "tokens is 'words'"),
+        (["--bos", "maybe"], "bos is 'maybe'"),
+        (["--text", "away.txt"], "away.txt"),
+        (["--tokens", "random", "--prompt", "a"], "prompts"),
+    ],
+)
+def test_bad_input_ends_with_a_message_and_code_2(traced, tmp_path, options, named):
+    result = run("trace", *options)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert named in result.stderr
+    assert "Traceback" not in result.output
+    assert traced == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", SinkLensError.__subclasses__())
+def test_every_error_of_ours_ends_with_code_2_and_its_whole_text(traced, monkeypatch, kind):
+    text = "found [red]; need [/blue]. " + "A long path/" * 40
+    failing(monkeypatch, kind(text))
+    result = run("trace")
+    assert (result.exit_code, result.stderr, result.stdout) == (2, f"error: {text}\n", "")
+
+
+def test_debugging_shows_the_traceback_too(traced, monkeypatch):
+    failing(monkeypatch, RunError("in use"))
+    result = run("--debug", "trace")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "error: in use" in result.stderr
+
+
+def test_a_full_disk_ends_with_code_2(traced, monkeypatch):
+    failing(monkeypatch, OSError(28, "No space left on device", "/there"))
+    result = run("trace")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: No space left on device at /there; need room")
+
+
+def test_a_bug_is_not_hidden(traced, monkeypatch):
+    failing(monkeypatch, ZeroDivisionError("bug"))
+    assert isinstance(run("trace").exception, ZeroDivisionError)
+
+
+def test_ctrl_c_says_where_the_finished_part_is(traced, monkeypatch, tmp_path):
+    failing(monkeypatch, KeyboardInterrupt())
+    assert run("trace", "--out", "here").stderr == "interrupted: nothing was written\n"
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "run.json").write_text("{}")
+    result = run("trace", "--out", "here")
+    assert result.exit_code == 130
+    assert result.stderr.startswith("interrupted: what is finished is in here;")
+
+
+def test_a_real_interrupt_ends_with_code_130(tmp_path):
+    # The module of the chain is replaced by one that waits; the signal is a real one.
+    code = (
+        "import pathlib, sys, time, types\n"
+        "from sink_lens.cli import main\n"
+        "def trace(config, **options):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "fake = types.SimpleNamespace(trace=trace, default_folder=pathlib.Path)\n"
+        "sys.modules['sink_lens.chain.trace'] = fake\n"
+        "sys.argv = ['sink-lens', 'trace']\nmain()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "interrupted: nothing was written\n"
+
+
+def test_warnings_of_ours_are_one_line_and_those_of_others_are_not_shown(traced, monkeypatch):
+    def trace(config, **options):
+        warnings.warn_explicit("ours", UserWarning, str(ROOT / "sink_lens" / "models" / "load.py"), 1)
+        warnings.warn_explicit("theirs", FutureWarning, "/somewhere/transformers/loading.py", 1)
+        raise RunError("end")
+
+    sys.modules["sink_lens.chain.trace"].trace = trace
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run("trace").stderr == "warning: ours\nerror: end\n"
+        assert "theirs" in run("--debug", "trace").stderr
+
+
+def test_third_party_libraries_are_quieted_by_the_command_and_not_by_the_library(monkeypatch):
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
+    monkeypatch.setattr(sys, "argv", ["sink-lens", "--help"])
+    code = "import sink_lens.models.load, os; print(os.environ.get('TRANSFORMERS_VERBOSITY'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "None\n"
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"  # what the user set stays
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "")
+
+
+# --- report, cache, measures
+
+
+def test_report_renders_a_run_again(monkeypatch):
+    fake = types.ModuleType("sink_lens.report.page")
+    fake.render = lambda folder: folder / "report.html"
+    monkeypatch.setitem(sys.modules, "sink_lens.report.page", fake)
+    assert run("report", "runs/a").stdout == "report: runs/a/report.html\n"
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """Two converted models, one of them cut short."""
+
+    def convert(path, *, folder):
+        (folder / "model.safetensors").write_bytes(path.read_bytes() * 1_000)
+
+    monkeypatch.setattr(bundled, "convert", convert)
+    for name in ("whole", "cut"):
+        (tmp_path / f"{name}.gguf").write_bytes(f"GGUF {name}".encode() * 100)
+        folder = bundled.converted(tmp_path / f"{name}.gguf")
+    os.truncate(folder / "model.safetensors", 10)
+
+
+def test_an_empty_cache_says_where_it_is(tmp_path):
+    assert run("cache").stdout == f"{tmp_path / 'cache'} holds no converted model\n"
+    assert run("cache", "--clear").exit_code == 0
+
+
+def test_cache_shows_names_sizes_and_states(models):
+    lines = run("cache").stdout.splitlines()
+    assert any("whole.gguf" in line and "1.0 MB" in line and " whole " in line for line in lines)
+    assert any("cut.gguf" in line and "unfinished or damaged" in line for line in lines)
+
+
+def test_cache_asks_before_it_clears(models):
+    assert run("cache", "--clear", input="n\n").exit_code == 1
+    assert len(bundled.cache_entries()) == 2
+    assert run("cache", "--clear", input="y\n").exit_code == 0
+    assert bundled.cache_entries() == []
+
+
+def test_cache_clears_one_by_name_without_asking(models):
+    assert run("cache", "--clear", "--yes", "--name", "whole.gguf").stdout == "freed 1.0 MB\n"
+    assert [entry.name for entry in bundled.cache_entries()] == ["cut.gguf"]
+
+
+def test_cache_refuses_a_name_that_it_does_not_hold(models):
+    result = run("cache", "--clear", "--yes", "--name", "../outside")
+    assert result.exit_code == 2
+    assert "it holds cut.gguf, whole.gguf" in result.stderr
+    assert run("cache", "--yes").exit_code == 2
+
+
+def test_measures_are_listed_with_units():
+    from sink_lens.measures.table import MEASURES
+
+    shown = run("measures").stdout
+    for measure in MEASURES.values():
+        assert measure.name in shown
+    assert "arXiv 2410.10781" in shown
+
+
+def test_defaults_of_the_command_are_those_of_the_configuration():
+    assert {field.name: field.default for field in fields(TraceConfig)} == cli._DEFAULTS

@@ -1,0 +1,228 @@
+"""What the repository says about itself is true: layers, names, paths, and what loads when."""
+
+import ast
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+import sink_lens
+from sink_lens.axes import AXES
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted((ROOT / "sink_lens").rglob("*.py"))
+JAXTYPING = {
+    "Bool",
+    "Complex",
+    "Float",
+    "Inexact",
+    "Int",
+    "Integer",
+    "Num",
+    "Real",
+    "Shaped",
+    "UInt",
+    "UInt8",
+}
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def nodes(path):
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def imported(path):
+    """The modules that a file imports, at its head or inside its functions."""
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module
+
+
+def python(code):
+    """What a fresh interpreter, without the shape checks of this one, prints for the code."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def readme():
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def paths_of_tree(block):
+    """The paths of an indented tree of names, one a line; what follows a name is its description."""
+    parents: list[tuple[int, str]] = []
+    for line in block.splitlines():
+        plain = re.sub("[│├└─]", " ", line)
+        entry = re.match(r"( *)([\w.-]+(?:/[\w.-]+)*/?)(?=\s|$)", plain)
+        if not entry or not ("/" in entry[2] or "." in entry[2]):
+            continue
+        indent = len(entry[1])
+        while parents and parents[-1][0] >= indent:
+            parents.pop()
+        path = "".join(parent for _, parent in parents) + entry[2]
+        if entry[2].endswith("/"):
+            parents.append((indent, entry[2]))
+        yield path
+
+
+def test_imports_follow_the_layers():
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == 0
+
+
+def test_every_path_in_the_readme_exists():
+    text = readme()
+    trees = [block for block in re.findall(r"```\w*\n(.*?)```", text, flags=re.S) if "sink_lens/\n" in block]
+    folders = "sink_lens|tests|benchmarks|examples|analyses|\\.ci"
+    named = set(re.findall(rf"(?<![\w/.-])((?:{folders})/[\w./-]*\w)", text))
+    named |= set(re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text))
+    named |= {path for tree in trees for path in paths_of_tree(tree)}
+    assert named
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_every_make_command_in_the_readme_exists():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
+    asked = set(
+        re.findall(r"(?:^|`|\s)make ([a-z]\w*)(?=[`\s]|$)", "\n".join(re.findall(r"`[^`]+`", readme())))
+    )
+    assert {"trace", "test"} <= asked
+    assert asked <= targets
+
+
+@pytest.mark.parametrize("public", sink_lens.__all__)
+def test_every_public_name_resolves(public):
+    assert getattr(sink_lens, public) is not None
+    assert public in dir(sink_lens)
+
+
+def test_the_lazy_table_and_the_public_list_agree():
+    assert {*sink_lens._MODULES, "__version__"} == set(sink_lens.__all__)
+
+
+def test_an_unknown_public_name_lists_the_known_ones():
+    with pytest.raises(AttributeError, match=r"no attribute 'lode'; it has .*load"):
+        sink_lens.lode  # noqa: B018
+
+
+@pytest.mark.parametrize("first", ["import sink_lens.capture.attention", "from sink_lens import capture"])
+def test_capture_can_be_called_whatever_was_imported_first(first):
+    assert python(f"{first}\nimport sink_lens; print(callable(sink_lens.capture))") == "True\n"
+
+
+def test_importing_the_package_loads_neither_torch_nor_numpy():
+    code = "import sys, sink_lens; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    assert python(code) == "[]\n"
+
+
+def test_a_run_is_read_without_torch():
+    code = "import sys, sink_lens; sink_lens.read_run; print('torch' in sys.modules)"
+    assert python(code) == "False\n"
+
+
+def test_help_answers_without_torch():
+    code = (
+        "import sys\nfrom sink_lens.cli import main\nsys.argv = ['sink-lens', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    shown = python(code)
+    assert "trace" in shown
+    assert shown.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_a_module_has_one_idea_and_its_name(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+    assert path.stem not in {"util", "utils", "helper", "helpers", "common", "misc"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_only_the_command_line_prints(path):
+    calls = [
+        node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    assert "print" not in calls or path.name == "cli.py"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_axes_are_spelled_with_the_words_of_the_list(path):
+    unknown = []
+    for node in nodes(path):
+        if not (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name | ast.Attribute)):
+            continue
+        kind = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+        if kind not in JAXTYPING or not isinstance(node.slice, ast.Tuple) or len(node.slice.elts) != 2:
+            continue
+        axes = node.slice.elts[1]
+        assert isinstance(axes, ast.Constant), f"line {node.lineno}: the axes are not written out"
+        for word in str(axes.value).split():
+            plain = word.lstrip("*#")
+            if word != "..." and not plain.isdigit() and plain not in AXES:
+                unknown.append(f"line {node.lineno}: {word}")
+    assert unknown == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_nothing_is_pickled(path):
+    assert not {"pickle", "cloudpickle", "dill", "joblib"} & {
+        module.split(".")[0] for module in imported(path)
+    }
+    for node in nodes(path):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in ("torch.save", "pandas.to_pickle"), f"line {node.lineno}: {called}"
+            if called == "torch.load":
+                options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+                assert options.get("weights_only") == "True", f"line {node.lineno}: torch.load reads pickle"
+
+
+def test_what_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split(r"[^\w-]", line)[0].lower().replace("_", "-") for line in project["dependencies"]}
+    provided = packages_distributions()
+    needed = {
+        module.split(".")[0]
+        for path in MODULES
+        for module in imported(path)
+        if not module.startswith("sink_lens")
+    } - set(sys.stdlib_module_names)
+    missing = {
+        module
+        for module in needed
+        if not declared & {dist.lower().replace("_", "-") for dist in provided.get(module, [])}
+    }
+    assert missing == set()
+
+
+def test_the_default_model_is_no_declared_dependency():
+    assert not re.search(r"^\s*[\"']llm", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), flags=re.M)
+
+
+def test_no_test_reaches_the_network():
+    # 192.0.2.1 is set aside for documentation (RFC 5737), and .invalid is no domain (RFC 2606).
+    with pytest.raises((RuntimeError, UserWarning), match=r"192\.0\.2\.1"):
+        socket.create_connection(("192.0.2.1", 9), timeout=1)
+    with pytest.raises(RuntimeError, match="only loopback"):
+        socket.getaddrinfo("sink-lens.invalid", 80)
+    with (
+        pytest.raises(RuntimeError, match="only loopback"),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out,
+    ):
+        out.sendto(b"", ("192.0.2.1", 9))
+
+
+def test_loopback_is_open():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), timeout=5).close()

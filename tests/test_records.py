@@ -1,0 +1,338 @@
+"""Run folders: written whole or not at all, locked, continued, compared by name."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sink_lens.errors import RunError
+from sink_lens.records import RUN_FILE, compare_runs, create_run, read_run, versions
+
+CONFIG = {"sequences": 32, "threshold": 0.3}
+PROVENANCE = {
+    "model": "toy",
+    "weights_sha256": "aa",
+    "tokens_sha256": "bb",
+    "token_source": "text:toy",
+    "bos_arm": "auto",
+    "dtype": "float32",
+    "device": "cpu",
+    "kernel": "sdpa",
+    "versions": {"torch": "2"},
+}
+HEADS = pd.DataFrame({"layer": [0, 1], "sink_rate": [0.25, float("nan")], "label": ["no-op", None]})
+
+
+def start(folder, **changes):
+    options = {"kind": "trace", "config": CONFIG, "provenance": PROVENANCE, "expects": ("heads", "neurons")}
+    return create_run(folder, **(options | changes))
+
+
+def finished(folder, **changes):
+    with start(folder, provenance=PROVENANCE | changes) as writer:
+        writer.write_table("heads", HEADS)
+    return read_run(folder)
+
+
+def interrupted(folder):
+    with pytest.raises(KeyboardInterrupt), start(folder) as writer:
+        writer.write_table("heads", HEADS)
+        raise KeyboardInterrupt
+    return read_run(folder)
+
+
+def full_disk(monkeypatch, *, after=0):
+    written = []
+
+    def fsync(_):
+        written.append(1)
+        if len(written) > after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_was_written_is_read(tmp_path):
+    with start(tmp_path / "deep" / "run") as writer:
+        writer.write_table("heads", HEADS)
+        writer.write_csv("summary", pd.DataFrame({"quantity": ["a"], "value": [1.5]}))
+        writer.write_tensors("patterns", {"pattern": np.arange(6, dtype=np.uint8).reshape(2, 3).T})
+        writer.write_text("report.html", "<p>é</p>")
+    run = read_run(tmp_path / "deep" / "run")
+    pd.testing.assert_frame_equal(run.tables["heads"], HEADS)
+    assert run.tables["summary"]["value"].tolist() == [1.5]
+    assert set(run.tables) == {"heads", "summary"}
+    assert run.tensors("patterns")["pattern"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert (run.folder / "report.html").read_text(encoding="utf-8") == "<p>é</p>"
+    assert (run.status, run.kind, run.config, run.provenance) == ("finished", "trace", CONFIG, PROVENANCE)
+    assert run.missing == ["neurons"]
+    assert names(run.folder) == [
+        "heads.parquet",
+        "patterns.safetensors",
+        "report.html",
+        RUN_FILE,
+        "summary.csv",
+    ]
+
+
+def test_run_json_is_strict_json_and_says_running_at_once(tmp_path):
+    config = {
+        "ratio": float("nan"),
+        "top": (np.float32(0.5), np.int64(3)),
+        "out": Path("there"),
+        "inf": np.inf,
+    }
+    with start(tmp_path, config=config) as writer:
+        text = (tmp_path / RUN_FILE).read_text()
+        assert "NaN" not in text
+        assert json.loads(text)["status"] == "running"
+        assert json.loads(text)["config"] == {"ratio": None, "top": [0.5, 3], "out": "there", "inf": None}
+        writer.write_table("heads", HEADS)
+
+
+def test_what_json_cannot_hold_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(RunError, match="of type object"):
+        start(tmp_path / "run", config={"model": object()})
+    assert names(tmp_path) == []
+
+
+def test_a_folder_in_use_is_refused_by_name(tmp_path):
+    with start(tmp_path / "run") as writer:
+        with pytest.raises(RunError, match=r"run is in use by another process"):
+            start(tmp_path / "run")
+        writer.write_table("heads", HEADS)
+    assert read_run(tmp_path / "run").status == "finished"
+
+
+def test_a_folder_in_use_by_another_process_is_refused(tmp_path):
+    code = (
+        "import sys; from sink_lens.records import create_run\n"
+        "run = create_run(sys.argv[1], kind='trace', config={}, provenance={})\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match="in use"):
+            start(tmp_path)
+        other.kill()
+    # A killed process holds nothing, and leaves a run that an equal one continues.
+    with start(tmp_path, config={}, provenance={}) as writer:
+        writer.write_table("heads", HEADS)
+    assert read_run(tmp_path).status == "finished"
+
+
+def test_a_finished_run_is_kept_unless_overwriting_is_asked_for(tmp_path):
+    finished(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"finished at .*overwrite=True"):
+        start(tmp_path)
+    with start(tmp_path, overwrite=True) as writer:
+        assert not writer.has("heads")
+        writer.write_table("neurons", HEADS)
+    assert names(tmp_path) == ["neurons.parquet", "notes.txt", RUN_FILE]
+
+
+def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years")
+    with pytest.raises(RunError, match=r"thesis\.tex"):
+        start(tmp_path, overwrite=True)
+    assert names(tmp_path) == ["thesis.tex"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"file cannot be written \(File exists\)"):
+        start(tmp_path / "file")
+
+
+def test_an_interrupted_run_keeps_its_tables_and_is_continued(tmp_path):
+    run = interrupted(tmp_path)
+    assert (run.status, run.missing, run.error) == ("interrupted", ["neurons"], None)
+    with start(tmp_path) as writer:
+        assert writer.has("heads")
+        assert writer.has("heads.parquet")
+        assert not writer.has("neurons")
+        writer.write_table("neurons", HEADS)
+    again = read_run(tmp_path)
+    assert (again.status, again.missing, again.started) == ("finished", [], run.started)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"config": CONFIG | {"sequences": 8}}, "sequences: 32 there, 8 here"),
+        ({"config": CONFIG | {"seed": 1}}, "seed: None there, 1 here"),
+        ({"kind": "sweep"}, "kind: trace there, sweep here"),
+        ({"provenance": PROVENANCE | {"tokens_sha256": "cc"}}, "tokens_sha256: bb there, cc here"),
+        ({"provenance": PROVENANCE | {"versions": {"torch": "3"}}}, "versions"),
+    ],
+)
+def test_an_interrupted_run_is_not_continued_by_another(tmp_path, changes, text):
+    interrupted(tmp_path)
+    with pytest.raises(RunError, match=text):
+        start(tmp_path, **changes)
+    assert read_run(tmp_path).status == "interrupted"
+
+
+def test_a_damaged_table_of_an_interrupted_run_is_made_again(tmp_path):
+    interrupted(tmp_path)
+    (tmp_path / "heads.parquet").write_bytes(b"PAR1")
+    with start(tmp_path) as writer:
+        assert not writer.has("heads")
+        writer.write_table("heads", HEADS)
+
+
+def test_a_failed_run_says_what_failed(tmp_path):
+    with pytest.raises(ValueError, match="no sink"), start(tmp_path) as writer:
+        writer.write_table("heads", HEADS)
+        raise ValueError("no sink")
+    run = read_run(tmp_path)
+    assert (run.status, run.error) == ("failed", "ValueError: no sink")
+
+
+def test_an_error_before_the_first_table_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ValueError, match="unknown model"), start(tmp_path / "deep" / "run"):
+        raise ValueError("unknown model")
+    assert names(tmp_path) == []
+
+
+def test_an_empty_folder_of_the_user_stays(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ValueError, match="unknown model"), start(tmp_path / "run"):
+        raise ValueError("unknown model")
+    assert names(tmp_path) == ["run"]
+    assert names(tmp_path / "run") == []
+
+
+def test_a_full_disk_names_what_is_complete_and_leaves_no_part(tmp_path, monkeypatch):
+    # fsync calls: run.json at the start, heads.parquet, run.json, then the fourth finds the disk full.
+    full_disk(monkeypatch, after=3)
+    with pytest.raises(RunError) as caught, start(tmp_path) as writer:
+        writer.write_table("heads", HEADS)
+        writer.write_table("neurons", HEADS)
+    assert "the disk is full" in str(caught.value)
+    assert "bytes" in str(caught.value)
+    assert "Complete in this run: heads.parquet" in str(caught.value)
+    assert "still says 'running'" in caught.value.__notes__[0]
+    assert names(tmp_path) == ["heads.parquet", RUN_FILE]
+    monkeypatch.undo()
+    with start(tmp_path) as writer:
+        assert writer.has("heads")
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_no_folder(tmp_path, monkeypatch):
+    full_disk(monkeypatch)
+    with pytest.raises(RunError, match="the disk is full"):
+        start(tmp_path / "run")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"kind": ', "Expecting value"),
+        ("[]", "it lacks"),
+        ('{"kind": "trace"}', "it lacks config"),
+        ("7", "damaged"),
+    ],
+)
+def test_a_damaged_run_json_is_named(tmp_path, text, says):
+    (tmp_path / RUN_FILE).write_text(text)
+    with pytest.raises(RunError, match=rf"run\.json cannot be read.*{says}"):
+        read_run(tmp_path)
+
+
+def test_a_run_json_that_reaches_out_of_its_folder_is_refused(tmp_path):
+    finished(tmp_path / "run")
+    path = tmp_path / "run" / RUN_FILE
+    record = json.loads(path.read_text())
+    record["files"]["../mine.parquet"] = record["files"]["heads.parquet"]
+    path.write_text(json.dumps(record))
+    (tmp_path / "mine.parquet").write_text("mine")
+    with pytest.raises(RunError, match="files of other folders"):
+        start(tmp_path / "run", overwrite=True)
+    assert (tmp_path / "mine.parquet").exists()
+
+
+def test_a_damaged_table_is_named_when_it_is_read(tmp_path):
+    run = finished(tmp_path)
+    whole = (tmp_path / "heads.parquet").read_bytes()
+    (tmp_path / "heads.parquet").write_bytes(whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
+    with pytest.raises(RunError, match=r"heads\.parquet cannot be read"):
+        run.tables["heads"]
+
+
+def test_a_table_that_is_gone_is_missing(tmp_path):
+    finished(tmp_path)
+    (tmp_path / "heads.parquet").unlink()
+    run = read_run(tmp_path)
+    assert sorted(run.missing) == ["heads", "neurons"]
+    assert "heads" not in run.tables
+    with pytest.raises(KeyError):
+        run.tables["heads"]
+
+
+def test_tensors_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(RunError, match=r"patterns\.safetensors"):
+        finished(tmp_path).tensors("patterns")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"has no run\.json"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["weights_sha256", "tokens_sha256", "bos_arm", "dtype"])
+def test_runs_are_compared_across_a_difference_only_by_its_name(tmp_path, field):
+    a, b = finished(tmp_path / "a"), finished(tmp_path / "b", **{field: "other"})
+    with pytest.raises(RunError, match=rf"{field}: .* and other.*by=\['{field}'\]"):
+        compare_runs(a, b, by=None)
+    assert compare_runs(a, b, by=field) == {field: (PROVENANCE[field], "other")}
+
+
+def test_two_bos_arms_of_one_text_may_have_other_tokens(tmp_path):
+    a = finished(tmp_path / "a")
+    b = finished(tmp_path / "b", bos_arm="with", tokens_sha256="cc")
+    c = finished(tmp_path / "c", bos_arm="with", tokens_sha256="cc", token_source="random")
+    assert set(compare_runs(a, b, by="bos_arm")) == {"bos_arm", "tokens_sha256"}
+    with pytest.raises(RunError, match="tokens_sha256"):
+        compare_runs(a, c, by="bos_arm")
+    compare_runs(a, c, by=["bos_arm", "tokens_sha256"])
+
+
+def test_runs_that_do_not_say_what_they_are_of_are_not_compared(tmp_path):
+    a, b = finished(tmp_path / "a", dtype=None), finished(tmp_path / "b", dtype=None)
+    with pytest.raises(RunError, match="dtype: None and None"):
+        compare_runs(a, b, by=None)
+
+
+@pytest.mark.parametrize(("field", "value"), [("device", "cuda"), ("kernel", "eager"), ("versions", {})])
+def test_another_circumstance_only_warns(tmp_path, field, value):
+    a, b = finished(tmp_path / "a"), finished(tmp_path / "b", **{field: value})
+    with pytest.warns(UserWarning, match=f"differ in {field}"):
+        assert compare_runs(a, b, by=None) == {field: (PROVENANCE[field], value)}
+
+
+def test_a_comparison_by_an_unknown_field_is_refused(tmp_path):
+    run = finished(tmp_path)
+    with pytest.raises(RunError, match=r"\['model'\]; need some of weights_sha256"):
+        compare_runs(run, run, by="model")
+
+
+def test_versions_name_what_decides_numbers():
+    found = versions()
+    assert set(found) == {"python", "torch", "transformers", "transformer-lens", "sink-lens"}
+    assert found["torch"]

@@ -1,0 +1,132 @@
+"""Intervals over sequences."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sink_lens.errors import InputError
+from sink_lens.stats import Interval, interval, paired_difference
+
+
+def generator(seed=0):
+    return np.random.default_rng(seed)
+
+
+def test_two_units_are_drawn_as_pairs():
+    # Draws of (0, 1) with replacement: means 0, 1/2, 1/2, 1, each a quarter: the outer quantiles are 0 and 1.
+    found = interval([0.0, 1.0], generator=generator())
+    assert found == Interval(estimate=0.5, low=0.0, high=1.0, n=2)
+
+
+def test_the_interval_of_a_mean_is_about_two_standard_errors_wide():
+    # 400 draws of a standard normal: standard error 1 / 20, so bounds near the mean -+ 1.96 / 20 = 0.098.
+    values = generator(1).normal(size=400)
+    found = interval(values, generator=generator())
+    assert found.estimate == pytest.approx(values.mean())
+    assert found.high - found.estimate == pytest.approx(1.96 * values.std() / 20, rel=0.1)
+    assert found.estimate - found.low == pytest.approx(1.96 * values.std() / 20, rel=0.1)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    # A share of 0.95 of 300 samples has standard error 0.0126; the percentile bootstrap is a little narrow.
+    draws = generator(2).normal(size=(300, 40))
+    found = [
+        interval(sample, generator=generator(seed), n_resamples=400) for seed, sample in enumerate(draws)
+    ]
+    covered = np.mean([one.low <= 0 <= one.high for one in found])
+    assert 0.88 <= covered <= 0.99
+
+
+def test_a_unit_of_several_numbers_is_drawn_whole():
+    # Within a unit all ten numbers agree, so ten columns tell no more than one: the interval is the same.
+    values = generator(3).normal(size=30)
+    one = interval(values, generator=generator())
+    ten = interval(np.repeat(values[:, None], 10, axis=1), generator=generator())
+    assert (ten.low, ten.high) == (pytest.approx(one.low), pytest.approx(one.high))
+
+
+def test_a_statistic_of_two_columns_sees_paired_rows():
+    x = generator(4).normal(size=50)
+    found = interval(
+        np.stack([x, 2 * x], axis=1),
+        generator=generator(),
+        statistic=lambda rows: np.corrcoef(rows[:, 0], rows[:, 1])[0, 1],
+        n_resamples=200,
+    )
+    # Perfectly correlated pairs stay so on every draw.
+    assert (found.estimate, found.low, found.high) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
+
+
+def test_a_statistic_without_an_axis_agrees_with_one_that_has_it():
+    values = generator(5).normal(size=20)
+    fast = interval(values, generator=generator(), statistic=np.median, n_resamples=300)
+    slow = interval(values, generator=generator(), statistic=lambda rows: np.median(rows), n_resamples=300)
+    assert fast == slow
+
+
+def test_nan_units_are_dropped_and_counted():
+    found = interval([[1.0, 3.0], [np.nan, 5.0], [3.0, 5.0]], generator=generator())
+    assert (found.estimate, found.n) == (3.0, 2)  # means 2 and 4 of the two whole rows
+
+
+@pytest.mark.parametrize(("values", "n"), [([], 0), ([np.nan], 0), ([2.0], 1), (np.zeros((0, 3)), 0)])
+def test_fewer_than_two_units_have_no_bounds(values, n):
+    found = interval(values, generator=generator())
+    assert found.n == n
+    assert np.isnan(found.low)
+    assert np.isnan(found.high)
+    assert np.isnan(found.estimate) == (n == 0)
+
+
+def test_constant_units_have_an_interval_of_width_zero():
+    found = interval([0.1] * 7, generator=generator())
+    assert found.low == found.high == found.estimate == pytest.approx(0.1)
+
+
+def test_infinite_units_stay_infinite():
+    assert interval([1.0, np.inf, 2.0, np.inf], generator=generator()).estimate == np.inf
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=12), st.sampled_from([np.mean, np.median, np.max]))
+def test_bounds_lie_within_the_values_and_in_order(values, statistic):
+    found = interval(values, generator=generator(), statistic=statistic, n_resamples=100)
+    slack = 1e-9 * max(map(abs, values))
+    assert min(values) - slack <= found.low <= found.high <= max(values) + slack
+
+
+def test_the_same_generator_gives_the_same_interval():
+    values = generator(6).normal(size=12)
+    assert interval(values, generator=generator(7)) == interval(values, generator=generator(7))
+    assert interval(values, generator=generator(7)) != interval(values, generator=generator(8))
+
+
+def test_pairing_removes_what_the_units_share():
+    # b = a + 1 in every unit: the difference is -1 exactly, however much the units differ.
+    a = generator(9).normal(scale=100, size=16).round()
+    assert paired_difference(a, a + 1, generator=generator()) == Interval(
+        estimate=-1.0, low=-1.0, high=-1.0, n=16
+    )
+
+
+def test_a_unit_that_is_nan_in_one_of_a_pair_is_dropped():
+    assert paired_difference([1.0, 2.0, np.nan], [0.0, np.nan, 1.0], generator=generator()).n == 1
+
+
+def test_units_that_are_no_pairs_are_refused():
+    with pytest.raises(InputError, match=r"shapes \(3,\) and \(2,\)"):
+        paired_difference([1, 2, 3], [1, 2], generator=generator())
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "text"),
+    [
+        ([1, 2], {"level": 95.0}, "need a share between 0 and 1"),
+        ([1, 2], {"n_resamples": 0}, "need at least 1"),
+        (3.0, {}, "need one number a unit"),
+    ],
+)
+def test_what_makes_no_interval_is_refused(values, options, text):
+    with pytest.raises(InputError, match=text):
+        interval(values, generator=generator(), **options)
