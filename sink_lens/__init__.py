@@ -7,7 +7,7 @@ torch nor numpy.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sink_lens.capture.record import capture, stream
+    from sink_lens.capture.record import Reading, capture, stream
     from sink_lens.chain.config import TraceConfig
     from sink_lens.chain.trace import Trace, trace
     from sink_lens.data.tokens import (
@@ -40,6 +40,7 @@ _MODULES = {
     "random_tokens": "data.tokens",
     "repeated_tokens": "data.tokens",
     "capture": "capture.record",
+    "Reading": "capture.record",
     "stream": "capture.record",
     "SITES": "models.sites",
     "Site": "models.sites",
@@ -90,9 +91,7 @@ def __getattr__(name: str) -> object:
         value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
         # setdefault: importing the subpackage `capture` has just bound that name to it (see its docstring).
         return globals().setdefault(name, value)
-    raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}"
-    )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
 
 
 def __dir__() -> list[str]:

@@ -100,9 +100,7 @@ def _show_version(asked: bool) -> bool:
 
 @app.callback()
 def options(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.")] = False,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
@@ -130,9 +128,7 @@ def trace(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
-            help="Text file (UTF-8) to cut the sequences from. Default: bundled prose.", metavar="FILE"
-        ),
+        typer.Option(help="Text file (UTF-8) to cut the sequences from. Default: bundled prose.", metavar="FILE"),
     ] = None,
     prompt: Annotated[
         list[str] | None,
@@ -144,14 +140,10 @@ def trace(
     ] = _DEFAULTS["tokens"],
     bos: Annotated[
         str,
-        typer.Option(
-            help="The first token: what the tokenizer does, BOS, or no BOS.", metavar="|".join(BOS_ARMS)
-        ),
+        typer.Option(help="The first token: what the tokenizer does, BOS, or no BOS.", metavar="|".join(BOS_ARMS)),
     ] = _DEFAULTS["bos"],
     sequences: Annotated[int, typer.Option(help="How many sequences.", metavar="N")] = _DEFAULTS["sequences"],
-    length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.", metavar="T")] = _DEFAULTS[
-        "length"
-    ],
+    length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.", metavar="T")] = _DEFAULTS["length"],
     threshold: Annotated[
         float, typer.Option(help="A head has a sink where its sink score is above this.", metavar="F")
     ] = _DEFAULTS["threshold"],
@@ -165,13 +157,9 @@ def trace(
     batch_size: Annotated[
         int | None, typer.Option(help="Sequences a forward pass. Default: by length.", metavar="N")
     ] = _DEFAULTS["batch_size"],
-    no_twin: Annotated[
-        bool, typer.Option("--no-twin", help="Leave out the randomly initialised twin.")
-    ] = False,
+    no_twin: Annotated[bool, typer.Option("--no-twin", help="Leave out the randomly initialised twin.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="No progress, no table: only the report's path.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the report's path.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
 ) -> None:
     """Find the sinks of a model and where they come from; write a run folder with tables and a report."""
@@ -207,9 +195,7 @@ def trace(
     except KeyboardInterrupt:
         if not (folder / "run.json").exists():
             raise
-        _say(
-            "interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues"
-        )
+        _say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
     if quiet:
         typer.echo(result.report)
@@ -220,9 +206,7 @@ def trace(
 
 @app.command()
 def report(
-    run: Annotated[
-        Path, typer.Argument(help="Folder of a run, as written by sink-lens trace.", metavar="RUN")
-    ],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, as written by sink-lens trace.", metavar="RUN")],
 ) -> None:
     """Render report.html of a run again, from its tables."""
     from .report.page import render
@@ -250,9 +234,7 @@ def cache(
     if not clear:
         from rich.table import Table
 
-        table = Table(
-            "model", "size", "state", "folder", title=f"{cache_folder()}", title_justify="left", box=None
-        )
+        table = Table("model", "size", "state", "folder", title=f"{cache_folder()}", title_justify="left", box=None)
         for entry in entries:
             state = "whole" if entry.complete else "unfinished or damaged"
             table.add_row(entry.name, _size(entry.bytes), state, entry.path.name[:12])

@@ -63,9 +63,7 @@ def interval(
     if not 0 < level < 1:
         raise InputError(f"the level of an interval is {level}; need a share between 0 and 1, as 0.95.")
     if n_resamples < 1:
-        raise InputError(
-            f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds."
-        )
+        raise InputError(f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds.")
     units = _defined(np.asarray(values, dtype=np.float64))
     n = len(units)
     if n == 0:
@@ -119,14 +117,10 @@ def paired_difference(
         )
     with np.errstate(invalid="ignore"):  # inf - inf is undefined, and such a unit is dropped
         difference = first - second
-    return interval(
-        difference, generator=generator, statistic=statistic, n_resamples=n_resamples, level=level
-    )
+    return interval(difference, generator=generator, statistic=statistic, n_resamples=n_resamples, level=level)
 
 
 def _defined(units: np.ndarray) -> np.ndarray:
     if units.ndim == 0:
-        raise InputError(
-            f"an interval of the single number {units}; need one number a unit, as a list or array."
-        )
+        raise InputError(f"an interval of the single number {units}; need one number a unit, as a list or array.")
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]

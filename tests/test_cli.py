@@ -30,9 +30,7 @@ OPTIONS = """
 
 
 def run(*arguments, **options):
-    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(
-        cli.app, [*map(str, arguments)], **options
-    )
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, [*map(str, arguments)], **options)
 
 
 @pytest.fixture(autouse=True)
@@ -100,9 +98,7 @@ def test_trace_has_the_option(option):
 
 
 def test_every_example_of_the_help_is_a_command_that_runs(traced):
-    examples = [
-        line.split("[dim]")[0] for line in cli._TRACE_EXAMPLES.splitlines() if line.startswith("sink-lens")
-    ]
+    examples = [line.split("[dim]")[0] for line in cli._TRACE_EXAMPLES.splitlines() if line.startswith("sink-lens")]
     assert len(examples) == 5
     for example in examples:
         result = run(*shlex.split(example)[1:])

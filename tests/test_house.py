@@ -94,9 +94,7 @@ def test_every_path_in_the_readme_exists():
 
 def test_every_make_command_in_the_readme_exists():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
-    asked = set(
-        re.findall(r"(?:^|`|\s)make ([a-z]\w*)(?=[`\s]|$)", "\n".join(re.findall(r"`[^`]+`", readme())))
-    )
+    asked = set(re.findall(r"(?:^|`|\s)make ([a-z]\w*)(?=[`\s]|$)", "\n".join(re.findall(r"`[^`]+`", readme()))))
     assert {"trace", "test"} <= asked
     assert asked <= targets
 
@@ -150,9 +148,7 @@ def test_a_module_has_one_idea_and_its_name(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_only_the_command_line_prints(path):
-    calls = [
-        node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    ]
+    calls = [node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     assert "print" not in calls or path.name == "cli.py"
 
 
@@ -176,9 +172,7 @@ def test_axes_are_spelled_with_the_words_of_the_list(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_nothing_is_pickled(path):
-    assert not {"pickle", "cloudpickle", "dill", "joblib"} & {
-        module.split(".")[0] for module in imported(path)
-    }
+    assert not {"pickle", "cloudpickle", "dill", "joblib"} & {module.split(".")[0] for module in imported(path)}
     for node in nodes(path):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
@@ -193,10 +187,7 @@ def test_what_is_imported_is_declared():
     declared = {re.split(r"[^\w-]", line)[0].lower().replace("_", "-") for line in project["dependencies"]}
     provided = packages_distributions()
     needed = {
-        module.split(".")[0]
-        for path in MODULES
-        for module in imported(path)
-        if not module.startswith("sink_lens")
+        module.split(".")[0] for path in MODULES for module in imported(path) if not module.startswith("sink_lens")
     } - set(sys.stdlib_module_names)
     missing = {
         module

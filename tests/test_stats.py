@@ -31,9 +31,7 @@ def test_the_interval_of_a_mean_is_about_two_standard_errors_wide():
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     # A share of 0.95 of 300 samples has standard error 0.0126; the percentile bootstrap is a little narrow.
     draws = generator(2).normal(size=(300, 40))
-    found = [
-        interval(sample, generator=generator(seed), n_resamples=400) for seed, sample in enumerate(draws)
-    ]
+    found = [interval(sample, generator=generator(seed), n_resamples=400) for seed, sample in enumerate(draws)]
     covered = np.mean([one.low <= 0 <= one.high for one in found])
     assert 0.88 <= covered <= 0.99
 
@@ -105,9 +103,7 @@ def test_the_same_generator_gives_the_same_interval():
 def test_pairing_removes_what_the_units_share():
     # b = a + 1 in every unit: the difference is -1 exactly, however much the units differ.
     a = generator(9).normal(scale=100, size=16).round()
-    assert paired_difference(a, a + 1, generator=generator()) == Interval(
-        estimate=-1.0, low=-1.0, high=-1.0, n=16
-    )
+    assert paired_difference(a, a + 1, generator=generator()) == Interval(estimate=-1.0, low=-1.0, high=-1.0, n=16)
 
 
 def test_a_unit_that_is_nan_in_one_of_a_pair_is_dropped():

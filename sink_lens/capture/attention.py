@@ -253,7 +253,8 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
                 f"the fused kernel on {device} does not take {dtype} with heads of {d_head} "
                 f"({str(error).splitlines()[0]}); use kernel='eager', which goes over blocks of rows"
             ) from error
-        off = max((a.float() - b.float()).abs().max().item() for a, b in zip(fused, explicit, strict=True))
+        errors = [(a.float() - b.float()).abs().max() for a, b in zip(fused, explicit, strict=True)]
+        off = torch.stack(errors).max().item()  # nan if there is one
         if not off <= (1e-5 if dtype in (torch.float32, torch.float64) else 5e-2):
             raise KernelError(
                 f"the fused kernel on {device} in {dtype} with heads of {d_head} is off by {off:.1e}; "

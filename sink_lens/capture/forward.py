@@ -15,7 +15,7 @@ from ..models.sites import SITES, Address, bridge_hook, read
 from .attention import OBSERVED, Kernel, Put, Watch, observed
 
 
-class _Finished(Exception):
+class _FinishedError(Exception):
     """Ends a forward pass after the last layer that is needed."""
 
 
@@ -82,7 +82,7 @@ def plain_forward(
             stack.enter_context(observed(lens.plain, watch=watch))
         stack.enter_context(_evaluating(lens.plain))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(contextlib.suppress(_Finished))
+        stack.enter_context(contextlib.suppress(_FinishedError))
         lens.plain.base_model(input_ids=part.tokens.to(lens.device), use_cache=False)
 
 
@@ -111,7 +111,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _finish(module: nn.Module, args: Any, output: Any) -> None:
-    raise _Finished
+    raise _FinishedError
 
 
 def _take(

@@ -72,6 +72,10 @@ class TraceConfig:
             raise InputError(f"sequences is {self.sequences}; need at least 1")
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size}; need at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; need a whole number from 0 on, below 2**63")
+        if self.max_outliers < 1:
+            raise InputError(f"max_outliers is {self.max_outliers}; need at least 1")
         for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):
             value = getattr(self, name)
             if not 0 < value < 1:

@@ -92,9 +92,9 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
 
 
 def slow_growth(ratio: Float[Tensor, " layer"], *, factor: float) -> tuple[int, int, float] | None:
-    """The longest stretch of layers over which the ratio rises without a step: first and last layer, and by how much.
+    """The stretch of layers over which the ratio never falls and rises most: first and last layer, and by how much.
 
-    None where it rises by less than ``factor`` in all.
+    None where it rises by less than ``factor`` in all. It is asked where no single layer is a growth step.
     """
     best: tuple[int, int, float] | None = None
     start = 0
@@ -111,6 +111,19 @@ def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | Non
     """The first layer whose mean attention to the sink passes the threshold; None where none does."""
     over = (mass > threshold).nonzero()
     return int(over[0]) if len(over) else None
+
+
+def outliers_of(
+    state: Float[Tensor, "batch d_model"], *, dominance_threshold: float, energy_frac: float, max_outliers: int
+) -> tuple[int, ...]:
+    """The outlier dimensions of a token, the strongest first: the fewest that hold ``energy_frac`` of its energy.
+
+    None where its mean dominance ratio over sequences does not reach the threshold, or where more than
+    ``max_outliers`` are needed.
+    """
+    found = outlier_dimensions(state.double().square().mean(0), energy_frac=energy_frac)
+    dominates = bool(dominance_ratio(state).mean() >= dominance_threshold)
+    return tuple(found.tolist()) if dominates and len(found) <= max_outliers else ()
 
 
 def find(
@@ -133,21 +146,20 @@ def find(
         ratio: norm ratio before layer 0, then after each layer.
         states: the token's residual stream before layer 0, then after each layer.
         growth_factor: see ``growth_layers``.
-        dominance_threshold: mean dominance ratio over sequences from which a layer has outlier dimensions.
-        energy_frac: share of energy that they hold.
+        dominance_threshold: see ``outliers_of``, as the next two.
+        energy_frac: share of energy that outlier dimensions hold.
         max_outliers: the most that they may be.
         forced: growth steps to use instead of finding them (for the random twin), where every layer then has
             its strongest dimension as its outlier dimension.
     """
     outliers: dict[int, tuple[int, ...]] = {}
     for index, state in enumerate(states):
-        energy = state.double().square().mean(0)
         if forced is not None:
-            outliers[index - 1] = (int(energy.argmax()),)
-            continue
-        dimensions = outlier_dimensions(energy, energy_frac=energy_frac)
-        if dominance_ratio(state).mean() >= dominance_threshold and len(dimensions) <= max_outliers:
-            outliers[index - 1] = tuple(dimensions.tolist())
+            outliers[index - 1] = (_strongest(state),)
+        elif dimensions := outliers_of(
+            state, dominance_threshold=dominance_threshold, energy_frac=energy_frac, max_outliers=max_outliers
+        ):
+            outliers[index - 1] = dimensions
     spans = growth_layers(ratio, factor=growth_factor) if forced is None else list(forced)
     steps = tuple(
         GrowthStep(
@@ -155,17 +167,22 @@ def find(
             last_layer=last,
             ratio_before=float(ratio[first]),
             ratio_after=float(ratio[last + 1]),
-            dimension=int(states[last + 1].double().square().mean(0).argmax()),
+            dimension=_strongest(states[last + 1]),
         )
         for first, last in spans
     )
     return Finding(positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
 
 
+def _strongest(state: Float[Tensor, "batch d_model"]) -> int:
+    """The dimension with the most energy."""
+    return int(state.double().square().mean(0).argmax())
+
+
 def matched_random(
     chosen: Bool[Tensor, " neuron"], *, draws: int, generator: torch.Generator
 ) -> list[Bool[Tensor, " neuron"]]:
-    """Random sets of as many neurons as were chosen, none of them chosen."""
+    """Random sets of as many neurons as were chosen, none of them chosen; of all the others where those are fewer."""
     pool = (~chosen).nonzero().flatten()
     count = min(int(chosen.sum()), len(pool))
     sets = []

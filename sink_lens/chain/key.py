@@ -26,18 +26,19 @@ ADVANTAGES = ("sink", "other_positions")
 def key_readings(lens: LensModel, *, finding: Finding, generator: torch.Generator) -> list[Reading]:
     """How far the outlier dimensions make the studied key, and how far that key makes the logits.
 
-    Read in every layer that outlier dimensions enter. The logits are split where the key is not rotated: in
-    models without rotary positions, and at position 0. A key's advantage is its logit over the mean of the others'.
+    Read in every layer that outlier dimensions enter. The logits are split where the key is not turned: in
+    models without rotary positions, and at position 0. A key's advantage is its logit over the mean
+    logit of the other keys up to the query. Logits are those before a soft cap; sliding windows are not regarded.
     """
     key = finding.position
     layers = frozenset(layer for layer in range(lens.n_layers) if finding.entering(layer))
-    readings = [
-        Reading(
-            name="positive_share",
-            sites=("q", "k"),
-            function=lambda view: locking.positive_share(view["q"], k=view["k"][:, key], valid=view.valid, key=key),
-        )
-    ]
+
+    def positive_share(view: LayerView) -> Tensor:
+        places = finding.positions
+        shares = [locking.positive_share(view["q"], k=view["k"][:, p], valid=view.valid, key=p) for p in places]
+        return torch.stack(shares, dim=-1)
+
+    readings = [Reading(name="positive_share", sites=("q", "k"), function=positive_share)]
     if not layers:
         return readings
     random_sets = {
@@ -57,7 +58,8 @@ def key_readings(lens: LensModel, *, finding: Finding, generator: torch.Generato
         x, k = view["attn_in"], view["k"].float()
         along = torch.cosine_similarity(k, part(x, w_k, dims), dim=-1).abs()
         other = view.valid.clone()
-        other[:, : max(OTHERS_FROM, key + 1)] = False
+        other[:, :OTHERS_FROM] = False
+        other[:, key] = False
         drawn = [
             torch.cosine_similarity(k[:, key], part(x[:, key], w_k, some.to(w_k.device)), dim=-1).abs()
             for some in random_sets[view.layer]
@@ -73,22 +75,30 @@ def key_readings(lens: LensModel, *, finding: Finding, generator: torch.Generato
         dimension, bias = part(x, weights.w_k, dims), weights.b_k.float().expand_as(k)
         drawn = torch.stack([part(x, weights.w_k, some.to(k.device)) for some in random_sets[view.layer]]).mean(0)
         parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_norm(lens, view.layer, k)
+        # Where the rotary tables are stretched for long contexts (YaRN), even an unturned key is: by one number.
+        as_used = view["rotated_k"][:, :, key].float().norm(dim=-1)
+        parts = parts * (as_used / parts[:, :, :3].sum(2).norm(dim=-1))[..., None, None]
         query = view["rotated_q"].float()
         logits = locking.logit_split(query, parts=parts, scale=1.0)
         return mean_where(logits, where=_later(view, key)[:, None, :, None], dim=2)
 
     def advantage(view: LayerView) -> Tensor:
         query, keys = view["rotated_q"].float(), view["rotated_k"].float()
+        n_keys = keys.shape[2]
+        count = torch.arange(n_keys, device=keys.device).clamp(min=1)  # of the other keys that a later query sees
+        seen = _logit(query, keys.cumsum(2))
         found = []
-        for place in [key, *(place for place in control_positions(view.valid.shape[1]) if place != key)]:
-            over = _logit(query, keys[:, :, place : place + 1]) - _logit(query, _mean_of_others(keys, key=place))
+        for place in [key, *control_positions(n_keys, key=key)]:
+            at_place = _logit(query, keys[:, :, place : place + 1])
+            over = at_place - (seen - at_place) / count
             found.append(mean_where(over, where=_later(view, place)[:, None], dim=2))
         controls = torch.stack(found[1:]).nanmean(0) if len(found) > 1 else torch.full_like(found[0], math.nan)
         return torch.stack([found[0], controls], dim=-1)
 
     readings.append(Reading(name="key_cosine", sites=("attn_in", "k"), function=cosine, layers=layers))
     if key == 0 or not rotary(lens):
-        readings.append(Reading(name="logit_split", sites=("attn_in", "k", "rotated_q"), function=split, layers=layers))
+        sites = ("attn_in", "k", "rotated_q", "rotated_k")
+        readings.append(Reading(name="logit_split", sites=sites, function=split, layers=layers))
     readings.append(
         Reading(name="logit_advantage", sites=("rotated_q", "rotated_k"), function=advantage, layers=layers)
     )
@@ -109,14 +119,6 @@ def _key_norm(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_hea
         return (norm.gain / norm.scale(k)[..., None])[:, :, None]
     width = k.flatten(1)
     return (norm.gain / norm.scale(width)[:, None]).unflatten(-1, k.shape[1:])[:, :, None]
-
-
-def _mean_of_others(
-    keys: Float[Tensor, "batch kv_head key d_head"], *, key: int
-) -> Float[Tensor, "batch kv_head key d_head"]:
-    """Mean of the keys that each query sees but for one, right for the queries after it; windows are not regarded."""
-    count = torch.arange(keys.shape[2], device=keys.device).clamp(min=1)[:, None]
-    return (keys.cumsum(2) - keys[:, :, key : key + 1]) / count
 
 
 def _logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Float[Tensor, "batch head query"]:

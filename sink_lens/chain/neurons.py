@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
@@ -13,20 +14,28 @@ from ..models.weights import MlpWeights, mlp_weights, norm_weights
 from .find import GrowthStep
 from .panel import Panel
 
-COLUMNS = (
-    "layer",
-    "neuron",
-    "position",
-    "activation",
-    "spike_ratio",
-    "contribution",
-    "contribution_share",
-    "outlier_dimension",
-    "gate_norm_rank",
-    "up_norm_rank",
-    "column_kurtosis",
-    "top_dimension",
-    "is_super",
+COLUMNS = {
+    "layer": "int64",
+    "neuron": "int64",
+    "position": "int64",
+    "activation": "float32",
+    "spike_ratio": "float32",
+    "contribution": "float32",
+    "contribution_share": "float32",
+    "outlier_dimension": "int64",
+    "gate_norm_rank": "Int64",
+    "up_norm_rank": "Int64",
+    "column_kurtosis": "float32",
+    "top_dimension": "int64",
+    "is_super": "bool",
+}
+"""Columns of ``neurons.parquet`` and their types; ranks are missing where the MLP has no such projection."""
+
+_CRITERIA = (
+    ("gate_norm", "gate_norm_rank", -1),
+    ("up_norm", "up_norm_rank", -1),
+    ("spike_ratio", "spike_ratio", 1),
+    ("column_kurtosis", "column_kurtosis", 1),
 )
 
 
@@ -136,8 +145,8 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
             )
         )
     if not frames:
-        return pd.DataFrame(columns=list(COLUMNS)).astype({"is_super": bool})
-    return pd.concat(frames, ignore_index=True)
+        return pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
+    return pd.concat(frames, ignore_index=True).astype(COLUMNS)
 
 
 def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
@@ -164,17 +173,16 @@ def criteria_agreement(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for layer, part in table.groupby("layer"):
-        part = part[part["position"] == part["position"].iloc[0]]
-        supers = set(part.loc[part["is_super"], "neuron"])
-        for criterion, values in (
-            ("gate_norm", -part["gate_norm_rank"].astype("Float64")),
-            ("up_norm", -part["up_norm_rank"].astype("Float64")),
-            ("spike_ratio", part["spike_ratio"]),
-            ("column_kurtosis", part["column_kurtosis"]),
-        ):
-            if not supers or values.isna().all():
+        position = part["position"].to_numpy()
+        once = position == position[0]
+        neurons = part["neuron"].to_numpy()[once]
+        supers = {int(neuron) for neuron in neurons[part["is_super"].to_numpy()[once]]}
+        for criterion, column, sign in _CRITERIA:
+            values = sign * part[column].to_numpy(dtype=float, na_value=np.nan)[once]
+            if not supers or np.isnan(values).all():
                 continue
-            top = set(part.loc[values.astype(float).nlargest(len(supers)).index, "neuron"])
+            order = np.argsort(-values, kind="stable")  # undefined ones last
+            top = {int(neuron) for neuron in neurons[order[: len(supers)]]}
             rows.append(
                 {
                     "layer": layer,

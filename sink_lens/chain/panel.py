@@ -38,6 +38,8 @@ class Panel:
     """The sampled query positions."""
     s1: dict[tuple[str, int], Float[Tensor, " position"]]
     """(site, layer) -> standard deviation over sequences, mean over the values (S1)."""
+    shortest: int
+    """Tokens of the shortest sequence: every sequence has the positions before it, and only those can be sinks."""
 
     def __contains__(self, name: str) -> bool:
         """Whether a reading was made, at any layer."""
@@ -72,6 +74,10 @@ class Panel:
         """The studied token's stream before layer 0 and after each layer."""
         return torch.cat([self["state_pre"], self["state"]])[:, :, self.keys.index(self.finding.position)]
 
+    def sinks(self, *, min_rate: float) -> tuple[int, ...]:
+        """The sink positions of this pass, the strongest first, whether or not their columns were read."""
+        return sink_positions(self["rate_by_key"].nanmean(dim=(0, 1))[: self.shortest], min_rate=min_rate)
+
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
         """Share of (layer, head) whose sink score at the studied position passes the threshold, by sequence."""
         score = self.at_key("sink_score", self.finding.position)
@@ -88,35 +94,35 @@ def scout(
 ) -> Finding:
     """Where to look, from the first 64 positions of eight sequences: sink positions, growth steps, outlier dimensions.
 
-    What it finds only aims the measuring pass, which finds again from all that it read. With ``position`` and
-    ``forced`` the position and the growth steps are given, and the strongest dimensions are found.
+    What it finds only aims the measuring pass, which finds again from all that it read. The position, or the
+    growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken.
     """
-    few = shortened(tokens, sequences=_SCOUTS, length=_SCOUT_LENGTH)
-    sites, rows = r.sampled_positions(few.n_positions), r.sampled_rows(few.n_positions)
+    few = shortened(tokens, sequences=_SCOUTS, length=max(_SCOUT_LENGTH, (position or 0) + 1))
+    rows = r.sampled_rows(few.n_positions)
+    shortest = min(few.n_positions, int(tokens.lengths.min()))
     found: tuple[int, ...] = () if position is None else (position,)
     if position is None:
         rates = stream(lens, few, [r.rate_by_key(config.threshold)], rows=rows, kernel=config.kernel)  # type: ignore[arg-type]  # checked by TraceConfig
-        rate = rates.stacked("rate_by_key").nanmean(dim=(0, 1))
+        rate = rates.stacked("rate_by_key").nanmean(dim=(0, 1))[:shortest]
         found = sink_positions(rate, min_rate=config.min_sink_rate)
     keys = found or (0,)
+    sites = r.sampled_positions(few.n_positions, keys=keys)
     norms = [
         r.norm_reading("resid_pre", positions=sites, layers=frozenset({0})),
         r.norm_reading("resid_post", positions=sites),
     ]
     streamed = stream(lens, few, [*norms, *r.state_readings(keys, positions=sites)[:2]])
     nothing = Finding(positions=keys, sink_found=bool(found), steps=(), outliers={})
-    panel = Panel(streamed=streamed, keys=keys, finding=nothing, positions=sites, rows=rows, s1={})
+    panel = Panel(streamed=streamed, keys=keys, finding=nothing, positions=sites, rows=rows, s1={}, shortest=shortest)
     return refind(panel, config=config, forced=forced)
 
 
 def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None) -> Finding:
-    """Growth steps and outlier dimensions of the panel's studied token, from what was read."""
+    """Sink positions among the panel's keys, growth steps and outlier dimensions of the first, from what was read."""
     positions, sink_found = panel.keys, panel.finding.sink_found
     if "rate_by_key" in panel:
-        rate = panel["rate_by_key"].nanmean(dim=(0, 1))
-        found = sink_positions(rate, min_rate=config.min_sink_rate)
-        sink_found = bool(found) and found[0] in panel.keys
-        positions = tuple(key for key in found if key in panel.keys) or panel.keys[:1]
+        found = tuple(key for key in panel.sinks(min_rate=config.min_sink_rate) if key in panel.keys)
+        positions, sink_found = found or panel.keys[:1], bool(found)
     panel = replace(panel, finding=replace(panel.finding, positions=positions))
     return find(
         positions=positions,
@@ -159,7 +165,7 @@ def measure(
         r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
         *r.state_readings(keys, positions=positions),
         r.dominance_elsewhere(positions),
-        *r.output_readings(lens, key=finding.position),
+        *r.output_readings(lens, keys=keys),
         r.spread_reading(finding, length=tokens.n_positions, n_layers=lens.n_layers),
         *(r.neuron_readings(finding, positions=positions) if lens.family.down is not None else []),
         *key_readings(lens, finding=finding, generator=generator),
@@ -179,7 +185,15 @@ def measure(
         label=label,
     )
     s1 = {place: moment.std().float().mean(-1) for place, moment in moments.items()}
-    panel = Panel(streamed=streamed, keys=keys, finding=finding, positions=positions, rows=rows, s1=s1)
+    panel = Panel(
+        streamed=streamed,
+        keys=keys,
+        finding=finding,
+        positions=positions,
+        rows=rows,
+        s1=s1,
+        shortest=int(tokens.lengths.min()),
+    )
     return replace(panel, finding=refind(panel, config=config, forced=forced))
 
 
@@ -188,6 +202,35 @@ def aims(aim: Finding, *, at: Finding, n_layers: int) -> bool:
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
     same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in range(n_layers))
     return aim.position == at.position and same_steps and same_dimensions
+
+
+def aimed(
+    lens: LensModel,
+    tokens: TokenBatch,
+    *,
+    config: TraceConfig,
+    progress: bool = False,
+    label: str = "measuring",
+    only: frozenset[str] | None = None,
+) -> Panel:
+    """Scout and measure; measure again where the pass found that it was aimed elsewhere.
+
+    The second pass reads every sink position; a third is needed only where the scout took a wrong position for
+    the strongest.
+    """
+    aim = scout(lens, tokens, config=config)
+    panel = measure(lens, tokens, finding=aim, config=config, progress=progress, label=label, only=only)
+    sinks = panel.sinks(min_rate=config.min_sink_rate)
+    if not set(sinks) <= set(panel.keys):
+        at = panel.finding
+        if sinks[0] not in panel.keys:
+            at = scout(lens, tokens, config=config, position=sinks[0])
+        aim, label = replace(at, positions=sinks), f"{label} again"
+        panel = measure(lens, tokens, finding=aim, config=config, progress=progress, label=label, only=only)
+    if only is None and not aims(aim, at=panel.finding, n_layers=lens.n_layers):
+        label = f"{label} again"
+        panel = measure(lens, tokens, finding=panel.finding, config=config, progress=progress, label=label)
+    return panel
 
 
 def shortened(tokens: TokenBatch, *, sequences: int, length: int) -> TokenBatch:

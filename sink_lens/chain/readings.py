@@ -1,4 +1,6 @@
-"""The readings that ``trace`` streams, by subject: attention, positions, states, outputs, neurons, loss (the key: ``key.py``).
+"""The readings that ``trace`` streams, by subject: attention, positions, states, outputs, neurons, loss.
+
+Those of the studied key are in ``key.py``.
 
 What must look at many positions looks at sampled ones where the sequences are long: all positions up to 64,
 else the first 32 and 32 more, evenly spaced in the logarithm. Explicit attention rows are at most 64. The
@@ -26,9 +28,10 @@ OTHERS_FROM = 8
 RANDOM_SETS = 5
 """Draws of every random control."""
 FEW = 4
-"""How many sequences the costly measures (Gini, stable rank, effective rank) look at."""
+"""How many sequences the costly measures (Gini, effective rank; half as many for the stable rank) look at."""
 _MOST_SAMPLED = 64
-_LOSS_CHUNK = 256
+LOSS_CHUNK = 256
+"""Tokens whose logits are held at a time."""
 _MIN_QUERIES = 8
 
 
@@ -57,14 +60,19 @@ def ratio_to_others(
 
 
 def rate_by_key(threshold: float) -> Reading:
-    """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold."""
+    """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold.
+
+    nan at late keys, with fewer than 8 such queries or than two over the threshold: a head that only looks at its
+    own token and the one before would pass there.
+    """
+    fewest = max(_MIN_QUERIES, 2 / threshold)
 
     def rate(view: LayerView) -> Tensor:
         rows = _rows(view)
         keys = torch.arange(view["rows"].shape[-1], device=rows.device)
         from_key = (_row_valid(view)[:, :, None] & (rows[:, None] >= keys))[:, None]
         score = mean_where(view["rows"], where=from_key, dim=2)
-        enough = from_key.sum(2) >= _MIN_QUERIES
+        enough = from_key.sum(2) >= fewest
         return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)
 
     return Reading(name="rate_by_key", sites=("rows",), function=rate)
@@ -75,8 +83,7 @@ def attention_readings(keys: tuple[int, ...]) -> list[Reading]:
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
         def read(view: LayerView) -> Tensor:
-            columns = view["mass"].unbind(-1)
-            pairs = zip(columns, keys, strict=True)
+            pairs = zip(view["mass"].unbind(-1), keys, strict=True)
             return torch.stack([function(column, valid=view.valid, key=key) for column, key in pairs], dim=-1)
 
         return read
@@ -92,8 +99,11 @@ def attention_readings(keys: tuple[int, ...]) -> list[Reading]:
         return torch.stack(ranks, dim=-1)
 
     def gini(view: LayerView) -> Tensor:
-        per_row = attention.gini(view["rows"], row_positions=_rows(view))
-        return attention.mean_rows(per_row, row_valid=_row_valid(view) & (_rows(view) > 0))
+        step = max(
+            1, view["rows"].shape[-1] // _MOST_SAMPLED
+        )  # every row of a short sequence, fewer long ones: they are sorted
+        per_row = attention.gini(view["rows"][:, :, ::step], row_positions=_rows(view)[::step])
+        return attention.mean_rows(per_row, row_valid=(_row_valid(view) & (_rows(view) > 0))[:, ::step])
 
     def sum_of_squares(view: LayerView) -> Tensor:
         squares = (1 / attention.effective_tokens(view["rows"])).mean(1)
@@ -168,37 +178,37 @@ def state_readings(keys: tuple[int, ...], *, positions: Int[Tensor, " position"]
     ]
 
 
-def output_readings(lens: LensModel, *, key: int) -> list[Reading]:
-    """Value-norm ratio of the studied key after W_O, and the stable rank of each head's update."""
+def output_readings(lens: LensModel, *, keys: tuple[int, ...]) -> list[Reading]:
+    """Value-norm ratio of each key after W_O, and the stable rank of each head's update."""
 
     def value_norm_ratio(view: LayerView) -> Tensor:
         w_o = attention_weights(lens, layer=view.layer).w_o
-        return outputs.value_norm_ratio(view["v"], w_o=w_o, valid=view.valid, key=key)
+        ratios = [outputs.value_norm_ratio(view["v"], w_o=w_o, valid=view.valid, key=key) for key in keys]
+        return torch.stack(ratios, dim=-1)
 
     def stable_rank(view: LayerView) -> Tensor:
         return outputs.stable_rank(view["z"], w_o=attention_weights(lens, layer=view.layer).w_o, valid=view.valid)
 
     return [
         Reading(name="value_norm_ratio", sites=("v",), function=value_norm_ratio),
-        Reading(name="stable_rank", sites=("z",), function=_few(stable_rank)),
+        Reading(name="stable_rank", sites=("z",), function=_few(stable_rank, most=FEW // 2)),
     ]
 
 
 def spread_reading(finding: Finding, *, length: int, n_layers: int) -> Reading:
     """Aggregated values at the studied position and at five others, in the layers that feed the growth steps."""
-    places = [finding.position, *control_positions(length)]
-    layers = frozenset(finding.feeding(n_layers))
-    return Reading(
-        name="z_at", sites=("z",), function=lambda view: view["z"][:, places].flatten(2).float(), layers=layers
-    )
+    places = [finding.position, *control_positions(length, key=finding.position)]
+
+    def z_at(view: LayerView) -> Tensor:
+        return view["z"][:, places].flatten(2).float().masked_fill(~view.valid[:, places, None], math.nan)
+
+    return Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(finding.feeding(n_layers)))
 
 
-def control_positions(length: int) -> list[int]:
-    """Five other positions, evenly spaced from position 8 on; fewer in short sequences."""
-    spaced = (
-        torch.linspace(OTHERS_FROM, length - 1, RANDOM_SETS + 1)[:-1].round().long() if length > OTHERS_FROM else []
-    )
-    return sorted({int(place) for place in spaced})
+def control_positions(length: int, *, key: int) -> list[int]:
+    """Five positions other than the key, evenly spaced from position 8 on, the last one left out; fewer if short."""
+    spaced = torch.linspace(OTHERS_FROM, max(OTHERS_FROM, length - 1), RANDOM_SETS + 1)[:-1].round().long().tolist()
+    return sorted({place for place in spaced if place != key and place < length})
 
 
 def neuron_readings(finding: Finding, *, positions: Int[Tensor, " position"]) -> list[Reading]:
@@ -233,20 +243,22 @@ def neuron_readings(finding: Finding, *, positions: Int[Tensor, " position"]) ->
 def loss_reading(lens: LensModel) -> Reading:
     """Mean next-token loss of each sequence in nats, the unembedding applied to a few tokens at a time."""
     head = lens.plain.get_output_embeddings()
+    assert head is not None
     cap = getattr(lens.config, "final_logit_softcapping", None)
 
     def loss(view: LayerView) -> Tensor:
+        hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
+        predicted = view.valid[:, 1:]
+        found = torch.full(targets.shape, math.nan, device=hidden.device)
         losses = []
-        for hidden, ids, valid in zip(view["final"], view.tokens, view.valid, strict=True):
-            n = int(valid.sum())
-            total = hidden.new_zeros((), dtype=torch.float64)
-            for places in torch.arange(n - 1, device=hidden.device).split(_LOSS_CHUNK):
-                logits = head(hidden[places]).float()
-                if cap is not None:
-                    logits = (logits / cap).tanh() * cap
-                total += torch.nn.functional.cross_entropy(logits, ids[places + 1], reduction="sum").double()
-            losses.append(total / (n - 1) if n > 1 else total * math.nan)
-        return torch.stack(losses).float()
+        for states, ids in zip(hidden[predicted].split(LOSS_CHUNK), targets[predicted].split(LOSS_CHUNK), strict=True):
+            logits = head(states).float()
+            if cap is not None:
+                logits = (logits / cap).tanh() * cap
+            losses.append(logits.logsumexp(-1) - logits.gather(-1, ids[:, None])[:, 0])
+        if losses:
+            found[predicted] = torch.cat(losses)
+        return found.nanmean(1)
 
     return Reading(name="loss", sites=("final",), function=loss)
 
@@ -263,8 +275,11 @@ def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
 
 
 def _sampled(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    index = positions.to(view[site].device)
-    return view[site][:, index].flatten(2).float(), view.valid[:, index]
+    x, valid = view[site], view.valid
+    if len(positions) < x.shape[1]:
+        index = positions.to(x.device)
+        x, valid = x[:, index], valid[:, index]
+    return x.flatten(2).float(), valid
 
 
 def _rows(view: LayerView) -> Int[Tensor, " row"]:
@@ -276,14 +291,14 @@ def _row_valid(view: LayerView) -> Bool[Tensor, "batch row"]:
     return view.valid[:, _rows(view)]
 
 
-def _few(function: Callable[[LayerView], Tensor]) -> Callable[[LayerView], Tensor]:
+def _few(function: Callable[[LayerView], Tensor], *, most: int = FEW) -> Callable[[LayerView], Tensor]:
     """The function on the first few sequences of each layer; nan for the rest."""
     seen: dict[int, int] = {}
     shapes: dict[int, torch.Size] = {}
 
     def limited(view: LayerView) -> Tensor:
         n = len(view.valid)
-        take = min(max(0, FEW - seen.get(view.layer, 0)), n)
+        take = min(max(0, most - seen.get(view.layer, 0)), n)
         seen[view.layer] = seen.get(view.layer, 0) + n
         if take == 0:
             return torch.full((n, *shapes[view.layer]), math.nan)

@@ -1,6 +1,7 @@
 """What a person reads first: the headline numbers as a table of the run, and a short table for the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,10 +23,11 @@ _MARKS = {"holds": "+", "fails": "x", "undecided": "?"}
 def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
     finding, rng = panel.finding, np.random.default_rng(config.seed)
-    layers, neurons = frames["layers"], frames["neurons"]
+    layers = {str(name): column.to_numpy(dtype=float) for name, column in frames["layers"].items()}
+    neurons = frames["neurons"]
     rows: list[dict[str, object]] = []
 
-    def add(quantity: str, value: float | int | str | None | Interval, unit: str = "", note: str = "") -> None:
+    def add(quantity: str, value: float | int | str | Interval | None, unit: str = "", note: str = "") -> None:
         low = high = np.nan
         if isinstance(value, Interval):
             value, low, high = value.estimate, value.low, value.high
@@ -45,7 +47,7 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
         interval(panel.at_key("sink_mass", finding.position).nanmean(dim=(0, 2)).numpy(), generator=rng),
         "mass",
     )
-    mass = torch.tensor(layers["sink_score"].to_numpy())
+    mass = torch.tensor(layers["sink_score"])
     for threshold in sorted({config.threshold, 0.5, 0.8}):
         add(
             f"onset_layer_{threshold:g}",
@@ -61,9 +63,9 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
     add("outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", f"{len(finding.outliers)} layers have them")
     supers = neurons[neurons["is_super"]]
     add("super_neurons", int(supers.groupby(["layer", "neuron"]).ngroups) if len(supers) else 0, "neurons")
-    peak = int(layers["dominance_ratio"].idxmax())
+    peak = int(layers["dominance_ratio"].argmax())
     add("dominance_ratio", float(layers["dominance_ratio"][peak]), "ratio", f"largest, after layer {peak}")
-    middle = len(layers) // 2
+    middle = len(frames["layers"]) // 2
     add(
         "effective_rank",
         float(layers["effective_rank"][middle]),
@@ -108,6 +110,8 @@ def _headline(
     text.append(f"{config.model}", style="bold")
     if finding.sink_found:
         text.append(f": attention sink at position {finding.position}\n")
+    elif np.isnan(float(rate["value"])):
+        text.append(": the sequences are too short to tell of an attention sink (8 tokens are needed)\n")
     else:
         text.append(f": no attention sink was found; position {finding.position} is studied\n")
     text.append(
@@ -131,42 +135,42 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
     table = Table(title="Growth steps and their super neurons", title_justify="left")
     for name in ("layers", "norm ratio", "dimension", "super neurons: layer.neuron (share of the layer's change)"):
         table.add_column(name)
-    neurons = frames["neurons"]
-    for step in frames["growth_steps"].itertuples():
-        of_step = neurons[
-            neurons["layer"].between(step.first_layer, step.last_layer)
-            & neurons["is_super"]
-            & (neurons["position"] == step.position)
-        ].sort_values("contribution_share", ascending=False)
-        named = [f"{row.layer}.{row.neuron} ({row.contribution_share:.0%})" for row in of_step.head(8).itertuples()]
+    supers = [row for row in _rows(frames["neurons"]) if row["is_super"]]
+    supers.sort(key=lambda row: row["contribution_share"], reverse=True)
+    for step in _rows(frames["growth_steps"]):
+        first, last = step["first_layer"], step["last_layer"]
+        of_step = [r for r in supers if first <= r["layer"] <= last and r["position"] == step["position"]]
+        named = [f"{row['layer']}.{row['neuron']} ({row['contribution_share']:.0%})" for row in of_step[:8]]
         more = f", {len(of_step) - 8} more" if len(of_step) > 8 else ""
         table.add_row(
-            _span(step.first_layer, step.last_layer),
-            f"{step.ratio_before:.1f} -> {step.ratio_after:.1f}",
-            str(step.outlier_dimension),
+            _span(first, last),
+            f"{step['ratio_before']:.1f} -> {step['ratio_after']:.1f}",
+            str(step["outlier_dimension"]),
             ", ".join(named) + more or "none",
         )
     return table
 
 
 def _links(links: pd.DataFrame) -> Table:
-    table = Table(title="Links of the chain", title_justify="left", caption_justify="left")
-    for name in ("link", "statistic", "value (95% interval)", "nulls", "verdict"):
-        table.add_column(name, overflow="fold")
-    for link, rows in links[links["is_primary"]].groupby("link", sort=False):
-        first = rows.iloc[0]
+    table = Table(title="Links of the chain, each with a 95% interval over sequences", title_justify="left")
+    table.add_column("link", no_wrap=True)
+    table.add_column("measured, its nulls, and what it must pass")
+    table.add_column("verdict", no_wrap=True)
+    for link in dict.fromkeys(links["link"]):
+        rows = [row for row in _rows(links) if row["link"] == link and row["is_primary"]]
+        first = rows[0]
         value = (
             "-"
             if np.isnan(first["value"])
             else f"{first['value']:.3g} ({first['ci_low']:.3g} to {first['ci_high']:.3g})"
         )
-        nulls = ", ".join(
-            f"{row.null_name} {row.null_value:.3g}" for row in rows.itertuples() if row.null_name != "none"
-        )
+        nulls = [f"{row['null_name']} {row['null_value']:.3g}" for row in rows if row["null_name"] != "none"]
         verdict = str(first["verdict"])
+        evidence = Text(f"{first['statistic']} {value}\n")
+        evidence.append("".join(f"{null}\n" for null in [", ".join(nulls)] if null))
+        evidence.append(str(first["criterion"]), style="dim")
         mark = Text(f"{_MARKS[verdict]} {verdict}", style=_STYLES[verdict])
-        table.add_row(str(link), str(first["statistic"]), value, nulls, mark)
-        table.add_row("", Text(str(first["criterion"]), style="dim"), "", "", "", end_section=True)
+        table.add_row(str(link), evidence, mark, end_section=True)
     return table
 
 
@@ -174,16 +178,20 @@ def _arms(arms: pd.DataFrame) -> Table:
     table = Table(title="With and without BOS", title_justify="left")
     for name in ("arm", "sink rate", "S2 ratio", "outlier dimensions", "growth steps", "loss (nats)"):
         table.add_column(name)
-    for row in arms.itertuples():
+    for row in _rows(arms):
         table.add_row(
-            f"{row.arm}{' (traced)' if row.chosen else ''}",
-            f"{row.sink_rate:.1%}",
-            f"{row.s2_ratio:.2f}",
-            row.outlier_dimensions or "none",
-            row.growth_steps or "none",
-            f"{row.loss_nats:.3f}",
+            f"{row['arm']}{' (traced)' if row['chosen'] else ''}",
+            f"{row['sink_rate']:.1%}",
+            f"{row['s2_ratio']:.2f}",
+            row["outlier_dimensions"] or "none",
+            row["growth_steps"] or "none",
+            f"{row['loss_nats']:.3f}",
         )
     return table
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    return frame.to_dict("records")
 
 
 def _span(first: int, last: int) -> str:

@@ -8,7 +8,7 @@ from ..measures import dimensions, locking, outputs
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from .config import TraceConfig
-from .find import Finding
+from .find import Finding, outliers_of
 from .panel import Panel
 from .readings import SITES_BY_POSITION
 
@@ -19,19 +19,15 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
     """One row per (layer, head, sink position): means over sequences, and the share of sequences over the threshold."""
     frames = []
     index = pd.MultiIndex.from_product([range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"])
+    of_key = ("sink_mass", "key_rank", "value_norm_ratio", "positive_share")
     of_head = ("entropy", "gini", "null_mass", "stable_rank")
-    of_studied_key = ("value_norm_ratio", "positive_share")
     for position in panel.finding.positions:
         score = panel.at_key("sink_score", position)
         over = (score > threshold).float().masked_fill(score.isnan(), torch.nan)
         columns = {"sink_score": score.nanmean(1), "sink_rate": over.nanmean(1)}
-        columns |= {name: panel.at_key(name, position).nanmean(1) for name in ("sink_mass", "key_rank")}
+        columns |= {name: panel.at_key(name, position).nanmean(1) for name in of_key}
         columns |= {name: panel[name].nanmean(1) for name in of_head}
-        if position == panel.finding.position:
-            columns |= {name: panel[name].nanmean(1) for name in of_studied_key}
-            columns["qk_alignment"] = _alignment(lens, panel.finding)
-        else:
-            columns |= {name: torch.full_like(over[:, 0], torch.nan) for name in (*of_studied_key, "qk_alignment")}
+        columns["qk_alignment"] = _alignment(lens, panel.finding)
         frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
         frame = frame.reset_index()
         frame.insert(2, "position", position)
@@ -43,7 +39,7 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
 
 
 def _alignment(lens: LensModel, finding: Finding) -> Tensor:
-    """QK alignment of each head with the strongest outlier dimension that enters its layer; nan where none does."""
+    """QK alignment of each head with the studied token's strongest outlier dimension there; nan where it has none."""
     rows = []
     for layer in range(lens.n_layers):
         entering = finding.entering(layer)
@@ -77,16 +73,22 @@ def position_table(panel: Panel) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def dimension_table(panel: Panel) -> pd.DataFrame:
-    """The strongest dimensions of the sink tokens after each layer, and which of them are outliers."""
+def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
+    """The strongest dimensions of each sink token after each layer, and which of them are outliers."""
     rows = []
     for layer, state in enumerate(panel["state"]):
         for position in panel.finding.positions:
             at_key = state[:, panel.keys.index(position)]
             values = at_key.double()
             ratio = float(dimensions.dominance_ratio(at_key).mean())
-            strongest = values.square().mean(0).argsort(descending=True)[:_TOP_DIMENSIONS]
-            outliers = panel.finding.outliers.get(layer, ()) if position == panel.finding.position else ()
+            outliers = outliers_of(
+                at_key,
+                dominance_threshold=config.dominance_threshold,
+                energy_frac=config.energy_frac,
+                max_outliers=config.max_outliers,
+            )
+            shown = max(_TOP_DIMENSIONS, len(outliers))
+            strongest = values.square().mean(0).argsort(descending=True, stable=True)[:shown]
             for dimension in strongest.tolist():
                 rows.append(
                     (layer, position, dimension, float(values[:, dimension].mean()), ratio, dimension in outliers)
@@ -155,7 +157,7 @@ def law_table(panel: Panel) -> pd.DataFrame:
 
 
 def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
-    """One row a growth step; ``split_error`` is how far its neurons' contributions miss the MLP's output."""
+    """One row a growth step; ``split_error`` is the worst of its layers' errors (``LayerSplit``)."""
     rows = [
         {
             "step": index,

@@ -5,7 +5,8 @@ initialised twin; give each link a value, an interval, nulls and a verdict; writ
 """
 
 import dataclasses
-import logging
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,26 +17,27 @@ import pandas as pd
 import torch
 
 from ..capture.attention import choose_kernel
+from ..capture.forward import check_tokens
 from ..capture.record import capture
-from ..data.corpora import bundled_text, read_text
-from ..data.tokens import TokenBatch, decode_tokens, from_prompts, from_text, random_tokens, repeated_tokens
-from ..data.tokens import bos_id as bos_id_of
+from ..data.tokens import TokenBatch, decode_tokens
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import load, random_twin, weights_hash, wrap
+from ..models.load import random_twin, weights_hash
 from ..records import RunWriter, create_run, versions
 from ..report.page import render
 from . import summary, tables
 from .config import TraceConfig
+from .estimate import estimate
 from .find import Finding
+from .inputs import model_of, other_arm, tokens_of
 from .links import gather, link_table, link_values
-from .neurons import criteria_agreement, neuron_table, selectivity_table, super_neurons
-from .panel import ARM_READINGS, Panel, aims, measure, scout, shortened
+from .neurons import criteria_agreement, neuron_table, selectivity_table
+from .panel import ARM_READINGS, Panel, aimed, measure, scout, shortened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-log = logging.getLogger(__name__)
+__all__ = ["FILES", "Trace", "TraceConfig", "default_folder", "estimate", "trace"]
 
 FILES = (
     "tokens",
@@ -52,9 +54,9 @@ FILES = (
     "arms",
     "links",
     "summary",
-    "report",
 )
-"""What a finished run holds beside ``run.json``; with the twin also ``twin_heads`` and ``twin_links``."""
+"""What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
+again; with the twin also ``twin_heads`` and ``twin_links``."""
 
 _DRAWN_POSITIONS = 64
 
@@ -77,8 +79,8 @@ class Trace:
     @property
     def super_neurons(self) -> pd.DataFrame:
         """The super neurons, the strongest first."""
-        table = self.frames["neurons"]
-        return table[table["is_super"]].sort_values("contribution_share", ascending=False, ignore_index=True)
+        supers = self.frames["neurons"].query("is_super")
+        return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
 
     @property
     def report(self) -> Path:
@@ -93,6 +95,7 @@ class Trace:
 def trace(
     model: TraceConfig | LensModel | str | Path,
     *,
+    config: TraceConfig | None = None,
     tokens: TokenBatch | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -101,25 +104,23 @@ def trace(
     """Trace the chain on a model and write a run folder.
 
     Args:
-        model: a configuration, or what ``load`` takes with the default configuration, or a ``LensModel``.
-        tokens: sequences to use instead of those that the configuration describes.
-        out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued.
+        model: a ``LensModel``, or what ``load`` takes as a name, or a configuration, which names its model.
+        config: what to ask of a ``LensModel``; of the configuration's model, device and type only the record is kept.
+        tokens: sequences to use instead of those that the configuration describes; no other BOS arm is read then.
+        out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
+            what is finished of the other arm and the twin is not measured again.
         overwrite: replace the run that the folder holds.
         progress: show bars.
 
     Raises:
         ModelError, InputError, KernelError, RunError: before anything is written, what was found and needed.
     """
-    config = model if isinstance(model, TraceConfig) else _config_of(model)
-    lens = model if isinstance(model, LensModel) else _load(config)
-    batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
-    other = None if tokens is not None else _other_arm(lens, batch, config=config)
-    limit = lens.n_context
-    if limit is not None and batch.n_positions > limit:
-        raise InputError(
-            f"the sequences have {batch.n_positions} tokens; {lens.name} takes at most {limit}: use a shorter length"
-        )
+    config = _config_of(model, given=config)
+    lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
+    batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
+    other = None if tokens is not None else other_arm(lens, batch, config=config)
+    check_tokens(lens, batch)
     folder = Path(out) if out is not None else default_folder(lens.name)
     with create_run(
         folder,
@@ -129,43 +130,25 @@ def trace(
         expects=FILES + (("twin_heads", "twin_links") if config.twin else ()),
         overwrite=overwrite,
     ) as writer:
+        (folder / "report.html").unlink(missing_ok=True)  # of the run before
         frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other)
     render(folder)
     return Trace(folder=folder, config=config, finding=panel.finding, frames=frames)
 
 
-def tokens_of(lens: LensModel, *, config: TraceConfig, bos: str) -> TokenBatch:
-    """The sequences that a configuration describes, in one BOS arm."""
-    size = {"sequences": config.sequences, "length": config.length, "bos": bos}
-    if lens.tokenizer is None and config.tokens == "text":
-        raise InputError(
-            f"{lens.name} has no tokenizer; need one for text: put it beside the weights, or use random tokens"
-        )
-    if config.tokens != "text":
-        draw = random_tokens if config.tokens == "random" else repeated_tokens
-        generator = torch.Generator().manual_seed(config.seed)
-        size_of_vocabulary = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
-        return draw(lens.tokenizer, generator=generator, vocab_size=size_of_vocabulary, **size)
-    assert lens.tokenizer is not None
-    if config.prompts:
-        return from_prompts(config.prompts, lens.tokenizer, bos=bos)
-    if config.text is not None:
-        return from_text(read_text(config.text), lens.tokenizer, name=Path(config.text).name, **size)
-    return from_text(bundled_text(), lens.tokenizer, name="moby_dick", **size)
+def _config_of(model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None) -> TraceConfig:
+    if isinstance(model, TraceConfig):
+        if given is not None:
+            raise InputError("two configurations were given; need one, and a LensModel or a name before it")
+        return model
+    name = model.name if isinstance(model, LensModel) else str(model)
+    return TraceConfig(model=name) if given is None else dataclasses.replace(given, model=name)
 
 
 def default_folder(name: str) -> Path:
     """``runs/MODEL-DATE-TIME`` in the working folder."""
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
     return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _config_of(model: LensModel | str | Path) -> TraceConfig:
-    return TraceConfig(model=model.name if isinstance(model, LensModel) else str(model))
-
-
-def _load(config: TraceConfig) -> LensModel:
-    return load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
 
 
 def _provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
@@ -209,65 +192,35 @@ def _run(
         frames[name] = frame
         writer.write_table(name, frame)
 
+    def once(name: str, make: Callable[[], pd.DataFrame]) -> None:
+        if writer.has(name):
+            frames[name] = pd.read_parquet(writer.folder / f"{name}.parquet")
+        else:
+            keep(name, make())
+
     keep("tokens", decode_tokens(batch, lens.tokenizer))
-    panel = _aimed(lens, batch, config=config, progress=progress, label="measuring")
+    panel = aimed(lens, batch, config=config, progress=progress)
     evidence = gather(lens, panel, config=config)
     errors = {split.layer: split.error for split in evidence.splits if split.position == panel.finding.position}
     keep("heads", tables.head_table(lens, panel, threshold=config.threshold))
     keep("positions", tables.position_table(panel))
     keep("layers", tables.layer_table(panel))
     keep("law", tables.law_table(panel))
-    keep("dimensions", tables.dimension_table(panel))
+    keep("dimensions", tables.dimension_table(panel, config=config))
     keep("growth_steps", tables.step_table(panel, errors))
     keep("neurons", neuron_table(lens, panel, evidence.splits))
     keep("selectivity", selectivity_table(lens, panel, evidence.splits))
     keep("criteria", criteria_agreement(frames["neurons"]))
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
-    keep("arms", _arms(lens, panel, batch, config=config, progress=progress, other=other))
-    twin_values = None
+    once("arms", lambda: _arms(lens, panel, batch, config=config, progress=progress, other=other))
     if config.twin:
-        if not (writer.has("twin_heads") and writer.has("twin_links")):
-            twin, of_twin = _twin(lens, panel, batch, config=config, progress=progress)
-            keep("twin_heads", tables.head_table(twin, of_twin, threshold=config.threshold))
-            keep("twin_links", link_values(gather(twin, of_twin, config=config)))
-        else:
-            for name in ("twin_heads", "twin_links"):
-                frames[name] = pd.read_parquet(writer.folder / f"{name}.parquet")
-        twin_values = frames["twin_links"]
-    keep("links", link_table(evidence, twin=twin_values, length=batch.n_positions))
+        measured = functools.cache(lambda: _twin(lens, panel, batch, config=config, progress=progress))
+        once("twin_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
+        once("twin_links", lambda: link_values(gather(*measured(), config=config)))
+    keep("links", link_table(evidence, twin=frames.get("twin_links"), length=batch.n_positions))
     frames["summary"] = summary.summary_table(panel, frames, config=config)
     writer.write_csv("summary", frames["summary"])
     return frames, panel
-
-
-def _aimed(
-    lens: LensModel,
-    batch: TokenBatch,
-    *,
-    config: TraceConfig,
-    progress: bool,
-    label: str,
-    only: frozenset[str] | None = None,
-) -> Panel:
-    """Scout and measure; measure again where the pass found that it was aimed elsewhere."""
-    aim = scout(lens, batch, config=config)
-    panel = measure(lens, batch, finding=aim, config=config, progress=progress, label=label, only=only)
-    if only is None and not aims(aim, at=panel.finding, n_layers=lens.n_layers):
-        panel = measure(
-            lens, batch, finding=panel.finding, config=config, progress=progress, label=f"{label} again", only=only
-        )
-    return panel
-
-
-def _other_arm(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
-    """The same sequences with BOS where they have none, without it where they have it; None where there is no BOS."""
-    if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
-        return None
-    try:
-        return tokens_of(lens, config=config, bos="without" if batch.bos else "with")
-    except InputError as error:
-        log.warning("the other BOS arm is left out: %s", error)
-        return None
 
 
 def _arms(
@@ -281,7 +234,7 @@ def _arms(
     rows = [tables.arm_row(panel, arm=name(batch), chosen=True, config=config)]
     if other is not None:
         label = f"{name(other)} BOS"
-        of_other = _aimed(lens, other, config=config, progress=progress, label=label, only=ARM_READINGS)
+        of_other = aimed(lens, other, config=config, progress=progress, label=label, only=ARM_READINGS)
         rows.append(tables.arm_row(of_other, arm=name(other), chosen=False, config=config))
     return pd.DataFrame(rows)
 
@@ -289,16 +242,17 @@ def _arms(
 def _twin(
     lens: LensModel, panel: Panel, batch: TokenBatch, *, config: TraceConfig, progress: bool
 ) -> tuple[LensModel, Panel]:
-    """The random twin, looked at in the same place: same position and growth layers, its own strongest dimensions."""
-    twin = random_twin(lens, seed=config.seed)
-    spans = tuple((step.first_layer, step.last_layer) for step in panel.finding.steps)
-    aim = scout(twin, batch, config=config, position=panel.finding.position, forced=spans)
+    """The random twin, looked at in the same place: same position and layers, its own strongest dimensions there."""
+    twin, found = random_twin(lens, seed=config.seed), panel.finding
+    spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
+    aim = scout(twin, batch, config=config, position=found.position, forced=spans)
+    aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
     measured = measure(twin, batch, finding=aim, config=config, progress=progress, label="random twin", forced=spans)
     return twin, measured
 
 
 def _patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
-    """The pattern of the first sequence's first 64 positions: uint8, layer x head x query x key, 255 is all the mass."""
+    """The pattern of the first sequence's first 64 positions: uint8, layer x head x query x key; 255 is all mass."""
     one = shortened(batch, sequences=1, length=min(_DRAWN_POSITIONS, int(batch.lengths[0])))
     found = capture(lens, one, sites=["pattern"], path="plain")
     stacked = torch.cat([found["pattern", layer] for layer in range(lens.n_layers)])

@@ -78,9 +78,7 @@ class TokenBatch:
             raise InputError(f"the batch size is {size}; need at least 1. Give a larger one.")
         starts = range(0, self.n_sequences, size)
         return (
-            replace(
-                self, tokens=self.tokens[start : start + size], lengths=self.lengths[start : start + size]
-            )
+            replace(self, tokens=self.tokens[start : start + size], lengths=self.lengths[start : start + size])
             for start in starts
         )
 
@@ -100,8 +98,7 @@ def from_tensor(
     """
     if tokens.ndim != 2:
         raise InputError(
-            f"tokens are {_kind(tokens)}; need two axes, sequence and position. "
-            f"For one sequence use tokens[None]."
+            f"tokens are {_kind(tokens)}; need two axes, sequence and position. For one sequence use tokens[None]."
         )
     if lengths is None:
         lengths = torch.full(tokens.shape[:1], tokens.shape[-1], device=tokens.device)
@@ -152,8 +149,7 @@ def _check(tokens: Tensor, lengths: Tensor) -> None:
         )
     if lengths.shape != tokens.shape[:1] or lengths.dtype != torch.int64:
         raise InputError(
-            f"lengths are {_kind(lengths)}; need int64 of shape ({tokens.shape[0]},). "
-            f"Give one length a sequence."
+            f"lengths are {_kind(lengths)}; need int64 of shape ({tokens.shape[0]},). Give one length a sequence."
         )
     if lengths.device != tokens.device:
         raise InputError(

@@ -49,8 +49,7 @@ def first_ids(tokenizer: PreTrainedTokenizerBase | None, arm: str) -> list[int]:
     if arm == "with":
         if bos is None:
             raise InputError(
-                "bos is 'with', but there is no BOS token; need a tokenizer that has one. "
-                "Choose 'auto' or 'without'."
+                "bos is 'with', but there is no BOS token; need a tokenizer that has one. Choose 'auto' or 'without'."
             )
         return [bos]
     if arm == "without" or tokenizer is None:

@@ -68,8 +68,7 @@ def read_text(path: str | Path) -> str:
         raw = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}); need a readable UTF-8 text file. "
-            f"Check its permissions."
+            f"{path} cannot be read ({error.strerror}); need a readable UTF-8 text file. Check its permissions."
         ) from error
     try:
         text = raw.decode("utf-8-sig")

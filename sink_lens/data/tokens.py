@@ -72,9 +72,7 @@ def from_text(
     return _full(tokens, source=f"text:{name}", first=first, bos_arm=bos)
 
 
-def from_prompts(
-    prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto"
-) -> TokenBatch:
+def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto") -> TokenBatch:
     """One sequence per prompt, of its own length, padded on the right with the pad token, else EOS, else 0.
 
     Raises:
@@ -90,9 +88,7 @@ def from_prompts(
     for index, prompt in enumerate(prompts):
         ids = text_ids(prompt, tokenizer)
         if not ids:
-            raise InputError(
-                f"prompt {index} ({prompt!r}) has no tokens; need text. Leave it out or fill it."
-            )
+            raise InputError(f"prompt {index} ({prompt!r}) has no tokens; need text. Leave it out or fill it.")
         refuse_own_bos(ids, tokenizer, what=f"prompt {index}")
         rows.append(first + ids)
         if len(rows[-1]) < 2:
@@ -200,9 +196,7 @@ def from_dataset(
     else:
         ids = text_ids("\n\n".join(documents), tokenizer)
     name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
-    tokens = _cut(
-        ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'"
-    )
+    tokens = _cut(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'")
     return _full(tokens, source=f"dataset:{name}", first=first, bos_arm=bos)
 
 
@@ -283,9 +277,7 @@ def _ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | N
         raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
     if tokenizer is None:
         if vocab_size is None:
-            raise InputError(
-                "there is no tokenizer and no vocab_size; need one of them to draw from. Give one."
-            )
+            raise InputError("there is no tokenizer and no vocab_size; need one of them to draw from. Give one.")
         return list(range(vocab_size))
     special = set(tokenizer.all_special_ids)
     special |= {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
@@ -293,9 +285,7 @@ def _ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | N
     if vocab_size is not None:
         ids = [token for token in ids if token < vocab_size]
     if not ids:
-        raise InputError(
-            "the tokenizer has no ordinary token below vocab_size; need at least one. Check both."
-        )
+        raise InputError("the tokenizer has no ordinary token below vocab_size; need at least one. Check both.")
     return ids
 
 
@@ -314,8 +304,7 @@ def _document(row: object, index: int, column: str) -> str:
     document = row[column]
     if not isinstance(document, str):
         raise InputError(
-            f"column '{column}' of row {index} holds a {type(document).__name__}; need text. "
-            f"Name another column."
+            f"column '{column}' of row {index} holds a {type(document).__name__}; need text. Name another column."
         )
     return document
 

@@ -130,9 +130,7 @@ def gini(
     return coefficient.clamp(min=0).masked_fill(n < 2, math.nan)
 
 
-def null_mass(
-    rows: Float[Tensor, "batch head row key"], *, tolerance: float = 1e-2
-) -> Float[Tensor, "batch head row"]:
+def null_mass(rows: Float[Tensor, "batch head row key"], *, tolerance: float = 1e-2) -> Float[Tensor, "batch head row"]:
     """Attention that goes to no key: 1 - the sum of the row.
 
     In [0, 1]: 0 for an ordinary softmax, positive with a learned sink logit (gpt-oss). Sums over 1 by at

@@ -53,9 +53,7 @@ def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) 
     return float(ratio)
 
 
-def outlier_dimensions(
-    energy: Float[Tensor, " d_model"], *, energy_frac: float = 0.8
-) -> Int[Tensor, " dimension"]:
+def outlier_dimensions(energy: Float[Tensor, " d_model"], *, energy_frac: float = 0.8) -> Int[Tensor, " dimension"]:
     """The smallest set of dimensions that holds `energy_frac` of a token's energy, largest first.
 
     Always an answer: whether the few dimensions are outliers is for the dominance ratio to say. Empty where

@@ -133,9 +133,7 @@ def selectivity(
     return Selectivity(cosine=cosine.clamp(-1, 1), up=x @ up_row, gate=gate)
 
 
-def column_kurtosis(
-    w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 1024
-) -> Float[Tensor, " neuron"]:
+def column_kurtosis(w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 1024) -> Float[Tensor, " neuron"]:
     """Excess kurtosis of each neuron's column of the down-projection: 0 for a Gaussian column.
 
     The fourth central moment over the squared variance, minus 3, uncorrected for bias (the default of
@@ -160,9 +158,7 @@ def column_kurtosis(
     return torch.cat(parts)
 
 
-def top_dimensions(
-    w_down: Float[Tensor, "d_model neuron"], *, neuron: int, k: int
-) -> Int[Tensor, " dimension"]:
+def top_dimensions(w_down: Float[Tensor, "d_model neuron"], *, neuron: int, k: int) -> Int[Tensor, " dimension"]:
     """The `k` residual dimensions that a neuron's column writes most, by magnitude, largest first."""
     return widen(w_down[:, neuron]).abs().topk(min(k, w_down.shape[0])).indices
 

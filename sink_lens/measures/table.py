@@ -35,26 +35,16 @@ class Measure:
     """One sentence for a reader of the report."""
 
 
-def _measure(
-    function: Callable[..., Any], unit: str, low: float, high: float, reference: str, meaning: str
-) -> Measure:
+def _measure(function: Callable[..., Any], unit: str, low: float, high: float, reference: str, meaning: str) -> Measure:
     name = function.__name__
-    return Measure(
-        name=name, function=function, unit=unit, low=low, high=high, reference=reference, meaning=meaning
-    )
+    return Measure(name=name, function=function, unit=unit, low=low, high=high, reference=reference, meaning=meaning)
 
 
 _INF = math.inf
 _ROWS = (
-    _measure(
-        attention.sink_score, "attention", 0.0, 1.0, SINKS, "mean attention to the key, itself included"
-    ),
-    _measure(
-        attention.sink_rate, "share of sequences", 0.0, 1.0, SINKS, "how often the score passes a threshold"
-    ),
-    _measure(
-        attention.sink_mass, "attention", 0.0, 1.0, CHAIN, "mean attention to the key from later queries"
-    ),
+    _measure(attention.sink_score, "attention", 0.0, 1.0, SINKS, "mean attention to the key, itself included"),
+    _measure(attention.sink_rate, "share of sequences", 0.0, 1.0, SINKS, "how often the score passes a threshold"),
+    _measure(attention.sink_mass, "attention", 0.0, 1.0, CHAIN, "mean attention to the key from later queries"),
     _measure(attention.entropy, "nats", 0.0, _INF, OURS, "spread of a row over its keys"),
     _measure(attention.effective_tokens, "tokens", 1.0, _INF, OURS, "how many tokens a row averages"),
     _measure(attention.key_rank, "keys", 0.0, _INF, OURS, "keys that draw more attention; 0 = the top"),
@@ -67,12 +57,8 @@ _ROWS = (
     _measure(variance.weighted_law, "of sigma", 0.0, _INF, OURS, "spread expected from the real attention"),
     _measure(variance.decay_exponent, "1", -_INF, _INF, OURS, "power of position; -1/2 = uniform attention"),
     _measure(variance.variance_ratio, "1", 0.0, _INF, OURS, "first position's spread over later ones'"),
-    _measure(
-        variance.output_preservation, "Kendall tau-b", -1.0, 1.0, CHAIN, "W_O's weights follow the variance"
-    ),
-    _measure(
-        neurons.contributions, "of the residual", -_INF, _INF, OURS, "what a neuron adds to a dimension"
-    ),
+    _measure(variance.output_preservation, "Kendall tau-b", -1.0, 1.0, CHAIN, "W_O's weights follow the variance"),
+    _measure(neurons.contributions, "of the residual", -_INF, _INF, OURS, "what a neuron adds to a dimension"),
     _measure(neurons.contribution_share, "share", -_INF, _INF, OURS, "a neuron's share of a layer's change"),
     _measure(neurons.spike_ratio, "1", 0.0, _INF, OURS, "activation at the sink over elsewhere"),
     _measure(neurons.row_norms, "of the weights", 0.0, _INF, CHAIN, "norm of a neuron's input row"),
@@ -84,15 +70,11 @@ _ROWS = (
     _measure(dimensions.dominance_ratio_fixed, "1", 0.0, _INF, CHAIN, "one dimension over the others"),
     _measure(dimensions.massive_ratio, "1", 1.0, _INF, MASSIVE, "largest over median magnitude of a token"),
     _measure(dimensions.growth_ratio, "1", 0.0, _INF, OURS, "norm of the sink token over the others'"),
-    _measure(
-        locking.qk_alignment, "|cosine|", 0.0, 1.0, CHAIN, "shared query direction against the sink's key"
-    ),
+    _measure(locking.qk_alignment, "|cosine|", 0.0, 1.0, CHAIN, "shared query direction against the sink's key"),
     _measure(locking.positive_share, "share of queries", 0.0, 1.0, CHAIN, "queries on the key's side"),
     _measure(locking.logit_split, "logits", -_INF, _INF, OURS, "what each part of the key adds to the logit"),
     _measure(rank.effective_rank, "directions", 1.0, _INF, CHAIN, "directions that a sequence's states use"),
-    _measure(
-        outputs.value_norm_ratio, "1", 0.0, _INF, NO_OP, "what the sink's value writes, over the others'"
-    ),
+    _measure(outputs.value_norm_ratio, "1", 0.0, _INF, NO_OP, "what the sink's value writes, over the others'"),
     _measure(outputs.stable_rank, "directions", 1.0, _INF, NO_OP, "directions that a head's update uses"),
 )
 

@@ -26,7 +26,9 @@ def token_std(x: Float[Tensor, "batch position *value"]) -> Float[Tensor, "batch
     flat = widen(x).flatten(2) if x.ndim > 2 else widen(x)[..., None]
     if flat.shape[-1] < 2:
         return flat.new_full(flat.shape[:2], math.nan)
-    return flat.std(-1)
+    # Two passes over the values, many times faster than torch.std over a last axis, and as exact.
+    deviation = flat - flat.mean(-1, keepdim=True)
+    return torch.linalg.vector_norm(deviation, dim=-1) / math.sqrt(flat.shape[-1] - 1)
 
 
 def s2(
@@ -78,16 +80,16 @@ class Moments:
         count = torch.zeros(n_positions, dtype=torch.int64, device=device)
         return cls(count=count, mean=zeros, m2=zeros.clone())
 
-    def update(
-        self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]
-    ) -> None:
+    def update(self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]) -> None:
         """Take in a batch of sequences; padding is left out."""
         flat = (x.flatten(2) if x.ndim > 2 else x[..., None]).double()
-        kept = valid[..., None]
         added = valid.sum(0)
+        whole = bool(valid.all())  # then nothing is to be masked, which is most of the time spent here
+        kept = valid[..., None]
         # max(1) only avoids 0/0 where nothing was added: every term there is 0.
-        batch_mean = torch.where(kept, flat, 0.0).sum(0) / added.clamp(min=1)[:, None]
-        batch_m2 = torch.where(kept, flat - batch_mean, 0.0).square().sum(0)
+        batch_mean = (flat if whole else torch.where(kept, flat, 0.0)).sum(0) / added.clamp(min=1)[:, None]
+        deviation = flat - batch_mean
+        batch_m2 = (deviation if whole else torch.where(kept, deviation, 0.0)).square().sum(0)
         total = self.count + added
         # Divided as float64: two integers would give float32.
         frac = (added.double() / total.clamp(min=1))[:, None]
@@ -187,7 +189,6 @@ def output_preservation(
     reference = widen(first_std).to(w_o.device)
     chunk = max(1, chunk_elements // max(1, n_values))
     parts = [
-        tau_b(widen(part).abs(), reference=reference.expand(part.shape[0], n_values))
-        for part in rows.split(chunk)
+        tau_b(widen(part).abs(), reference=reference.expand(part.shape[0], n_values)) for part in rows.split(chunk)
     ]
     return torch.cat(parts) if parts else widen(rows).new_empty(0)

@@ -135,9 +135,7 @@ def clear_cache(*, name: str | None = None) -> int:
         ModelError: an entry is being converted at this moment, or cannot be removed.
     """
     if not _models().resolve().is_relative_to(cache_folder().resolve()):
-        raise InputError(
-            f"{_models()} is a link out of the cache; need a folder. Clear {_models().resolve()} by hand"
-        )
+        raise InputError(f"{_models()} is a link out of the cache; need a folder. Clear {_models().resolve()} by hand")
     entries = cache_entries()
     chosen = [entry for entry in entries if name in (None, entry.name)]
     if name is not None and not chosen:
@@ -150,13 +148,9 @@ def clear_cache(*, name: str | None = None) -> int:
             with lock.acquire(timeout=0):
                 shutil.rmtree(entry.path)
         except Timeout as error:
-            raise ModelError(
-                f"{entry.name} is being converted by another process; wait until it is done"
-            ) from error
+            raise ModelError(f"{entry.name} is being converted by another process; wait until it is done") from error
         except OSError as error:
-            raise ModelError(
-                f"{entry.path} cannot be removed ({error.strerror}); check its permissions"
-            ) from error
+            raise ModelError(f"{entry.path} cannot be removed ({error.strerror}); check its permissions") from error
         freed += entry.bytes
     return freed
 
@@ -260,9 +254,7 @@ def _entry(path: Path) -> CacheEntry:
 
 
 def _lock(digest: str) -> FileLock:
-    return FileLock(
-        _models() / f"{digest}.lock"
-    )  # left behind: removing a lock that another waits for is a race
+    return FileLock(_models() / f"{digest}.lock")  # left behind: removing a lock that another waits for is a race
 
 
 @contextlib.contextmanager

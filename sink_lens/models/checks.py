@@ -137,8 +137,8 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
     """The bridge's logits equal the plain model's on eight tokens, both with eager attention.
 
     Raises:
-        ModelError: if they differ by over 1e-5 of a row's norm (an adapter that skips a part); 1e-2 in half
-            precision.
+        ModelError: if they differ by over 1e-5 of a row's norm (an adapter that skips a part), 1e-2 in half
+            precision; or if one of them does not run.
     """
     ids = probe_tokens(plain)
     kernel = str(plain.config._attn_implementation)
@@ -147,6 +147,11 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
         with torch.no_grad():
             expected = plain(ids, use_cache=False).logits.float()
             found = _logits(bridge, ids).float()
+    except RuntimeError as error:
+        raise ModelError(
+            f"a forward pass in {plain.dtype} fails ({str(error).splitlines()[0]}); need a type in which both the "
+            "plain model and TransformerLens run. Use float32"
+        ) from error
     finally:
         plain.set_attn_implementation(kernel)
     tolerance = 1e-5 if plain.dtype in (torch.float32, torch.float64) else 1e-2

@@ -60,9 +60,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
     header = _read_header(gguf)
     free = shutil.disk_usage(folder).free
     if free < header.weight_bytes + _ROOM:
-        raise _no_room(
-            gguf, folder=folder, needed=header.weight_bytes, found=f"{free / 1e6:,.0f} MB are free"
-        )
+        raise _no_room(gguf, folder=folder, needed=header.weight_bytes, found=f"{free / 1e6:,.0f} MB are free")
 
     import torch
     from safetensors import SafetensorError
@@ -110,17 +108,13 @@ def _read_header(gguf: Path) -> _Header:
         split = reader.get_field("split.count")
         parts = 1 if split is None else int(split.contents())
         has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
-    except (
-        Exception
-    ) as error:  # the reader trusts the file: damage shows as IndexError, ValueError and others
+    except Exception as error:  # the reader trusts the file: damage shows as IndexError, ValueError and others
         raise ModelError(
             f"{gguf.name} begins as a GGUF file and cannot be read to its end ({_reason(error)}); "
             f"found {gguf.stat().st_size:,} bytes. It is damaged or cut short: fetch it again"
         ) from error
     if parts > 1:
-        raise ModelError(
-            f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge"
-        )
+        raise ModelError(f"{gguf.name} is one of {parts} parts; need one file. Join them: llama-gguf-split --merge")
     return _Header(weight_bytes=elements * _BYTES_OF_FLOAT32, has_tokenizer=has_tokenizer)
 
 

@@ -58,6 +58,8 @@ class Family:
     """Every head has a learned logit that takes mass and has no key: rows of the pattern sum to less than 1."""
     qk_norm: str | None = None
     """Query and key go through a norm after their projection: 'head' or 'width', or None."""
+    rotates_in_float32: bool = False
+    """Query and key are rotated in float32 and rounded afterwards, whatever the type of the weights."""
     bridge_architecture: str | None = None
     """Name under which the TransformerLens adapter is registered, where it is not the class name."""
 
@@ -103,6 +105,7 @@ _ROWS = (
         mlp_norm=None,
         mlp_post_norm="post_feedforward_layernorm",
         qk_norm="width",
+        rotates_in_float32=True,
     ),
     Family(
         architecture="GPT2LMHeadModel",

@@ -7,7 +7,6 @@ is read from the shared matrix in every forward pass.
 
 from typing import Any
 
-import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -25,9 +24,7 @@ class PartOfFused(nn.Module):
         """Part 0 is the query, 1 the key, 2 the value."""
         super().__init__()
         self.part, self.n_heads = part, n_heads
-        self._fused = (
-            fused,
-        )  # in a tuple: it is a submodule of the attention already, and stays one only there
+        self._fused = (fused,)  # in a tuple: it is a submodule of the attention already, and stays one only there
 
     @property
     def weight(self) -> Float[Tensor, "value d_model"]:

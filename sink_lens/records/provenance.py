@@ -81,8 +81,7 @@ def compare_runs(a: Run, b: Run, *, by: str | Sequence[str] | None) -> dict[str,
     if refused:
         listed = "; ".join(f"{field}: {pairs[field][0]} and {pairs[field][1]}" for field in refused)
         raise RunError(
-            f"{a.folder} and {b.folder} have {listed}; need the same of both. Name what is compared: "
-            f"by={refused!r}."
+            f"{a.folder} and {b.folder} have {listed}; need the same of both. Name what is compared: by={refused!r}."
         )
     differing = {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
     for field in CIRCUMSTANCE:

@@ -113,9 +113,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """What run.json holds, with every field that it must have."""
     path = folder / RUN_FILE
     if not path.is_file():
-        raise RunError(
-            f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to."
-        )
+        raise RunError(f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to.")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if absent := _FIELDS - set(record):

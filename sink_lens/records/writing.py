@@ -82,9 +82,7 @@ class RunWriter:
                 _refuse_other(self.folder, earlier=earlier, record=self._record)
                 self._record["started"] = earlier["started"]
                 self._record["files"] = {
-                    file: entry
-                    for file, entry in earlier["files"].items()
-                    if whole(self.folder / file, entry)
+                    file: entry for file, entry in earlier["files"].items() if whole(self.folder / file, entry)
                 }
         self._write_record()
 
@@ -214,9 +212,7 @@ def _remove_empty(made: Sequence[Path]) -> None:
 
 
 def _release(lock: FileLock) -> None:
-    Path(lock.lock_file).unlink(
-        missing_ok=True
-    )  # while it is held: who opened it meanwhile sees that it is gone
+    Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: who opened it meanwhile sees that it is gone
     lock.release()
 
 
@@ -237,9 +233,7 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
             "folder, or overwrite=True to replace it."
         )
     there, here = (
-        {"kind": of["kind"]}
-        | of["config"]
-        | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
+        {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
         for of in (earlier, record)
     )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]

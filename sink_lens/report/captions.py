@@ -60,11 +60,14 @@ def _norms(run: Run, story: Story) -> tuple[str, Figure]:
     curve = _curve(run, studied(story))
     see = (
         f"Norm of the token at position {story.position} after each layer over the median norm of other "
-        "tokens (logarithmic), and the value of its strongest dimension. The norm jumps at the shaded growth "
-        "steps, and the dimension with it."
+        "tokens (logarithmic), and the value of its strongest dimension. "
     )
-    if steps is None or not len(steps):
-        see += " No growth step is known for this run."
+    if steps is None:
+        see += "The growth steps are not known."
+    elif len(steps):
+        see += "The norm jumps at the shaded growth steps; see whether the dimension jumps with it."
+    else:
+        see += "There is no growth step."
     return see, figures.norm_by_layer(curve, growth_steps=steps)
 
 
@@ -83,9 +86,7 @@ def _curve(run: Run, position: int) -> pd.DataFrame:
         if len(others) and (place == position).any():
             rows.append((layer, float(norm[place == position][0] / np.median(others))))
     if not rows:
-        raise RunError(
-            "the table 'positions' has no norm of the sink token after the layers. Run again to see it."
-        )
+        raise RunError("the table 'positions' has no norm of the sink token after the layers. Run again to see it.")
     curve = pd.DataFrame(rows, columns=["layer", "norm_ratio"])
     dimensions = optional(run, "dimensions", ["layer", "position", "value"])
     if dimensions is not None:
@@ -131,9 +132,7 @@ def _neurons(run: Run, story: Story) -> tuple[str, Figure]:
     share = real(setting(run, "super_share"))
     chosen = select(table, flags(table, "is_super"))
     ranks = np.fmin(floats(chosen, "gate_norm_rank"), floats(chosen, "up_norm_rank"))
-    see = (
-        "Every neuron of the growth layers at the sink token; super neurons are triangles, named layer.neuron"
-    )
+    see = "Every neuron of the growth layers at the sink token; super neurons are triangles, named layer.neuron"
     see += f", above the dotted {share:.0%} of their layer's change." if share else "."
     if len(chosen):
         outside = int((ranks > 5).sum())
@@ -150,9 +149,7 @@ def _dimensions(run: Run, story: Story) -> tuple[str, Figure]:
     here = at(table, studied(story))
     if not len(here):
         raise RunError("the table 'dimensions' has no row of the sink position. Run again to see it.")
-    layer, dominance = (
-        floats(by_size(here, "dominance_ratio"), name)[0] for name in ("layer", "dominance_ratio")
-    )
+    layer, dominance = (floats(by_size(here, "dominance_ratio"), name)[0] for name in ("layer", "dominance_ratio"))
     see = (
         f"The largest of the sink token's residual values after layer {layer:.0f}, where one dimension "
         f"dominates most: it is {number(dominance)} times the mean. Few long bars: dimension disparity."
@@ -163,9 +160,7 @@ def _dimensions(run: Run, story: Story) -> tuple[str, Figure]:
 def _patterns(run: Run, story: Story) -> tuple[str, Figure]:
     tensors = [tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4]
     if not tensors:
-        raise RunError(
-            "patterns.safetensors holds no array of layer, head, query and key. Run again to see it."
-        )
+        raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
     patterns = tensors[0]
     heads = need(run, "heads", columns=["layer", "head", "position", "sink_score"])
     ranked = by_size(at(heads, studied(story)), "sink_score")
@@ -179,7 +174,7 @@ def _patterns(run: Run, story: Story) -> tuple[str, Figure]:
         raise RunError("no head of patterns.safetensors has a sink score. Run again to see it.")
     see = (
         f"Attention of one sequence in the {min(_STRONGEST, len(places))} heads with the highest sink score, "
-        f"and last the lowest: a bright column at key {story.position} is the sink."
+        f"and last the lowest: a sink is a bright column at key {story.position}."
     )
     return see, figures.attention_patterns(
         np.stack([patterns[layer, head] for layer, head, _ in chosen]),
@@ -196,10 +191,7 @@ def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
     sequence = floats(table, "sequence")
     table = select(table, sequence == sequence.min())
     table = select(table, np.argsort(floats(table, "position"))).head(most)
-    return [
-        (int(place), token(text))
-        for place, text in zip(floats(table, "position"), table["text"], strict=True)
-    ]
+    return [(int(place), token(text)) for place, text in zip(floats(table, "position"), table["text"], strict=True)]
 
 
 FIGURES = (

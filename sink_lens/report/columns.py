@@ -55,7 +55,5 @@ def need(run: Run, name: str, *, columns: Sequence[str]) -> pd.DataFrame:
     table = run.tables[name]
     absent = [column for column in columns if column not in table.columns]
     if absent:
-        raise RunError(
-            f"the table {name!r} lacks {', '.join(absent)}; need {', '.join(columns)}. Run again to see it."
-        )
+        raise RunError(f"the table {name!r} lacks {', '.join(absent)}; need {', '.join(columns)}. Run again to see it.")
     return table

@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
 BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#009e73", "#a8507f", "#8a6d00"
-WIDTH, FONT = 5.4, 9.0
+WIDTH, FONT = 5.0, 9.5
 """Inches and points of an ordinary figure."""
 
 _IN_PAGE = {
@@ -100,9 +100,13 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
     """A logarithmic axis with plain numbers: matplotlib writes powers as formulas, not parsed here."""
     (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
+    if not low > 0:  # nothing is drawn
+        low, high = 0.1, 10.0
+        (axes.set_xlim if axis == "x" else axes.set_ylim)(low, high)
     decades = math.log10(high / low)
     one = axes.xaxis if axis == "x" else axes.yaxis
-    one.set_major_locator(LogLocator(subs=(1.0,) if decades > 2.5 else (1.0, 2.0, 5.0)))
+    subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.6 else tuple(map(float, range(1, 10)))
+    one.set_major_locator(LogLocator(subs=subs))
     one.set_major_formatter(FuncFormatter(_plain))
     one.set_minor_formatter(NullFormatter())
 
@@ -125,9 +129,7 @@ def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
     if not handles:
         return
     if over is None:
-        axes.legend(
-            handles, labels, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.2, **style
-        )
+        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.2, **style)
     else:
         over.legend(handles, labels, loc="outside upper left", **style)
 

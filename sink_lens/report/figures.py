@@ -50,9 +50,7 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
     """
     grid = by_layer_and_head(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
-    figure = canvas(
-        width=WIDTH + 0.055 * max(0, n_layers - 40), height=min(max(2.9, 1.1 + 0.13 * n_heads), 6.0)
-    )
+    figure = canvas(width=WIDTH + 0.055 * max(0, n_layers - 40), height=min(max(2.9, 1.1 + 0.13 * n_heads), 6.0))
     axes = panel(figure, xlabel="layer", ylabel="head", grid=False)
     image = heat_map(axes, grid.T)
     whole_numbers(axes)
@@ -95,14 +93,13 @@ def sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure
     low = np.nan_to_num(mass, nan=np.inf).min(axis=1)
     high = np.nan_to_num(mass, nan=-np.inf).max(axis=1)
     axes.fill_between(layers, low, high, color=BLUE, alpha=0.18, linewidth=0, label="range over heads")
-    axes.plot(layers, _nan_mean(mass), color=BLUE, marker="o", markersize=3.5, label="mean")
-    axes.axhline(threshold, color=QUIET, linestyle=":", linewidth=1.3, label=f"threshold {threshold:g}")
+    axes.plot(layers, _nan_mean(mass), color=BLUE, marker="o", markersize=3.5, label="mean over heads")
     onset = onset_layer(heads, position=position, threshold=threshold)
     if onset is not None:
         axes.axvline(onset, color=ORANGE, linestyle="--", linewidth=1.5, label=f"onset: layer {onset}")
     axes.set_ylim(0, 1.02)
     whole_numbers(axes, y=False)
-    legend(axes, columns=4)
+    legend(axes, columns=3)
     return finished(figure)
 
 
@@ -164,12 +161,8 @@ def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int], site
     """
     figure = canvas(width=7.4, height=3.1)
     chosen = named(positions, "site", site)
-    for place, (column, name) in enumerate(
-        (("s1", "S1: over sequences"), ("s2", "S2: within the token")), start=1
-    ):
-        axes = panel(
-            figure, place=(1, 2, place), xlabel="position + 1", ylabel="÷ first value" if place == 1 else ""
-        )
+    for place, (column, name) in enumerate((("s1", "S1: over sequences"), ("s2", "S2: within the token")), start=1):
+        axes = panel(figure, place=(1, 2, place), xlabel="position + 1", ylabel="÷ first value" if place == 1 else "")
         law = np.array([1.0])
         for index, layer in enumerate(layers):
             one = select(chosen, floats(chosen, "layer") == layer)
@@ -234,16 +227,12 @@ def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None =
             rasterized=plain.sum() > _RASTER_FROM,
             label="other neurons",
         )
-        axes.scatter(
-            x[chosen], height[chosen], s=34, color=ORANGE, marker="^", linewidths=0, label="super neurons"
-        )
+        axes.scatter(x[chosen], height[chosen], s=34, color=ORANGE, marker="^", linewidths=0, label="super neurons")
         if shares and share is not None:
             axes.axhline(share * 100, color=BLUE, linestyle=":", linewidth=1.3, label=f"{share:.0%}")
         logarithmic(axes, axis="x")
         if first is None:
-            axes.set_ylabel(
-                "share of the layer's change, %" if shares else "contribution", fontsize=FONT, color=INK
-            )
+            axes.set_ylabel("share of the layer's change, %" if shares else "contribution", fontsize=FONT, color=INK)
             first = axes
         else:
             axes.sharey(first)
@@ -273,9 +262,7 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
         (outlier, ORANGE, "//", "outlier dimension"),
         (~outlier, BLUE, "", "other dimension"),
     ):
-        axes.barh(
-            places[which], size[which], color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=label
-        )
+        axes.barh(places[which], size[which], color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=label)
     axes.set_yticks(places, [f"{dimension:.0f}" for dimension in floats(table, "dimension")])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -305,13 +292,23 @@ def attention_patterns(patterns: np.ndarray, *, titles: Sequence[str], tokens: S
         axes.set_ylabel("query" if place % columns == 0 else "", fontsize=FONT, color=INK)
         whole_numbers(axes)
         if 0 < len(tokens) == length <= 16:
-            names = [token(text, limit=8) for text in tokens]
+            names = [token(text, limit=8, counted=False) for text in tokens]
             axes.set_xticks(range(length), names, rotation=90, fontsize=7)
             axes.set_yticks(range(length), names, fontsize=7)
         panels.append(axes)
     if image is not None:
         colour_scale(figure, image, panels, label="attention")
     return finished(figure)
+
+
+def apart(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
+    """Ascending heights moved up until each is a gap over the one before, then down until all are under the top."""
+    moved: list[float] = []
+    for height in heights:
+        moved.append(max(height, moved[-1] + gap) if moved else height)
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], moved[index + 1] - gap if index + 1 < len(moved) else top)
+    return moved
 
 
 def _nan_mean(values: np.ndarray) -> np.ndarray:
@@ -322,18 +319,18 @@ def _nan_mean(values: np.ndarray) -> np.ndarray:
 
 
 def _name_points(axes: Axes, points: pd.DataFrame) -> None:
-    """Write layer.neuron beside points, moved down where they would meet."""
+    """Write layer.neuron beside points, moved up where they would meet, and down from the top."""
     low, high = axes.get_ylim()
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
-    gap, below = 0.062 * (high - low), math.inf
-    ordered = points[["layer", "neuron", "x", "y"]].to_numpy(dtype=float)
-    for layer, neuron, x, y in ordered[np.argsort(-ordered[:, 3])].tolist():
-        below = min(y, below - gap)
+    gap = 0.062 * (high - low)
+    ordered = numbers(points.sort_values("y"), ["layer", "neuron", "x", "y"])
+    heights = apart([y for *_, y in ordered], gap=gap, top=high)
+    for (layer, neuron, x, y), height in zip(ordered, heights, strict=True):
         to_the_left = (math.log10(x) - x_low) / (x_high - x_low) > 0.7
         axes.annotate(
             f"{layer:.0f}.{neuron:.0f}",
             (x, y),
-            xytext=(-9 if to_the_left else 9, (below - y) / (high - low) * 150),
+            xytext=(-9 if to_the_left else 9, (height - y) / (high - low) * 170),
             textcoords="offset points",
             ha="right" if to_the_left else "left",
             va="center",

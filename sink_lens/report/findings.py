@@ -68,9 +68,7 @@ def find_story(run: Run) -> Story:
     summary = optional(run, "summary", ["quantity", "value", "ci_low", "ci_high"])
     bounds = None
     if summary is not None and rate is not None:
-        for value, low, high in numbers(
-            named(summary, "quantity", "sink_rate"), ["value", "ci_low", "ci_high"]
-        ):
+        for value, low, high in numbers(named(summary, "quantity", "sink_rate"), ["value", "ci_low", "ci_high"]):
             rate, bounds = value, (low, high)
     step_columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
     steps = optional(run, "growth_steps", step_columns)
@@ -144,13 +142,9 @@ def links(run: Run) -> list[LinkRow]:
     )
     table = need(run, "links", columns=columns)
     wanted = [*columns, *(("is_primary",) if "is_primary" in table.columns else ())]
-    rows: list[dict[str, Any]] = [
-        dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)
-    ]
+    rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
     names = [*LINKS, *(name for name in dict.fromkeys(row["link"] for row in rows) if name not in LINKS)]
-    return [
-        shown for name in names for shown in _link(str(name), [row for row in rows if row["link"] == name])
-    ]
+    return [shown for name in names for shown in _link(str(name), [row for row in rows if row["link"] == name])]
 
 
 def _link(name: str, rows: list[dict[str, Any]]) -> list[LinkRow]:

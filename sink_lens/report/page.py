@@ -68,7 +68,7 @@ def html(folder: str | os.PathLike[str]) -> str:
     """
     run = read_run(folder)
     story = find_story(run)
-    rows, untold = _told(lambda: links(run))
+    rows, untold = _told(run, lambda: links(run))
     verdicts = {row.link: row.verdict for row in rows or ()}
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -82,9 +82,7 @@ def html(folder: str | os.PathLike[str]) -> str:
         incomplete=_incomplete(run),
         links=rows or (),
         links_missing=untold,
-        chain=[
-            (node, verdicts.get(link, "")) for node, link in zip(words.NODES, [*words.LINKS, ""], strict=True)
-        ],
+        chain=[(node, verdicts.get(link, "")) for node, link in zip(words.NODES, [*words.LINKS, ""], strict=True)],
         signs=words.VERDICTS,
         traced=words.traced(verdicts) if verdicts else "",
         figures=[_figure(run, story, of) for of in FIGURES],
@@ -94,18 +92,19 @@ def html(folder: str | os.PathLike[str]) -> str:
     )
 
 
-def _told(make: Callable[[], Any]) -> tuple[Any, str]:
+def _told(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
     """What is made, or why it cannot be."""
     try:
         return make(), ""
     except RunError as error:
-        return None, words.visible(error, limit=400)
+        text = words.visible(str(error).replace(f"{run.folder}{os.sep}", ""), limit=400)
+        return None, text[:1].upper() + text[1:] if text.startswith(("this ", "the ", "no ")) else text
 
 
 def _figure(run: Run, story: words.Story, of: Drawn) -> Shown:
-    made, missing = _told(lambda: of.make(run, story))
+    made, missing = _told(run, lambda: of.make(run, story))
     if made is None:
-        return Shown(key=of.key, title=of.title, see="", missing=missing)
+        return Shown(key=of.key, title=of.title, see="", missing=missing, wide=True)
     see, figure = made
     return Shown(
         key=of.key,
@@ -117,17 +116,11 @@ def _figure(run: Run, story: words.Story, of: Drawn) -> Shown:
 
 
 def _table(run: Run, story: words.Story, of: Listed) -> Shown:
-    made, missing = _told(lambda: of.make(run, story))
+    made, missing = _told(run, lambda: of.make(run, story))
     if made is None:
         return Shown(key=of.key, title=of.title, see="", missing=missing)
     see, table = made
-    return Shown(
-        key=of.key,
-        title=of.title,
-        see=see,
-        table=table,
-        wide=len(table.heads) > 7 or of.key == "beside-table",
-    )
+    return Shown(key=of.key, title=of.title, see=see, table=table)
 
 
 def _notes(run: Run) -> list[object]:
@@ -161,10 +154,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
             rows += _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list):
-            rows.append(
-                (f"{prefix}{name}", words.visible(", ".join(words.visible(one) for one in value), limit=400))
-            )
         else:
-            rows.append((f"{prefix}{name}", "–" if value is None else words.visible(value, limit=400)))
+            listed = ", ".join(words.visible(one) for one in value) if isinstance(value, list) else value
+            rows.append((f"{prefix}{name}", "–" if listed in (None, "") else words.visible(listed, limit=400)))
     return rows

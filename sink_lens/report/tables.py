@@ -37,8 +37,7 @@ def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = _M
     """A data frame as text: the columns that it has, under other names, undefined texts empty."""
     columns = [name for name in heads if name in frame.columns]
     numeric = [
-        pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name])
-        for name in columns
+        pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name]) for name in columns
     ]
     rows = []
     for row in frame[columns].head(most).itertuples(index=False):
@@ -144,9 +143,7 @@ def _arm_table(run: Run, story: Story) -> tuple[str, Table]:
         "loss_nats": "loss, nats",
     }
     table = need(run, "arms", columns=["arm", "sink_rate"])
-    see = (
-        "The same text with and without a first BOS token. S2 ratio: spread of z at the sink over the others."
-    )
+    see = "The same text with and without a first BOS token. S2 ratio: spread of z at the sink over the others."
     return see, shown_table(table, heads)
 
 
@@ -171,9 +168,7 @@ def _criteria_table(run: Run, story: Story) -> tuple[str, Table]:
         "invented": "invented",
     }
     table = need(run, "criteria", columns=["layer", "criterion", "found"])
-    see = (
-        "Of the super neurons of a layer, how many the same number of top neurons by another criterion finds."
-    )
+    see = "Of the super neurons of a layer, how many the same number of top neurons by another criterion finds."
     return see, shown_table(table, heads)
 
 
@@ -192,9 +187,10 @@ def _beside_table(run: Run, story: Story) -> tuple[str, Table]:
     ]
     heads = ("link", "statistic", "value", "interval", "compare", "verdict")
     see = "What else was measured of each link, beside the statistic that its verdict rests on."
-    return (see if rows else f"{see} Nothing."), Table(
-        heads=heads, numeric=(False, False, True, False, False, False), rows=rows
-    )
+    numeric = (False, False, True, False, False, False)
+    width = 6 if any(row[-1] for row in rows) else 5
+    table = Table(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])
+    return (see if rows else f"{see} Nothing."), table
 
 
 TABLES = (

@@ -33,28 +33,29 @@ VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "no
 _NAMED = {"\n": "↵", "\r": "↵", "\t": "⇥"}
 
 
-def visible(text: object, *, limit: int = 120) -> str:
+def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
     """Text from elsewhere as one line that can be read: nothing invisible, nothing that reorders, and cut.
 
     Control, format (right-to-left marks, zero-width), private and unpaired characters are written as
-    ⟨U+202E⟩; cut text ends with its full length. Markup is left as it is: whoever writes HTML escapes it.
+    ⟨U+202E⟩; cut text ends with its full length where that is counted. Markup is left as it is: whoever
+    writes HTML escapes it.
     """
     text = str(text)
     shown, length = [], 0
-    for place, character in enumerate(text):
+    for character in text:
         piece = _NAMED.get(character, character)
         if unicodedata.category(piece) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
             piece = f"⟨U+{ord(piece):04X}⟩"
         length += len(piece)
-        if length > limit and (length > len(text) or place < len(text)):
-            return f"{''.join(shown)}… ({len(text):,} characters)"
+        if length > limit:
+            return f"{''.join(shown)}…" + f" ({len(text):,} characters)" * counted
         shown.append(piece)
     return "".join(shown)
 
 
-def token(text: object, *, limit: int = 24) -> str:
+def token(text: object, *, limit: int = 24, counted: bool = True) -> str:
     """A token as it is shown: its spaces as dots, short, never empty."""
-    return visible(str(text).replace(" ", "·"), limit=limit) or "∅"
+    return visible(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
 
 
 def number(value: Any) -> str:
@@ -79,7 +80,7 @@ def number(value: Any) -> str:
         text = f"{value:,.0f}"
     else:
         text = f"{value:.3g}"
-    return text.replace("-", "−", 1) if value < 0 else text
+    return text.replace("-", "−")
 
 
 def interval(low: Any, high: Any) -> str:
@@ -149,11 +150,7 @@ def headline(story: Story) -> list[str]:
     """The run in plain words, a sentence for each thing that was found."""
     said = []
     if story.sink_rate is not None:
-        over = (
-            "the threshold (not recorded)"
-            if story.threshold is None
-            else f"the threshold {story.threshold:g}"
-        )
+        over = "the threshold (not recorded)" if story.threshold is None else f"the threshold {story.threshold:g}"
         rate = f"{story.sink_rate:.1%} of all heads give position {story.position} a sink score over {over}"
         bounds = story.sink_interval
         if bounds is not None and not any(math.isnan(end) for end in bounds):

@@ -141,9 +141,7 @@ def test_a_text_that_begins_with_bos_is_refused_in_every_arm(arm, text):
     for tokenizer in (byte_tokenizer(), plain_tokenizer()):
         with pytest.raises(InputError, match="prompt 1 itself begins with the BOS token '<s>'"):
             from_prompts(["ok", text], tokenizer, bos=arm)
-        with pytest.raises(
-            InputError, match="sequence 0 of the text 'text' itself begins with the BOS token"
-        ):
+        with pytest.raises(InputError, match="sequence 0 of the text 'text' itself begins with the BOS token"):
             from_text(text, tokenizer, sequences=1, length=6, bos=arm)
         with pytest.raises(InputError, match="sequence 0 of the data set 'iterable' itself begins"):
             from_dataset([{"text": text}], tokenizer, sequences=1, length=6, bos=arm)
@@ -264,9 +262,7 @@ def test_prompts_of_unequal_length_are_padded_on_the_right():
     assert (made.source, made.seed) == ("prompts", None)
 
 
-@pytest.mark.parametrize(
-    ("pad", "eos", "expected"), [("<pad>", "</s>", 3), (None, "</s>", 1), (None, None, 0)]
-)
+@pytest.mark.parametrize(("pad", "eos", "expected"), [("<pad>", "</s>", 3), (None, "</s>", 1), (None, None, 0)])
 def test_padding_is_the_pad_token_else_eos_else_zero(pad, eos, expected):
     made = from_prompts(["abcd", "ef"], plain_tokenizer(pad=pad, eos=eos))
     assert made.tokens[1, 2:].tolist() == [expected, expected]
@@ -324,8 +320,7 @@ def test_without_a_tokenizer_the_vocabulary_is_drawn_from():
 
 def test_the_same_generator_state_draws_the_same_tokens_and_the_seed_is_recorded():
     one, two, other = (
-        random_tokens(plain_tokenizer(), sequences=4, length=16, generator=generator(seed))
-        for seed in (11, 11, 12)
+        random_tokens(plain_tokenizer(), sequences=4, length=16, generator=generator(seed)) for seed in (11, 11, 12)
     )
     assert one.hash == two.hash != other.hash
     assert (one.source, one.seed) == ("random", 11)
@@ -402,9 +397,7 @@ def test_a_data_set_of_splits_is_refused():
         from_dataset(splits, plain_tokenizer(), sequences=1, length=2)
 
 
-@pytest.mark.parametrize(
-    ("rows", "found"), [([], 0), ([{"text": ""}], 0), ([{"text": "ab"}, {"text": "c"}], 5)]
-)
+@pytest.mark.parametrize(("rows", "found"), [([], 0), ([{"text": ""}], 0), ([{"text": "ab"}, {"text": "c"}], 5)])
 def test_a_data_set_with_too_few_tokens_is_refused(rows, found):
     with pytest.raises(InputError, match=f"the data set 'iterable' has {found} tokens; need 2 x 4 = 8"):
         from_dataset(rows, plain_tokenizer(), sequences=2, length=4)
@@ -441,6 +434,6 @@ def test_decoding_half_a_character_gives_a_replacement_character():
 
 
 def test_decoding_without_a_tokenizer_gives_the_ids():
-    assert decode_tokens(from_tensor(torch.tensor([[7, 8]]), lengths=torch.tensor([1])), None)[
-        "text"
-    ].tolist() == ["<7>"]
+    assert decode_tokens(from_tensor(torch.tensor([[7, 8]]), lengths=torch.tensor([1])), None)["text"].tolist() == [
+        "<7>"
+    ]

@@ -63,9 +63,7 @@ def test_a_head_that_always_attends_to_itself_scores_high_only_where_it_is_not_c
     # The identity pattern: key k gets 1 from itself and 0 from the n - 1 - k others: 1 / (n - k). With at
     # least 8 queries that is at most 1/8; the last key alone would score 1, the tail artefact.
     eye = torch.eye(20)
-    scores = [
-        sink_score(eye[None, None, :, key], valid=all_valid(1, 20), key=key).item() for key in range(20)
-    ]
+    scores = [sink_score(eye[None, None, :, key], valid=all_valid(1, 20), key=key).item() for key in range(20)]
     assert scores[12] == pytest.approx(1 / 8)
     assert all(math.isnan(score) for score in scores[13:])
     last = sink_score(eye[None, None, :, 19], valid=all_valid(1, 20), key=19, min_queries=1)
@@ -136,9 +134,7 @@ def test_rank_counts_strictly_larger_keys():
 def test_gini_by_hand():
     # Visible [0.1 0.2 0.7]: 2 (1*0.1 + 2*0.2 + 3*0.7) / (3 * 1) - 4/3 = 5.2/3 - 4/3 = 0.4.
     # [0 0 1]: 2 * 3 / 3 - 4/3 = 2/3 = 1 - 1/3. A uniform row has 0. One key: nan.
-    rows = torch.tensor(
-        [[0.7, 0.1, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]]
-    )
+    rows = torch.tensor([[0.7, 0.1, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
     found = gini(rows[None, None], row_positions=torch.tensor([2, 2, 3, 0]))[0, 0]
     assert found[:3].tolist() == pytest.approx([0.4, 2 / 3, 0.0], abs=1e-6)
     assert found[3].isnan()

@@ -38,9 +38,7 @@ def test_the_fixed_variant_is_a_ratio_of_sample_means_over_the_other_dimensions(
 
 @pytest.mark.parametrize("dimension", [-1, 3])
 def test_a_dimension_outside_the_stream_is_refused(dimension):
-    with pytest.raises(
-        InputError, match=rf"dimension {dimension} is outside the residual stream; need 0 to 2"
-    ):
+    with pytest.raises(InputError, match=rf"dimension {dimension} is outside the residual stream; need 0 to 2"):
         dominance_ratio_fixed(torch.ones(1, 3), dimension=dimension)
 
 

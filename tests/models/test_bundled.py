@@ -206,8 +206,7 @@ def test_two_processes_convert_once(tmp_path, cache):
     )
     command = [sys.executable, "-c", code, str(file)]
     processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        for _ in range(2)
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)
     ]
     outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
@@ -223,9 +222,7 @@ def test_the_default_model_is_converted_bit_equal():
     folder = bundled.converted(bundled.bundled_gguf())
     model = AutoModelForCausalLM.from_pretrained(folder)
     tensor = next(
-        tensor
-        for tensor in gguf.GGUFReader(bundled.bundled_gguf()).tensors
-        if tensor.name == "blk.11.ffn_down.weight"
+        tensor for tensor in gguf.GGUFReader(bundled.bundled_gguf()).tensors if tensor.name == "blk.11.ffn_down.weight"
     )
     expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     assert np.array_equal(model.model.layers[11].mlp.down_proj.weight.detach().numpy(), expected)
@@ -290,9 +287,7 @@ def test_a_gguf_that_lacks_a_weight_is_refused(tmp_path):
 
 def test_too_little_room_is_refused_before_conversion(tmp_path, cache, monkeypatch):
     file = write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(
-        conversion.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1_000_000)
-    )
+    monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1_000_000))
     with pytest.raises(ModelError, match=r"1 MB are free; need about .*SINK_LENS_CACHE"):
         bundled.converted(file)
     assert parts(cache) == []

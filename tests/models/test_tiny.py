@@ -174,9 +174,7 @@ def test_unknown_override_is_refused():
         tiny("llama", n_layers=2)
 
 
-@pytest.mark.parametrize(
-    "text", ["the thing and the other", "héllo 🦊 \n\t  two  spaces", "<b>&amp;</b>", ""]
-)
+@pytest.mark.parametrize("text", ["the thing and the other", "héllo 🦊 \n\t  two  spaces", "<b>&amp;</b>", ""])
 def test_tokenizer_round_trips_any_text(text):
     tokenizer = tiny_tokenizer()
     ids = tokenizer(text)["input_ids"]
@@ -246,9 +244,7 @@ def test_each_link_of_the_planted_chain_is_where_it_says(seed):
     assert (activation[:, 0, truth.neuron] > 100 * activation[:, 1:, truth.neuron].amax(-1)).all()
     # neuron -> dimension: it writes nearly all of that dimension's change.
     before, after = stream[truth.layer][:, 0], stream[truth.layer + 1][:, 0]
-    written = (
-        neurons["value"][:, 0, truth.neuron] * mlp.down_proj.weight[truth.outlier_dimension, truth.neuron]
-    )
+    written = neurons["value"][:, 0, truth.neuron] * mlp.down_proj.weight[truth.outlier_dimension, truth.neuron]
     change = (after - before)[:, truth.outlier_dimension]
     torch.testing.assert_close(written, change, rtol=0.05, atol=0.0)
     # dimension: one dominates the token, and the token is no larger than others before.

@@ -1,0 +1,150 @@
+"""What a trace would cost: its passes, their time from small timed ones, memory and disk. Nothing is written."""
+
+import time
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..capture.attention import choose_kernel
+from ..capture.forward import check_tokens
+from ..data.tokens import TokenBatch
+from ..models.lens import LensModel
+from .config import TraceConfig
+from .find import Finding
+from .inputs import model_of, other_arm, tokens_of
+from .panel import ARM_READINGS, Panel, measure, scout, shortened
+from .readings import LOSS_CHUNK, SITES_BY_POSITION
+
+_SAMPLE_TOKENS = 512
+_LONGEST_SAMPLE = 2048
+_BYTES_A_NEURON_ROW = 64
+_NOT_INCLUDED = (
+    "Not included: converting a GGUF file on first use, a second measuring pass where the first was aimed wrong, the "
+    "bootstrap, the tables and the report (seconds), and the memory of a forward pass itself. Times are scaled by "
+    "tokens from a small sample: too much where the costly measures look at a few sequences only, too little where "
+    "sequences are longer than 2,048 tokens."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass over tokens."""
+
+    name: str
+    tokens: int
+    seconds: float
+    """Estimated from the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a trace would take."""
+
+    passes: tuple[Pass, ...]
+    bytes_weights: int
+    """The model's parameters; with the random twin twice."""
+    bytes_panel: int
+    """Numbers that the measuring pass keeps until the end."""
+    bytes_logits: int
+    """Logits of the few tokens at which the loss is computed at a time."""
+    bytes_disk: int
+    """The run folder, roughly."""
+
+    @property
+    def seconds(self) -> float:
+        """Time of all passes."""
+        return sum(one.seconds for one in self.passes)
+
+
+def estimate(config: TraceConfig) -> RenderableType:
+    """What ``trace`` would take with this configuration, as a person reads it; loads the model.
+
+    Raises:
+        ModelError, InputError, KernelError: what ``trace`` would refuse before it measures.
+    """
+    lens = model_of(config)
+    kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
+    batch = tokens_of(lens, config=config, bos=config.bos)
+    check_tokens(lens, batch)
+    cost = cost_of(lens, batch, config=config, other=other_arm(lens, batch, config=config))
+    table = Table(title="Passes", title_justify="left")
+    table.add_column("pass")
+    table.add_column("tokens", justify="right")
+    table.add_column("time", justify="right")
+    for one in cost.passes:
+        table.add_row(one.name, f"{one.tokens:,}", _time(one.seconds))
+    table.add_row("in all", f"{sum(one.tokens for one in cost.passes):,}", _time(cost.seconds), style="bold")
+    title = f"{lens.name}: {batch.n_sequences} sequences of up to {batch.n_positions} tokens, {kernel} kernel"
+    memory = (
+        f"memory: {_size(cost.bytes_weights)} of weights{' with the random twin' if config.twin else ''}, "
+        f"{_size(cost.bytes_panel)} of readings, {_size(cost.bytes_logits)} of logits at a time"
+    )
+    lines = [memory, f"disk: about {_size(cost.bytes_disk)}", _NOT_INCLUDED]
+    return Group(Text(f"{title}, on {lens.device}", style="bold"), table, *(Text(line) for line in lines))
+
+
+def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: TokenBatch | None) -> Cost:
+    """The cost of a trace, from passes over a sample of its sequences (after a warm-up)."""
+    length = min(batch.n_positions, _LONGEST_SAMPLE)
+    sample = shortened(batch, sequences=max(1, _SAMPLE_TOKENS // length), length=length)
+    scout(lens, sample, config=config)
+    started = time.perf_counter()
+    aim = scout(lens, batch, config=config)
+    scouting = time.perf_counter() - started
+    panel, full = _timed(lens, sample, aim=aim, config=config, only=None)
+    _, partial = _timed(lens, sample, aim=aim, config=config, only=ARM_READINGS)
+    share = batch.tokens.numel() / sample.tokens.numel()
+    scouted = shortened(batch, sequences=8, length=64).tokens.numel()
+    passes = [
+        Pass(name="scout", tokens=2 * scouted, seconds=scouting),
+        Pass(name="measure", tokens=batch.tokens.numel(), seconds=full * share),
+    ]
+    if other is not None:
+        tokens = 2 * scouted + other.tokens.numel()
+        passes.append(Pass(name="the other BOS arm", tokens=tokens, seconds=scouting + partial * share))
+    if config.twin:
+        tokens = scouted + batch.tokens.numel()
+        passes.append(Pass(name="random twin", tokens=tokens, seconds=scouting / 2 + full * share))
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in lens.plain.parameters())
+    kept = _kept(panel) * batch.n_sequences // sample.n_sequences
+    widths = {"z": lens.n_heads * lens.d_head}
+    moments = sum(2 * 8 * len(panel.positions) * widths.get(site, lens.d_model) for site in SITES_BY_POSITION)
+    patterns = lens.n_layers * lens.n_heads * min(64, batch.n_positions) ** 2
+    neurons = len(aim.growth_layers) * (lens.d_mlp or 0) * len(aim.positions) * _BYTES_A_NEURON_ROW
+    return Cost(
+        passes=tuple(passes),
+        bytes_weights=weights * (2 if config.twin else 1),
+        bytes_panel=kept + moments * lens.n_layers,
+        bytes_logits=3 * 4 * lens.d_vocab * min(LOSS_CHUNK, batch.n_positions),
+        bytes_disk=patterns + neurons + batch.tokens.numel() * 8 + 2_000_000,
+    )
+
+
+def _timed(
+    lens: LensModel, sample: TokenBatch, *, aim: Finding, config: TraceConfig, only: frozenset[str] | None
+) -> tuple[Panel, float]:
+    started = time.perf_counter()
+    panel = measure(lens, sample, finding=aim, config=config, only=only)
+    return panel, time.perf_counter() - started
+
+
+def _kept(panel: Panel) -> int:
+    """Bytes of the streamed numbers."""
+    tensors = (tensor for by_layer in panel.streamed.values.values() for tensor in by_layer.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _size(size: int) -> str:
+    """Bytes in decimal units."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size / 1e3:,.0f} kB"

@@ -1,0 +1,181 @@
+"""``wrap``: the two paths of a model that exists, on one set of parameters."""
+
+import contextlib
+import copy
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import ModelError
+from . import checks, neox, opt
+from .families import Family
+from .lens import LensModel
+
+_BRIDGE_BOS = (
+    "the tokenizer is the bridge's, which puts BOS in front of a text even where the model's own does not; "
+    "give wrap the model's own"
+)
+_BRIDGE_COPIES = (
+    "this bridge holds copies of the query, key and value weights: it does not see a later change of the plain model's"
+)
+
+
+def wrap(
+    model: TransformerBridge | PreTrainedModel,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    name: str | None = None,
+) -> LensModel:
+    """A ``LensModel`` around an object that exists: a Hugging Face model, or a ``TransformerBridge``.
+
+    Parameters are shared with the object and buffers copied. A Hugging Face model becomes ``.plain`` as it is,
+    in eval mode. Of a bridge, ``.bridge`` is the bridge itself and ``.plain`` is rebuilt on its parameters; a
+    bridge of GPT-NeoX that TransformerLens built keeps copies of its fused projections, which ``notes`` says.
+
+    Args:
+        model: the object.
+        tokenizer: the model's own. A bridge's, which is taken if none is given, puts BOS in front of a text
+            even where the model's own does not; ``notes`` says so.
+        name: what to call the model.
+
+    Raises:
+        ModelError: a class of no known family, a bridge whose weights were folded or centred, whose logits
+            differ from its weights', or of a model that is none of Hugging Face's.
+    """
+    if isinstance(model, TransformerBridge):
+        checks.check_unprocessed(model)
+        plain = _unwrapped(model)
+        family = checks.check_architecture(plain)
+        plain.set_attn_implementation(family.plain_kernel)
+        notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
+        if family.qkv_layout == "interleaved" and not isinstance(model.adapter, neox.SharedNeoxAdapter):
+            notes += (_BRIDGE_COPIES,)
+        checks.check_logits(model, plain=plain)
+        return LensModel(
+            bridge=model,
+            plain=plain,
+            tokenizer=model.tokenizer if tokenizer is None else tokenizer,
+            family=family,
+            name=name or model.cfg.model_name,
+            notes=notes,
+            uneditable=checks.uneditable_sites(model, plain=plain),
+        )
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
+    family = checks.check_architecture(model)
+    return assemble(
+        model.eval(),
+        tokenizer=tokenizer,
+        family=family,
+        name=name or model.config._name_or_path or family.architecture,
+    )
+
+
+def assemble(
+    plain: PreTrainedModel,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None,
+    family: Family,
+    name: str,
+    notes: tuple[str, ...] = (),
+) -> LensModel:
+    """A ``LensModel`` of a plain model of a known family: a bridge on its parameters, and the checks.
+
+    Raises:
+        ModelError: the bridge's logits differ from the plain model's.
+    """
+    bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
+    checks.check_logits(bridge, plain=plain)
+    return LensModel(
+        bridge=bridge,
+        plain=plain,
+        tokenizer=tokenizer,
+        family=family,
+        name=name,
+        notes=notes,
+        uneditable=checks.uneditable_sites(bridge, plain=plain),
+    )
+
+
+def _bridge(
+    model: PreTrainedModel, *, family: Family, tokenizer: PreTrainedTokenizerBase | None, name: str
+) -> TransformerBridge:
+    opt.register()
+    neox.register()
+    model.set_attn_implementation("eager")
+    with _reloadable(tokenizer) as own:
+        bridge = build_bridge_from_module(
+            model,
+            family.bridge_architecture or family.architecture,
+            hf_config=model.config,
+            tokenizer=own,
+            model_name=name,
+        )
+    if family.rotates_in_float32 and model.dtype != torch.float32:
+        _round_after_rotation(bridge, dtype=model.dtype)
+    if tokenizer is not None:
+        bridge.tokenizer.name_or_path = tokenizer.name_or_path
+    return bridge
+
+
+def _round_after_rotation(bridge: TransformerBridge, *, dtype: torch.dtype) -> None:
+    """Give rotated queries and keys the type of the weights, as Hugging Face does and TransformerLens does not."""
+    for block in bridge.blocks:
+        for hook in (block.attn.hook_rot_q, block.attn.hook_rot_k):
+            hook.add_perma_hook(lambda tensor, hook: tensor.to(dtype))
+
+
+@contextlib.contextmanager
+def _reloadable(
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Iterator[PreTrainedTokenizerBase | None]:
+    """A copy for the bridge, which changes it, and opens it again under its name, be that on the hub or nowhere."""
+    if tokenizer is None:
+        yield None
+        return
+    own = copy.deepcopy(tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        own.save_pretrained(folder)
+        own.init_kwargs["name_or_path"] = folder
+        yield own
+
+
+def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy with the same parameter objects, since wrapping changes the module in place."""
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    return copy.deepcopy(model, memo)
+
+
+def _unwrapped(bridge: TransformerBridge) -> PreTrainedModel:
+    """The Hugging Face module that a bridge was built from, rebuilt with the bridge's parameters and copied buffers."""
+    original = bridge.original_model
+    if not isinstance(original, PreTrainedModel):
+        raise ModelError(f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model")
+    checks.check_architecture(original)
+    held = {_plain_name(key): value for key, value in original.named_parameters(remove_duplicate=False)}
+    buffers = {_plain_name(key): value for key, value in original.named_buffers(remove_duplicate=False)}
+    with torch.device("meta"):
+        plain = type(original)(copy.deepcopy(original.config))
+    wanted = [key for key, _ in plain.named_parameters(remove_duplicate=False)]
+    for key in wanted:
+        if key not in held:
+            raise ModelError(f"the bridge has no parameter {key}; need a bridge with its weights as they were loaded")
+        _assign(plain, key, held[key])
+    for key, _ in list(plain.named_buffers(remove_duplicate=False)):
+        _assign(plain, key, buffers[key].clone())
+    return plain.eval()
+
+
+def _plain_name(key: str) -> str:
+    return key.replace("._original_component", "").replace("_original_component.", "")
+
+
+def _assign(model: nn.Module, key: str, tensor: torch.Tensor) -> None:
+    path, _, leaf = key.rpartition(".")
+    setattr(model.get_submodule(path), leaf, tensor)

@@ -1,0 +1,79 @@
+"""What a trace would cost."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.estimate import cost_of
+from sink_lens.chain.inputs import other_arm, tokens_of
+from sink_lens.chain.trace import estimate
+from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "model"
+    planted().model.save_pretrained(path)
+    tiny_tokenizer(adds_bos=True).save_pretrained(path)
+    return path
+
+
+def shown(renderable):
+    text = io.StringIO()
+    Console(file=text, width=200).print(renderable)
+    return text.getvalue()
+
+
+def test_it_says_passes_time_memory_and_disk_and_what_is_left_out(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = shown(estimate(TraceConfig(model=str(folder), tokens="random", sequences=6, length=16)))
+    for part in ("6 sequences of up to 16 tokens", "fused kernel", "scout", "measure", "the other BOS arm"):
+        assert part in text
+    for part in ("random twin", "in all", "of weights with the random twin", "of readings", "of logits", "disk: about"):
+        assert part in text
+    assert "Not included" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]  # nothing is written
+
+
+def test_tokens_are_counted_by_pass():
+    lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True))
+    config = TraceConfig(model="planted", tokens="random", sequences=10, length=16)
+    batch = tokens_of(lens, config=config, bos="auto")
+    cost = cost_of(lens, batch, config=config, other=other_arm(lens, batch, config=config))
+    # scout: 8 sequences of 16, twice (attention, then the stream)
+    assert {one.name: one.tokens for one in cost.passes} == {
+        "scout": 256,
+        "measure": 160,
+        "the other BOS arm": 256 + 160,
+        "random twin": 128 + 160,
+    }
+    assert cost.seconds == pytest.approx(sum(one.seconds for one in cost.passes))
+    n_weights = sum(parameter.numel() for parameter in lens.plain.parameters())
+    assert cost.bytes_weights == 2 * 4 * n_weights
+
+
+def test_without_a_twin_and_a_bos_there_are_two_passes():
+    lens = wrap(tiny("gpt_oss"))
+    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=12, twin=False)
+    cost = cost_of(lens, tokens_of(lens, config=config, bos="auto"), config=config, other=None)
+    assert [one.name for one in cost.passes] == ["scout", "measure"]
+    assert cost.bytes_weights == 4 * sum(parameter.numel() for parameter in lens.plain.parameters())
+
+
+def test_readings_grow_with_the_sequences():
+    lens = wrap(tiny("llama"))
+    sizes = []
+    for sequences in (64, 128):
+        config = TraceConfig(model="tiny", tokens="random", sequences=sequences, length=64, twin=False)
+        batch = tokens_of(lens, config=config, bos="auto")
+        sizes.append(cost_of(lens, batch, config=config, other=None).bytes_panel)
+    assert 1.2 < sizes[1] / sizes[0] <= 2
+
+
+def test_it_refuses_what_trace_refuses(folder):
+    with pytest.raises(InputError, match="takes at most 256"):
+        estimate(TraceConfig(model=str(folder), tokens="random", length=300))

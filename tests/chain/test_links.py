@@ -1,0 +1,259 @@
+"""Verdicts by hand, and the links of models whose truth is known."""
+
+import functools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.evidence import Statistic
+from sink_lens.chain.links import LINKS, gather, link_table, link_values, verdict
+from sink_lens.chain.panel import aimed, measure, scout
+from sink_lens.data.tokens import from_tensor
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted, tiny
+from sink_lens.stats import Interval
+
+CONFIG = TraceConfig(model="tiny")
+NAMES = (
+    "aggregation_variance",
+    "variance_preserved",
+    "variance_neurons",
+    "neurons_dimension",
+    "dimension_key",
+    "key_sink",
+)
+COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "verdict"]
+
+
+def statistic(low, high, *, estimate=None, nulls=None, **options):
+    middle = (low + high) / 2 if estimate is None else estimate
+    return Statistic(
+        name="x", interval=Interval(estimate=middle, low=low, high=high, n=8), nulls=nulls or {}, **options
+    )
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("given", "decided"),
+    [
+        (statistic(1.1, 2.0), "holds"),  # floor 1
+        (statistic(0.2, 0.9), "fails"),
+        (statistic(0.9, 1.1), "undecided"),
+        (statistic(1.0, 2.0), "undecided"),  # over means strictly over
+        (statistic(2.0, 3.0, nulls={"a": 1.5}), "holds"),
+        (statistic(2.0, 3.0, nulls={"a": 1.5, "b": 2.5}), "undecided"),
+        (statistic(2.0, 3.0, nulls={"a": 1.5, "b": 3.5}), "fails"),
+        (statistic(2.0, 3.0, nulls={"a": NAN}), "holds"),  # a null that is undefined says nothing
+        (statistic(NAN, NAN, estimate=5.0), "undecided"),  # one sequence has no interval
+        (statistic(NAN, NAN, estimate=NAN), "undecided"),
+        (statistic(NAN, NAN, estimate=NAN, note="not measurable"), "undecided"),
+        (statistic(NAN, NAN, estimate=NAN, note="not there", absent=True), "fails"),
+    ],
+)
+def test_verdict(given, decided):
+    assert verdict(given, floor=1.0) == decided
+
+
+def test_references_decide_nothing():
+    given = Statistic(name="x", interval=Interval(estimate=2.0, low=1.5, high=2.5, n=8), references={"other": 100.0})
+    assert verdict(given, floor=1.0) == "holds"
+
+
+def test_the_needed_advantage_gives_the_threshold_among_half_the_keys():
+    # e^a / (e^a + n) = t with n = 64 / 2: e^a = 0.3 / 0.7 x 32
+    floor = LINKS[-1].floor(TraceConfig(model="m", threshold=0.3), 64)
+    assert floor == pytest.approx(math.log(0.3 / 0.7 * 32))
+    assert math.exp(floor) / (math.exp(floor) + 32) == pytest.approx(0.3)
+
+
+def test_the_links_are_those_of_the_chain_in_order():
+    assert tuple(link.name for link in LINKS) == NAMES
+
+
+# --- tables
+
+
+def random_batch(sequences=8, length=24, *, first=None, lengths=None):
+    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(0))
+    if first is not None:
+        tokens[:, 0] = first
+    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
+
+
+@functools.cache
+def planted_evidence(sink=True, seed=0):
+    truth = planted(seed=seed, sink=sink)
+    lens = wrap(truth.model)
+    return gather(lens, aimed(lens, random_batch(first=truth.bos_id), config=CONFIG), config=CONFIG)
+
+
+def evidence_of(family, **batch):
+    lens = wrap(tiny(family))
+    return gather(lens, aimed(lens, random_batch(**batch), config=CONFIG), config=CONFIG)
+
+
+def verdicts(evidence, length=24):
+    table = link_table(evidence, twin=None, length=length)
+    assert (table.groupby("link")["verdict"].nunique() == 1).all()
+    return table.groupby("link")["verdict"].first().to_dict()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_links_from_the_neuron_on_hold_on_the_planted_model(seed):
+    found = verdicts(planted_evidence(seed=seed))
+    for name in ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink"):
+        assert found[name] == "holds", name
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_link_from_the_neuron_on_holds_without_it(seed):
+    found = verdicts(planted_evidence(sink=False, seed=seed))
+    for name in ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink"):
+        assert found[name] == "fails", name
+
+
+def test_one_row_per_link_statistic_and_null():
+    table = link_table(planted_evidence(), twin=link_values(planted_evidence(sink=False)), length=24)
+    assert list(table.columns[: len(COLUMNS)]) == COLUMNS
+    assert not table.duplicated(["link", "statistic", "null_name"]).any()
+    assert tuple(dict.fromkeys(table["link"])) == NAMES
+    assert set(table["verdict"]) <= {"holds", "fails", "undecided"}
+    assert table["null_name"].notna().all()
+    primary = table[table["is_primary"]]
+    assert (primary.groupby("link")["statistic"].nunique() == 1).all()
+    assert len(primary["link"].unique()) == 6
+
+
+def test_the_criterion_stands_beside_the_verdict():
+    table = link_table(planted_evidence(), twin=None, length=24).set_index("link")
+    key = table.loc["dimension_key", "criterion"].iloc[0]
+    assert key == "holds if the interval of key_cosine is over 0.5 and over random_dimensions, other_positions"
+    none = link_table(planted_evidence(sink=False), twin=None, length=24).set_index("link")
+    text = none.loc["variance_neurons", "criterion"]
+    assert text == "holds if the interval of spike_ratio is over 10 (here: no growth step was found)"
+
+
+def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
+    values = link_values(planted_evidence())
+    higher = values.assign(value=values["value"] + 1000)
+    table = link_table(planted_evidence(), twin=higher, length=24)
+    twin = table[table["null_name"] == "random_twin"].set_index(["link", "statistic"])["null_value"]
+    assert set(twin.index) == set(zip(table["link"], table["statistic"], strict=True))
+    assert twin["dimension_key", "key_cosine"] == pytest.approx(1001, abs=0.1)
+    alone = link_table(planted_evidence(), twin=None, length=24)
+    assert table.groupby("link")["verdict"].first().to_dict() == alone.groupby("link")["verdict"].first().to_dict()
+
+
+def test_the_same_evidence_gives_the_same_table():
+    a, b = (link_table(planted_evidence(), twin=None, length=24) for _ in range(2))
+    pd.testing.assert_frame_equal(a, b)
+
+
+def test_the_interval_holds_the_value():
+    table = link_table(planted_evidence(), twin=None, length=24).dropna(subset=["ci_low"])
+    assert len(table) > 8
+    assert (table["ci_low"] <= table["value"] + 1e-6).all()
+    assert (table["value"] <= table["ci_high"] + 1e-6).all()
+
+
+# --- what cannot be measured is undecided, what is not there fails
+
+
+def test_a_mixture_of_experts_is_undecided_where_its_neurons_are_asked_for():
+    found = link_table(evidence_of("gpt_oss"), twin=None, length=24).set_index("link")
+    for name in ("variance_neurons", "neurons_dimension"):
+        assert found.loc[[name], "verdict"].iloc[0] == "undecided"
+        assert "mixture of experts" in found.loc[[name], "criterion"].iloc[0]
+
+
+@pytest.mark.parametrize("length", [2, 8])
+def test_sequences_without_other_tokens_are_undecided(length):
+    found = link_table(evidence_of("llama", length=length), twin=None, length=length).set_index("link")
+    for name in ("aggregation_variance", "variance_neurons", "neurons_dimension"):
+        assert found.loc[[name], "verdict"].iloc[0] == "undecided"
+        assert "no other token at or after position 8" in found.loc[[name], "criterion"].iloc[0]
+
+
+def test_one_sequence_has_no_interval_and_nothing_holds():
+    table = link_table(evidence_of("llama", sequences=1), twin=None, length=24)
+    assert table["ci_low"].isna().all()
+    assert not (table["verdict"] == "holds").any()
+    assert table.loc[table["statistic"] == "s2_ratio", "value"].notna().all()
+
+
+def test_a_first_token_that_is_always_the_same_has_no_spread():
+    table = link_table(planted_evidence(), twin=None, length=24).set_index("statistic")
+    row = table.loc[["kendall_tau"]].iloc[0]
+    assert math.isnan(row["value"])
+    assert row["verdict"] == "undecided"
+    assert "the same in every sequence" in row["criterion"]
+
+
+def test_few_sequences_have_a_tau_without_an_interval():
+    table = link_table(evidence_of("llama", sequences=4), twin=None, length=24).set_index("statistic")
+    row = table.loc[["kendall_tau"]].iloc[0]
+    assert not math.isnan(row["value"])
+    assert math.isnan(row["ci_low"])
+    assert row["verdict"] == "undecided"
+
+
+# --- statistics against slow ways
+
+
+def test_the_contribution_share_is_the_planted_neurons():
+    evidence = planted_evidence()
+    truth = planted()
+    (split,) = [one for one in evidence.splits if one.position == 0]
+    table = link_table(evidence, twin=None, length=24).set_index("statistic")
+    by_hand = float(split.terms[:, truth.neuron].mean() / split.change.mean())
+    assert table.loc[["contribution_share"], "value"].iloc[0] == pytest.approx(by_hand, rel=1e-4)
+    assert table.loc[["contribution_share_step_0"], "value"].iloc[0] == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_the_spike_ratio_is_the_mean_at_the_sink_over_that_elsewhere():
+    evidence, truth = planted_evidence(), planted()
+    at_key = evidence.panel.at("neurons_at_keys", truth.layer)[:, 0, truth.neuron].abs().mean()
+    elsewhere = evidence.panel.at("neurons_elsewhere", truth.layer)[:, truth.neuron].mean()
+    table = link_table(evidence, twin=None, length=24).set_index("statistic")
+    assert table.loc[["spike_ratio"], "value"].iloc[0] == pytest.approx(float(at_key / elsewhere), rel=1e-3)
+
+
+def test_s2_ratio_and_its_null_by_hand():
+    evidence = evidence_of("llama")
+    std = evidence.panel["std:z"][[0]]  # no growth: the first quarter of three layers is layer 0
+    ratio = (std[..., 0] / std[..., 8:].quantile(0.5, dim=-1)).mean()
+    others = std[0, :, 8:] / std[0, :, 8:].median(dim=-1, keepdim=True).values
+    table = link_table(evidence, twin=None, length=24).set_index("statistic")
+    row = table.loc[["s2_ratio"]].iloc[0]
+    assert row["value"] == pytest.approx(float(ratio), rel=1e-4)
+    assert row["null_value"] == pytest.approx(float(others.mean(0).quantile(0.95)), rel=1e-4)
+
+
+def test_padded_sequences_count_only_where_they_reach():
+    lengths = [24] * 6 + [5, 12]
+    table = link_table(evidence_of("llama", lengths=lengths), twin=None, length=24).set_index("statistic")
+    assert table.loc[["s2_ratio"], "n"].iloc[0] == 7  # five tokens have no others
+    assert table.loc[["s2_decay_exponent"], "n"].iloc[0] == 6  # those that reach the last position
+    assert table.loc[["kendall_tau"], "n"].iloc[0] == 8
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2"])
+def test_neurons_that_are_silent_elsewhere_give_a_large_finite_ratio(family):
+    # ReLU neurons are often exactly 0, so that ratios of single sequences are infinite or undefined
+    lens, forced = wrap(tiny(family)), ((1, 1),)
+    aim = scout(lens, random_batch(), config=CONFIG, position=0, forced=forced)
+    panel = measure(lens, random_batch(), finding=aim, config=CONFIG, forced=forced)
+    values = {name: dict(by_layer) for name, by_layer in panel.streamed.values.items()}
+    values["neurons_elsewhere"][1] = torch.zeros_like(values["neurons_elsewhere"][1])
+    panel = replace(panel, streamed=replace(panel.streamed, values=values))
+    table = link_table(gather(lens, panel, config=CONFIG), twin=None, length=24).set_index("statistic")
+    row = table.loc[["spike_ratio"]].iloc[0]
+    assert row["value"] == pytest.approx(1e6)
+    assert np.isfinite(row["null_value"])

@@ -1,0 +1,195 @@
+"""The exact split of growth layers by neurons, and the super neurons in it."""
+
+import functools
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.find import Finding, GrowthStep
+from sink_lens.chain.neurons import (
+    COLUMNS,
+    LayerSplit,
+    criteria_agreement,
+    neuron_table,
+    output_terms,
+    selectivity_table,
+    split_layers,
+    super_neurons,
+)
+from sink_lens.chain.panel import measure
+from sink_lens.data.tokens import from_tensor
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny
+from sink_lens.models.weights import mlp_weights
+
+WITH_NEURONS = [family for family in TINY_FAMILIES if family != "gpt_oss"]
+
+
+@functools.cache
+def lens_of(family):
+    return wrap(tiny(family))
+
+
+@functools.cache
+def panel_of(family, positions=(0,)):
+    """A panel whose growth step is said to be the layers 1 and 2, on six sequences of 16 tokens."""
+    lens, spans = lens_of(family), ((1, 2),)
+    step = GrowthStep(first_layer=1, last_layer=2, ratio_before=1.0, ratio_after=9.0, dimension=4)
+    aim = Finding(positions=positions, sink_found=True, steps=(step,), outliers={})
+    tokens = from_tensor(torch.randint(3, 300, (6, 16), generator=torch.Generator().manual_seed(0)))
+    panel = measure(lens, tokens, finding=aim, config=TraceConfig(model=family), forced=spans)
+    return replace(panel, finding=replace(panel.finding, positions=positions))
+
+
+def panel_at(family, dimension, positions=(0,)):
+    """The same with another outlier dimension."""
+    panel = panel_of(family, positions)
+    steps = tuple(replace(step, dimension=dimension) for step in panel.finding.steps)
+    return replace(panel, finding=replace(panel.finding, steps=steps))
+
+
+# --- the exact split
+
+
+@pytest.mark.parametrize("family", WITH_NEURONS)
+@pytest.mark.parametrize("dimension", [0, 31])
+def test_contributions_and_bias_sum_to_the_mlp_output(family, dimension):
+    lens, panel = lens_of(family), panel_at(family, dimension, (0, 2))
+    splits = split_layers(lens, panel, super_share=0.05)
+    assert [(split.layer, split.position) for split in splits] == [(1, 0), (1, 2), (2, 0), (2, 2)]
+    for split in splits:
+        index = panel.keys.index(split.position)
+        weights = mlp_weights(lens, layer=split.layer)
+        activations = panel.at("neurons_at_keys", split.layer)[:, index]
+        terms, bias = output_terms(lens, weights, layer=split.layer, activations=activations, dimension=dimension)
+        output = panel.at("mlp_out_at_keys", split.layer)[:, index, dimension]
+        assert (terms.sum(1) + bias - output).abs().max() < 1e-4
+        assert (terms.sum(1) + bias - output).abs().max() < 1e-4 * max(1.0, float(terms.abs().sum(1).max()))
+        torch.testing.assert_close(split.terms, terms)
+
+
+@pytest.mark.parametrize("family", WITH_NEURONS)
+def test_the_change_is_that_of_the_stream(family):
+    lens, panel = lens_of(family), panel_at(family, 7)
+    states = panel.states()
+    for split in split_layers(lens, panel, super_share=0.05):
+        moved = states[split.layer + 1, :, 7] - states[split.layer, :, 7]
+        torch.testing.assert_close(split.change, moved, rtol=1e-4, atol=1e-4)
+
+
+def test_biases_are_no_neurons():
+    for family, has in (("gpt2", True), ("opt", True), ("gpt_neox", True), ("llama", False)):
+        lens = lens_of(family)
+        weights = mlp_weights(lens, layer=1)
+        silent = torch.zeros(2, weights.w_down.shape[1])
+        terms, bias = output_terms(lens, weights, layer=1, activations=silent, dimension=5)
+        assert terms.abs().sum() == 0
+        assert bool((bias != 0).all()) == has, family
+
+
+def test_the_error_is_over_the_change():
+    for family in ("llama", "gemma2", "gpt2"):
+        for split in split_layers(lens_of(family), panel_of(family), super_share=0.05):
+            assert split.error < 1e-3
+
+
+# --- super neurons
+
+
+def split(terms, change, *, layer=1, position=0):
+    terms, change = torch.tensor(terms), torch.tensor(change)
+    share = terms.mean(0) / change.mean()
+    step = GrowthStep(first_layer=layer, last_layer=layer, ratio_before=1.0, ratio_after=3.0, dimension=0)
+    return LayerSplit(
+        layer=layer, step=step, position=position, terms=terms, change=change, error=0.0, is_super=share >= 0.05
+    )
+
+
+def test_a_super_neuron_has_the_share_at_any_position():
+    # at position 0 neuron 0 makes 9 of 10; at position 3 neuron 2 does
+    splits = [split([[9.0, 0.1, 0.2]], [10.0]), split([[0.1, 0.2, 9.0]], [10.0], position=3)]
+    assert super_neurons(splits, layer=1).tolist() == [True, False, True]
+
+
+def test_only_the_planted_neuron_is_super():
+    truth = planted()
+    lens = wrap(truth.model)
+    tokens = torch.randint(3, 300, (6, 24), generator=torch.Generator().manual_seed(0))
+    tokens[:, 0] = truth.bos_id
+    spans = ((truth.layer, truth.layer),)
+    step = GrowthStep(
+        first_layer=truth.layer,
+        last_layer=truth.layer,
+        ratio_before=1.0,
+        ratio_after=9.0,
+        dimension=truth.outlier_dimension,
+    )
+    aim = Finding(positions=(0,), sink_found=True, steps=(step,), outliers={})
+    panel = measure(lens, from_tensor(tokens), finding=aim, config=TraceConfig(model="planted"), forced=spans)
+    splits = split_layers(lens, panel, super_share=0.05)
+    assert super_neurons(splits, layer=truth.layer).nonzero().flatten().tolist() == [truth.neuron]
+    assert splits[0].terms[:, truth.neuron].mean() / splits[0].change.mean() == pytest.approx(1.0, abs=0.05)
+    table = neuron_table(lens, panel, splits).set_index("neuron")
+    assert table["spike_ratio"].idxmax() == truth.neuron
+    assert table["column_kurtosis"].idxmax() == truth.neuron
+    assert table.loc[truth.neuron, "top_dimension"] == truth.outlier_dimension
+    assert table.loc[truth.neuron, "gate_norm_rank"] > 0
+    selective = selectivity_table(lens, panel, splits)
+    assert set(selective["neuron"]) == {truth.neuron}
+    by_position = selective.set_index("position")["gate"]
+    assert by_position[0] > 5 * by_position[1:].abs().max()
+
+
+# --- tables
+
+
+def test_the_table_has_one_row_per_layer_neuron_and_position():
+    lens, panel = lens_of("llama"), panel_of("llama", (0, 2))
+    table = neuron_table(lens, panel, split_layers(lens, panel, super_share=0.05))
+    assert len(table) == 2 * 80 * 2
+    assert not table.duplicated(["layer", "neuron", "position"]).any()
+    assert {name: str(dtype) for name, dtype in table.dtypes.items()} == COLUMNS
+    of_neuron = table.groupby(["layer", "neuron"])["is_super"].nunique()
+    assert (of_neuron == 1).all()  # a property of layer and neuron
+
+
+def test_a_gateless_mlp_has_no_gate_rank():
+    lens, panel = lens_of("gpt2"), panel_of("gpt2")
+    table = neuron_table(lens, panel, split_layers(lens, panel, super_share=0.05))
+    assert table["gate_norm_rank"].isna().all()
+    assert sorted(table.loc[table["layer"] == 1, "up_norm_rank"]) == list(range(1, 81))
+    assert set(criteria_agreement(table)["criterion"]) == {"up_norm", "spike_ratio", "column_kurtosis"}
+
+
+def test_without_growth_the_tables_are_empty_and_typed():
+    panel = panel_of("llama")
+    panel = replace(panel, streamed=replace(panel.streamed, values={}))
+    table = neuron_table(lens_of("llama"), panel, [])
+    assert table.empty
+    assert {name: str(dtype) for name, dtype in table.dtypes.items()} == COLUMNS
+    assert criteria_agreement(table).empty
+    assert selectivity_table(lens_of("llama"), panel, []).empty
+
+
+def test_criteria_are_compared_by_their_top_as_many_as_there_are_super_neurons():
+    table = pd.DataFrame(
+        {
+            "layer": 4,
+            "neuron": range(5),
+            "position": 0,
+            "spike_ratio": [9.0, 8.0, 1.0, 1.0, float("nan")],
+            "gate_norm_rank": pd.array([1, 5, 2, 3, 4], dtype="Int64"),
+            "up_norm_rank": pd.array([5, 4, 1, 2, 3], dtype="Int64"),
+            "column_kurtosis": [1.0, 30.0, 20.0, 2.0, 3.0],
+            "is_super": [True, True, False, False, False],
+        }
+    )
+    found = criteria_agreement(table).set_index("criterion")
+    assert found["found"].to_dict() == {"gate_norm": 1, "up_norm": 0, "spike_ratio": 2, "column_kurtosis": 1}
+    assert found.loc["gate_norm", "missed"] == "4.1"  # the top two by gate norm are neurons 0 and 2
+    assert found.loc["gate_norm", "invented"] == "4.2"
+    assert found.loc["spike_ratio", ["missed", "invented"]].tolist() == ["", ""]
+    assert (found["n_super"] == 2).all()

@@ -1,0 +1,249 @@
+"""What the passes read, against slow and independent ways."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from sink_lens.capture.record import LayerView, capture, stream
+from sink_lens.chain import readings as r
+from sink_lens.chain.find import Finding, GrowthStep
+from sink_lens.data.tokens import from_tensor
+from sink_lens.measures.rank import effective_rank
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, tiny
+
+
+@functools.cache
+def lens_of(family):
+    return wrap(tiny(family))
+
+
+def batch(sequences=4, length=16, *, lengths=None, pad=0):
+    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(1))
+    if lengths is not None:
+        lengths = torch.tensor(lengths)
+        tokens[torch.arange(length) >= lengths[:, None]] = pad
+    return from_tensor(tokens, lengths=lengths)
+
+
+def streamed(lens, tokens, readings, **options):
+    options.setdefault("rows", r.sampled_rows(tokens.n_positions))
+    return stream(lens, tokens, readings, **options)
+
+
+FOUND = Finding(
+    positions=(0, 2),
+    sink_found=True,
+    steps=(GrowthStep(first_layer=1, last_layer=1, ratio_before=1.0, ratio_after=4.0, dimension=5),),
+    outliers={0: (5,)},
+)
+
+
+def all_readings(lens, length, moments):
+    positions = r.sampled_positions(length)
+    return [
+        *r.attention_readings(FOUND.positions),
+        r.rate_by_key(0.3),
+        *r.position_readings(positions, moments=moments),
+        *r.state_readings(FOUND.positions, positions=positions),
+        r.dominance_elsewhere(positions),
+        *r.output_readings(lens, keys=FOUND.positions),
+        r.spread_reading(FOUND, length=length, n_layers=lens.n_layers),
+        *r.neuron_readings(FOUND, positions=positions),
+        r.loss_reading(lens),
+    ]
+
+
+# --- where is looked
+
+
+def test_short_sequences_are_looked_at_in_full():
+    assert r.sampled_positions(64).tolist() == list(range(64))
+    assert r.sampled_rows(64).tolist() == list(range(64))
+
+
+@pytest.mark.parametrize("length", [65, 100, 1024, 8192])
+def test_long_sequences_are_sampled_from_both_ends(length):
+    positions = r.sampled_positions(length, keys=(0, length - 2)).tolist()
+    assert positions[:33] == list(range(33))
+    assert positions[-1] == length - 1
+    assert length - 2 in positions
+    assert len(positions) == len(set(positions)) <= 66
+    assert positions == sorted(positions)
+    rows = r.sampled_rows(length).tolist()
+    assert (rows[0], rows[-1], len(set(rows))) == (0, length - 1, 64)
+
+
+@pytest.mark.parametrize(
+    ("length", "key", "places"),
+    [
+        (64, 0, [8, 19, 30, 41, 52]),  # 8, 19, 30, 41, 52, (63)
+        (64, 19, [8, 30, 41, 52]),
+        (10, 0, [8, 9]),
+        (9, 0, [8]),
+        (8, 0, []),
+        (2, 0, []),
+    ],
+)
+def test_control_positions_are_five_others(length, key, places):
+    assert r.control_positions(length, key=key) == places
+
+
+def test_ratio_to_others_is_over_the_median_from_position_8_on():
+    x = torch.arange(1.0, 13.0)[None]  # the key 0 has 1; positions 8 to 11 have 9, 10, 11, 12
+    positions = torch.arange(12)
+    assert r.ratio_to_others(x, positions=positions, key=0).item() == pytest.approx(1 / 10.5)
+    assert r.ratio_to_others(x, positions=positions, key=8).item() == pytest.approx(9 / 11)  # itself left out
+    x[0, 10:] = math.nan  # padding
+    assert r.ratio_to_others(x, positions=positions, key=0).item() == pytest.approx(1 / 9.5)
+
+
+def test_ratio_to_others_is_undefined_without_others():
+    assert r.ratio_to_others(torch.ones(3, 8), positions=torch.arange(8), key=0).isnan().all()
+
+
+# --- which keys are sinks
+
+
+def rate_of(pattern, threshold, length=None):
+    """The rate by key of one head's pattern."""
+    n = len(pattern)
+    lengths = torch.tensor([length or n])
+    view = LayerView(
+        layer=0,
+        tensors={"rows": pattern[None, None]},
+        valid=torch.arange(n) < lengths[:, None],
+        tokens=torch.zeros(1, n, dtype=torch.long),
+        rows=torch.arange(n),
+    )
+    return r.rate_by_key(threshold).function(view)[0]
+
+
+def test_uniform_attention_has_no_sink_at_any_key():
+    pattern = torch.ones(64, 64).tril()
+    rate = rate_of(pattern / pattern.sum(-1, keepdim=True), 0.3)
+    assert rate[:57].tolist() == [0.0] * 57
+    assert rate[57:].isnan().all()  # from key 57 on fewer than 8 queries
+
+
+def test_a_head_that_looks_at_itself_and_the_one_before_has_no_sink_at_a_low_threshold():
+    pattern = torch.eye(64) / 2 + torch.eye(64).roll(-1, dims=1) / 2
+    pattern = pattern.tril()  # late keys score 1/n with n queries: 1/8 at key 56, which is over 0.1
+    assert rate_of(pattern, 0.1).nan_to_num(0).max() == 0
+
+
+def test_padding_is_no_query():
+    pattern = torch.zeros(32, 32)
+    pattern[:16, 0] = 1.0  # the real queries look at key 0
+    pattern[16:, 3] = 1.0  # the padding at key 3
+    assert rate_of(pattern, 0.3, length=16)[:4].tolist() == [1, 0, 0, 0]
+
+
+# --- loss
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_loss_is_that_of_hugging_face(family, monkeypatch):
+    monkeypatch.setattr(r, "LOSS_CHUNK", 7)
+    lens, tokens = lens_of(family), batch(3, 16, lengths=[16, 9, 2])
+    found = streamed(lens, tokens, [r.loss_reading(lens)])["loss", lens.n_layers]
+    for ids, length, ours in zip(tokens.tokens, tokens.lengths, found, strict=True):
+        own = ids[None, :length]
+        with torch.no_grad():
+            theirs = lens.plain(input_ids=own, labels=own, use_cache=False).loss
+        assert ours.item() == pytest.approx(theirs.item(), abs=1e-4)
+
+
+def test_one_token_has_no_loss():
+    lens, tokens = lens_of("llama"), batch(2, 4, lengths=[4, 1])
+    found = streamed(lens, tokens, [r.loss_reading(lens)])["loss", lens.n_layers]
+    assert found.isnan().tolist() == [False, True]
+
+
+# --- streaming
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neox", "opt"])
+def test_batches_give_the_same_as_all_at_once(family):
+    lens, tokens = lens_of(family), batch(5, 14, lengths=[14, 14, 9, 14, 3])
+    moments = ({}, {})
+    whole, parts = (
+        streamed(lens, tokens, all_readings(lens, 14, kept), keys=FOUND.positions, batch_size=size)
+        for kept, size in zip(moments, (5, 2), strict=True)
+    )
+    assert whole.values.keys() == parts.values.keys()
+    for name, by_layer in whole.values.items():
+        assert by_layer.keys() == parts.values[name].keys()
+        for layer, tensor in by_layer.items():
+            torch.testing.assert_close(parts[name, layer], tensor, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
+    for place in moments[0]:
+        torch.testing.assert_close(
+            moments[1][place].std(), moments[0][place].std(), equal_nan=True, rtol=1e-4, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_oss"])
+def test_what_stands_at_padding_never_matters(family):
+    lens = lens_of(family)
+    found = []
+    for pad in (0, 77):
+        tokens = batch(4, 14, lengths=[14, 11, 9, 4], pad=pad)
+        chosen = [one for one in all_readings(lens, 14, {}) if lens.family.down or "neurons" not in one.name]
+        chosen = [one for one in chosen if lens.family.down or not set(one.sites) & {"neurons", "mlp_in", "mlp_out"}]
+        found.append(streamed(lens, tokens, chosen, keys=FOUND.positions))
+    for name, by_layer in found[0].values.items():
+        for layer, tensor in by_layer.items():
+            torch.testing.assert_close(found[1][name, layer], tensor, equal_nan=True, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_s1_is_the_spread_over_sequences():
+    lens, tokens = lens_of("llama"), batch(4, 10, lengths=[10, 10, 10, 6])
+    moments = {}
+    streamed(lens, tokens, r.position_readings(torch.arange(10), moments=moments), batch_size=3)
+    z = capture(lens, tokens, sites=["z"], path="plain")["z", 1].flatten(2)
+    by_hand = torch.stack([(z[:, t] if t < 6 else z[:3, t]).std(0).mean() for t in range(10)])
+    torch.testing.assert_close(moments["z", 1].std().mean(-1).float(), by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_effective_rank_leaves_padding_out():
+    lens, tokens = lens_of("llama"), batch(2, 12, lengths=[12, 7])
+    positions = torch.arange(12)
+    found = streamed(lens, tokens, r.state_readings((0,), positions=positions))["effective_rank", 2]
+    x = capture(lens, tokens, sites=["resid_post"], path="plain")["resid_post", 2]
+    short = x[1, :7]
+    assert found[1, 0].item() == pytest.approx(effective_rank(short).item(), rel=1e-4)
+    assert found[1, 1].item() == pytest.approx(effective_rank(short[1:]).item(), rel=1e-4)
+    assert (found[:, 1] <= torch.tensor([11, 6])).all()
+
+
+def test_costly_measures_look_at_the_first_few_sequences_only():
+    lens, tokens = lens_of("llama"), batch(r.FEW + 3, 12)
+    found = streamed(lens, tokens, r.state_readings((0,), positions=torch.arange(12)), batch_size=3)
+    assert found["effective_rank", 0].isnan().all(-1).tolist() == [False] * r.FEW + [True] * 3
+
+
+def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():
+    lens, tokens = lens_of("gpt2"), batch(2, 10, lengths=[10, 5])
+    found = streamed(lens, tokens, r.neuron_readings(FOUND, positions=torch.arange(10)))
+    neurons = capture(lens, tokens, sites=["neurons"], path="plain")["neurons", 1]
+    for index, places in enumerate(([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4])):  # without the keys 0 and 2
+        torch.testing.assert_close(found["neurons_elsewhere", 1][index], neurons[index, places].abs().mean(0))
+    torch.testing.assert_close(found["neurons_at_keys", 1], neurons[:, [0, 2]])
+
+
+def test_value_norm_ratio_is_read_at_each_key():
+    lens, tokens = lens_of("llama"), batch(2, 10)
+    found = streamed(lens, tokens, r.output_readings(lens, keys=(0, 2)))["value_norm_ratio", 0]
+    assert found.shape == (2, lens.n_heads, 2)
+    alone = streamed(lens, tokens, r.output_readings(lens, keys=(2,)))["value_norm_ratio", 0]
+    assert torch.equal(found[..., 1], alone[..., 0])
+
+
+def test_spread_is_undefined_where_a_sequence_has_ended():
+    lens, tokens = lens_of("llama"), batch(2, 20, lengths=[20, 9])
+    found = streamed(lens, tokens, [r.spread_reading(FOUND, length=20, n_layers=3)])["z_at", 1]
+    places = [0, *r.control_positions(20, key=0)]  # 8, 10, 12, 15, 17
+    assert places == [0, 8, 10, 12, 15, 17]
+    assert found.isnan().any(-1).tolist() == [[False] * 6, [False, False, True, True, True, True]]

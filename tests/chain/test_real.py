@@ -1,0 +1,188 @@
+"""What the default model shows, inside stated bands."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from sink_lens import load
+from sink_lens.capture.record import Reading, capture, stream
+from sink_lens.chain import trace as tracing
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.trace import trace
+from sink_lens.data.corpora import bundled_text
+from sink_lens.data.tokens import from_text
+from sink_lens.measures.attention import sink_mass
+from sink_lens.models.bundled import DEFAULT_MODEL
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def lens():
+    return load()
+
+
+@pytest.fixture(scope="module")
+def traced(lens, tmp_path_factory):
+    """Traces of the default model, by kind of tokens, each made once."""
+
+    @functools.cache
+    def of(tokens):
+        config = TraceConfig(model=DEFAULT_MODEL, tokens=tokens, sequences=32 if tokens == "text" else 16, twin=False)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tracing, "render", lambda folder: folder)
+            return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / tokens, progress=False)
+
+    return of
+
+
+def rate(result):
+    return result.frames["arms"].set_index("chosen").loc[True, "sink_rate"]
+
+
+def text(lens, *, sequences, length):
+    return from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length)
+
+
+def mass_reading(**options):
+    return Reading(
+        name="mass",
+        sites=("mass",),
+        function=lambda view: sink_mass(view["mass"][..., 0], valid=view.valid, key=0),
+        **options,
+    )
+
+
+# --- where the sink is
+
+
+def test_on_text_the_first_token_is_a_sink_of_most_heads(traced):
+    result = traced("text")
+    assert result.finding.positions == (0,)
+    assert 0.65 <= rate(result) <= 0.85
+    assert result.frames["heads"]["sink_rate"].mean() == pytest.approx(rate(result), abs=1e-4)
+
+
+def test_on_random_tokens_it_is_too(traced):
+    assert traced("random").finding.positions == (0,)
+    assert 0.6 <= rate(traced("random")) <= 0.9
+
+
+def test_on_one_repeated_token_there_is_none(traced):
+    result = traced("repeated")
+    assert rate(result) == 0
+    assert not result.finding.sink_found
+    assert result.finding.steps == ()
+
+
+# --- what makes it
+
+
+def test_there_are_two_growth_steps_of_one_dimension(traced):
+    steps = traced("text").finding.steps
+    assert [(step.first_layer, step.last_layer) for step in steps] == [(1, 2), (11, 11)]
+    assert len({step.dimension for step in steps}) == 1
+    table = traced("text").frames["growth_steps"]
+    assert table["outlier_dimension"].nunique() == 1
+    assert (table["ratio_after"] > 2 * table["ratio_before"]).all()
+
+
+def test_one_dimension_dominates(traced):
+    result = traced("text")
+    dimension = result.finding.steps[0].dimension
+    outliers = [dims for layer, dims in result.finding.outliers.items() if layer >= 2]
+    assert len(outliers) >= 20
+    assert {dims[0] for dims in outliers} == {dimension}
+    assert result.frames["layers"]["dominance_ratio"].max() > 100
+
+
+def test_the_split_of_each_step_is_exact(traced):
+    assert traced("text").frames["growth_steps"]["split_error"].max() < 1e-4
+
+
+def test_super_neurons_are_found_at_both_steps(traced):
+    supers = traced("text").super_neurons
+    assert set(supers["layer"]) == {1, 2, 11}
+    assert 5 <= len(supers) <= 15
+    shares = supers.groupby("layer")["contribution_share"].sum()
+    assert (shares > 0.7).all()
+    assert (supers["spike_ratio"] > 10).all()
+
+
+def test_weight_norm_misses_some_super_neurons_and_invents_others(traced):
+    criteria = traced("text").frames["criteria"]
+    by_norm = criteria[criteria["criterion"].isin(["gate_norm", "up_norm"])]
+    for _, rows in by_norm.groupby("criterion"):
+        assert rows["missed"].str.len().sum() > 0
+        assert rows["invented"].str.len().sum() > 0
+        assert rows["found"].sum() < rows["n_super"].sum()
+
+
+def test_the_sink_token_holds_the_effective_rank_down(traced):
+    middle = traced("text").frames["layers"].iloc[15]
+    assert middle["effective_rank"] < 6
+    assert middle["effective_rank_without"] > 30
+
+
+def test_the_links_have_their_verdicts(traced):
+    assert traced("text").links.groupby("link")["verdict"].first().to_dict() == {
+        "aggregation_variance": "holds",
+        "variance_preserved": "fails",
+        "variance_neurons": "holds",
+        "neurons_dimension": "holds",
+        "dimension_key": "holds",
+        "key_sink": "holds",
+    }
+
+
+def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):
+    rows = traced("text").links.set_index("statistic")
+    share = rows.loc[["dimension_share_of_logit"]].iloc[0]
+    assert 0.4 < share["value"] < 0.9
+    assert rows.loc[["positive_share"]].iloc[0]["value"] > 0.99
+
+
+def test_both_bos_arms_are_read(traced):
+    arms = traced("text").frames["arms"]
+    assert arms["arm"].tolist() == ["without", "with"]
+    assert (arms["sink_rate"] > 0.5).all()
+
+
+# --- one answer on every path
+
+
+def test_stream_and_capture_agree(lens):
+    tokens = text(lens, sequences=2, length=64)
+    streamed = stream(
+        lens,
+        tokens,
+        [
+            mass_reading(),
+            Reading(name="norm", sites=("resid_post",), function=lambda view: view["resid_post"].norm(dim=-1)),
+        ],
+    )
+    kept = capture(lens, tokens, sites=["pattern", "resid_post"], path="bridge")
+    for layer in range(lens.n_layers):
+        norms = kept["resid_post", layer].norm(dim=-1)
+        torch.testing.assert_close(streamed["norm", layer], norms, rtol=1e-4, atol=1e-4)
+        column = kept["pattern", layer][..., 0]
+        by_capture = sink_mass(column, valid=tokens.valid, key=0)
+        assert (streamed["mass", layer] - by_capture).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("sequences", "length"), [(4, 64), (1, 1024)])
+def test_sink_mass_is_the_same_with_both_kernels(lens, sequences, length):
+    tokens = text(lens, sequences=sequences, length=length)
+    fused, eager = (stream(lens, tokens, [mass_reading()], kernel=kernel) for kernel in ("fused", "eager"))
+    assert (fused.stacked("mass") - eager.stacked("mass")).abs().max() < 1e-5
+
+
+def test_sink_mass_runs_at_8192_tokens(lens):
+    found = stream(lens, text(lens, sequences=1, length=8192), [mass_reading()]).stacked("mass")
+    assert found.shape == (lens.n_layers, 1, lens.n_heads)
+    values = found.numpy()
+    assert np.isfinite(values).all()
+    assert ((values >= 0) & (values <= 1)).all()
+    assert values.mean() > 0.2

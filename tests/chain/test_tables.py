@@ -1,0 +1,214 @@
+"""The tables of a run: columns, types, keys, and numbers against the panel."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sink_lens.capture.record import capture
+from sink_lens.chain import tables
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.find import Finding, GrowthStep
+from sink_lens.chain.panel import aimed, measure
+from sink_lens.data.tokens import from_tensor
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted, tiny
+
+CONFIG = TraceConfig(model="tiny")
+
+
+@functools.cache
+def planted_lens():
+    return wrap(planted().model)
+
+
+@functools.cache
+def planted_panel():
+    return aimed(planted_lens(), planted_tokens(), config=CONFIG)
+
+
+def planted_tokens():
+    tokens = torch.randint(3, 300, (5, 24), generator=torch.Generator().manual_seed(0))
+    tokens[:, 0] = planted().bos_id
+    return from_tensor(tokens)
+
+
+@functools.cache
+def two_keys():
+    """A random Llama read at positions 0 and 3, the last sequence short."""
+    lens = wrap(tiny("llama"))
+    tokens = torch.randint(3, 300, (4, 20), generator=torch.Generator().manual_seed(0))
+    batch = from_tensor(tokens, lengths=torch.tensor([20, 20, 20, 12]))
+    aim = Finding(positions=(0, 3), sink_found=True, steps=(), outliers={})
+    panel = measure(lens, batch, finding=aim, config=CONFIG)
+    return lens, batch, replace(panel, finding=aim)
+
+
+# --- heads
+
+
+def test_heads_have_one_row_per_layer_head_and_sink_position():
+    lens, _, panel = two_keys()
+    table = tables.head_table(lens, panel, threshold=0.3)
+    assert len(table) == 3 * 4 * 2
+    assert not table.duplicated(["layer", "head", "position"]).any()
+    assert list(table.columns[:3]) == ["layer", "head", "position"]
+    assert {"sink_score", "sink_rate", "sink_mass", "entropy", "label"} <= set(table.columns)
+    assert all(str(table[name].dtype) == "int64" for name in ("layer", "head", "position"))
+    assert all(table[name].between(0, 1).all() for name in ("sink_score", "sink_rate", "sink_mass", "positive_share"))
+    assert table["value_norm_ratio"].notna().all()
+
+
+def test_head_numbers_are_means_over_sequences():
+    lens, batch, panel = two_keys()
+    pattern = capture(lens, batch, sites=["pattern"], path="plain")["pattern", 1]
+    table = tables.head_table(lens, panel, threshold=0.3).set_index(["layer", "head", "position"])
+    for key in (0, 3):
+        for head in range(4):
+            scores, masses = [], []
+            for sequence, length in enumerate(batch.lengths.tolist()):
+                column = pattern[sequence, head, :length, key]
+                scores.append(float(column[key:].mean()))
+                masses.append(float(column[key + 1 :].mean()))
+            row = table.loc[(1, head, key)]
+            assert row["sink_score"] == pytest.approx(sum(scores) / 4, abs=1e-5)
+            assert row["sink_mass"] == pytest.approx(sum(masses) / 4, abs=1e-5)
+            assert row["sink_rate"] == pytest.approx(sum(score > 0.3 for score in scores) / 4)
+
+
+def test_labels_are_given_to_sinks_only():
+    table = tables.head_table(planted_lens(), planted_panel(), threshold=0.3)
+    sinks = table["sink_score"] > 0.3
+    assert sinks.any()
+    assert not sinks.all()
+    assert (table.loc[~sinks, "label"] == "").all()
+    assert table.loc[sinks, "label"].isin(["no-op", "broadcast"]).all()
+
+
+def test_alignment_is_read_where_outlier_dimensions_enter():
+    table = tables.head_table(planted_lens(), planted_panel(), threshold=0.3).groupby("layer")["qk_alignment"]
+    after = planted().layer + 1
+    assert table.apply(lambda column: bool(column.notna().all())).tolist() == [layer >= after for layer in range(5)]
+    # W_Q's first direction is the slowest pair, which the planted W_K column also is
+    assert table.min().loc[after:].min() > 0.8
+
+
+# --- positions
+
+
+def test_positions_have_one_row_per_layer_site_and_position():
+    _, _, panel = two_keys()
+    table = tables.position_table(panel)
+    assert list(table.columns) == ["layer", "site", "position", "s1", "s2", "norm"]
+    assert len(table) == 3 * 4 * 20
+    assert not table.duplicated(["layer", "site", "position"]).any()
+    assert set(table["site"]) == {"z", "attn_out", "mlp_out", "resid_post"}
+
+
+@pytest.mark.parametrize("site", ["z", "mlp_out", "resid_post"])
+def test_s1_s2_and_norm_by_hand(site):
+    lens, batch, panel = two_keys()
+    x = capture(lens, batch, sites=[site], path="plain")[site, 2].flatten(2)
+    table = tables.position_table(panel)
+    table = table[(table["layer"] == 2) & (table["site"] == site)].set_index("position")
+    for position in (0, 5, 11, 15):
+        real = x[batch.lengths > position, position]
+        assert table.loc[position, "s2"] == pytest.approx(float(real.std(-1).mean()), rel=1e-4)
+        assert table.loc[position, "s1"] == pytest.approx(float(real.std(0).mean()), rel=1e-4)
+        assert table.loc[position, "norm"] == pytest.approx(float(real.norm(dim=-1).mean()), rel=1e-4)
+
+
+# --- dimensions
+
+
+def test_dimensions_have_one_row_per_layer_position_and_dimension():
+    _, _, panel = two_keys()
+    table = tables.dimension_table(panel, config=CONFIG)
+    assert list(table.columns) == ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
+    assert not table.duplicated(["layer", "position", "dimension"]).any()
+    assert table["is_outlier"].dtype == bool
+    assert len(table) == 3 * 2 * 16
+
+
+def test_the_planted_dimension_is_the_only_outlier():
+    table = tables.dimension_table(planted_panel(), config=CONFIG)
+    outliers = table[table["is_outlier"]]
+    assert set(outliers["dimension"]) == {planted().outlier_dimension}
+    assert outliers["layer"].tolist() == list(range(planted().layer, 5))
+    assert (outliers["dominance_ratio"] > 25).all()
+
+
+def test_every_outlier_is_in_the_table_however_many_there_are():
+    config = replace(CONFIG, dominance_threshold=1.01, max_outliers=48, energy_frac=0.999)
+    table = tables.dimension_table(planted_panel(), config=config)
+    first = table[table["layer"] == 0]
+    assert first["is_outlier"].sum() > 16
+
+
+def test_other_sink_positions_have_outliers_of_their_own():
+    _, _, panel = two_keys()
+    values = {name: dict(by_layer) for name, by_layer in panel.streamed.values.items()}
+    state = values["state"][1].clone()
+    state[:, 1, 7] = 1e4  # at position 3, the second key
+    values["state"][1] = state
+    panel = replace(panel, streamed=replace(panel.streamed, values=values))
+    table = tables.dimension_table(panel, config=CONFIG)
+    outliers = table[table["is_outlier"]]
+    assert outliers[["layer", "position", "dimension"]].to_numpy().tolist() == [[1, 3, 7]]
+
+
+# --- layers, law, steps, arms
+
+
+def test_layers_have_one_row_each():
+    table = tables.layer_table(planted_panel())
+    assert table["layer"].tolist() == list(range(5))
+    after = table[table["layer"] >= planted().layer]
+    assert (after["outlier_dimension"] == planted().outlier_dimension).all()
+    assert (after["dominance_ratio"] > 25).all()
+    assert (after["effective_rank"] < after["effective_rank_without"]).all()
+    states = planted_panel().states()
+    assert table.loc[3, "norm"] == pytest.approx(float(states[4].norm(dim=-1).mean()), rel=1e-5)
+
+
+def test_the_law_is_by_query_position():
+    _, _, panel = two_keys()
+    table = tables.law_table(panel)
+    assert list(table.columns) == ["layer", "position", "s2", "uniform_law", "weighted_law"]
+    first = table[table["layer"] == 0].set_index("position")
+    sigma = first.loc[0, "uniform_law"]  # sigma / sqrt(1)
+    assert first.loc[3, "uniform_law"] == pytest.approx(sigma / 2, rel=1e-5)
+    assert first.loc[0, "weighted_law"] == pytest.approx(sigma, rel=1e-4)  # one token attends to itself
+    assert (first["weighted_law"] >= first["uniform_law"] * 0.999).all()  # uniform weights average the most
+
+
+def test_steps_have_the_contracts_columns():
+    columns = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "position", "outlier_dimension"]
+    table = tables.step_table(planted_panel(), {planted().layer: 1e-6})
+    assert list(table.columns) == [*columns, "split_error"]
+    assert table[["step", "first_layer", "last_layer", "position", "outlier_dimension"]].to_numpy().tolist() == [
+        [0, planted().layer, planted().layer, 0, planted().outlier_dimension]
+    ]
+    assert table["split_error"].tolist() == [1e-6]
+    _, _, panel = two_keys()
+    assert list(tables.step_table(panel, {}).columns) == [*columns, "split_error"]
+
+
+def test_an_arm_is_one_row():
+    row = tables.arm_row(planted_panel(), arm="with", chosen=True, config=CONFIG)
+    assert list(row)[:3] == ["arm", "chosen", "sink_rate"]
+    assert row["outlier_dimensions"] == str(planted().outlier_dimension)
+    assert row["growth_steps"] == str(planted().layer)
+    assert row["sink_rate"] == pytest.approx(float(planted_panel().sink_rate(0.3).mean()))
+
+
+def test_outlier_dimensions_of_an_arm_are_sorted_by_the_layers_that_have_them():
+    panel = planted_panel()
+    step = GrowthStep(first_layer=1, last_layer=2, ratio_before=1.0, ratio_after=9.0, dimension=7)
+    outliers = {0: (7,), 1: (7, 400), 2: (12, 7), 3: (12,)}
+    panel = replace(panel, finding=replace(panel.finding, steps=(step,), outliers=outliers))
+    row = tables.arm_row(panel, arm="without", chosen=False, config=CONFIG)
+    assert row["outlier_dimensions"] == "7,12,400"
+    assert row["growth_steps"] == "1-2"
+    assert row["chosen"] is False

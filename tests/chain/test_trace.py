@@ -1,0 +1,478 @@
+"""The whole trace on tiny models: run folders, the planted truth, resuming, refusals."""
+
+import dataclasses
+import functools
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors.numpy
+import torch
+from rich.console import Console
+
+from sink_lens.chain import trace as tracing
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.trace import FILES, default_folder, trace
+from sink_lens.data.tokens import from_tensor
+from sink_lens.errors import InputError, KernelError, ModelError, RunError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
+from sink_lens.records import create_run, read_run
+
+TABLES = ("tokens", "heads", "positions", "layers", "law", "dimensions", "growth_steps", "neurons", "selectivity")
+TABLES += ("criteria", "arms", "links", "twin_heads", "twin_links")
+COLUMNS = {
+    "tokens": "sequence position token_id text",
+    "heads": "layer head position sink_score sink_rate sink_mass entropy label",
+    "twin_heads": "layer head position sink_score sink_rate sink_mass entropy label",
+    "positions": "layer site position s1 s2 norm",
+    "neurons": "layer neuron position activation spike_ratio contribution outlier_dimension gate_norm_rank "
+    "up_norm_rank column_kurtosis is_super",
+    "dimensions": "layer position dimension value dominance_ratio is_outlier",
+    "growth_steps": "step first_layer last_layer ratio_before ratio_after position outlier_dimension",
+    "arms": "arm chosen sink_rate s2_ratio outlier_dimensions loss_nats",
+    "links": "link statistic value ci_low ci_high null_name null_value criterion verdict",
+}
+"""The issue's and the contract's columns."""
+KEYS = {
+    "tokens": ["sequence", "position"],
+    "heads": ["layer", "head", "position"],
+    "twin_heads": ["layer", "head", "position"],
+    "positions": ["layer", "site", "position"],
+    "neurons": ["layer", "neuron", "position"],
+    "dimensions": ["layer", "position", "dimension"],
+    "growth_steps": ["step"],
+    "arms": ["arm"],
+    "links": ["link", "statistic", "null_name"],
+    "summary": ["quantity"],
+}
+CHAIN = ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The report is not drawn, which takes seconds; the folders for which it would be."""
+    folders = []
+    monkeypatch.setattr(tracing, "render", folders.append)
+    return folders
+
+
+@functools.cache
+def lens_of(family, *, tokenizer=True):
+    return wrap(tiny(family), tokenizer=tiny_tokenizer() if tokenizer else None)
+
+
+@functools.cache
+def planted_lens(sink=True, seed=0):
+    return wrap(planted(seed=seed, sink=sink).model, tokenizer=tiny_tokenizer(adds_bos=True))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A trace of the planted model that ran to its end."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "render", lambda folder: folder)
+        return run(planted_lens(), out, sequences=4, length=16)
+
+
+def interrupt(*args, **options):
+    raise KeyboardInterrupt
+
+
+def asked(**changes):
+    return TraceConfig(**({"model": "tiny", "tokens": "random", "sequences": 5, "length": 20} | changes))
+
+
+def run(lens, out, *, batch=None, **changes):
+    return trace(lens, config=asked(**changes), tokens=batch, out=out, progress=False)
+
+
+def random_batch(sequences=5, length=20, lengths=None):
+    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(0))
+    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
+
+
+def check_folder(folder, *, twin=True):
+    """The names, columns, types and keys of a finished run."""
+    found = read_run(folder)
+    assert (found.status, found.missing, found.kind) == ("finished", [], "trace")
+    for name, columns in COLUMNS.items():
+        if name == "twin_heads" and not twin:
+            continue
+        table = found.tables[name]
+        assert set(columns.split()) <= set(table.columns), name
+    for name, key in KEYS.items():
+        if name in found.tables:
+            assert not found.tables[name].duplicated(key).any(), name
+            assert found.tables[name][key].notna().all(axis=None), name
+    for name, column in (("neurons", "is_super"), ("dimensions", "is_outlier"), ("arms", "chosen")):
+        assert found.tables[name][column].dtype == bool
+    for name in ("heads", "positions", "neurons", "dimensions"):
+        for column in {"layer", "head", "neuron", "position", "dimension", "outlier_dimension"} & set(
+            found.tables[name].columns
+        ):
+            assert str(found.tables[name][column].dtype) == "int64", (name, column)
+    assert set(found.tables["links"]["verdict"]) <= {"holds", "fails", "undecided"}
+    return found
+
+
+def text_of(renderable):
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(renderable)
+    return console.export_text()
+
+
+def same_tables(a, b):
+    assert set(a) == set(b)
+    for name in a:
+        pd.testing.assert_frame_equal(a[name], b[name], check_exact=True, obj=name)
+
+
+# --- every family
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_every_family_is_traced_to_the_end(family, tmp_path, drawn):
+    lens = lens_of(family)
+    result = run(lens, tmp_path / "run")
+    found = check_folder(tmp_path / "run")
+    assert drawn == [tmp_path / "run"]
+    assert len(found.tables["heads"]) == 3 * 4 * len(result.finding.positions)
+    assert len(found.tables["tokens"]) == 100
+    assert found.tables["arms"]["arm"].tolist() == ["without", "with"]
+    assert (found.tables["links"]["null_name"] == "random_twin").any()
+    pattern = found.tensors("patterns")["pattern"]
+    assert (pattern.shape, pattern.dtype) == ((3, 4, 20, 20), np.uint8)
+    assert np.array_equal(np.triu(pattern, 1), np.zeros_like(pattern))
+    assert text_of(result.table())
+
+
+def test_the_folder_has_exactly_the_named_files(tmp_path):
+    run(lens_of("llama"), tmp_path / "run")  # with its report
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    others = {"run.json", "summary.csv", "report.html", "patterns.safetensors"}
+    assert names == {f"{name}.parquet" for name in TABLES} | others
+    assert set(FILES) | {"twin_heads", "twin_links"} == {Path(name).stem for name in names} - {"run", "report"}
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "key_sink" in report
+    assert "<script" not in report
+
+
+def test_the_report_is_drawn_without_growth_and_without_neurons(tmp_path):
+    result = run(lens_of("gpt_oss"), tmp_path / "run", sequences=1, twin=False)
+    assert result.report.stat().st_size > 10_000
+    assert check_folder(tmp_path / "run", twin=False).tables["neurons"].empty
+
+
+def test_a_mixture_of_experts_has_an_empty_typed_table_of_neurons(tmp_path, drawn):
+    run(lens_of("gpt_oss"), tmp_path / "run")
+    table = pd.read_parquet(tmp_path / "run" / "neurons.parquet")
+    assert table.empty
+    assert set(COLUMNS["neurons"].split()) <= set(table.columns)
+    assert table["is_super"].dtype == bool
+    assert str(table["layer"].dtype) == "int64"
+
+
+def test_half_precision_is_traced(tmp_path, drawn):
+    lens = wrap(tiny("llama").to(torch.bfloat16), tokenizer=tiny_tokenizer())
+    run(lens, tmp_path / "run")
+    assert check_folder(tmp_path / "run").provenance["dtype"] == "bfloat16"
+
+
+# --- planted truth
+
+
+def test_the_planted_chain_is_found(tmp_path, drawn):
+    truth = planted(seed=1)
+    result = run(planted_lens(seed=1), tmp_path / "run", sequences=8, length=24)
+    assert result.finding.positions == (0,)
+    assert result.finding.sink_found
+    steps = [(step.first_layer, step.last_layer, step.dimension) for step in result.finding.steps]
+    assert steps == [(truth.layer, truth.layer, truth.outlier_dimension)]
+    supers = result.super_neurons
+    assert supers[["layer", "neuron"]].to_numpy().tolist() == [[truth.layer, truth.neuron]]
+    verdicts = result.links.groupby("link")["verdict"].first()
+    assert [verdicts[name] for name in CHAIN] == ["holds"] * 4
+    assert result.frames["growth_steps"]["split_error"].max() < 1e-4
+    check_folder(tmp_path / "run")
+    shown = text_of(result.table())
+    assert "attention sink at position 0" in shown
+    assert f"{truth.layer}.{truth.neuron} (100%)" in shown
+
+
+def test_nothing_is_found_where_nothing_was_planted(tmp_path, drawn):
+    result = run(planted_lens(sink=False), tmp_path / "run", sequences=8, length=24)
+    assert not result.finding.sink_found
+    assert result.finding.positions == (0,)
+    assert result.finding.steps == ()
+    assert result.super_neurons.empty
+    verdicts = result.links.groupby("link")["verdict"].first()
+    assert not {verdicts[name] for name in CHAIN} & {"holds"}
+    check_folder(tmp_path / "run")
+    assert "no attention sink was found" in text_of(result.table())
+
+
+def test_the_sink_goes_with_bos(tmp_path, drawn):
+    result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, twin=False)
+    arms = result.frames["arms"].set_index("arm")
+    assert arms["chosen"].to_dict() == {"with": True, "without": False}
+    assert arms.loc["with", "sink_rate"] > 0.2
+    assert arms.loc["without", "sink_rate"] < 0.05
+    assert arms.loc["with", "outlier_dimensions"] == str(planted().outlier_dimension)
+    assert arms.loc["without", "outlier_dimensions"] == ""
+
+
+def test_every_table_but_the_arms_is_of_the_chosen_arm(tmp_path, drawn):
+    result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, bos="without", twin=False)
+    assert result.frames["arms"]["arm"].tolist() == ["without", "with"]
+    assert result.frames["arms"]["chosen"].tolist() == [True, False]
+    assert not result.finding.sink_found
+    assert (result.frames["tokens"].query("position == 0")["token_id"] != planted().bos_id).all()
+    assert read_run(tmp_path / "run").provenance["bos_arm"] == "without"
+
+
+def test_without_a_tokenizer_there_is_one_arm(tmp_path, drawn):
+    result = run(lens_of("llama", tokenizer=False), tmp_path / "run")
+    assert result.frames["arms"]["arm"].tolist() == ["without"]
+
+
+# --- tokens of every kind
+
+
+def test_prompts_of_unequal_length_are_padded(tmp_path, drawn):
+    prompts = ("the cat sat on the mat and then it sat on the hat", "one two", "all is well that ends well and so on")
+    result = run(lens_of("llama"), tmp_path / "run", tokens="text", prompts=prompts)
+    found = check_folder(tmp_path / "run")
+    lengths = found.tables["tokens"].groupby("sequence").size().tolist()
+    assert len(set(lengths)) == 3
+    assert result.finding.position < min(lengths)
+    assert found.config["prompts"] == list(prompts)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "opt"])
+def test_a_given_batch_with_padding_is_traced(family, tmp_path, drawn):
+    run(lens_of(family), tmp_path / "run", batch=random_batch(lengths=[20, 20, 13, 5, 2]), twin=False)
+    found = check_folder(tmp_path / "run", twin=False)
+    assert found.provenance["token_source"] == "tensor"
+    assert found.tables["arms"]["arm"].tolist() == ["without"]
+    assert len(found.tables["tokens"]) == 60
+
+
+def test_what_stands_at_padding_changes_no_table(tmp_path, drawn):
+    results = []
+    for fill in (0, 99):
+        batch = random_batch(lengths=[20, 20, 13, 9, 2])
+        batch.tokens[~batch.valid] = fill
+        results.append(run(lens_of("llama"), tmp_path / str(fill), batch=batch, twin=False).frames)
+    for name in results[0]:
+        pd.testing.assert_frame_equal(results[0][name], results[1][name], rtol=1e-3, atol=1e-4, obj=name)
+
+
+def test_one_sequence_has_values_and_no_intervals(tmp_path, drawn):
+    result = run(planted_lens(), tmp_path / "run", sequences=1, length=24)
+    check_folder(tmp_path / "run")
+    assert result.finding.sink_found
+    assert result.links["ci_low"].isna().all()
+    verdicts = result.links.groupby("link")["verdict"].first()
+    assert set(verdicts) == {"undecided"}
+    assert text_of(result.table())
+
+
+@pytest.mark.parametrize("length", [2, 7, 8, 9])
+def test_short_sequences_are_undefined_not_wrong(length, tmp_path, drawn):
+    result = run(lens_of("llama"), tmp_path / "run", length=length, sequences=3, twin=False)
+    check_folder(tmp_path / "run", twin=False)
+    summary = result.frames["summary"].set_index("quantity")
+    if length < 8:
+        assert pd.isna(summary.loc["sink_rate", "value"])
+        assert "too short to tell" in text_of(result.table())
+    if length < 9:
+        assert "fails" not in set(result.links.loc[result.links["link"] == "variance_neurons", "verdict"])
+        assert result.frames["layers"]["norm_ratio"].isna().all()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
+def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path, drawn):
+    repeated = run(lens_of(family), tmp_path / "run", tokens="repeated", bos="without", twin=False)
+    assert repeated.frames["arms"].loc[0, "sink_rate"] == 0.0
+    assert not repeated.finding.sink_found
+    # every position holds the same state, so that nothing sets position 0 apart
+    assert repeated.frames["layers"]["norm_ratio"].to_numpy() == pytest.approx(1.0, abs=1e-4)
+    assert repeated.frames["arms"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_text_is_cut_from_a_file(tmp_path, drawn):
+    (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 40)
+    config = TraceConfig(model="tiny", text=str(tmp_path / "book.txt"), sequences=3, length=16, twin=False)
+    trace(lens_of("llama"), config=config, out=tmp_path / "run", progress=False)
+    assert read_run(tmp_path / "run").provenance["token_source"] == "text:book.txt"
+
+
+# --- a model by name, and what is recorded
+
+
+def test_a_saved_folder_is_traced_by_its_path(tmp_path, drawn):
+    planted().model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "model")
+    config = asked(model=str(tmp_path / "model"), sequences=3, length=12, device="cpu", twin=False)
+    by_name = trace(config, out=tmp_path / "by-name", progress=False)
+    other = trace(planted_lens(), config=config, out=tmp_path / "by-object", progress=False)
+    same_tables(by_name.frames, other.frames)
+    record = json.loads((tmp_path / "by-name" / "run.json").read_text())
+    assert record["config"] == json.loads(json.dumps(dataclasses.asdict(config)))
+    wanted = "model weights_sha256 tokens_sha256 bos_arm dtype device kernel versions seeds thresholds token_source"
+    assert set(wanted.split()) <= set(record["provenance"])
+    weights = [read_run(tmp_path / name).provenance["weights_sha256"] for name in ("by-name", "by-object")]
+    assert weights[0] == weights[1]
+
+
+def test_two_configurations_are_refused(tmp_path):
+    with pytest.raises(InputError, match="two configurations"):
+        trace(asked(), config=asked(), out=tmp_path / "run")
+
+
+def test_the_default_folder_is_named_after_model_and_time():
+    assert default_folder("org/My Model.gguf").parent == Path("runs")
+    assert default_folder("org/My Model.gguf").name.startswith("My-Model.gguf-20")
+
+
+def test_the_same_question_gives_the_same_tables(tmp_path, drawn, whole):
+    again = run(planted_lens(), tmp_path / "again", sequences=4, length=16)
+    same_tables(again.frames, whole.frames)
+    same_tables(dict(read_run(again.folder).tables), dict(read_run(whole.folder).tables))
+    other = run(planted_lens(), tmp_path / "other", sequences=4, length=16, seed=1, twin=False)
+    assert not other.frames["tokens"].equals(again.frames["tokens"])
+
+
+# --- interrupted
+
+
+def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, drawn, monkeypatch, whole):
+    with monkeypatch.context() as patch:
+        patch.setattr(tracing, "_twin", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(planted_lens(), tmp_path / "run", sequences=4, length=16)
+    stopped = read_run(tmp_path / "run")
+    assert stopped.status == "interrupted"
+    assert stopped.missing == ["links", "summary", "twin_heads", "twin_links"]
+    pd.testing.assert_frame_equal(stopped.tables["arms"], whole.frames["arms"])
+    with monkeypatch.context() as patch:
+        patch.setattr(tracing, "_arms", interrupt)  # finished: must not be measured again
+        again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
+    same_tables(again.frames, whole.frames)
+    same_tables(dict(read_run(tmp_path / "run").tables), dict(read_run(whole.folder).tables))
+    check_folder(tmp_path / "run")
+
+
+def test_a_finished_twin_is_not_measured_again(tmp_path, drawn, monkeypatch, whole):
+    with monkeypatch.context() as patch:
+        patch.setattr(tracing, "link_table", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(planted_lens(), tmp_path / "run", sequences=4, length=16)
+    monkeypatch.setattr(tracing, "_twin", interrupt)
+    again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
+    same_tables(again.frames, whole.frames)
+
+
+def test_another_question_does_not_continue_an_interrupted_run(tmp_path, drawn, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(tracing, "link_table", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(planted_lens(), tmp_path / "run", sequences=3, length=16, twin=False)
+    with pytest.raises(RunError, match=r"threshold: 0\.3 there, 0\.4 here"):
+        run(planted_lens(), tmp_path / "run", sequences=3, length=16, twin=False, threshold=0.4)
+
+
+# --- refused, and nothing is left behind
+
+
+def refused(tmp_path, error, text, lens, **changes):
+    with pytest.raises(error, match=text):
+        run(lens, tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_length_over_the_context_is_refused(tmp_path):
+    refused(tmp_path, InputError, "length is 257 tokens; .* takes at most 256", lens_of("llama"), length=257)
+
+
+def test_a_batch_over_the_context_is_refused(tmp_path):
+    refused(tmp_path, InputError, "takes at most 256", lens_of("llama"), batch=random_batch(1, 300))
+
+
+def test_ids_outside_the_vocabulary_are_refused_before_anything_is_written(tmp_path):
+    batch = from_tensor(torch.full((2, 12), 300))
+    refused(tmp_path, InputError, "token id 300 is outside the vocabulary of 300", lens_of("llama"), batch=batch)
+
+
+def test_text_without_a_tokenizer_is_refused(tmp_path):
+    lens = lens_of("llama", tokenizer=False)
+    refused(tmp_path, InputError, "has no tokenizer; need one for text", lens, tokens="text")
+
+
+def test_a_text_that_is_too_short_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("Call me Ishmael.")
+    with pytest.raises(InputError, match=r"the text 'short.txt' has \d+ tokens; need 5 x 20"):
+        trace(
+            lens_of("llama"),
+            config=TraceConfig(model="tiny", text=str(tmp_path / "short.txt"), sequences=5, length=20),
+            out=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_fused_kernel_is_refused_on_soft_capped_scores(tmp_path):
+    refused(tmp_path, KernelError, "Use kernel='eager'", lens_of("gemma2"), kernel="fused")
+
+
+def test_bos_where_there_is_none_is_refused(tmp_path):
+    refused(tmp_path, InputError, "there is no BOS token", lens_of("llama", tokenizer=False), bos="with")
+
+
+def test_a_model_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="no-such-model"):
+        trace(asked(model=str(tmp_path / "no-such-model")), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path, drawn):
+    with create_run(tmp_path / "run", kind="trace", config={}, provenance={}) as writer:
+        writer.write_text("kept.txt", "kept")
+        with pytest.raises(RunError, match="in use by another process"):
+            run(planted_lens(), tmp_path / "run", sequences=2, length=12)
+    assert (tmp_path / "run" / "kept.txt").read_text() == "kept"
+
+
+def test_a_finished_run_is_not_overwritten_unless_asked(tmp_path, drawn):
+    run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)
+    with pytest.raises(RunError, match="finished"):
+        run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)
+    config = asked(sequences=3, length=12, twin=False)
+    trace(planted_lens(), config=config, out=tmp_path / "run", overwrite=True, progress=False)
+    assert len(read_run(tmp_path / "run").tables["tokens"]) == 36
+
+
+def test_a_stopped_run_keeps_no_report_of_the_run_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracing, "render", lambda folder: (folder / "report.html").write_text("drawn"))
+    run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)
+    assert (tmp_path / "run" / "report.html").exists()
+    monkeypatch.setattr(tracing, "link_table", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        config = asked(sequences=3, length=12, twin=False)
+        trace(planted_lens(), config=config, out=tmp_path / "run", overwrite=True, progress=False)
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_patterns_are_those_of_the_first_sequence(tmp_path, drawn):
+    batch = random_batch(3, 12, lengths=[9, 12, 12])
+    run(lens_of("gpt2"), tmp_path / "run", batch=batch, twin=False)
+    pattern = safetensors.numpy.load_file(tmp_path / "run" / "patterns.safetensors")["pattern"]
+    assert pattern.shape == (3, 4, 9, 9)  # its real positions only
+    eager = tiny("gpt2", attn_implementation="eager")
+    with torch.no_grad():
+        expected = eager(batch.tokens[:1, :9], output_attentions=True).attentions
+    assert np.abs(pattern / 255 - torch.cat(expected).numpy()).max() < 0.5 / 255 + 1e-4

@@ -1,0 +1,254 @@
+"""Every site of every family is the same tensor on both paths, and an edit there does what it says."""
+
+import functools
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from sink_lens.axes import AXES
+from sink_lens.capture.record import capture
+from sink_lens.errors import ModelError, SiteError
+from sink_lens.models.families import FAMILIES, family_of
+from sink_lens.models.load import wrap
+from sink_lens.models.sites import SITES, bridge_hook, read, site_of, sites_of
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny
+
+BATCH, LENGTH, LAYER = 2, 24, 1
+NO_NEURONS = ("gate", "up", "neurons")
+UNGATED = ("gpt2", "gpt_neox", "opt")
+GROUPED = tuple(family for family in TINY_FAMILIES if family not in UNGATED)
+WIDE_HEAD = ("qwen3", "gemma2", "gemma3", "gpt_oss")
+CASES = [
+    (family, site)
+    for family in TINY_FAMILIES
+    for site in SITES
+    if not (family == "gpt_oss" and site in NO_NEURONS) and not (family in UNGATED and site == "gate")
+]
+
+
+@functools.cache
+def lens(family):
+    return wrap(tiny(family))
+
+
+@functools.cache
+def captured(family, path):
+    model = lens(family)
+    return capture(model, tokens(), sites=sites_of(model.family), path=path)
+
+
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@functools.cache
+@torch.no_grad()
+def baseline(family):
+    return lens(family).bridge(tokens(), use_cache=False)
+
+
+@torch.no_grad()
+def edited_bridge(family, site, edit, layers=(LAYER,)):
+    model = lens(family)
+    hooks = [(bridge_hook(SITES[site], family=model.family, layer=layer), edit) for layer in layers]
+    return model.bridge.run_with_hooks(tokens(), fwd_hooks=hooks, use_cache=False)
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    """Within the tolerance of the norm of each row; what the mask blocks is equal."""
+    found, expected = found.double(), expected.double()
+    blocked = expected < -1e30
+    assert torch.equal(found < -1e30, blocked)
+    found, expected = found.masked_fill(blocked, 0), expected.masked_fill(blocked, 0)
+    assert ((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1) + 1e-12).all()
+
+
+def noise_like(tensor):
+    return 0.3 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(2))
+
+
+def test_the_list_is_closed_and_in_the_order_of_computation():
+    assert list(SITES) == [
+        "resid_pre",
+        "attn_in",
+        "q",
+        "k",
+        "v",
+        "scores",
+        "pattern",
+        "z_raw",
+        "z",
+        "attn_out",
+        "mlp_in",
+        "gate",
+        "up",
+        "neurons",
+        "mlp_out",
+        "resid_post",
+        "final",
+    ]
+    assert all(set(site.axes.split()) <= set(AXES) for site in SITES.values())
+    assert "hook_resid_mid" not in {site.bridge.rpartition(".")[2] for site in SITES.values()}
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_family_has_every_site_but_those_that_it_lacks(family):
+    lacking = NO_NEURONS if family == "gpt_oss" else ("gate",) if family in UNGATED else ()
+    assert sites_of(lens(family).family) == tuple(name for name in SITES if name not in lacking)
+
+
+@pytest.mark.parametrize(("family", "site"), CASES)
+def test_a_site_is_equal_on_both_paths(family, site):
+    plain, bridge = captured(family, "plain"), captured(family, "bridge")
+    assert set(plain) == set(bridge)
+    layers = [0] if site == "final" else [0, 1, 2]
+    assert [layer for name, layer in plain if name == site] == layers
+    for layer in layers:
+        assert plain[site, layer].dtype == bridge[site, layer].dtype == torch.float32
+        assert_close(plain[site, layer], bridge[site, layer])
+
+
+@pytest.mark.parametrize(("family", "site"), CASES)
+def test_a_site_has_the_sizes_of_its_axes(family, site):
+    sizes = {
+        "batch": BATCH,
+        "position": LENGTH,
+        "query": LENGTH,
+        "key": LENGTH,
+        "d_model": 48,
+        "head": 4,
+        "kv_head": 2 if family in GROUPED else 4,
+        "d_head": 16 if family in WIDE_HEAD else 12,
+        "d_mlp": 80,
+    }
+    layer = 0 if site == "final" else LAYER
+    assert captured(family, "plain")[site, layer].shape == tuple(sizes[axis] for axis in SITES[site].axes.split())
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_sites_add_up_to_the_stream(family):
+    sites = captured(family, "plain")
+    for layer in range(3):
+        total = sites["resid_pre", layer] + sites["attn_out", layer] + sites["mlp_out", layer]
+        assert_close(total, sites["resid_post", layer])
+        assert torch.equal(sites["z", layer], sites["z_raw", layer])
+
+
+@pytest.mark.parametrize(("family", "site"), CASES)
+def test_an_edit_with_the_same_value_leaves_the_logits_as_they_are(family, site):
+    layers = (LAYER,) if site == "final" else (0, 1, 2)
+    assert torch.equal(edited_bridge(family, site, lambda tensor, hook: tensor.clone(), layers), baseline(family))
+
+
+@torch.no_grad()
+def raw_edit(family, site):
+    """The plain model's logits, noise added to the site at one layer by torch alone."""
+    model = lens(family)
+    address = SITES[site].address(model.family)
+    root = model.layer(LAYER) if SITES[site].per_layer else model.plain
+
+    def change(tensor):
+        tensor = tensor.clone()
+        view = read(
+            tensor,
+            address=address,
+            family=model.family,
+            n_heads=model.n_heads,
+            n_kv_heads=model.n_kv_heads,
+            d_head=model.d_head,
+            batch=BATCH,
+        )
+        view += noise_like(view)  # a view: the change is in the whole tensor
+        return tensor
+
+    def after(module, args, output):
+        return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+    def before(module, args, kwargs):
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": change(kwargs["hidden_states"])}
+
+    module = root.get_submodule(address.module)
+    if address.side == "output":
+        handle = module.register_forward_hook(after)
+    else:
+        handle = module.register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        return model.plain(tokens(), use_cache=False).logits
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def raw_attention_edit(family, site):
+    """The same for scores and pattern: an attention written out here, with the noise inside."""
+
+    def attention(module, query, key, value, mask, scaling, softcap=None, s_aux=None, **rest):
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = query @ key.transpose(2, 3) * scaling
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores + mask
+        here = module.layer_idx == LAYER
+        if here and site == "scores":
+            scores = scores + noise_like(scores)
+        if s_aux is None:
+            pattern = scores.softmax(-1)
+        else:
+            learned = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
+            pattern = torch.cat([scores, learned], dim=-1).softmax(-1)[..., :-1]
+        if here and site == "pattern":
+            pattern = pattern + noise_like(pattern)
+        return (pattern @ value).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("written_out", attention)
+    AttentionMaskInterface.register("written_out", eager_mask)
+    plain = lens(family).plain
+    before = plain.config._attn_implementation
+    plain.set_attn_implementation("written_out")
+    try:
+        return plain(tokens(), use_cache=False).logits
+    finally:
+        plain.set_attn_implementation(before)
+
+
+@pytest.mark.parametrize(("family", "site"), CASES)
+def test_an_edit_on_the_bridge_is_the_same_edit_of_the_raw_model(family, site):
+    found = edited_bridge(family, site, lambda tensor, hook: tensor + noise_like(tensor))
+    expected = raw_attention_edit(family, site) if SITES[site].observed else raw_edit(family, site)
+    assert (found - baseline(family)).norm() > 1e-2 * baseline(family).norm()
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_nothing_is_uneditable_on_a_model_that_was_loaded(family):
+    assert lens(family).uneditable == frozenset()
+
+
+@pytest.mark.parametrize("site", NO_NEURONS)
+def test_a_mixture_of_experts_has_no_neurons(site):
+    with pytest.raises(
+        SiteError, match=rf"GptOssForCausalLM has no site '{site}': it is a mixture of experts.*resid_post"
+    ):
+        site_of(site, family=family_of("GptOssForCausalLM"))
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "GPTNeoXForCausalLM", "OPTForCausalLM"])
+def test_an_ungated_mlp_has_no_gate(architecture):
+    with pytest.raises(SiteError, match=rf"{architecture} has no site 'gate': it has no gate in its MLP.*need one of"):
+        site_of("gate", family=family_of(architecture))
+
+
+def test_an_unknown_site_is_refused_with_the_list():
+    with pytest.raises(SiteError, match=r"no site 'hook_resid_mid'; need one of resid_pre, .*final"):
+        site_of("hook_resid_mid", family=family_of("LlamaForCausalLM"))
+
+
+def test_an_unknown_architecture_is_refused_with_the_list():
+    assert len(FAMILIES) == len(TINY_FAMILIES)
+    with pytest.raises(ModelError, match=r"'FalconForCausalLM' is not known; need one of LlamaForCausalLM, .*GptOss"):
+        family_of("FalconForCausalLM")

@@ -1,0 +1,219 @@
+"""Figures: what is drawn where, at every size of model, and nothing that a token says is obeyed."""
+
+import re
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from sink_lens.report import figures
+from sink_lens.report.drawing import svg
+
+
+def heads(*, layers=4, n_heads=3, position=0):
+    grid = pd.MultiIndex.from_product([range(layers), range(n_heads)], names=["layer", "head"])
+    table = grid.to_frame(index=False).assign(position=position)
+    return table.assign(sink_score=table["layer"] / 10 + table["head"] / 100, sink_mass=table["layer"] / 10)
+
+
+def positions(*, layers=4, length=32):
+    grid = pd.MultiIndex.from_product([range(layers), range(length)], names=["layer", "position"])
+    table = grid.to_frame(index=False).assign(site="z")
+    return table.assign(s1=(table["position"] + 1) ** -0.5, s2=2 * (table["position"] + 1) ** -0.5)
+
+
+def neurons(*, count=20, supers=(3,), layer=1):
+    table = pd.DataFrame({"layer": layer, "neuron": range(count), "position": 0, "spike_ratio": 2.0})
+    is_super = table["neuron"].isin(supers)
+    share = np.where(is_super, 0.5 + table["neuron"] / 1000, 0.001)
+    rank = pd.array(range(1, count + 1), dtype="Int64")
+    table = table.assign(contribution=share * 100, contribution_share=share, is_super=is_super)
+    return table.assign(gate_norm_rank=rank, up_norm_rank=rank)
+
+
+def dimensions(*, count=16):
+    values = [-900.0, 300.0, *np.linspace(9, 1, count - 2)]
+    table = pd.DataFrame({"layer": 2, "position": 0, "dimension": range(100, 100 + count), "value": values})
+    return table.assign(is_outlier=table["dimension"] < 102)
+
+
+def layers(*, n=12):
+    at = np.arange(n)
+    return pd.DataFrame({"layer": at, "norm_ratio": np.where(at < 3, 1.5, 40.0), "outlier_value": -10.0 * at})
+
+
+STEPS = pd.DataFrame({"first_layer": [3], "last_layer": [4], "ratio_before": [2.0], "ratio_after": [50.0]})
+
+
+def texts(drawn):
+    """Every text of an SVG."""
+    return ["".join(text.itertext()) for text in ElementTree.fromstring(drawn).iter("text")]
+
+
+def everything(*, n_layers, n_heads, length):
+    """Every figure, of a model of that size."""
+    few = np.zeros((6, min(length, 64), min(length, 64)), dtype=np.uint8)
+    table = heads(layers=n_layers, n_heads=n_heads)
+    yield figures.sink_scores(table, position=0, threshold=0.3)
+    yield figures.sink_mass(table, position=0, threshold=0.3)
+    yield figures.norm_by_layer(layers(n=n_layers), growth_steps=STEPS.head(int(n_layers > 5)))
+    yield figures.variance_by_position(positions(layers=n_layers, length=length), layers=[0, n_layers - 1])
+    yield figures.super_neurons(neurons(count=64 * n_heads), position=0, share=0.05)
+    yield figures.top_dimensions(dimensions(), position=0, layer=2)
+    yield figures.attention_patterns(few, titles=["a head"] * 6)
+
+
+@pytest.mark.parametrize(("n_layers", "n_heads", "length"), [(4, 4, 8), (80, 128, 2048)], ids=["small", "large"])
+def test_every_figure_is_drawn_at_every_size(n_layers, n_heads, length):
+    for index, figure in enumerate(everything(n_layers=n_layers, n_heads=n_heads, length=length)):
+        assert isinstance(figure, Figure)
+        assert max(figure.get_size_inches()) < 9
+        drawn = svg(figure, name=f"figure-{index}")
+        assert len(drawn) < 600_000
+        ElementTree.fromstring(drawn)
+
+
+def test_heat_map_has_the_score_at_its_layer_and_head():
+    # layer 3, head 2: 3 / 10 + 2 / 100 = 0.32; the image is drawn head down, layer across
+    image = figures.sink_scores(heads(), position=0).axes[0].images[0].get_array()
+    assert image is not None
+    assert image.shape == (3, 4)
+    assert image[2, 3] == pytest.approx(0.32)
+
+
+def test_heads_without_a_row_are_left_empty():
+    table = heads().iloc[1:]
+    grid = figures.by_layer_and_head(table, "sink_score", position=0)
+    assert np.isnan(grid[0, 0])
+    assert np.isfinite(grid).sum() == 11
+    svg(figures.sink_scores(table, position=0), name="gap")
+
+
+def test_rows_of_other_positions_are_not_mixed_in():
+    table = pd.concat([heads(), heads(position=5).assign(sink_score=9.0)])
+    assert figures.by_layer_and_head(table, "sink_score", position=0).max() == pytest.approx(0.32)
+
+
+def test_onset_is_the_first_layer_whose_mean_score_passes_the_threshold():
+    # mean over heads of layer l: l / 10 + 0.01, so 0.21 at layer 2 and 0.31 at layer 3
+    assert figures.onset_layer(heads(), position=0, threshold=0.2) == 2
+    assert figures.onset_layer(heads(), position=0, threshold=0.3) == 3
+    assert figures.onset_layer(heads(), position=0, threshold=0.9) is None
+
+
+def test_onset_is_marked_and_named():
+    assert "onset: layer 2" in texts(svg(figures.sink_mass(heads(), position=0, threshold=0.2), name="mass"))
+
+
+def test_growth_steps_are_named_with_their_factor():
+    # 50 / 2 = 25
+    drawn = texts(svg(figures.norm_by_layer(layers(), growth_steps=STEPS), name="norms"))
+    assert {"layers 3 to 4", "×25"} <= {line.strip() for text in drawn for line in text.split("\n")}
+
+
+def test_norms_without_an_outlier_value_have_one_panel():
+    assert len(figures.norm_by_layer(layers().drop(columns="outlier_value")).axes) == 1
+    assert len(figures.norm_by_layer(layers()).axes) == 2
+
+
+def test_variance_that_follows_the_law_lies_on_it():
+    for axes in figures.variance_by_position(positions(), layers=[1]).axes:
+        measured, law = axes.lines
+        assert measured.get_ydata() == pytest.approx(law.get_ydata())
+
+
+def test_zero_variance_at_the_first_position_leaves_the_rest_in_place():
+    # s1 is 0 at t = 1 and 1 / sqrt(t) after: over s1[t = 2] * sqrt(2) = 1 it is still the law
+    table = positions()
+    table.loc[table["position"] == 0, "s1"] = 0.0
+    line = figures.variance_by_position(table, layers=[1]).axes[0].lines[0]
+    assert np.asarray(line.get_xdata())[0] == 2
+    assert np.asarray(line.get_ydata())[0] == pytest.approx(2**-0.5)
+
+
+def test_only_super_neurons_are_named():
+    drawn = texts(svg(figures.super_neurons(neurons(supers=(3, 7)), position=0, share=0.05), name="neurons"))
+    names = [text for text in drawn if re.fullmatch(r"1\.\d+", text)]
+    assert set(names) == {"1.3", "1.7"}
+
+
+def test_names_of_close_super_neurons_are_moved_apart():
+    assert figures.apart([1.0, 1.5, 9.0], gap=2.0, top=10.0) == [1, 3, 9]
+    assert figures.apart([9.0, 9.0, 9.0], gap=2.0, top=10.0) == [6, 8, 10]
+    assert figures.apart([], gap=2.0, top=10.0) == []
+
+
+def test_at_most_eight_super_neurons_are_named():
+    assert len(figures.super_neurons(neurons(supers=range(12)), position=0).axes[0].texts) == 8
+
+
+def test_many_neurons_are_drawn_as_an_image():
+    few = svg(figures.super_neurons(neurons(count=50), position=0), name="few")
+    many = svg(figures.super_neurons(neurons(count=30_000), position=0), name="many")
+    assert "data:image/png" not in few
+    assert "data:image/png" in many
+    assert len(many) < 300_000
+
+
+def test_neurons_without_a_share_are_drawn_by_contribution():
+    figure = figures.super_neurons(neurons().drop(columns="contribution_share"), position=0)
+    assert figure.axes[0].get_ylabel() == "contribution"
+
+
+def test_undefined_neurons_are_not_drawn():
+    table = neurons(supers=())
+    table["spike_ratio"] = np.nan
+    figures.super_neurons(table, position=0).canvas.draw()
+
+
+def test_dimensions_stand_in_order_of_magnitude():
+    axes = figures.top_dimensions(dimensions(), position=0, layer=2, most=5).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["100", "101", "102", "103", "104"]
+    assert sum(bar.get_hatch() == "//" for bar in axes.patches) == 2
+
+
+def test_future_keys_are_left_empty():
+    axes = figures.attention_patterns(np.full((1, 3, 3), 255, dtype=np.uint8), titles=["all"]).axes[0]
+    image = np.ma.filled(np.ma.asarray(axes.images[0].get_array()), np.nan)
+    assert image[2].tolist() == [1.0, 1.0, 1.0]
+    assert np.isnan(image[0, 1:]).all()
+
+
+@pytest.mark.parametrize("text", ["$x$", "$\\frac{1}", "<b>&amp;", "]]>", "‮", "日本", "a" * 1000, "\x00", ""])
+def test_a_token_at_an_axis_is_text(text):
+    drawn = svg(figures.attention_patterns(np.zeros((1, 2, 2)), titles=["h"], tokens=[text, "x"]), name="p")
+    shown = [found for found in texts(drawn) if found == "x" or found.startswith(text[:8].strip("‮\x00") or "⟨")]
+    assert len(shown) >= 2 or text == ""
+    assert all(len(found) < 20 for found in texts(drawn))
+
+
+def test_a_figure_in_the_page_takes_its_colours_from_the_page():
+    drawn = svg(figures.sink_mass(heads(), position=0, threshold=0.2), name="mass")
+    assert "currentColor" in drawn
+    assert "var(--blue)" in drawn
+    assert not set(re.findall(r"#[0-9a-f]{6}", drawn)) & {"#222222", "#0072b2", "#000000", "#ffffff"}
+    assert "http" not in drawn
+
+
+def test_ids_of_two_figures_differ():
+    one, two = (
+        set(re.findall(r' id="([^"]+)"', svg(figures.sink_scores(heads(), position=0), name=name))) for name in "ab"
+    )
+    assert one
+    assert not one & two
+
+
+def test_figures_leave_the_settings_of_matplotlib_alone():
+    before = dict(matplotlib.rcParams)
+    svg(figures.sink_scores(heads(), position=0), name="a")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_a_figure_can_be_saved_for_a_paper(tmp_path):
+    figure = figures.norm_by_layer(layers(), growth_steps=STEPS)
+    for suffix in ("png", "pdf", "svg"):
+        figure.savefig(tmp_path / f"figure.{suffix}")
+        assert (tmp_path / f"figure.{suffix}").stat().st_size > 1000
