@@ -58,6 +58,7 @@ __all__ = [
     "MEASURES",
     "SITES",
     "LensModel",
+    "Reading",
     "SinkLensError",
     "Site",
     "TokenBatch",

@@ -128,7 +128,7 @@ def test_a_learned_sink_logit_takes_mass_that_no_key_has():
 
 
 def test_a_head_of_a_group_reads_the_keys_of_its_own_group():
-    """Query heads 0 and 1 share kv head 0, heads 2 and 3 share kv head 1: other keys in kv head 1 change 2 and 3 only."""
+    """Query heads 0 and 1 share kv head 0, heads 2 and 3 share kv head 1: other keys in 1 change 2 and 3 only."""
     model = tiny("llama")
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight[12:] *= -1.0  # d_head 12: rows 12 to 23 are kv head 1

@@ -1,4 +1,4 @@
-"""``capture`` and ``stream`` against each other and against Hugging Face alone; what they keep, and what they refuse."""
+"""``capture`` and ``stream`` against each other and against Hugging Face alone; what they keep and refuse."""
 
 import copy
 import functools
@@ -55,7 +55,7 @@ def tokens(batch=2, length=LENGTH):
 @functools.cache
 @torch.no_grad()
 def raw(family):
-    """(site, layer) -> tensor, of a model of our own under eager attention, by Hugging Face's outputs and hooks of torch."""
+    """(site, layer) -> tensor, of a model of our own under eager attention, by its outputs and hooks of torch."""
     model = tiny(family, attn_implementation="eager")
     path, attn, mlp, w_o, down = RAW[family]
     found = {}

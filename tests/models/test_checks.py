@@ -1,0 +1,167 @@
+"""What is checked before a model is handed out finds what it is there to find."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from sink_lens.errors import ModelError
+from sink_lens.models import checks
+from sink_lens.models.families import FAMILIES
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, tiny
+
+
+class ONormForCausalLM(transformers.LlamaForCausalLM):
+    """A subclass under a name of its own."""
+
+
+class LlamaForCausalLM(transformers.LlamaForCausalLM):
+    """A subclass under the name of its parent."""
+
+
+class HeadNorm(nn.Module):
+    """W_O behind a norm of each head's values: what the stock adapter of Llama leaves out."""
+
+    def __init__(self, w_o):
+        super().__init__()
+        self.w_o = w_o
+
+    def forward(self, z):
+        heads = z.unflatten(-1, (4, -1))
+        return self.w_o(nn.functional.rms_norm(heads, heads.shape[-1:]).flatten(-2))
+
+
+def of_class(model_class):
+    model = tiny("llama")
+    model.__class__ = model_class
+    return model
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_classes_of_transformers_are_known(family):
+    model = tiny(family)
+    assert checks.check_architecture(model) is FAMILIES[type(model).__name__]
+
+
+def test_a_subclass_under_its_own_name_does_not_get_its_parents_adapter():
+    with pytest.raises(ModelError, match=r"the architecture 'ONormForCausalLM' is not known"):
+        wrap(of_class(ONormForCausalLM))
+
+
+def test_a_subclass_under_its_parents_name_does_not_get_its_parents_adapter():
+    with pytest.raises(ModelError, match=r"\.LlamaForCausalLM has the name of a class of transformers and is another"):
+        wrap(of_class(LlamaForCausalLM))
+
+
+@pytest.mark.parametrize("model_class", [ONormForCausalLM, LlamaForCausalLM])
+def test_a_bridge_of_a_subclass_is_refused_too(model_class):
+    model = of_class(model_class)
+    bridge = build_bridge_from_module(model, "LlamaForCausalLM", hf_config=model.config)
+    with pytest.raises(ModelError, match=r"is not known|is another"):
+        wrap(bridge)
+
+
+def test_an_attention_that_was_replaced_inside_the_model_is_found_by_its_logits():
+    """A subclass of the attention in a model of the right class: the adapter skips what it adds."""
+
+    class Doubling(LlamaAttention):
+        def forward(self, *args, **options):
+            output, weights = super().forward(*args, **options)
+            return 2 * output, weights
+
+    model = tiny("llama")
+    model.model.layers[1].self_attn.__class__ = Doubling
+    with pytest.raises(ModelError, match=r"logits differ .* the adapter skips a part of this model"):
+        wrap(model)
+
+
+def test_a_module_in_place_of_a_projection_is_used_by_both_paths():
+    model = tiny("llama")
+    model.model.layers[1].self_attn.o_proj = HeadNorm(model.model.layers[1].self_attn.o_proj)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        lens = wrap(model)
+        expected = lens.plain(ids, use_cache=False).logits
+        found = lens.bridge(ids, use_cache=False)
+    assert ((found - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all()
+
+
+def test_the_model_is_on_its_own_kernel_again_after_the_check():
+    plain = tiny("llama")
+    inner = copy.deepcopy(plain)
+    bridge = build_bridge_from_module(inner, "LlamaForCausalLM", hf_config=inner.config)
+    checks.check_logits(bridge, plain=plain)
+    assert plain.config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        plain.model.norm.weight.mul_(2)
+    with pytest.raises(ModelError, match=r"differ from the plain model's by 5.0e-01 of their norm on 8 tokens"):
+        checks.check_logits(bridge, plain=plain)
+    assert plain.config._attn_implementation == "sdpa"
+
+
+def test_logits_that_are_no_numbers_are_refused():
+    plain = tiny("llama")
+    with torch.no_grad():
+        plain.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(ModelError, match=r"differ from the plain model's by nan"):
+        wrap(plain)
+
+
+def test_a_type_in_which_a_pass_fails_is_refused():
+    with pytest.raises(ModelError, match=r"a forward pass in torch.float64 fails \(.*\); .*Use float32"):
+        wrap(tiny("gpt_oss").double())
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_edits_of_the_attention_are_found_to_take_effect(family):
+    lens = wrap(tiny(family))
+    assert checks.uneditable_sites(lens.bridge, plain=lens.plain) == frozenset()
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_delegated_attention_is_found_without_a_warning(kernel):
+    """Under sdpa, the hook of the pattern of the stock OPT adapter never fires; under eager it fires in vain."""
+    plain = tiny("opt", attn_implementation=kernel)
+    inner = copy.deepcopy(plain)
+    bridge = build_bridge_from_module(inner, "OPTForCausalLM", hf_config=inner.config)
+    assert checks.uneditable_sites(bridge, plain=plain) == {"pattern", "scores"}
+
+
+def test_the_probe_is_eight_tokens_of_the_vocabulary():
+    ids = checks.probe_tokens(tiny("llama"))
+    # 7919 = 26 * 300 + 119
+    assert ids.tolist() == [[119, 238, 57, 176, 295, 114, 233, 52]]
+
+
+def test_keys_that_are_missing_left_over_or_of_other_shape_are_named():
+    checks.check_keys({"missing_keys": set(), "unexpected_keys": ["h.0.attn.masked_bias"]}, name="m")
+    for kind in ("missing", "unexpected", "mismatched"):
+        keys = [f"layer.{index}" for index in range(5)]
+        with pytest.raises(ModelError, match=rf"m: {kind} keys .*: layer.0, layer.1, layer.2 and more \(5\); need"):
+            checks.check_keys({f"{kind}_keys": keys}, name="m")
+
+
+def test_a_class_that_is_not_the_one_that_wrote_the_checkpoint_is_refused():
+    model = tiny("llama")
+    checks.check_class(model, config=LlamaConfig())
+    checks.check_class(model, config=LlamaConfig(architectures=["LlamaForCausalLM"]))
+    with pytest.raises(ModelError, match=r"written by ONormForCausalLM and transformers opened it as LlamaForCausalLM"):
+        checks.check_class(model, config=LlamaConfig(architectures=["ONormForCausalLM"]))
+
+
+def test_a_configuration_may_name_the_code_that_transformers_has():
+    known = {"architectures": ["LlamaForCausalLM"]}
+    assert checks.check_config(known, name="m") is None
+    assert checks.check_config(known | {"auto_map": {"AutoConfig": "configuration_x.X"}}, name="m") is None
+    same = {"auto_map": {"AutoModelForCausalLM": "someone/llama--modeling_llama.LlamaForCausalLM"}}
+    note = checks.check_config(known | same, name="m")
+    assert note is not None
+    assert "code of its own (modeling_llama.LlamaForCausalLM)" in note
+    with pytest.raises(ModelError, match=r"m comes with code of its own .* need an architecture that transformers has"):
+        checks.check_config(known | {"auto_map": {"AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}}, name="m")

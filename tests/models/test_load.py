@@ -1,0 +1,486 @@
+"""``load`` and ``wrap``: one set of weights on two paths, from a folder or an object, or a refusal that says why."""
+
+import functools
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sink_lens.errors import InputError, ModelError
+from sink_lens.models.families import FAMILIES
+from sink_lens.models.load import load, random_twin, weights_hash, wrap
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Family -> a folder written by save_pretrained, with the tiny tokenizer; made when first asked for."""
+
+    @functools.cache
+    def folder(family):
+        path = tmp_path_factory.mktemp(family)
+        tiny(family).save_pretrained(path)
+        tiny_tokenizer().save_pretrained(path)
+        return path
+
+    return folder
+
+
+@functools.cache
+def lens(family):
+    return wrap(tiny(family))
+
+
+def saved(path, *, tokenizer=False, **changes):
+    """A Llama in a folder, its config.json changed."""
+    tiny("llama").save_pretrained(path)
+    if tokenizer:
+        tiny_tokenizer().save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+    return path
+
+
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def logits(model):
+    out = model(tokens(), use_cache=False)
+    return out if isinstance(out, torch.Tensor) else out.logits
+
+
+def close(found, expected):
+    return bool(((found - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all())
+
+
+def boot(family, folder):
+    model = AutoModelForCausalLM.from_pretrained(folder(family))
+    tokenizer = AutoTokenizer.from_pretrained(folder(family))
+    return TransformerBridge.boot_transformers("tiny", hf_model=model, tokenizer=tokenizer, device="cpu")
+
+
+def build(family, _):
+    model = tiny(family)
+    return build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
+
+
+# --- wrap ---
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_wrapped_model_is_the_plain_path_itself(family):
+    model = tiny(family)
+    expected = logits(model)
+    found = wrap(model, name="mine")
+    assert found.plain is model
+    assert found.name == "mine"
+    assert (found.n_layers, found.n_heads, found.d_model, found.d_vocab, found.n_context) == (3, 4, 48, 300, 256)
+    assert found.d_mlp == (None if family == "gpt_oss" else 80)
+    assert (found.dtype, found.device) == (torch.float32, torch.device("cpu"))
+    assert found.bridge.original_model.config._attn_implementation == "eager"
+    assert found.plain.config._attn_implementation == ("eager" if family in ("gemma2", "gpt_oss") else "sdpa")
+    assert torch.equal(logits(model), expected)
+    assert close(logits(found.bridge), expected)
+    assert f"'mine', {type(model).__name__}, 3 layers" in repr(found)
+
+
+def assert_shared(found, *, blind=()):
+    """Every parameter lies in the bridge's memory, every buffer does not, and a change is seen by both."""
+    inside = {parameter.data_ptr() for parameter in found.bridge.parameters()}
+    assert all(parameter.data_ptr() in inside for parameter in found.plain.parameters())
+    inside = {buffer.data_ptr() for buffer in found.bridge.buffers()}
+    assert not any(buffer.data_ptr() in inside for buffer in found.plain.buffers())
+    assert all(parameter.device.type == "cpu" for parameter in found.plain.parameters())
+    for name, parameter in found.layer(1).named_parameters():
+        before, plain_before = logits(found.bridge), logits(found.plain)
+        with torch.no_grad():
+            parameter.mul_(1.1).add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+        assert torch.equal(logits(found.bridge), before) == (name in blind), name
+        assert not torch.equal(logits(found.plain), plain_before), name
+    if not blind:
+        assert close(logits(found.bridge), logits(found.plain))
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_wrapped_model_shares_its_parameters_with_the_bridge(family):
+    assert_shared(wrap(tiny(family)))
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("make", [boot, build])
+def test_a_wrapped_bridge_shares_its_parameters_with_the_plain_path(folders, family, make):
+    bridge = make(family, folders)
+    found = wrap(bridge)
+    assert found.bridge is bridge
+    assert found.family.architecture == type(tiny(family)).__name__
+    assert found.plain.config._attn_implementation == found.family.plain_kernel
+    assert close(logits(found.plain), logits(tiny(family)))
+    assert weights_hash(found) == weights_hash(lens(family))
+    # The stock adapters of two families: OPT's attention is delegated, GPT-NeoX's fused projection copied.
+    assert found.uneditable == ({"pattern", "scores"} if family == "opt" else set())
+    copied = family == "gpt_neox"
+    assert any("copies of the query, key and value weights" in note for note in found.notes) == copied
+    blind = ("attention.query_key_value.weight", "attention.query_key_value.bias") if copied else ()
+    assert_shared(found, blind=blind)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.filterwarnings("ignore")  # enable_compatibility_mode warns about much
+def test_a_bridge_in_compatibility_mode_is_refused(folders, family):
+    bridge = boot(family, folders)
+    bridge.enable_compatibility_mode()
+    with pytest.raises(ModelError, match=r"weights are folded or centred.*Boot it without enable_compatibility_mode"):
+        wrap(bridge)
+
+
+def test_a_bridge_whose_hooks_change_its_logits_is_refused(folders):
+    bridge = build("llama", folders)
+    bridge.blocks[1].hook_resid_pre.add_perma_hook(lambda tensor, hook: tensor * 1.001)
+    with pytest.raises(ModelError, match=r"differ from the plain model's by .* need at most 1e-05.*boot a fresh one"):
+        wrap(bridge)
+
+
+def test_a_bridge_puts_bos_before_a_text_and_the_notes_say_so(folders):
+    bridge = boot("llama", folders)
+    own = AutoTokenizer.from_pretrained(folders("llama"))
+    assert (bridge.tokenizer("abc").input_ids[0], own("abc").input_ids[0]) == (1, 67)
+    assert any("puts BOS in front" in note for note in wrap(bridge).notes)
+    assert wrap(bridge, tokenizer=own).notes == ()
+    assert wrap(bridge, tokenizer=own).tokenizer is own
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_tokenizer_in_memory_is_enough_and_is_left_as_it_is(adds_bos):
+    """TransformerLens opens it again by its name, which here is nobody's, and elsewhere is a name on a hub."""
+    tokenizer = tiny_tokenizer(adds_bos=adds_bos)
+    before = tokenizer("abc").input_ids, tokenizer.padding_side, tokenizer.name_or_path
+    found = wrap(tiny("llama"), tokenizer=tokenizer)
+    assert found.tokenizer is tokenizer
+    assert (tokenizer("abc").input_ids, tokenizer.padding_side, tokenizer.name_or_path) == before
+    assert found.bridge.to_tokens("abc").tolist() == [[1, 67, 68, 69]]
+
+
+@pytest.mark.parametrize("thing", ["model", torch.nn.Linear(2, 2), None])
+def test_what_is_no_model_is_refused(thing):
+    with pytest.raises(ModelError, match=r"need a transformers PreTrainedModel or a TransformerBridge"):
+        wrap.__wrapped__(thing) if hasattr(wrap, "__wrapped__") else wrap(thing)
+
+
+# --- load: what works ---
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_saved_folder_opens_with_equal_logits(folders, family):
+    state = torch.get_rng_state()
+    found = load(folders(family))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(logits(found.plain), logits(tiny(family)))
+    assert close(logits(found.bridge), logits(tiny(family)))
+    assert found.name == str(folders(family))
+    assert found.plain.config._attn_implementation == found.family.plain_kernel
+    assert found.tokenizer is not None
+    assert found.tokenizer("abc").input_ids == tiny_tokenizer()("abc").input_ids
+    assert found.uneditable == frozenset()
+    assert found.notes == ()
+    assert not found.plain.training
+    assert weights_hash(found) == weights_hash(lens(family))
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_folder_without_a_tokenizer_has_none(tmp_path, family):
+    """Where there is no file of one, transformers makes up an empty tokenizer for some families."""
+    tiny(family).save_pretrained(tmp_path)
+    assert load(tmp_path).tokenizer is None
+    mine = tiny_tokenizer()
+    assert load(tmp_path, tokenizer=mine).tokenizer is mine
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_half_precision_loads_and_passes_the_checks(folders, family):
+    found = load(folders(family), dtype="bfloat16")
+    assert found.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in found.bridge.parameters()} == {torch.bfloat16}
+    exact, half = logits(lens(family).plain), logits(found.plain).float()
+    if family != "gpt_oss":  # rounding chooses other experts
+        assert (half - exact).norm() < 0.05 * exact.norm()
+    twin = random_twin(found, seed=0)
+    assert twin.dtype == torch.bfloat16
+    kept = {name: buffer.dtype for name, buffer in found.plain.named_buffers()}
+    assert {name: buffer.dtype for name, buffer in twin.plain.named_buffers()} == kept  # rotary tables in float32
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", torch.float32, "torch.float32", "float64", torch.float16])
+def test_a_type_is_a_name_or_a_torch_type(folders, dtype):
+    found = load(folders("llama"), dtype=dtype).dtype
+    assert str(found).endswith(str(dtype or "float32").removeprefix("torch."))
+
+
+@pytest.mark.parametrize("options", [{"device": "cpu"}, {"device_map": "cpu"}, {"device_map": {"": "cpu"}}])
+def test_a_place_is_a_device_or_a_map(folders, options):
+    found = load(folders("llama"), **options)
+    assert found.device.type == "cpu"
+    assert close(logits(found.bridge), logits(tiny("llama")))
+    assert torch.equal(logits(found.plain), logits(tiny("llama")))
+
+
+def test_a_model_object_is_wrapped():
+    model = tiny("llama")
+    assert load(model).plain is model
+    bridge = build("llama", None)
+    assert load(bridge).bridge is bridge
+
+
+def test_a_folder_name_may_begin_with_a_tilde(folders, monkeypatch):
+    monkeypatch.setenv("HOME", str(folders("llama").parent))
+    assert load(f"~/{folders('llama').name}").n_layers == 3
+
+
+def test_masks_that_old_versions_saved_as_weights_are_no_weights(tmp_path):
+    """Checkpoints of GPT-2 on the hub hold attn.bias and attn.masked_bias, the causal mask."""
+    tiny("gpt2").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    extra = {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4), "transformer.h.0.attn.masked_bias": torch.ones(1)}
+    save_file(load_file(file) | extra, file, metadata={"format": "pt"})
+    assert torch.equal(logits(load(tmp_path).plain), logits(tiny("gpt2")))
+
+
+def test_code_beside_a_checkpoint_of_a_known_class_is_not_run_and_noted(tmp_path):
+    """As Phi-3's checkpoints on the hub: their config names modeling_phi3.Phi3ForCausalLM, which transformers has."""
+    tiny("phi3").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "modeling_phi3.py").write_text("raise RuntimeError('this code was run')")
+    found = load(tmp_path)
+    assert any("names code of its own (modeling_phi3.Phi3ForCausalLM)" in note for note in found.notes)
+    assert type(found.plain).__module__ == "transformers.models.phi3.modeling_phi3"
+
+
+def test_no_service_is_asked_to_convert_pickled_weights(folders, monkeypatch):
+    """transformers sends the name of a repository without safetensors to a conversion service unless told not to."""
+    seen, honest = [], AutoModelForCausalLM.from_pretrained
+
+    def from_pretrained(*args, **options):
+        seen.append((os.environ.get("DISABLE_SAFETENSORS_CONVERSION"), options["use_safetensors"]))
+        return honest(*args, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    for before in (None, "0"):
+        if before is not None:
+            monkeypatch.setenv("DISABLE_SAFETENSORS_CONVERSION", before)
+        load(folders("llama"))
+        assert os.environ.get("DISABLE_SAFETENSORS_CONVERSION") == before
+    assert seen == [("1", True)] * 2
+
+
+# --- load: what is refused ---
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"has no config.json; need a folder written by save_pretrained"):
+        load(tmp_path)
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path):
+    (tmp_path / "model.txt").write_text("weights")
+    with pytest.raises(ModelError, match=r"model.txt is a file; need a folder .*, a .gguf file or a hub name"):
+        load(tmp_path / "model.txt")
+
+
+def test_pickled_weights_are_never_opened(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "opened"), "w"))
+
+    saved(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"weights": Trap()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        ModelError, match=r"only pickled weights \(pytorch_model.bin\); need \*.safetensors.*can run code"
+    ):
+        load(tmp_path)
+    assert not (tmp_path / "opened").exists()
+
+
+def test_pickled_weights_beside_safetensors_are_not_opened(tmp_path):
+    saved(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not a pickle")
+    assert torch.equal(logits(load(tmp_path).plain), logits(tiny("llama")))
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    saved(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"has no weights; need \*.safetensors"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 0.5])
+def test_truncated_weights_are_refused(tmp_path, keep):
+    file = saved(tmp_path) / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(keep * len(whole)) if keep < 1 else keep])
+    with pytest.raises(ModelError, match=r"the weights cannot be read \(.*\); need whole safetensors files"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"),
+            r"missing keys .*model.layers.1.mlp.up_proj",
+        ),
+        (
+            lambda weights: weights.update({"o_norm": torch.ones(2)}),
+            r"unexpected keys .*o_norm \(1\); need the weights of",
+        ),
+        (
+            lambda weights: weights.update({"model.norm.weight": torch.ones(47)}),
+            r"(mismatched keys|weights cannot be read)",
+        ),
+    ],
+)
+def test_weights_of_another_architecture_are_refused(tmp_path, change, text):
+    file = saved(tmp_path) / "model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=text):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"architectures": ["FalconForCausalLM"]}, r"'FalconForCausalLM' is not known; need one of Llama"),
+        # A subclass of Llama that left model_type as it was: transformers and TransformerLens would open a Llama.
+        ({"architectures": ["ONormForCausalLM"]}, r"'ONormForCausalLM' is not known; .*families.py"),
+        (
+            {"architectures": ["MistralForCausalLM"]},
+            r"was written by MistralForCausalLM and transformers opened it as LlamaForCausalLM",
+        ),
+        (
+            {"auto_map": {"AutoModelForCausalLM": "modeling_mine.LlamaForCausalLM"}},
+            r"code of its own for the model \(modeling_mine.LlamaForCausalLM\), and remote code is never run",
+        ),
+        (
+            {"architectures": None, "auto_map": {"AutoModelForCausalLM": "me/mine--modeling_llama.LlamaForCausalLM"}},
+            r"remote code is never run",
+        ),
+        ({"model_type": "no_such_type"}, r"cannot be read \(.*no_such_type"),
+    ],
+)
+def test_a_configuration_is_refused(tmp_path, changes, text):
+    saved(tmp_path, **changes)
+    with pytest.raises(ModelError, match=text):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '"text"', b"\xff\xfe"])
+def test_a_configuration_that_is_no_json_object_is_refused(tmp_path, content):
+    file = saved(tmp_path) / "config.json"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(
+        ModelError, match=r"config.json (cannot be read|holds no JSON object).*as save_pretrained wrote it"
+    ):
+        load(tmp_path)
+
+
+def test_a_damaged_tokenizer_is_refused(tmp_path):
+    saved(tmp_path, tokenizer=True)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be read.*Repair them, or pass tokenizer="):
+        load(tmp_path)
+    assert load(tmp_path, tokenizer=tiny_tokenizer()).tokenizer is not None
+
+
+def test_an_unknown_name_is_refused_where_there_is_no_network():
+    with pytest.raises(
+        ModelError, match=r"'nobody/nothing' is no folder and no file here, and the hub gave: .*a network"
+    ):
+        load("nobody/nothing")
+
+
+@pytest.mark.parametrize("dtype", ["float31", "int8", torch.int8, "load", "float8_e4m3fn", ""])
+def test_a_type_that_is_none_is_refused(folders, dtype):
+    with pytest.raises(InputError, match=r"dtype '.*' is not known; need float32, bfloat16, float16, float64"):
+        load(folders("llama"), dtype=dtype)
+
+
+@pytest.mark.parametrize("device", ["abacus", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_refused(folders, device):
+    with pytest.raises(InputError, match=rf"device {device} cannot be used here \(.*\); need cpu, cuda or cuda:N"):
+        load(folders("llama"), device=device)
+
+
+@pytest.mark.parametrize("n_devices", [0, 99])
+def test_more_gpus_than_there_are_are_refused(folders, n_devices):
+    with pytest.raises(InputError, match=rf"n_devices is {n_devices} and \d+ GPUs were found"):
+        load(folders("llama"), n_devices=n_devices)
+
+
+def test_two_places_are_refused(folders):
+    with pytest.raises(InputError, match=r"more than one of device, device_map and n_devices was given"):
+        load(folders("llama"), device="cpu", device_map="cpu")
+
+
+def test_a_place_or_a_type_of_a_model_object_is_refused():
+    with pytest.raises(InputError, match=r"device, dtype given with a model object; need them only for a name"):
+        load(tiny("llama"), device="cpu", dtype="float32")
+
+
+# --- hash and twin ---
+
+
+def test_the_hash_changes_with_one_weight_and_not_with_the_way_of_loading(folders):
+    model = wrap(tiny("gpt2"))
+    before = weights_hash(model)
+    assert before == weights_hash(load(folders("gpt2"))) == weights_hash(wrap(boot("gpt2", folders)))
+    assert len(before) == 64
+    with torch.no_grad():
+        model.layer(2).mlp.c_proj.weight[3, 4] += 1e-6
+    assert weights_hash(model) != before
+    assert weights_hash(load(folders("gpt2"), dtype="bfloat16")) != before
+
+
+def test_the_hash_of_a_scalar_or_a_turned_weight_is_that_of_its_numbers():
+    one, two = wrap(tiny("llama")), wrap(tiny("llama"))
+    for model, weight in (
+        (one, one.layer(0).mlp.up_proj.weight.detach()),
+        (two, two.layer(0).mlp.up_proj.weight.detach()),
+    ):
+        turned = weight.T.contiguous().T if model is two else weight
+        model.layer(0).mlp.up_proj.weight = torch.nn.Parameter(turned)
+        model.layer(0).register_parameter("scalar", torch.nn.Parameter(torch.tensor(2.0)))
+    assert weights_hash(one) == weights_hash(two)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_random_twin_has_the_configuration_and_other_weights(family):
+    model = lens(family)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    twin = random_twin(model, seed=1)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]  # noqa: NPY002
+    assert weights_hash(twin) == weights_hash(random_twin(model, seed=1))
+    assert len({weights_hash(model), weights_hash(twin), weights_hash(random_twin(model, seed=2))}) == 3
+    assert twin.name == f"random twin of {model.name} (seed 1)"
+    shapes = {name: parameter.shape for name, parameter in model.plain.named_parameters()}
+    assert {name: parameter.shape for name, parameter in twin.plain.named_parameters()} == shapes
+    assert twin.config.to_dict() == model.config.to_dict()
+    assert twin.config is not model.config
+    assert twin.plain.config._attn_implementation == model.family.plain_kernel
+
+
+def test_every_family_of_the_table_is_loaded_here():
+    assert {type(tiny(family)).__name__ for family in TINY_FAMILIES} == set(FAMILIES)

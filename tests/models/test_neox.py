@@ -1,0 +1,65 @@
+"""GPT-NeoX through the adapter that shares its fused projection: nothing is copied, and gradients reach it."""
+
+import pytest
+import torch
+
+from sink_lens.models.load import wrap
+from sink_lens.models.neox import SHARED_NEOX, PartOfFused, SharedNeoxAdapter, register
+from sink_lens.models.tiny import VOCAB_SIZE, tiny
+
+
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(0))
+
+
+def test_registering_again_changes_nothing():
+    assert register() == register() == SHARED_NEOX
+
+
+def test_a_part_of_a_fused_projection_by_hand():
+    """2 heads of 1: rows are q0 k0 v0 q1 k1 v1, so the key part of rows 0..5 is rows 1 and 4."""
+    fused = torch.nn.Linear(3, 6)
+    with torch.no_grad():
+        fused.weight.copy_(torch.arange(6.0)[:, None].expand(6, 3))
+        fused.bias.copy_(torch.arange(6.0) * 10)
+    key = PartOfFused(fused, part=1, n_heads=2)
+    assert key.weight[:, 0].tolist() == [1, 4]
+    assert key.bias is not None
+    assert key.bias.tolist() == [10, 40]
+    # 1 * (1 + 1 + 1) + 10 and 4 * 3 + 40
+    assert key(torch.ones(1, 1, 3)).tolist() == [[[13, 52]]]
+    assert list(key.parameters()) == []
+
+
+def test_a_part_without_bias():
+    part = PartOfFused(torch.nn.Linear(4, 12, bias=False), part=0, n_heads=2)
+    assert part.bias is None
+    assert part(torch.ones(1, 1, 4)).shape == (1, 1, 4)
+
+
+@torch.no_grad()
+def test_the_logits_are_bit_equal_to_eager_hugging_face():
+    lens = wrap(tiny("gpt_neox", attn_implementation="eager"))
+    assert isinstance(lens.bridge.adapter, SharedNeoxAdapter)
+    assert torch.equal(lens.bridge(tokens(), use_cache=False), lens.plain(tokens(), use_cache=False).logits)
+
+
+def test_a_loss_through_the_bridge_trains_the_shared_projection():
+    lens = wrap(tiny("gpt_neox", attn_implementation="eager"))
+    fused = lens.layer(1).attention.query_key_value
+    lens.plain(tokens(), labels=tokens(), use_cache=False).loss.backward()
+    expected = [parameter.grad.clone() for parameter in fused.parameters()]
+    lens.plain.zero_grad()
+    lens.bridge(tokens(), return_type="loss", use_cache=False).backward()
+    for parameter, gradient in zip(fused.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("name", ["W_Q", "W_K", "W_V"])
+def test_the_bridge_shows_the_weights_as_they_are_now(name):
+    lens = wrap(tiny("gpt_neox"))
+    assert getattr(lens.bridge, name).any()
+    with torch.no_grad():
+        for layer in lens.layers:
+            layer.attention.query_key_value.weight.zero_()
+    assert not getattr(lens.bridge, name).any()
