@@ -23,7 +23,7 @@ from ..errors import InputError, ModelError
 from . import checks
 from .bundled import DEFAULT_MODEL, bundled_gguf, converted
 from .lens import LensModel
-from .wrapping import assemble, wrap
+from .wrapping import assemble, random_state_kept, wrap
 
 __all__ = ["LensModel", "load", "random_twin", "weights_hash", "wrap"]
 
@@ -119,7 +119,7 @@ def random_twin(lens: LensModel, *, seed: int) -> LensModel:
     The caller's random state is left alone.
     """
     config = copy.deepcopy(lens.config)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with random_state_kept(), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
         # In the type of the model from the start: a cast would take the rotary tables along.
         plain = AutoModelForCausalLM.from_config(config, attn_implementation=lens.family.plain_kernel, dtype=lens.dtype)

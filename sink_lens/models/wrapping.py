@@ -2,10 +2,12 @@
 
 import contextlib
 import copy
+import random
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
@@ -90,7 +92,8 @@ def assemble(
     Raises:
         ModelError: the bridge's logits differ from the plain model's.
     """
-    bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
+    with random_state_kept():
+        bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)
     return LensModel(
         bridge=bridge,
@@ -109,7 +112,8 @@ def _bridge(
     opt.register()
     neox.register()
     model.set_attn_implementation("eager")
-    with _reloadable(tokenizer) as own:
+    # Some adapters make new projections, which draw their weights before they get the model's.
+    with _reloadable(tokenizer) as own, torch.random.fork_rng(devices=[]):
         bridge = build_bridge_from_module(
             model,
             family.bridge_architecture or family.architecture,
@@ -122,6 +126,18 @@ def _bridge(
     if tokenizer is not None:
         bridge.tokenizer.name_or_path = tokenizer.name_or_path
     return bridge
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Give the caller's random states back: TransformerLens seeds Python's, numpy's and torch's when it builds."""
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that is changed
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
 
 
 def _round_after_rotation(bridge: TransformerBridge, *, dtype: torch.dtype) -> None:
@@ -160,7 +176,7 @@ def _unwrapped(bridge: TransformerBridge) -> PreTrainedModel:
     checks.check_architecture(original)
     held = {_plain_name(key): value for key, value in original.named_parameters(remove_duplicate=False)}
     buffers = {_plain_name(key): value for key, value in original.named_buffers(remove_duplicate=False)}
-    with torch.device("meta"):
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
         plain = type(original)(copy.deepcopy(original.config))
     wanted = [key for key, _ in plain.named_parameters(remove_duplicate=False)]
     for key in wanted:

@@ -235,6 +235,8 @@ def test_a_text_longer_than_the_models_context_gives_no_warning():
     handler = logging.Handler()
     handler.emit = records.append
     logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # whatever an earlier test, such as of the command line, has set
     logger.addHandler(handler)
     try:
         tokenizer = plain_tokenizer()
@@ -246,6 +248,7 @@ def test_a_text_longer_than_the_models_context_gives_no_warning():
         assert ["longer than the specified maximum" in record.getMessage() for record in records] == [True]
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 # Prompts.
