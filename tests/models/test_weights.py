@@ -1,4 +1,4 @@
-"""The weights of every family, in one layout, reproduce what the model computes."""
+"""The weights of a layer, in one layout for all families, do what the layer does."""
 
 import functools
 
@@ -7,11 +7,16 @@ import torch
 from einops import einsum
 
 from sink_lens.capture.record import capture
+from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import TINY_FAMILIES, tiny
-from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
+from sink_lens.models.sites import sites_of
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.weights import NORMS, attention_weights, mlp_weights, norm_weights
 
-IDS = torch.randint(3, 300, (2, 12), generator=torch.Generator().manual_seed(0))
+LAYERS = (0, 1, 2)
+DENSE = tuple(family for family in TINY_FAMILIES if family != "gpt_oss")
+SANDWICHED = ("gemma2", "gemma3")
+UNGATED = ("gpt2", "gpt_neox", "opt")
 
 
 @functools.cache
@@ -19,46 +24,136 @@ def lens(family):
     return wrap(tiny(family))
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+@functools.cache
+def sites(family):
+    ids = torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
+    names = [name for name in sites_of(lens(family).family) if name not in ("scores", "pattern")]
+    return capture(lens(family), ids, sites=names)
+
+
+def through(family, which, layer, x):
+    """(x - mean) / scale * gain + bias, the mean only where the norm centres; x where there is no such norm."""
+    norm = norm_weights(lens(family), layer=layer, which=which)
+    if norm is None:
+        return x
+    centre = x.mean(-1, keepdim=True) if norm.centred else 0
+    return (x - centre) / norm.scale(x)[..., None] * norm.gain + norm.bias
+
+
+def close(found, expected, tolerance=1e-5):
+    """Within 1e-5 of the norm of the row."""
+    return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_the_projections_give_queries_keys_and_values(family):
-    model = lens(family)
-    found = capture(model, IDS, sites=["attn_in", "q", "k", "v"], layers=[1])
-    weights = attention_weights(model, layer=1)
-    pairs = ((weights.w_q, weights.b_q, "q"), (weights.w_k, weights.b_k, "k"), (weights.w_v, weights.b_v, "v"))
-    for matrix, bias, site in pairs:
-        product = einsum(
-            found["attn_in", 1], matrix, "batch position d_model, head d_head d_model -> batch position head d_head"
-        )
-        close(product + bias, found[site, 1])
-
-
-@pytest.mark.parametrize("family", [family for family in TINY_FAMILIES if family != "gpt_oss"])
-def test_the_down_projection_gives_the_output_up_to_the_norm_after_it(family):
-    model = lens(family)
-    found = capture(model, IDS, sites=["neurons", "mlp_out"], layers=[1])
-    weights = mlp_weights(model, layer=1)
-    output = found["neurons", 1] @ weights.w_down.T + weights.b_down
-    norm = norm_weights(model, layer=1, which="mlp_post_norm")
-    if norm is not None:
-        output = output / norm.scale(output)[..., None] * norm.gain
-    close(output, found["mlp_out", 1])
+def test_queries_keys_and_values_come_from_the_attentions_input(family):
+    for layer in LAYERS:
+        weights = attention_weights(lens(family), layer=layer)
+        x = sites(family)["attn_in", layer]
+        for site, weight, bias in (
+            ("q", weights.w_q, weights.b_q),
+            ("k", weights.w_k, weights.b_k),
+            ("v", weights.w_v, weights.b_v),
+        ):
+            made = einsum(x, weight, "b position d, head dh d -> b position head dh") + bias
+            assert close(made.flatten(2), sites(family)[site, layer].flatten(2)), (site, layer)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_the_norm_before_the_attention_gives_its_input(family):
-    model = lens(family)
-    found = capture(model, IDS, sites=["resid_pre", "attn_in"], layers=[1])
-    norm = norm_weights(model, layer=1, which="attn_norm")
-    x = found["resid_pre", 1]
-    if norm is not None:
-        centred = x - x.mean(-1, keepdim=True) if norm.centred else x
-        x = centred / norm.scale(x)[..., None] * norm.gain + norm.bias
-    close(x, found["attn_in", 1])
+def test_the_attentions_output_is_the_sum_over_heads(family):
+    for layer in LAYERS:
+        weights = attention_weights(lens(family), layer=layer)
+        made = einsum(sites(family)["z", layer], weights.w_o, "b position head dh, head dh d -> b position d")
+        made = through(family, "attn_post_norm", layer, made + weights.b_o)
+        assert close(made, sites(family)["attn_out", layer])
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_the_mlps_output_is_the_sum_over_neurons(family):
+    for layer in LAYERS:
+        weights = mlp_weights(lens(family), layer=layer)
+        assert weights is not None
+        made = einsum(sites(family)["neurons", layer], weights.w_down, "b position n, d n -> b position d")
+        made = through(family, "mlp_post_norm", layer, made + weights.b_down)
+        assert close(made, sites(family)["mlp_out", layer])
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_gate_and_up_come_from_the_mlps_input(family):
+    """Up to the bias, which is not among the weights: of differences between neighbouring positions."""
+    for layer in LAYERS:
+        weights = mlp_weights(lens(family), layer=layer)
+        assert weights is not None
+        assert (weights.w_gate is not None) == (family not in UNGATED)
+        x = sites(family)["mlp_in", layer].diff(dim=1)
+        for site, weight in (("up", weights.w_up), ("gate", weights.w_gate)):
+            if weight is not None:
+                made = einsum(x, weight, "b position d, n d -> b position n")
+                assert close(made, sites(family)[site, layer].diff(dim=1)), (site, layer)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_attention_and_the_mlp_read_the_stream_through_their_norms(family):
+    for layer in LAYERS:
+        stream = sites(family)["resid_pre", layer]
+        assert close(through(family, "attn_norm", layer, stream), sites(family)["attn_in", layer])
+        if family != "gpt_neox":  # its MLP reads the stream before the attention
+            stream = stream + sites(family)["attn_out", layer]
+        assert close(through(family, "mlp_norm", layer, stream), sites(family)["mlp_in", layer])
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_family_has_the_norms_that_it_has(family):
+    expected = {"attn_norm", "mlp_norm"}
+    if family in SANDWICHED:
+        expected |= {"attn_post_norm", "mlp_post_norm"}
+    if family == "olmo2":
+        expected = {"attn_post_norm", "mlp_post_norm"}
+    if family in ("qwen3", "gemma3", "olmo2"):
+        expected |= {"q_norm", "k_norm"}
+    found = {which: norm_weights(lens(family), layer=1, which=which) for which in NORMS}
+    assert {which for which, norm in found.items() if norm is not None} == expected
+    assert {norm.centred for norm in found.values() if norm is not None} == {family in UNGATED}
+
+
+@pytest.mark.parametrize(("family", "width"), [("qwen3", 16), ("gemma3", 16), ("olmo2", 48)])
+def test_query_and_key_norms_have_the_width_that_they_norm(family, width):
+    norm = norm_weights(lens(family), layer=1, which="q_norm")
+    assert norm is not None
+    assert norm.gain.shape == (width,)
+
+
+@pytest.mark.parametrize(("family", "variance"), [("llama", 25 / 48), ("gpt2", 25 / 48 - (7 / 48) ** 2)])
+def test_the_scale_of_a_norm_by_hand(family, variance):
+    """Of (3, 4, 0, ...): the mean of squares is (9 + 16) / 48; LayerNorm takes off the square of the mean, 7 / 48."""
+    x = torch.zeros(48)
+    x[0], x[1] = 3.0, 4.0
+    norm = norm_weights(lens(family), layer=0, which="attn_norm")
+    assert norm is not None
+    torch.testing.assert_close(norm.scale(x), torch.tensor(variance + norm.eps).sqrt())
+
+
+@pytest.mark.parametrize("family", SANDWICHED)
+def test_a_gain_that_is_stored_less_one_is_the_gain(family):
+    norm = norm_weights(lens(family), layer=0, which="attn_norm")
+    assert norm is not None
+    assert torch.equal(norm.gain, lens(family).layer(0).input_layernorm.weight.detach() + 1)
 
 
 def test_a_mixture_of_experts_has_no_mlp_weights():
     assert mlp_weights(lens("gpt_oss"), layer=0) is None
+
+
+def test_an_unknown_norm_is_refused():
+    with pytest.raises(InputError, match=r"no norm 'ln1'; need one of attn_norm, "):
+        norm_weights(lens("llama"), layer=0, which="ln1")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "phi3"])
+def test_weights_are_views_of_the_models_own(family):
+    model = wrap(tiny(family))
+    weights = attention_weights(model, layer=0)
+    with torch.no_grad():
+        for parameter in model.layer(0).parameters():
+            parameter.zero_()
+    assert not any(weight.any() for weight in (weights.w_q, weights.w_k, weights.w_v, weights.w_o))
