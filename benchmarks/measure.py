@@ -1,12 +1,12 @@
 """What measuring costs: time and peak memory over one plain SDPA forward of the same tokens.
 
-    python benchmarks/measure.py            # 64 (batch 16), 1,024 and 4,096 tokens, 7 alternating pairs each
+    python benchmarks/measure.py            # 64 (batch 16), 1,024 and 4,096 tokens, 7 alternating rounds each
     python benchmarks/measure.py --quick    # 64 and 1,024 tokens, under a minute on two cores
 
 Two things are measured on the default model: `sink`, the sink score of every head by streaming, and `all`,
-everything that `trace` streams. Each is run alternately with its plain counterpart in the same process, and the
-median of the pairs' ratios is printed. The counterparts: for `sink` the model's body, without the unembedding, since
-`sink` needs no logits; for `all`, which reads the loss, the whole forward pass with logits. Memory is the peak above
+everything that `trace` streams. In each round both and a plain SDPA forward pass are run in the same process, and the
+median of the rounds' ratios is printed: of `sink` to the pass until its body ends, without the unembedding, since
+`sink` needs no logits; of `all`, which reads the loss, to the whole pass with logits. Memory is the peak above
 the loaded model, from the kernel's high-water mark, over the whole forward pass with logits. The last line is the
 worst of the lengths 64 and 1,024: `sink_time=<ratio> sink_memory=<ratio> all_time=<ratio> all_memory=<ratio>`.
 """
@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -29,6 +30,7 @@ import torch
 from sink_lens import load
 from sink_lens.capture.record import Reading, stream
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.find import Finding
 from sink_lens.chain.panel import measure, scout
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
@@ -37,78 +39,96 @@ from sink_lens.models.lens import LensModel
 
 SIZES = {64: 16, 1024: 1, 4096: 1}
 """Length -> sequences."""
-PAIRS = 7
+ROUNDS = 7
+NAMES = ("sink_time", "sink_memory", "all_time", "all_memory")
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="64 and 1,024 tokens only, as many pairs as fit")
+    parser.add_argument("--quick", action="store_true", help="64 and 1,024 tokens only, two rounds each")
     parser.add_argument("--model", default=None, help="what sink_lens.load takes; the default model if not given")
     options = parser.parse_args()
     lens = load() if options.model is None else load(options.model)
-    sizes = {length: n for length, n in SIZES.items() if length <= 1024 or not options.quick}
-    budget = 20.0 / len(sizes) / 2 if options.quick else None
-    print(f"{lens!r}; {torch.get_num_threads()} threads")
-    worst: dict[str, float] = {}
-    for length, sequences in sizes.items():
-        tokens = from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without")
-        found = ratios(lens, tokens, budget=budget)
-        line = " ".join(f"{name}={value:.2f}" for name, value in found.items())
-        print(f"{length} tokens, batch {sequences}: {line}", flush=True)
-        if length <= 1024:
-            worst = {name: max(worst.get(name, 0.0), value) for name, value in found.items()}
-    print(" ".join(f"{name}={worst[name]:.2f}" for name in ("sink_time", "sink_memory", "all_time", "all_memory")))
+    print(f"{lens!r}; {torch.get_num_threads()} threads", flush=True)
+    cases = [
+        case(lens, length=length, sequences=n) for length, n in SIZES.items() if length <= 1024 or not options.quick
+    ]
+    warm_up = case(lens, length=64, sequences=2)
+    warm_up.sink(), warm_up.everything(), warm_up.plain()
+    # All times first: counting memory makes the allocator slow.
+    found = [times(one, rounds=2 if options.quick else ROUNDS) for one in cases]
+    for one, ratios in zip(cases, found, strict=True):
+        ratios |= memory(one)
+        line = " ".join(f"{name}={ratios[name]:.2f}" for name in NAMES)
+        print(f"{one.tokens.n_positions} tokens, batch {one.tokens.n_sequences}: {line}", flush=True)
+    short = [ratios for one, ratios in zip(cases, found, strict=True) if one.tokens.n_positions <= 1024]
+    print(" ".join(f"{name}={max(ratios[name] for ratios in short):.2f}" for name in NAMES))
 
 
-def ratios(lens: LensModel, tokens: TokenBatch, *, budget: float | None) -> dict[str, float]:
-    """Time and memory ratios of both measurements at one size."""
-    config = TraceConfig(model=lens.name, batch_size=tokens.n_sequences)
-    aim = scout(lens, tokens, config=config)
-    score = Reading(
-        name="sink_score", sites=("mass",), function=lambda v: sink_score(v["mass"][..., 0], valid=v.valid, key=0)
-    )
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is run at one size."""
 
-    def plain_body() -> None:
+    lens: LensModel
+    tokens: TokenBatch
+    finding: Finding
+    config: TraceConfig
+
+    def sink(self) -> float:
+        """Stream the sink score of every head; seconds."""
+        score = Reading(
+            name="sink_score", sites=("mass",), function=lambda v: sink_score(v["mass"][..., 0], valid=v.valid, key=0)
+        )
+        before = time.perf_counter()
+        stream(self.lens, self.tokens, [score], batch_size=self.tokens.n_sequences)
+        return time.perf_counter() - before
+
+    def everything(self) -> float:
+        """Everything that ``trace`` streams; seconds."""
+        before = time.perf_counter()
+        measure(self.lens, self.tokens, finding=self.finding, config=self.config)
+        return time.perf_counter() - before
+
+    def plain(self) -> tuple[float, float]:
+        """The plain forward pass with logits: seconds until its body ended, and in all."""
+        ends: list[float] = []
+        body = self.lens.plain.base_model
+        handle = body.register_forward_hook(lambda *_: ends.append(time.perf_counter()))
+        before = time.perf_counter()
         with torch.no_grad():
-            lens.plain.base_model(input_ids=tokens.tokens, use_cache=False)
-
-    def plain() -> None:
-        with torch.no_grad():
-            lens.plain(input_ids=tokens.tokens, use_cache=False)
-
-    def sink() -> None:
-        stream(lens, tokens, [score], batch_size=tokens.n_sequences)
-
-    def everything() -> None:
-        measure(lens, tokens, finding=aim, config=config)
-
-    base = peak(plain)
-    return {
-        "sink_time": time_ratio(sink, plain_body, budget=budget),
-        "sink_memory": peak(sink) / base,
-        "all_time": time_ratio(everything, plain, budget=budget),
-        "all_memory": peak(everything) / base,
-    }
+            self.lens.plain(input_ids=self.tokens.tokens, use_cache=False)
+        handle.remove()
+        return ends[0] - before, time.perf_counter() - before
 
 
-def time_ratio(ours: Callable[[], None], theirs: Callable[[], None], *, budget: float | None) -> float:
-    """Median ratio of wall times over alternating pairs, after one warm-up of each."""
-    ours(), theirs()
-    found: list[float] = []
-    started = time.perf_counter()
-    while len(found) < PAIRS and (budget is None or len(found) < 3 or time.perf_counter() - started < budget):
-        pair = []
-        for run in (ours, theirs) if len(found) % 2 == 0 else (theirs, ours):
-            before = time.perf_counter()
-            run()
-            pair.append((run, time.perf_counter() - before))
-        seconds = dict(pair)
-        found.append(seconds[ours] / seconds[theirs])
-    return statistics.median(found)
+def case(lens: LensModel, *, length: int, sequences: int) -> Case:
+    """A size on bundled prose, and what the trace looks for in it."""
+    tokens = from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without")
+    config = TraceConfig(model=lens.name, batch_size=sequences)
+    return Case(lens=lens, tokens=tokens, finding=scout(lens, tokens, config=config), config=config)
 
 
-def peak(run: Callable[[], None]) -> float:
+def times(one: Case, *, rounds: int) -> dict[str, float]:
+    """Median ratios over rounds in which ours and theirs take turns, in changing order."""
+    found: dict[str, list[float]] = {"sink_time": [], "all_time": []}
+    for index in range(rounds):
+        runs = {"sink": one.sink, "plain": one.plain, "all": one.everything}
+        names = list(runs) if index % 2 == 0 else list(runs)[::-1]
+        seconds = {name: runs[name]() for name in names}
+        body, whole = seconds["plain"]
+        found["sink_time"].append(seconds["sink"] / body)
+        found["all_time"].append(seconds["all"] / whole)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def memory(one: Case) -> dict[str, float]:
+    """Peaks over that of the whole plain forward pass."""
+    base = peak(one.plain)
+    return {"sink_memory": peak(one.sink) / base, "all_memory": peak(one.everything) / base}
+
+
+def peak(run: Callable[[], object]) -> float:
     """Peak resident memory in bytes above what is resident before, from Linux's high-water mark; nan elsewhere.
 
     The allocator is told to return every large block at once, so that memory kept from an earlier run hides nothing.

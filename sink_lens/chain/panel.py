@@ -165,7 +165,7 @@ def measure(
         r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
         *r.state_readings(keys, positions=positions),
         r.dominance_elsewhere(positions),
-        *r.output_readings(lens, keys=keys),
+        *r.output_readings(lens, keys=keys, positions=positions),
         r.spread_reading(finding, length=tokens.n_positions, n_layers=lens.n_layers),
         *(r.neuron_readings(finding, positions=positions) if lens.family.down is not None else []),
         *key_readings(lens, finding=finding, generator=generator),

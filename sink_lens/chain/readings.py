@@ -178,16 +178,18 @@ def state_readings(keys: tuple[int, ...], *, positions: Int[Tensor, " position"]
     ]
 
 
-def output_readings(lens: LensModel, *, keys: tuple[int, ...]) -> list[Reading]:
-    """Value-norm ratio of each key after W_O, and the stable rank of each head's update."""
+def output_readings(lens: LensModel, *, keys: tuple[int, ...], positions: Int[Tensor, " position"]) -> list[Reading]:
+    """Value-norm ratio of each key after W_O, and the stable rank of each head's update, at sampled positions."""
 
     def value_norm_ratio(view: LayerView) -> Tensor:
         w_o = attention_weights(lens, layer=view.layer).w_o
-        ratios = [outputs.value_norm_ratio(view["v"], w_o=w_o, valid=view.valid, key=key) for key in keys]
-        return torch.stack(ratios, dim=-1)
+        v, valid = _at(view, "v", positions)
+        places = [int((positions == key).nonzero()) for key in keys]
+        return torch.stack([outputs.value_norm_ratio(v, w_o=w_o, valid=valid, key=place) for place in places], dim=-1)
 
     def stable_rank(view: LayerView) -> Tensor:
-        return outputs.stable_rank(view["z"], w_o=attention_weights(lens, layer=view.layer).w_o, valid=view.valid)
+        z, valid = _at(view, "z", positions)
+        return outputs.stable_rank(z, w_o=attention_weights(lens, layer=view.layer).w_o, valid=valid)
 
     return [
         Reading(name="value_norm_ratio", sites=("v",), function=value_norm_ratio),
@@ -255,7 +257,8 @@ def loss_reading(lens: LensModel) -> Reading:
             logits = head(states).float()
             if cap is not None:
                 logits = (logits / cap).tanh() * cap
-            losses.append(logits.logsumexp(-1) - logits.gather(-1, ids[:, None])[:, 0])
+            correct, top = logits.gather(-1, ids[:, None])[:, 0], logits.amax(-1)
+            losses.append(logits.sub_(top[:, None]).exp_().sum(-1).log() + top - correct)  # in place: they are ours
         if losses:
             found[predicted] = torch.cat(losses)
         return found.nanmean(1)
@@ -274,11 +277,18 @@ def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
     return Reading(name="dominance_elsewhere", sites=("resid_post",), function=median)
 
 
-def _sampled(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
+def _at(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
+    """A site at the sampled positions, and which of them are real."""
     x, valid = view[site], view.valid
     if len(positions) < x.shape[1]:
         index = positions.to(x.device)
         x, valid = x[:, index], valid[:, index]
+    return x, valid
+
+
+def _sampled(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
+    """The same with the heads concatenated, in float32."""
+    x, valid = _at(view, site, positions)
     return x.flatten(2).float(), valid
 
 
