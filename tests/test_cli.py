@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
+from sink_lens.cli import trace as command
 from sink_lens.errors import RunError, SinkLensError
 from sink_lens.models import bundled
 
@@ -98,7 +99,7 @@ def test_trace_has_the_option(option):
 
 
 def test_every_example_of_the_help_is_a_command_that_runs(traced):
-    examples = [line.split("[dim]")[0] for line in cli._TRACE_EXAMPLES.splitlines() if line.startswith("sink-lens")]
+    examples = [line.split("[dim]")[0] for line in command._TRACE_EXAMPLES.splitlines() if line.startswith("sink-lens")]
     assert len(examples) == 5
     for example in examples:
         result = run(*shlex.split(example)[1:])
@@ -360,4 +361,4 @@ def test_measures_are_listed_with_units():
 
 
 def test_defaults_of_the_command_are_those_of_the_configuration():
-    assert {field.name: field.default for field in fields(TraceConfig)} == cli._DEFAULTS
+    assert {field.name: field.default for field in fields(TraceConfig)} == command._DEFAULTS

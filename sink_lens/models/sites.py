@@ -91,6 +91,10 @@ def _mlp_in(family: Family) -> Address:
     return Address(module=family.mlp or _join(family.up), side="input")
 
 
+def _down_out(family: Family) -> Address | None:
+    return None if family.down is None else Address(module=_join(family.mlp, family.down), side="output")
+
+
 def _mlp_out(family: Family) -> Address:
     return Address(module=family.mlp_post_norm or family.mlp or _join(family.down), side="output")
 
@@ -203,6 +207,13 @@ _LIST = (
         bridge="blocks.{layer}.mlp.hook_post",
         meaning="input of the down-projection",
         address=_neurons,
+    ),
+    Site(
+        name="down_out",
+        axes="batch position d_model",
+        bridge="blocks.{layer}.mlp.hook_out",
+        meaning="output of the down-projection, before its norm where there is one",
+        address=_down_out,
     ),
     Site(
         name="mlp_out",

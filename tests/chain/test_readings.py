@@ -49,7 +49,7 @@ def all_readings(lens, length, moments):
         *r.position_readings(positions, moments=moments),
         *r.state_readings(FOUND.positions, positions=positions),
         r.dominance_elsewhere(positions),
-        *r.output_readings(lens, keys=FOUND.positions),
+        *r.output_readings(lens, keys=FOUND.positions, positions=positions),
         r.spread_reading(FOUND, length=length, n_layers=lens.n_layers),
         *r.neuron_readings(FOUND, positions=positions),
         r.loss_reading(lens),
@@ -235,9 +235,11 @@ def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():
 
 def test_value_norm_ratio_is_read_at_each_key():
     lens, tokens = lens_of("llama"), batch(2, 10)
-    found = streamed(lens, tokens, r.output_readings(lens, keys=(0, 2), positions=torch.arange(10)))["value_norm_ratio", 0]
+    found = streamed(lens, tokens, r.output_readings(lens, keys=(0, 2), positions=torch.arange(10)))[
+        "value_norm_ratio", 0
+    ]
     assert found.shape == (2, lens.n_heads, 2)
-    alone = streamed(lens, tokens, r.output_readings(lens, keys=(2,), positions=torch.arange(10)))["value_norm_ratio", 0]
+    alone = streamed(lens, tokens, r.output_readings(lens, keys=(2,), positions=places))["value_norm_ratio", 0]
     assert torch.equal(found[..., 1], alone[..., 0])
 
 

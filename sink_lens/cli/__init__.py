@@ -1,0 +1,47 @@
+"""The command line: ``sink-lens trace``, the interventions, ``report``, ``cache`` and ``measures``.
+
+Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every error that
+sink_lens raises on purpose becomes one message and exit code 2; Ctrl-C becomes exit code 130.
+"""
+
+import os
+from typing import Annotated
+
+import typer
+
+from . import trace  # noqa: F401  # each module puts its commands on the app, in the order of --help
+
+# isort: split
+from . import tools  # noqa: F401
+from .console import BAD_INPUT, INTERRUPTED, app
+
+__all__ = ["BAD_INPUT", "INTERRUPTED", "app", "main"]
+
+_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def main() -> None:
+    """The ``sink-lens`` command."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)  # read when the libraries are first imported
+    app(prog_name="sink-lens")
+
+
+def _show_version(asked: bool) -> bool:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"sink-lens {version('sink-lens')}")
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Where do a language model's attention sinks come from? Traces the causal chain, link by link."""

@@ -1,0 +1,115 @@
+"""What every command shares: the group that turns errors into exit codes, the console, and how sizes are shown."""
+
+import contextlib
+import errno
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import SinkLensError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BAD_INPUT = 2
+"""Exit code of everything that the user can put right."""
+INTERRUPTED = 130
+"""Exit code of Ctrl-C: 128 + SIGINT, as shells have it."""
+
+_PACKAGE = Path(__file__).parent.parent
+PACKAGE = __name__.split(".")[0]
+"""Name of the logger that commands hear."""
+
+
+class Commands(TyperGroup):
+    """The group of commands, which turns errors into messages and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one command."""
+        debug = bool(ctx.params.get("debug"))
+        with _heard(debug=debug):
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                say("interrupted", "nothing was written")
+                raise typer.Exit(INTERRUPTED) from None
+            except (SinkLensError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if debug:
+                    traceback.print_exception(error)
+                text = str(error) if isinstance(error, SinkLensError) else _disk_full(error)
+                say("error", text)
+                raise typer.Exit(BAD_INPUT) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@contextlib.contextmanager
+def _heard(*, debug: bool) -> Iterator[None]:
+    """While a command runs: our messages and warnings on stderr; those of others only in debugging."""
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if Path(filename).is_relative_to(_PACKAGE):
+            say("warning", str(message))
+        elif debug:
+            sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+    logger = logging.getLogger(PACKAGE)
+    handler, level = logging.StreamHandler(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def say(word: str, text: str) -> None:
+    """One coloured word and a plain text, on stderr; never wrapped, so that paths can be copied."""
+    from rich.text import Text
+
+    style = "bold yellow" if word == "warning" else "bold red"
+    console(stderr=True).print(Text.assemble((word, style), f": {text}"), soft_wrap=True)
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """Where results go, or messages."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False)
+
+
+def _disk_full(error: OSError) -> str:
+    where = f" at {error.filename}" if error.filename else ""
+    return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
+
+
+def shown_size(size: int) -> str:
+    """Bytes in decimal megabytes."""
+    return f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,65 @@
+"""``sink-lens report``, ``cache`` and ``measures``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import app, console, shown_size
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, as written by sink-lens trace.", metavar="RUN")],
+) -> None:
+    """Render report.html of a run again, from its tables."""
+    from ..report.page import render
+
+    typer.echo(f"report: {render(run)}")
+
+
+@app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove converted models.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="With --clear: only this one, by the name shown.", metavar="NAME")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clear: do not ask.")] = False,
+) -> None:
+    """Show the converted models in the cache (SINK_LENS_CACHE says where), or clear them."""
+    from ..models.bundled import cache_entries, cache_folder, clear_cache
+
+    if (name or yes) and not clear:
+        raise typer.BadParameter("--name and --yes go with --clear")
+    entries = cache_entries()
+    if not entries and name is None:
+        typer.echo(f"{cache_folder()} holds no converted model")
+        return
+    if not clear:
+        from rich.table import Table
+
+        table = Table("model", "size", "state", "folder", title=f"{cache_folder()}", title_justify="left", box=None)
+        for entry in entries:
+            state = "whole" if entry.complete else "unfinished or damaged"
+            table.add_row(entry.name, shown_size(entry.bytes), state, entry.path.name[:12])
+        console().print(table)
+        return
+    size = sum(entry.bytes for entry in entries if name in (None, entry.name))
+    what = name or f"{len(entries)} converted model{'s' if len(entries) > 1 else ''}"
+    if not yes:
+        typer.confirm(f"Remove {what} ({shown_size(size)}) from {cache_folder()}?", abort=True)
+    typer.echo(f"freed {shown_size(clear_cache(name=name))}")
+
+
+@app.command()
+def measures() -> None:
+    """Show every measure with its unit, range and reference."""
+    from rich.table import Table
+
+    from ..measures.table import MEASURES
+
+    table = Table("measure", "unit", "range", "reference", "meaning", box=None, pad_edge=False)
+    for measure in MEASURES.values():
+        limits = f"{measure.low:g} to {measure.high:g}"
+        table.add_row(measure.name, measure.unit, limits, measure.reference, measure.meaning)
+    console().print(table)
