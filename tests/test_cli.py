@@ -86,8 +86,8 @@ def test_help_loads_nothing_heavy():
 
 def test_help_names_every_command():
     shown = run("--help").stdout
-    for command in ("trace", "report", "cache", "measures"):
-        assert command in shown
+    for name in ("trace", "report", "cache", "measures"):
+        assert name in shown
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ class TraceConfig:
     """Sequences a forward; by length if None."""
     twin: bool = True
     """Measure the randomly initialised twin too, as a null."""
+    cuts: bool = True
+    """Cut every link too, and let a link hold only where measuring and cutting agree."""
+    cut_sequences: int = 8
+    """The most sequences that cuts use."""
+    cut_length: int = 64
+    """The most positions of them that cuts use, unless the sink lies further on."""
+    position: int | None = None
+    """The interior position at which cuts make a sink; None is a third of the sequences' length."""
     device: str | None = None
     """Where the model goes; None picks."""
     dtype: str | None = None
@@ -74,6 +82,12 @@ class TraceConfig:
             raise InputError(f"batch_size is {self.batch_size}; need at least 1")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed is {self.seed}; need a whole number from 0 on, below 2**63")
+        if self.cut_sequences < 1:
+            raise InputError(f"cut_sequences is {self.cut_sequences}; need at least 1")
+        if self.cut_length < 16:
+            raise InputError(f"cut_length is {self.cut_length}; need at least 16, so that there are other positions")
+        if self.position is not None and self.position < 1:
+            raise InputError(f"position is {self.position}; need an interior position, from 1 on")
         if self.max_outliers < 1:
             raise InputError(f"max_outliers is {self.max_outliers}; need at least 1")
         for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):

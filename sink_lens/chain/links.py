@@ -3,12 +3,12 @@
 A link holds if the interval of its primary statistic lies over a stated floor and over every null; it fails if
 the interval lies under the floor or under a null, or if what it would be measured on is not there (no growth step,
 no outlier dimension); else, and wherever it cannot be measured, it is undecided. The randomly initialised twin is
-one draw, and one draw is not a control: its values stand beside the others and decide nothing. The cuts of the
-interventions join here: a ``Link`` names what is measured, and a cut of it will be one more statistic.
+one draw, and one draw is not a control: its values stand beside the others and decide nothing. Where the links
+are cut too (``cuts.py``), a link holds only if measuring and cutting agree.
 """
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,6 +23,11 @@ from .neurons import split_layers
 from .panel import Panel
 
 Verdict = Literal["holds", "fails", "undecided"]
+
+CUT_FLOOR = 0.25
+"""A cut shows the link where it makes or removes more than this share of the sink."""
+_LEAST_SINK = 0.05
+"""Where the model's own sink has less attention than this, a share of it means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,23 @@ def verdict(statistic: Statistic, *, floor: float) -> Verdict:
     return "undecided"
 
 
+def cut_verdict(row: Mapping[Hashable, Any]) -> Verdict:
+    """What the cut of a link says, from its row of the effects: the interval against the floor and the controls."""
+    if not row["baseline_mass_old"] >= _LEAST_SINK or math.isnan(row["ci_low"]):
+        return "undecided"
+    bars = [CUT_FLOOR, *([] if math.isnan(row["control_share"]) else [row["control_share"]])]
+    if all(row["ci_low"] > bar for bar in bars):
+        return "holds"
+    return "fails" if any(row["ci_high"] < bar for bar in bars) else "undecided"
+
+
+def both(measured: Verdict, cut: Verdict) -> Verdict:
+    """A link holds only if measuring and cutting agree that it does; it fails where either fails."""
+    if measured == cut == "holds":
+        return "holds"
+    return "fails" if "fails" in (measured, cut) else "undecided"
+
+
 def link_values(evidence: Evidence) -> pd.DataFrame:
     """The value of every statistic of every link: link, statistic, value. Of the random twin, these are nulls."""
     evidence = replace(evidence, n_resamples=2)  # the intervals are not looked at, and fewer cannot be drawn
@@ -58,12 +80,22 @@ def link_values(evidence: Evidence) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["link", "statistic", "value"])
 
 
-def link_table(evidence: Evidence, *, twin: pd.DataFrame | None, length: int) -> pd.DataFrame:
+def link_table(
+    evidence: Evidence, *, twin: pd.DataFrame | None, effects: pd.DataFrame | None = None, length: int
+) -> pd.DataFrame:
     """One row per (link, statistic, null): value, interval, null, criterion and the link's verdict.
 
-    The random twin's value of every statistic (``link_values``) is a row of its own. The verdict is the link's, by
-    its primary statistic, and stands on all of its rows.
+    The random twin's value of every statistic (``link_values``) is a row of its own, and so is the share of the sink
+    that the link's cut makes or removes (``cut_share``), where there is one. ``measured`` is the verdict of the primary
+    statistic, ``cut`` that of the cut, and ``verdict`` that of both; they stand on all rows of a link.
+
+    Args:
+        evidence: what was measured.
+        twin: the random twin's values.
+        effects: the cuts; None where none were made, and the verdict is the measured one.
+        length: positions of the sequences.
     """
+    cuts = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
     of_twin = {} if twin is None else {(row["link"], row["statistic"]): row["value"] for row in _rows(twin)}
     rng = np.random.default_rng(evidence.config.seed)
     rows = []
@@ -71,7 +103,17 @@ def link_table(evidence: Evidence, *, twin: pd.DataFrame | None, length: int) ->
         floor = link.floor(evidence.config, length)
         found = link.measure(evidence, rng)
         primary = found[0]
-        decided = verdict(primary, floor=floor)
+        measured_verdict = verdict(primary, floor=floor)
+        cut = cuts.get(link.name)
+        cut_says = None if cut is None else cut_verdict(cut)
+        decided = measured_verdict
+        if effects is not None and len(effects):
+            decided = both(measured_verdict, cut_says or "undecided")
+        criterion = _criterion(primary, floor=floor)
+        common = {"verdict": decided, "measured": measured_verdict, "cut": cut_says or "not cut"}
+        if cut is not None:
+            criterion += f", and if that of the share by {cut['edit']} is over {CUT_FLOOR:g} and over its controls"
+            rows.append(_cut_row(link.name, cut, criterion=criterion) | common)
         for statistic in found:
             nulls = {**statistic.nulls, **statistic.references}
             if (link.name, statistic.name) in of_twin:
@@ -86,13 +128,28 @@ def link_table(evidence: Evidence, *, twin: pd.DataFrame | None, length: int) ->
                         "ci_high": statistic.interval.high,
                         "null_name": null_name,
                         "null_value": null_value,
-                        "criterion": _criterion(primary, floor=floor),
-                        "verdict": decided,
+                        "criterion": criterion,
                         "is_primary": statistic is primary,
                         "n": statistic.interval.n,
                     }
+                    | common
                 )
     return pd.DataFrame(rows)
+
+
+def _cut_row(link: str, cut: Mapping[Hashable, Any], *, criterion: str) -> dict[str, Any]:
+    return {
+        "link": link,
+        "statistic": "cut_share",
+        "value": cut["share"],
+        "ci_low": cut["ci_low"],
+        "ci_high": cut["ci_high"],
+        "null_name": "matched_controls",
+        "null_value": cut["control_share"],
+        "criterion": criterion,
+        "is_primary": False,
+        "n": cut["n"],
+    }
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:

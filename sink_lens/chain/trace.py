@@ -6,6 +6,7 @@ initialised twin; give each link a value, an interval, nulls and a verdict; writ
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,17 +22,20 @@ from ..capture.forward import check_tokens
 from ..capture.record import capture
 from ..data.tokens import TokenBatch, decode_tokens
 from ..errors import InputError
+from ..interventions.amplification import CentringMeans
 from ..models.lens import LensModel
 from ..models.load import random_twin, weights_hash
 from ..records import RunWriter, create_run, versions
 from ..report.page import render
 from . import summary, tables
+from .bench import cannot_cut
+from .causes import TABLES, cause_tables
 from .config import TraceConfig
 from .estimate import estimate
 from .find import Finding
 from .inputs import model_of, other_arm, tokens_of
 from .links import gather, link_table, link_values
-from .neurons import criteria_agreement, neuron_table, selectivity_table
+from .neurons import criteria_agreement, neuron_table, selectivity_table, super_neurons
 from .panel import ARM_READINGS, Panel, aimed, measure, scout, shortened
 
 if TYPE_CHECKING:
@@ -56,7 +60,7 @@ FILES = (
     "summary",
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
-again; with the twin also ``twin_heads`` and ``twin_links``."""
+again; with the twin also ``twin_heads`` and ``twin_links``, with the cuts also those of ``causes.TABLES``."""
 
 _DRAWN_POSITIONS = 64
 
@@ -121,13 +125,16 @@ def trace(
     batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
     other = None if tokens is not None else other_arm(lens, batch, config=config)
     check_tokens(lens, batch)
+    why_not = cannot_cut(lens, batch) if config.cuts else None
+    if why_not is not None:
+        warnings.warn(f"nothing is cut: {why_not}; links are judged by what is measured alone", stacklevel=2)
     folder = Path(out) if out is not None else default_folder(lens.name)
     with create_run(
         folder,
         kind="trace",
         config=dataclasses.asdict(config),
         provenance=_provenance(lens, batch, config=config, kernel=kernel),
-        expects=FILES + (("twin_heads", "twin_links") if config.twin else ()),
+        expects=FILES + (("twin_heads", "twin_links") if config.twin else ()) + (tuple(TABLES) if config.cuts else ()),
         overwrite=overwrite,
     ) as writer:
         (folder / "report.html").unlink(missing_ok=True)  # of the run before
@@ -192,11 +199,12 @@ def _run(
         frames[name] = frame
         writer.write_table(name, frame)
 
-    def once(name: str, make: Callable[[], pd.DataFrame]) -> None:
+    def once(name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         if writer.has(name):
             frames[name] = pd.read_parquet(writer.folder / f"{name}.parquet")
         else:
             keep(name, make())
+        return frames[name]
 
     keep("tokens", decode_tokens(batch, lens.tokenizer))
     panel = aimed(lens, batch, config=config, progress=progress)
@@ -217,10 +225,29 @@ def _run(
         measured = functools.cache(lambda: _twin(lens, panel, batch, config=config, progress=progress))
         once("twin_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
         once("twin_links", lambda: link_values(gather(*measured(), config=config)))
-    keep("links", link_table(evidence, twin=frames.get("twin_links"), length=batch.n_positions))
+    if config.cuts:
+        supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_keys")}
+        cause_tables(
+            lens,
+            batch,
+            finding=panel.finding,
+            supers=supers,
+            config=config,
+            once=once,
+            keep_means=lambda means: writer.write_tensors("centring_means", _arrays(means)),
+            progress=progress,
+        )
+    keep(
+        "links",
+        link_table(evidence, twin=frames.get("twin_links"), effects=frames.get("effects"), length=batch.n_positions),
+    )
     frames["summary"] = summary.summary_table(panel, frames, config=config)
     writer.write_csv("summary", frames["summary"])
     return frames, panel
+
+
+def _arrays(means: CentringMeans) -> dict[str, np.ndarray]:
+    return {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
 
 
 def _arms(

@@ -12,6 +12,9 @@ import typer
 from . import trace  # noqa: F401  # each module puts its commands on the app, in the order of --help
 
 # isort: split
+from . import patch  # noqa: F401
+
+# isort: split
 from . import tools  # noqa: F401
 from .console import BAD_INPUT, INTERRUPTED, app
 

@@ -1,7 +1,8 @@
 """An edit: a site, where in it, and the function that changes what stands there.
 
-Edits compose: they are applied in the order in which they are given, each on what the one before left. None
-changes a tensor in place, so that nothing that was read before is changed behind the reader's back.
+Edits compose: at each layer they are applied in the order in which it computes their sites, and at one site in the
+order in which they are given, each on what the one before left. None changes a tensor in place, so that nothing that
+was read before is changed behind the reader's back.
 
 Everywhere, ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` are indices, and None is all of them:
 ``positions`` are token positions (the queries, in ``scores`` and ``pattern``), ``heads`` the heads of that site
@@ -9,10 +10,10 @@ Everywhere, ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` are ind
 dimensions of a head), ``keys`` the keys of ``scores`` and ``pattern``.
 """
 
-import warnings
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, Unpack
+from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Int
@@ -20,12 +21,10 @@ from torch import Tensor
 
 from ..errors import InputError, SiteError
 from ..models.lens import LensModel
-from ..models.sites import SITES, bridge_hook, site_of
+from ..models.sites import SITES, site_of
 from ..models.weights import mlp_weights
 
-_AXIS_OF = {"position": "positions", "query": "positions", "head": "heads", "kv_head": "heads", "key": "keys"}
-_SPOKEN = {"d_model": "dimension", "d_head": "dimension of the head", "d_mlp": "neuron", "query": "position"}
-_READ_BEFORE = tuple(SITES)
+ORDER = {name: place for place, name in enumerate(SITES)}
 """The order in which a layer computes its sites."""
 
 
@@ -51,12 +50,14 @@ class At:
     layer: int
     sequences: slice
     """Which sequences of the whole batch this pass runs."""
-    positions: Int[Tensor, " position"]
+    n_sequences: int
+    """How many sequences the whole batch has."""
+    positions: Int[Tensor, " value"]
     """The positions of the values that are changed."""
     valid: Bool[Tensor, "batch position"]
     """True at real tokens, at all positions."""
     read: Tensor | None
-    """All values of the edit's ``reads`` in this layer and pass."""
+    """All values of the edit's ``reads`` in this layer and pass, after the edits of that site."""
 
 
 Change = Callable[[Tensor, At], Tensor]
@@ -96,12 +97,12 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
     for name in (site, *([] if reads is None else [reads])):
         if name not in SITES:
             raise SiteError(f"there is no site {name!r}; need one of {', '.join(SITES)}")
-    if reads is not None and _READ_BEFORE.index(reads) >= _READ_BEFORE.index(site):
+    if reads is not None and ORDER[reads] >= ORDER[site]:
         raise SiteError(f"{site!r} is computed before {reads!r}; need a site to read that comes before the edited one")
     label = where.pop("label", "") or site
     chosen: dict[str, tuple[int, ...] | None] = {}
     for name, given in where.items():
-        indices = None if given is None else tuple(int(one) for one in given)  # type: ignore[attr-defined]  # a sequence
+        indices = None if given is None else tuple(operator.index(one) for one in given)  # type: ignore[attr-defined]  # a sequence
         if indices is not None and not indices:
             raise InputError(f"the edit {label!r} chooses no {name}; need at least one, or None for all")
         if indices is not None and len(set(indices)) < len(indices):
@@ -153,22 +154,20 @@ def hold(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> Edi
     """
     if where.get("layers") is None:
         where["layers"] = tuple(values)
-    missing = sorted(set(where["layers"] or ()) - set(values))
+    missing = sorted(set(where.get("layers") or ()) - set(values))
     if missing:
         raise InputError(f"there are no values of {site!r} for layers {missing}; need one tensor a layer")
     where.setdefault("label", f"hold {site}")
 
     def change(x: Tensor, at: At) -> Tensor:
         new = values[at.layer].to(x.device, x.dtype)
-        if new.shape[0] > 1:
-            new = new[at.sequences]
-        try:
-            return new.expand(x.shape)
-        except RuntimeError as error:
+        whole = (at.n_sequences, *x.shape[1:])
+        if new.dim() != x.dim() or any(found not in (1, size) for found, size in zip(new.shape, whole, strict=True)):
             raise EditError(
-                f"the values held at {site!r} of layer {at.layer} have the shape {tuple(values[at.layer].shape)}; "
-                f"the chosen part has {tuple(x.shape)}: need that, or 1 where a value is repeated"
-            ) from error
+                f"the values held at {site!r} of layer {at.layer} have the shape {tuple(new.shape)}; "
+                f"the chosen part has {whole}: need that, or 1 where a value is repeated"
+            )
+        return (new[at.sequences] if new.shape[0] > 1 else new).expand(x.shape)
 
     return edit(site, change, **where)
 
@@ -212,15 +211,17 @@ def scalar(
     before the norm that some families put behind it.
 
     Raises:
-        InputError: a neuron or dimension that does not exist.
+        InputError: no neuron or dimension, one named twice, or one that does not exist.
         SiteError: a mixture of experts, whose neurons have no site.
     """
     site_of("neurons", family=lens.family)
-    weights = mlp_weights(lens, layer=_in_range("layer", layer, lens.n_layers))
+    weights = mlp_weights(lens, layer=in_range("layer", layer, lens.n_layers))
     assert weights is not None  # site_of has refused the others
     for name, indices, size in (("neuron", neurons, lens.d_mlp or 0), ("dimension", dimensions, lens.d_model)):
+        if not indices or len(set(indices)) < len(indices):
+            raise InputError(f"scalar was given the {name}s {list(indices)}; need at least one, and each once")
         for index in indices:
-            _in_range(name, index, size)
+            in_range(name, index, size)
     block = weights.w_down[list(dimensions)][:, list(neurons)] * (1 - factor)
 
     def change(x: Tensor, at: At) -> Tensor:
@@ -239,146 +240,18 @@ def scalar(
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class Applied:
-    """The edits of one run, made into hooks; it remembers which of them changed anything."""
-
-    lens: LensModel
-    edits: tuple[Edit, ...]
-    changed: set[int] = field(default_factory=set)
-    reached: set[int] = field(default_factory=set)
-
-    def hooks(
-        self, *, sequences: slice, valid: Bool[Tensor, "batch position"], layers: range
-    ) -> list[tuple[str, Callable[..., Tensor | None]]]:
-        """Bridge hooks of one pass over some of the sequences, in the order of the edits."""
-        found: list[tuple[str, Callable[..., Tensor | None]]] = []
-        for number, one in enumerate(self.edits):
-            for layer in one.over(self.lens.n_layers) if SITES[one.site].per_layer else (0,):
-                if SITES[one.site].per_layer and layer not in layers:
-                    continue
-                held: dict[str, Tensor] = {}
-                if one.reads is not None:
-                    found.append((self._name(one.reads, layer), _keeper(held)))
-                hook = self._hook(number, one, layer=layer, sequences=sequences, valid=valid, held=held)
-                found.append((self._name(one.site, layer), hook))
-        return found
-
-    def warn(self) -> None:
-        """A warning for every edit that ran and changed nothing."""
-        for number in sorted(self.reached - self.changed):
-            warnings.warn(
-                f"the edit {self.edits[number].label!r} changed nothing: what it wrote was there already",
-                stacklevel=3,
-            )
-
-    def _name(self, site: str, layer: int) -> str:
-        return bridge_hook(SITES[site], family=self.lens.family, layer=layer)
-
-    def _hook(
-        self, number: int, one: Edit, *, layer: int, sequences: slice, valid: Tensor, held: dict[str, Tensor]
-    ) -> Callable[..., Tensor | None]:
-        def apply(tensor: Tensor, hook: object) -> Tensor | None:
-            self.reached.add(number)
-            index = _index(one, tensor)
-            old = tensor if index is None else tensor[index]
-            positions = torch.arange(valid.shape[1]) if one.positions is None else torch.tensor(one.positions)
-            at = At(layer=layer, sequences=sequences, positions=positions, valid=valid, read=held.get("read"))
-            new = one.change(old, at)
-            _check_result(new, old=old, one=one, layer=layer)
-            if torch.equal(new, old):
-                return None
-            self.changed.add(number)
-            if index is None:
-                return new
-            edited = tensor.clone()
-            edited[index] = new.to(tensor.dtype)
-            return edited
-
-        return apply
-
-
-def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> None:
-    """Refuse edits that this model or these sequences do not have a place for.
-
-    Raises:
-        SiteError: a site that the family lacks, or whose edits have no effect on this model's bridge.
-        InputError: layers, positions, heads, units or keys that do not exist.
-    """
-    for one in edits:
-        site = site_of(one.site, family=lens.family)
-        if one.reads is not None:
-            site_of(one.reads, family=lens.family)
-        if one.site in lens.uneditable:
-            raise SiteError(
-                f"the attention of this bridge is delegated to Hugging Face, so that edits of {one.site!r} change "
-                "nothing; need a model from load or wrap(model) of Hugging Face, not a stock bridge"
-            )
-        for layer in one.layers or ():
-            _in_range("layer", layer, lens.n_layers, of=one.label)
-        sizes = {"position": n_positions, "query": n_positions, "key": n_positions}
-        sizes |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
-        sizes |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp or 0}
-        used = set()
-        for axis in site.axes.split()[1:]:
-            name = _AXIS_OF.get(axis, "units")
-            used.add(name)
-            for index in getattr(one, name) or ():
-                _in_range(
-                    axis.replace("d_model", "dimension").replace("d_mlp", "neuron"), index, sizes[axis], one.label
-                )
-        for name in ("heads", "units", "keys"):
-            if getattr(one, name) is not None and name not in used:
-                raise InputError(
-                    f"the edit {one.label!r} chooses {name} and {one.site!r} has the axes {site.axes!r}; "
-                    f"need a site that has {name}"
-                )
-
-
 def relabelled(one: Edit, label: str) -> Edit:
     """The same edit under another label."""
     return replace(one, label=label)
 
 
-def _in_range(what: str, index: int, size: int, *, of: str = "") -> int:
+def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
+    """The index, if there is such a thing.
+
+    Raises:
+        InputError: there is none.
+    """
     if not 0 <= index < size:
         whose = f" of the edit {of!r}" if of else ""
         raise InputError(f"{what} {index}{whose} does not exist; need 0 to {size - 1}")
     return index
-
-
-def _index(one: Edit, tensor: Tensor) -> tuple[Tensor, ...] | None:
-    """An open mesh over the chosen indices of every axis; None where everything is chosen."""
-    axes = SITES[one.site].axes.split()
-    chosen = [None, *(getattr(one, _AXIS_OF.get(axis, "units")) for axis in axes[1:])]
-    if all(indices is None for indices in chosen):
-        return None
-    vectors = [
-        torch.arange(size, device=tensor.device) if indices is None else torch.tensor(indices, device=tensor.device)
-        for indices, size in zip(chosen, tensor.shape, strict=True)
-    ]
-    return tuple(
-        vector.view([-1 if place == axis else 1 for place in range(len(axes))]) for axis, vector in enumerate(vectors)
-    )
-
-
-def _check_result(new: Any, *, old: Tensor, one: Edit, layer: int) -> None:
-    if not isinstance(new, Tensor) or new.shape != old.shape:
-        found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
-        raise EditError(
-            f"the edit {one.label!r} of {one.site!r} gave {found} at layer {layer}; need a tensor of the "
-            f"shape of what it was given, {tuple(old.shape)}"
-        )
-    bad = new.isnan() if one.site == "scores" else ~new.isfinite()
-    if bool(bad.any()) and bool(old.isfinite().all()):
-        raise EditError(
-            f"the edit {one.label!r} of {one.site!r} gave numbers that are not finite at layer {layer}; "
-            "need finite ones: look at what it divides by, and at factors that overflow the type"
-        )
-
-
-def _keeper(held: dict[str, Tensor]) -> Callable[..., None]:
-    def keep(tensor: Tensor, hook: object) -> None:
-        held["read"] = tensor
-
-    return keep

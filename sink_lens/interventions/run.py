@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -21,7 +21,8 @@ from ..errors import InputError, SiteError
 from ..measures.attention import sink_mass
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook, site_of
-from .edits import Applied, Edit, EditError, check_edits
+from .applied import Applied, check_edits
+from .edits import Edit, EditError
 
 _TOKENS_A_FORWARD = 1024
 """Attention is eager on the bridge: its patterns grow with the square of the length."""
@@ -35,6 +36,8 @@ class Outcome:
     """The positions whose attention and state were read."""
     layers: tuple[int, ...]
     """The layers that were read."""
+    valid: Bool[Tensor, "batch position"] = field(repr=False)
+    """True at real tokens."""
     mass: Float[Tensor, "layer batch head key"]
     """Mean attention to each key over the queries after it."""
     state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
@@ -111,11 +114,16 @@ def run_with(
         site_of(name, family=lens.family)
         if not SITES[name].per_layer and not (loss or logits):
             raise SiteError(f"{name!r} is computed after the last layer; need loss=True or logits=True to read it")
+        if name in lens.uneditable:
+            raise SiteError(
+                f"the attention of this bridge is delegated, so that it does not show {name!r} as the model uses it; "
+                "need a model from load or wrap(model) of Hugging Face, not a stock bridge"
+            )
     first = 0 if start is None else _check_start(start, lens=lens, batch=batch, edits=given, read=read)
     last = lens.n_layers if loss or logits else max(read) + 1
-    applied = Applied(lens=lens, edits=given)
+    applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
     desk = _Desk(keys=tuple(keys))
-    size = batch_size or max(1, _TOKENS_A_FORWARD // batch.n_positions)
+    size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done = 0
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(size):
@@ -124,12 +132,11 @@ def run_with(
             hooks += desk.hooks(lens, read=read, sites=sites, valid=part.valid.to(lens.device))
             stream = None if start is None else start.stream[chosen].to(lens.device)
             out = _forward(lens, part, hooks=hooks, first=first, last=last, stream=stream)
-            if loss or logits:
-                desk.finish(out, part=part, loss=loss, logits=logits, edits=given)
+            desk.finish(out, part=part, loss=loss, logits=logits, edits=given)
             done += part.n_sequences
             bar.update(part.n_sequences)
     applied.warn()
-    return desk.outcome(read)
+    return desk.outcome(read, valid=batch.valid.cpu())
 
 
 class _Desk:
@@ -170,16 +177,22 @@ class _Desk:
         valid = part.valid.to(out.device)
         if bool(out[valid].isnan().any()):
             names = ", ".join(repr(edit.label) for edit in edits) or "none"
-            raise EditError(f"the logits are not numbers under the edits {names}; need edits that leave them finite")
+            raise EditError(f"what the run ends with is not a number under the edits {names}; need finite edits")
         if loss:
             self.losses.append(sequence_loss(out, part).cpu())
         if logits:
             self.logits.append(out.detach().to("cpu", copy=True))
 
-    def outcome(self, read: tuple[int, ...]) -> Outcome:
+    def outcome(self, read: tuple[int, ...], *, valid: Tensor) -> Outcome:
+        if read and not self.mass:
+            raise SiteError(
+                "the attention of this bridge is delegated to a kernel that gives no pattern; need the eager one, or a "
+                "model from load or wrap(model) of Hugging Face, not a stock bridge"
+            )
         return Outcome(
             keys=self.keys,
             layers=read,
+            valid=valid,
             mass=torch.stack([torch.cat(self.mass[layer]) for layer in read]),
             state=torch.stack([torch.cat(self.state[layer]) for layer in read]),
             loss=torch.cat(self.losses) if self.losses else None,
@@ -257,7 +270,8 @@ def _check_start(
     shape = (batch.n_sequences, batch.n_positions, lens.d_model)
     if tuple(start.stream.shape) != shape:
         raise InputError(f"the stream to begin with has the shape {tuple(start.stream.shape)}; need {shape}")
-    early = [layer for edit in edits for layer in edit.over(lens.n_layers) if layer < start.layer]
+    inner = [edit for edit in edits if SITES[edit.site].per_layer]
+    early = [layer for edit in inner for layer in edit.over(lens.n_layers) if layer < start.layer]
     if early or min(read) < start.layer:
         raise InputError(
             f"the run begins at layer {start.layer} and layer {min([*early, *read])} is edited or read; "

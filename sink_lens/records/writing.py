@@ -57,6 +57,10 @@ class RunWriter:
         """Write a text file, as UTF-8."""
         return self._write(filename, text.encode())
 
+    def write_bytes(self, filename: str, payload: bytes) -> Path:
+        """Write a file as it is, such as an image."""
+        return self._write(filename, payload)
+
     def __enter__(self) -> "RunWriter":
         return self
 

@@ -16,7 +16,7 @@ from sink_lens.models.sites import SITES, bridge_hook, read, site_of, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny
 
 BATCH, LENGTH, LAYER = 2, 24, 1
-NO_NEURONS = ("gate", "up", "neurons")
+NO_NEURONS = ("gate", "up", "neurons", "down_out")
 UNGATED = ("gpt2", "gpt_neox", "opt")
 GROUPED = tuple(family for family in TINY_FAMILIES if family not in UNGATED)
 WIDE_HEAD = ("qwen3", "gemma2", "gemma3", "gpt_oss")
@@ -85,6 +85,7 @@ def test_the_list_is_closed_and_in_the_order_of_computation():
         "gate",
         "up",
         "neurons",
+        "down_out",
         "mlp_out",
         "resid_post",
         "final",

@@ -1,0 +1,120 @@
+"""Position or token? The sink with the first-token token (BOS) and with ordinary ones, at position 0 and inside.
+
+There are models whose sink sits at position 0 whatever stands there, models whose sink follows BOS wherever it
+stands, and models that need both. A chain that needs BOS is not a chain of the first position.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pandas as pd
+import torch
+
+from ..data.bos import bos_id
+from ..data.tokens import TokenBatch
+from ..interventions.isolation import isolation
+from ..interventions.run import run_with
+from .bench import Bench, bar
+from .readings import OTHERS_FROM
+
+Kind = Literal["positional", "token", "position or token", "position and token", "no sink", "undecided"]
+"""What a sink is bound to: one of the two alone, either of them, or both at once."""
+COLUMNS = ("position", "token", "isolated", "sink_mass", "ordinary_mass", "norm_ratio", "loss_nats", "is_sink", "n")
+_TIMES = 4.0
+_LEAST = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    position: int
+    token: str
+    isolated: bool
+    tokens: TokenBatch
+
+
+def placement_table(bench: Bench, *, progress: bool = False) -> pd.DataFrame:
+    """One row per (position, token, isolated): the mass there over the layers in which the sink is read.
+
+    ``ordinary_mass`` is the mean mass of five other positions in the same run, ``norm_ratio`` the largest over layers
+    of the norm there over the median norm of those. A cell ``is_sink`` where its mass is over a tenth and over four
+    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. Cost: six passes of the
+    bridge at most.
+    """
+    rows = [_row(bench, cell) for cell in bar(_cells(bench), label="position or token", progress=progress)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def kind_of(table: pd.DataFrame) -> Kind:
+    """What the sink is bound to, from the cells that are not isolated.
+
+    *positional*: an ordinary token at position 0 is a sink, and BOS inside is none. *token*: the other way round.
+    *position or token*: both are. *position and token*: neither is, but BOS at position 0 is. Of a model without
+    BOS only *positional* and *no sink* can be told.
+    """
+
+    def is_sink(*, first: bool, token: str) -> bool:
+        chosen = table[
+            ((table["position"] == 0) == first) & (table["token"] == token) & ~table["isolated"].astype(bool)
+        ]
+        return bool(chosen["is_sink"].any())
+
+    if table.empty:
+        return "undecided"
+    kinds: dict[tuple[bool, bool], Kind] = {
+        (True, False): "positional",
+        (False, True): "token",
+        (True, True): "position or token",
+        (False, False): "position and token" if is_sink(first=True, token="bos") else "no sink",
+    }
+    return kinds[is_sink(first=True, token="ordinary"), is_sink(first=False, token="bos")]
+
+
+def _cells(bench: Bench) -> list[_Cell]:
+    """The cells, those with BOS where there is one; sequences that begin with BOS lose it in the ordinary cells."""
+    tokens, new = bench.tokens, bench.new
+    bos = None if bench.lens.tokenizer is None else bos_id(bench.lens.tokenizer)
+    ids = tokens.tokens[:, 1:] if tokens.bos else tokens.tokens
+    if ids.shape[1] < new + 2:
+        return []
+    plain = _batch(tokens, ids)
+    cells = [_Cell(position=0, token="ordinary", isolated=False, tokens=plain)]
+    cells += [_Cell(position=new, token="ordinary", isolated=isolated, tokens=plain) for isolated in (False, True)]
+    if bos is not None:
+        first, inner = ids.clone(), ids.clone()
+        first[:, 0], inner[:, new] = bos, bos
+        cells.append(_Cell(position=0, token="bos", isolated=False, tokens=_batch(tokens, first)))
+        cells += [
+            _Cell(position=new, token="bos", isolated=isolated, tokens=_batch(tokens, inner))
+            for isolated in (False, True)
+        ]
+    return cells
+
+
+def _batch(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
+    return replace(tokens, tokens=ids, lengths=torch.full((len(ids),), ids.shape[1]), bos=False, bos_arm="without")
+
+
+def _row(bench: Bench, cell: _Cell) -> dict[str, object]:
+    length = cell.tokens.n_positions
+    places = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != cell.position]
+    index = torch.linspace(0, len(places) - 1, min(5, len(places))).round().long().tolist()
+    others = [places[i] for i in index]
+    edits = [isolation([cell.position])] if cell.isolated else []
+    found = run_with(bench.lens, cell.tokens, edits, keys=(cell.position, *others))
+    assert found.loss is not None  # it was asked for
+    mass = float(found.mass_at(cell.position, layers=bench.late).nanmean())
+    ordinary = float(torch.stack([found.mass_at(other, layers=bench.late) for other in others]).nanmean())
+    norms = found.state.norm(dim=-1)  # layer, sequence, key
+    ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
+    return {
+        "position": cell.position,
+        "token": cell.token,
+        "isolated": cell.isolated,
+        "sink_mass": mass,
+        "ordinary_mass": ordinary,
+        "norm_ratio": float(ratio.mean(1).max()) if others else math.nan,
+        "loss_nats": float(found.loss.nanmean()),
+        "is_sink": mass > _LEAST and mass > _TIMES * ordinary,
+        "n": cell.tokens.n_sequences,
+    }
