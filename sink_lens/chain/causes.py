@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pandas as pd
 from torch import Tensor
@@ -29,6 +29,7 @@ TABLES = {
 """Table of a run -> its columns. Where nothing can be cut, they are empty."""
 
 
+@runtime_checkable
 class Once(Protocol):
     """Makes a table unless an interrupted run has left it."""
 

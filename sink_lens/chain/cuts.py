@@ -236,7 +236,7 @@ def _to_key(holder: Holder, *, generator: torch.Generator) -> Cut:
     bench = holder.bench
     entering = {layer: list(bench.finding.entering(layer)) for layer in bench.late if bench.finding.entering(layer)}
     layers = tuple(entering)
-    means = {layer: holder.others_mean(holder.clean("attn_in", layer))[0, 0] for layer in layers}
+    means = {layer: holder.others_mean(x)[0, 0] for layer, x in holder.clean("attn_in", layers=layers).items()}
     weights = {layer: attention_weights(bench.lens, layer=layer).w_k for layer in layers}
 
     def edit_of(dimensions: Mapping[int, Sequence[int]], label: str) -> Edit:

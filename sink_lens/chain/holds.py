@@ -35,21 +35,25 @@ class Holder:
     bench: Bench
     _clean: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
 
-    def clean(self, site: str, layer: int) -> Tensor:
-        """The clean run's tensor of a site, all positions."""
-        return self._captured(site, [layer])[layer]
+    def clean(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
+        """The clean run's tensors of a site by layer, all positions; all that are missing in one pass."""
+        missing = [layer for layer in layers if (site, layer) not in self._clean]
+        if missing:
+            found = capture(self.bench.lens, self.bench.tokens, sites=[site], layers=missing, path="bridge")
+            self._clean.update({(site, layer): found[site, layer] for layer in missing})
+        return {layer: self._clean[site, layer] for layer in layers}
 
     def at(self, site: str, *, layers: Sequence[int], place: int, natural: bool) -> Edit:
         """Hold a site at a place: at its clean value there, or, of a natural sink, at the mean over other positions."""
-        clean = self._captured(site, layers)
+        clean = self.clean(site, layers=layers)
         values = {layer: self._value(clean[layer], place=place, natural=natural) for layer in layers}
         return hold(site, values, positions=[place], label=f"hold {site} at {place}")
 
     def units(self, site: str, chosen: Units, *, place: int, natural: bool, label: str = "") -> Edits:
         """The same of chosen units of each layer."""
-        edits = []
+        clean, edits = self.clean(site, layers=list(chosen)), []
         for layer, units in chosen.items():
-            value = self._value(self._captured(site, [layer])[layer], place=place, natural=natural)
+            value = self._value(clean[layer], place=place, natural=natural)
             label = label or f"hold {len(units)} {site} at {place}"
             edits.append(hold(site, {layer: value[..., units]}, positions=[place], units=units, label=label))
         return tuple(edits)
@@ -106,21 +110,13 @@ class Holder:
         """A site at a place, against the same site at other places."""
         others = self.bench.controls(place)
         edit = self.at(site, layers=layers, place=place, natural=natural)
-        width = next(iter(self._captured(site, layers[:1]).values())).flatten(2).shape[-1]
+        width = self.clean(site, layers=layers[:1])[layers[0]].flatten(2).shape[-1]
         return Hold(
             name=name,
             edits=(edit,),
             controls=tuple((self.at(site, layers=layers, place=other, natural=natural),) for other in others),
             size=len(layers) * width,
         )
-
-    def _captured(self, site: str, layers: Sequence[int]) -> dict[int, Tensor]:
-        missing = [layer for layer in layers if (site, layer) not in self._clean]
-        if missing:
-            # A clean run from a later layer on would do; one whole pass a site is simple and enough.
-            found = capture(self.bench.lens, self.bench.tokens, sites=[site], layers=missing, path="bridge")
-            self._clean.update({(site, layer): found[site, layer] for layer in missing})
-        return {layer: self._clean[site, layer] for layer in layers}
 
     def _value(self, clean: Tensor, *, place: int, natural: bool) -> Tensor:
         return self.others_mean(clean) if natural else clean[:, [place]]

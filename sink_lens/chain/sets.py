@@ -75,10 +75,11 @@ class Found:
 def ranked(bench: Bench, holder: Holder, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
     """The neurons of some layers by the share of their layer's change of the step's outlier dimension at the sink."""
     shares: list[tuple[float, Neuron]] = []
+    clean = holder.clean("neurons", layers=layers)
     for layer in layers:
         weights = mlp_weights(bench.lens, layer=layer)
         assert weights is not None  # a step of a mixture of experts is refused before
-        active = holder.clean("neurons", layer)[:, bench.old].float().to(weights.w_down.device)
+        active = clean[layer][:, bench.old].float().to(weights.w_down.device)
         terms, _ = output_terms(bench.lens, weights, layer=layer, activations=active, dimension=step.dimension)
         before = (
             bench.baseline.state_at(bench.old)[layer - 1] if layer else torch.zeros(len(active), bench.lens.d_model)
@@ -241,9 +242,10 @@ def _edits(
         return tuple(
             zero("neurons", layers=[layer], units=units, positions=positions) for layer, units in chosen.items()
         )
-    values = {layer: holder.others_mean(holder.clean("neurons", layer))[..., units] for layer, units in chosen.items()}
+    clean = holder.clean("neurons", layers=list(chosen))
     return tuple(
-        hold("neurons", {layer: values[layer]}, units=units, positions=positions) for layer, units in chosen.items()
+        hold("neurons", {layer: holder.others_mean(clean[layer])[..., units]}, units=units, positions=positions)
+        for layer, units in chosen.items()
     )
 
 
@@ -268,6 +270,7 @@ def _of_same_ranks(bench: Bench, holder: Holder, found: Found, generator: torch.
     outside = [layer for layer in range(max(found.segment.layers)) if layer not in bench.finding.growth_layers]
     if not outside:
         return
+    holder.clean("neurons", layers=outside)  # all in one pass
     order = {layer: ranked(bench, holder, layers=[layer], step=step) for layer in outside}
     for _ in range(RANDOM_SETS):
         drawn: dict[Neuron, None] = {}

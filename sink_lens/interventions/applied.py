@@ -6,8 +6,9 @@ order in which they are given, each on what the one before left.
 
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,8 +51,8 @@ class Applied:
                     continue
                 held: dict[str, Tensor] = {}
                 if one.reads is not None:
-                    found.append((2 * ORDER[one.reads] + 1, (self._name(one.reads, layer), _keeper(held))))
-                hook = self._hook(number, one, layer=layer, sequences=sequences, valid=valid, held=held)
+                    found.append((2 * ORDER[one.reads] + 1, (self._name(one.reads, layer), partial(_keep, held=held))))
+                hook = partial(self._apply, number=number, layer=layer, sequences=sequences, valid=valid, held=held)
                 found.append((2 * ORDER[one.site], (self._name(one.site, layer), hook)))
         return [named for _, named in sorted(found, key=operator.itemgetter(0))]
 
@@ -66,37 +67,43 @@ class Applied:
     def _name(self, site: str, layer: int) -> str:
         return bridge_hook(SITES[site], family=self.lens.family, layer=layer)
 
-    def _hook(
-        self, number: int, one: Edit, *, layer: int, sequences: slice, valid: Tensor, held: dict[str, Tensor]
-    ) -> Callable[..., Tensor | None]:
-        def apply(tensor: Tensor, hook: object) -> Tensor | None:
-            self.reached.add(number)
-            index = _index(one, tensor)
-            old = tensor if index is None else tensor[index]
-            positions = torch.arange(valid.shape[1]) if one.positions is None else torch.tensor(one.positions)
-            at = At(
-                layer=layer,
-                sequences=sequences,
-                n_sequences=self.n_sequences,
-                positions=positions,
-                valid=valid,
-                read=held.get("read"),
-            )
-            version = _version(old)
-            new = one.change(old, at)
-            if _version(old) != version:
-                raise EditError(f"the edit {one.label!r} changed its values in place; need new ones: clone them first")
-            new = _checked(new, old=old, one=one, layer=layer)
-            if torch.equal(new, old):
-                return None
-            self.changed.add(number)
-            if index is None:
-                return new
-            edited = tensor.clone()
-            edited[index] = new
-            return edited
-
-        return apply
+    def _apply(
+        self,
+        tensor: Tensor,
+        hook: object,
+        *,
+        number: int,
+        layer: int,
+        sequences: slice,
+        valid: Tensor,
+        held: Mapping[str, Tensor],
+    ) -> Tensor | None:
+        one = self.edits[number]
+        self.reached.add(number)
+        index = _index(one, tensor)
+        old = tensor if index is None else tensor[index]
+        positions = torch.arange(valid.shape[1]) if one.positions is None else torch.tensor(one.positions)
+        at = At(
+            layer=layer,
+            sequences=sequences,
+            n_sequences=self.n_sequences,
+            positions=positions,
+            valid=valid,
+            read=held.get("read"),
+        )
+        version = _version(old)
+        new = one.change(old, at)
+        if _version(old) != version:
+            raise EditError(f"the edit {one.label!r} changed its values in place; need new ones: clone them first")
+        new = _checked(new, old=old, one=one, layer=layer)
+        if torch.equal(new, old):
+            return None
+        self.changed.add(number)
+        if index is None:
+            return new
+        edited = tensor.clone()
+        edited[index] = new
+        return edited
 
 
 def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> None:
@@ -178,8 +185,5 @@ def _checked(new: Any, *, old: Tensor, one: Edit, layer: int) -> Tensor:
     return new
 
 
-def _keeper(held: dict[str, Tensor]) -> Callable[..., None]:
-    def keep(tensor: Tensor, hook: object) -> None:
-        held["read"] = tensor
-
-    return keep
+def _keep(tensor: Tensor, hook: object, *, held: dict[str, Tensor]) -> None:
+    held["read"] = tensor

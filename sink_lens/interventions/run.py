@@ -151,27 +151,24 @@ class _Desk:
         self.logits: list[Tensor] = []
 
     def hooks(self, lens: LensModel, *, read: Sequence[int], sites: Sequence[str], valid: Tensor) -> list[Any]:
-        def name(site: str, layer: int) -> str:
-            return bridge_hook(SITES[site], family=lens.family, layer=layer)
-
-        def mass(pattern: Tensor, hook: object, *, layer: int) -> None:
-            found = [sink_mass(pattern[..., key].float(), valid=valid, key=key) for key in self.keys]
-            self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1).cpu())
-
-        def state(x: Tensor, hook: object, *, layer: int) -> None:
-            self.state.setdefault(layer, []).append(x[:, list(self.keys)].float().cpu())
-
-        def keep(x: Tensor, hook: object, *, place: tuple[str, int]) -> None:
-            self.kept.setdefault(place, []).append(x.detach().to("cpu", copy=True))
-
-        found: list[Any] = []
+        places: list[tuple[str, int, Any]] = []
         for layer in read:
-            found.append((name("pattern", layer), partial(mass, layer=layer)))
-            found.append((name("resid_post", layer), partial(state, layer=layer)))
+            places.append(("pattern", layer, partial(self._mass, layer=layer, valid=valid)))
+            places.append(("resid_post", layer, partial(self._state, layer=layer)))
         for site in sites:
             for layer in read if SITES[site].per_layer else (0,):
-                found.append((name(site, layer), partial(keep, place=(site, layer))))
-        return found
+                places.append((site, layer, partial(self._keep, place=(site, layer))))
+        return [(bridge_hook(SITES[site], family=lens.family, layer=layer), hook) for site, layer, hook in places]
+
+    def _mass(self, pattern: Tensor, hook: object, *, layer: int, valid: Tensor) -> None:
+        found = [sink_mass(pattern[..., key].float(), valid=valid, key=key) for key in self.keys]
+        self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1).cpu())
+
+    def _state(self, x: Tensor, hook: object, *, layer: int) -> None:
+        self.state.setdefault(layer, []).append(x[:, list(self.keys)].float().cpu())
+
+    def _keep(self, x: Tensor, hook: object, *, place: tuple[str, int]) -> None:
+        self.kept.setdefault(place, []).append(x.detach().to("cpu", copy=True))
 
     def finish(self, out: Tensor, *, part: TokenBatch, loss: bool, logits: bool, edits: Sequence[Edit]) -> None:
         valid = part.valid.to(out.device)
