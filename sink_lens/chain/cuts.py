@@ -82,7 +82,7 @@ def amplification_curve(bench: Bench, *, means: CentringMeans, progress: bool = 
     ``times`` is the mass over that without an edit. The centre ``none`` is the norm-only control. Monotone or not,
     the curve is what it is.
     """
-    layers, reads = amplified_layers(bench), _just_after(bench)
+    layers, reads = amplified_layers(bench), just_after(bench)
     before = float(bench.baseline.mass_at(bench.new, layers=reads).mean())
     rows = []
     cells = [(centre, factor) for centre in CENTRES for factor in FACTORS]
@@ -142,7 +142,7 @@ def span(layers: Sequence[int]) -> str:
 
 def _making(bench: Bench, *, means: CentringMeans, curve: pd.DataFrame) -> list[Cut]:
     """The cuts that make a sink at the new position."""
-    link, layers, near = "aggregation_variance", amplified_layers(bench), _just_after(bench)
+    link, layers, near = "aggregation_variance", amplified_layers(bench), just_after(bench)
     common = {"link": link, "position": bench.new, "makes": True}
     found = [
         Cut(
@@ -311,6 +311,6 @@ def _mass(run: Outcome, position: int, layers: list[int]) -> float:
     return float(run.mass_at(position, layers=layers).nanmean())
 
 
-def _just_after(bench: Bench) -> list[int]:
+def just_after(bench: Bench) -> list[int]:
     """The five layers after the first growth step."""
     return list(bench.segments[0].layers[:_LAYERS_AFTER])

@@ -1,6 +1,7 @@
-"""From the configuration of a trace to its model, its sequences, and the other BOS arm of them."""
+"""From the configuration of a trace to its model, its sequences, the other BOS arm of them, and its run's record."""
 
 import logging
+from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -10,7 +11,8 @@ from ..data.tokens import TokenBatch, from_prompts, from_text, random_tokens, re
 from ..data.tokens import bos_id as bos_id_of
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import load
+from ..models.load import load, weights_hash
+from ..records import versions
 from .config import TraceConfig
 
 log = logging.getLogger(__name__)
@@ -59,3 +61,36 @@ def other_arm(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Tok
     except InputError as error:
         log.warning("the other BOS arm is left out: %s", error)
         return None
+
+
+def default_folder(name: str) -> Path:
+    """``runs/MODEL-DATE-TIME`` in the working folder."""
+    stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
+    return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
+    """What a run was made on, for its ``run.json``."""
+    thresholds = ("threshold", "min_sink_rate", "growth_factor", "dominance_threshold", "energy_frac", "max_outliers")
+    return {
+        "model": lens.name,
+        "family": lens.family.architecture,
+        "weights_sha256": weights_hash(lens),
+        "notes": list(lens.notes),
+        "n_layers": lens.n_layers,
+        "n_heads": lens.n_heads,
+        "n_kv_heads": lens.n_kv_heads,
+        "d_model": lens.d_model,
+        "token_source": batch.source,
+        "tokens_sha256": batch.hash,
+        "sequences": batch.n_sequences,
+        "length": batch.n_positions,
+        "bos": batch.bos,
+        "bos_arm": batch.bos_arm,
+        "dtype": str(lens.dtype).removeprefix("torch."),
+        "device": str(lens.device),
+        "kernel": kernel,
+        "versions": versions(),
+        "seeds": {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed, "twin": config.seed},
+        "thresholds": {name: getattr(config, name) for name in (*thresholds, "super_share")},
+    }

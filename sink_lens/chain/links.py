@@ -112,7 +112,7 @@ def link_table(
         criterion = _criterion(primary, floor=floor)
         common = {"verdict": decided, "measured": measured_verdict, "cut": cut_says or "not cut"}
         if cut is not None:
-            criterion += f", and if that of the share by {cut['edit']} is over {CUT_FLOOR:g} and over its controls"
+            criterion += f", and that of the cut over {CUT_FLOOR:.0%} and over its controls"
             rows.append(_cut_row(link.name, cut, criterion=criterion) | common)
         for statistic in found:
             nulls = {**statistic.nulls, **statistic.references}

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ..measures.dimensions import massive_ratio, stable_range
 from ..stats import Interval, interval
+from .carriers import cause_parts, cause_rows, cut_text
 from .config import TraceConfig
 from .find import Finding, onset_layer, slow_growth
 from .panel import Panel
@@ -87,7 +88,8 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
         f"magnitude over 1000 medians; the same layers at any threshold from {stable[0]:.3g} to {stable[1]:.3g}",
     )
     add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
-    return pd.DataFrame(rows)
+    nothing = {"ci_low": np.nan, "ci_high": np.nan}
+    return pd.DataFrame([*rows, *(nothing | row for row in cause_rows(frames))])
 
 
 def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, finding: Finding) -> RenderableType:
@@ -96,7 +98,8 @@ def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, find
     parts: list[RenderableType] = [_headline(values, frames, config=config, finding=finding)]
     if len(frames["growth_steps"]):
         parts.append(_steps(frames))
-    parts.append(_links(frames["links"]))
+    parts.append(_links(frames["links"], effects=frames.get("effects")))
+    parts += cause_parts(frames)
     if len(frames["arms"]) > 1:
         parts.append(_arms(frames["arms"]))
     return Group(*parts)
@@ -151,7 +154,8 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
     return table
 
 
-def _links(links: pd.DataFrame) -> Table:
+def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None) -> Table:
+    cuts = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
     table = Table(title="Links of the chain, each with a 95% interval over sequences", title_justify="left")
     table.add_column("link", no_wrap=True)
     table.add_column("measured, its nulls, and what it must pass")
@@ -168,6 +172,8 @@ def _links(links: pd.DataFrame) -> Table:
         verdict = str(first["verdict"])
         evidence = Text(f"{first['statistic']} {value}\n")
         evidence.append("".join(f"{null}\n" for null in [", ".join(nulls)] if null))
+        if link in cuts:
+            evidence.append(f"{cut_text(cuts[link])}\n")
         evidence.append(str(first["criterion"]), style="dim")
         mark = Text(f"{_MARKS[verdict]} {verdict}", style=_STYLES[verdict])
         table.add_row(str(link), evidence, mark, end_section=True)

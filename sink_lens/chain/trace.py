@@ -9,7 +9,6 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,8 @@ from ..data.tokens import TokenBatch, decode_tokens
 from ..errors import InputError
 from ..interventions.amplification import CentringMeans
 from ..models.lens import LensModel
-from ..models.load import random_twin, weights_hash
-from ..records import RunWriter, create_run, versions
+from ..models.load import random_twin
+from ..records import RunWriter, create_run
 from ..report.page import render
 from . import summary, tables
 from .bench import cannot_cut
@@ -33,7 +32,7 @@ from .causes import TABLES, cause_tables
 from .config import TraceConfig
 from .estimate import estimate
 from .find import Finding
-from .inputs import model_of, other_arm, tokens_of
+from .inputs import default_folder, model_of, other_arm, provenance, tokens_of
 from .links import gather, link_table, link_values
 from .neurons import criteria_agreement, neuron_table, selectivity_table, super_neurons
 from .panel import ARM_READINGS, Panel, aimed, measure, scout, shortened
@@ -133,7 +132,7 @@ def trace(
         folder,
         kind="trace",
         config=dataclasses.asdict(config),
-        provenance=_provenance(lens, batch, config=config, kernel=kernel),
+        provenance=provenance(lens, batch, config=config, kernel=kernel),
         expects=FILES + (("twin_heads", "twin_links") if config.twin else ()) + (tuple(TABLES) if config.cuts else ()),
         overwrite=overwrite,
     ) as writer:
@@ -150,38 +149,6 @@ def _config_of(model: TraceConfig | LensModel | str | Path, *, given: TraceConfi
         return model
     name = model.name if isinstance(model, LensModel) else str(model)
     return TraceConfig(model=name) if given is None else dataclasses.replace(given, model=name)
-
-
-def default_folder(name: str) -> Path:
-    """``runs/MODEL-DATE-TIME`` in the working folder."""
-    stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
-    return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
-    thresholds = ("threshold", "min_sink_rate", "growth_factor", "dominance_threshold", "energy_frac", "max_outliers")
-    return {
-        "model": lens.name,
-        "family": lens.family.architecture,
-        "weights_sha256": weights_hash(lens),
-        "notes": list(lens.notes),
-        "n_layers": lens.n_layers,
-        "n_heads": lens.n_heads,
-        "n_kv_heads": lens.n_kv_heads,
-        "d_model": lens.d_model,
-        "token_source": batch.source,
-        "tokens_sha256": batch.hash,
-        "sequences": batch.n_sequences,
-        "length": batch.n_positions,
-        "bos": batch.bos,
-        "bos_arm": batch.bos_arm,
-        "dtype": str(lens.dtype).removeprefix("torch."),
-        "device": str(lens.device),
-        "kernel": kernel,
-        "versions": versions(),
-        "seeds": {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed, "twin": config.seed},
-        "thresholds": {name: getattr(config, name) for name in (*thresholds, "super_share")},
-    }
 
 
 def _run(

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
-from . import trace  # noqa: F401  # each module puts its commands on the app, in the order of --help
-
-# isort: split
+# Each module puts its commands on the app, in the order of --help.
+# isort: off
+from . import trace  # noqa: F401
+from . import interventions  # noqa: F401
 from . import patch  # noqa: F401
-
-# isort: split
 from . import tools  # noqa: F401
+
+# isort: on
 from .console import BAD_INPUT, INTERRUPTED, app
 
 __all__ = ["BAD_INPUT", "INTERRUPTED", "app", "main"]

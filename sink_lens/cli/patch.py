@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
-from .console import app, console
+from .console import app, console, numbers
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -110,10 +110,10 @@ def patch(
     if metric not in METRICS:
         raise InputError(f"there is no metric {metric!r}; need one of {', '.join(METRICS)}")
     chosen: dict[str, Any] = {
-        name: _numbers(given, option=name)
+        name: numbers(given, option=name)
         for name, given in (("layers", layers), ("positions", positions), ("heads", heads), ("units", units))
     }
-    read = _numbers(metric_layers, option="metric-layers")
+    read = numbers(metric_layers, option="metric-layers")
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
 
@@ -172,19 +172,6 @@ def _default_folder(model: str) -> Path:
     from ..chain.trace import default_folder
 
     return default_folder(model)
-
-
-def _numbers(text: str | None, *, option: str) -> tuple[int, ...] | None:
-    """``0-3,7`` as (0, 1, 2, 3, 7)."""
-    if text is None:
-        return None
-    found: list[int] = []
-    for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
-            raise InputError(f"--{option} is {text!r}; need numbers and ranges such as 0-3,7")
-        found += range(int(first), int(last if dash else first) + 1)
-    return tuple(found)
 
 
 def _metric(
