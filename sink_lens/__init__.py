@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sink_lens.capture.record import Reading, capture, stream
     from sink_lens.chain.config import TraceConfig
+    from sink_lens.chain.studies import Study, ablate, amplify, isolate
     from sink_lens.chain.trace import Trace, trace
     from sink_lens.data.tokens import (
         TokenBatch,
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
         repeated_tokens,
     )
     from sink_lens.errors import SinkLensError
+    from sink_lens.interventions.amplification import amplification, centring_means
+    from sink_lens.interventions.attribution import attribution_patch
+    from sink_lens.interventions.edits import Edit
+    from sink_lens.interventions.effects import effect
+    from sink_lens.interventions.generation import generate
+    from sink_lens.interventions.isolation import isolation
+    from sink_lens.interventions.normalisation import head_rms_norm, variance_calibration
+    from sink_lens.interventions.patching import patch
+    from sink_lens.interventions.paths import path_patch
+    from sink_lens.interventions.run import run_with
     from sink_lens.measures.table import MEASURES
     from sink_lens.models.load import LensModel, load, wrap
     from sink_lens.models.sites import SITES, Site
@@ -45,6 +56,22 @@ _MODULES = {
     "SITES": "models.sites",
     "Site": "models.sites",
     "MEASURES": "measures.table",
+    "Edit": "interventions.edits",
+    "run_with": "interventions.run",
+    "effect": "interventions.effects",
+    "isolation": "interventions.isolation",
+    "amplification": "interventions.amplification",
+    "centring_means": "interventions.amplification",
+    "variance_calibration": "interventions.normalisation",
+    "head_rms_norm": "interventions.normalisation",
+    "patch": "interventions.patching",
+    "path_patch": "interventions.paths",
+    "attribution_patch": "interventions.attribution",
+    "generate": "interventions.generation",
+    "isolate": "chain.studies",
+    "amplify": "chain.studies",
+    "ablate": "chain.studies",
+    "Study": "chain.studies",
     "trace": "chain.trace",
     "Trace": "chain.trace",
     "TraceConfig": "chain.config",
@@ -57,26 +84,42 @@ _MODULES = {
 __all__ = [
     "MEASURES",
     "SITES",
+    "Edit",
     "LensModel",
     "Reading",
     "SinkLensError",
     "Site",
+    "Study",
     "TokenBatch",
     "Trace",
     "TraceConfig",
     "__version__",
+    "ablate",
+    "amplification",
+    "amplify",
+    "attribution_patch",
     "capture",
+    "centring_means",
+    "effect",
     "from_dataset",
     "from_prompts",
     "from_tensor",
     "from_text",
+    "generate",
+    "head_rms_norm",
+    "isolate",
+    "isolation",
     "load",
+    "patch",
+    "path_patch",
     "random_tokens",
     "read_run",
     "render",
     "repeated_tokens",
+    "run_with",
     "stream",
     "trace",
+    "variance_calibration",
     "wrap",
 ]
 

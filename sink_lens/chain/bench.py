@@ -18,7 +18,6 @@ from .find import Finding, GrowthStep
 from .panel import shortened
 from .readings import OTHERS_FROM, RANDOM_SETS
 
-_AFTER_SINK = 32
 _SHORTEST = OTHERS_FROM + 4
 Item = TypeVar("Item")
 
@@ -79,20 +78,23 @@ class Bench:
         layers: Sequence[int] | None = None,
         loss: bool = False,
         of: Outcome | None = None,
+        quiet: bool = False,
     ) -> Outcome:
         """A run under edits, the new and the old position read.
 
         Where no loss is asked for, it begins at the first layer that is edited, from the stream of another run
-        (``of``) under all edits that come before; the clean one if None.
+        (``of``) under all edits that come before; the clean one if None. ``quiet`` is for controls: random edits
+        may change nothing, which is no reason to warn.
         """
         source = self.baseline if of is None else of
         read = list(range(self.lens.n_layers)) if layers is None else list(layers)
         start = None
         if not loss:
-            first = min(min(read), *(layer for edit in edits for layer in edit.over(self.lens.n_layers)))
+            first = min([*read, *(layer for edit in edits for layer in edit.over(self.lens.n_layers))])
             if first > 0:
                 start = Start(layer=first, stream=source.tensors["resid_post", first - 1])
-        return run_with(self.lens, self.tokens, edits, keys=(self.new, self.old), layers=read, loss=loss, start=start)
+        keys = (self.new, self.old)
+        return run_with(self.lens, self.tokens, edits, keys=keys, layers=read, loss=loss, start=start, quiet=quiet)
 
 
 def bench(
@@ -104,8 +106,7 @@ def bench(
         InputError: the interior position is no position of the sequences, or a sink position; or the sequences are
             too short to have one.
     """
-    length = max(config.cut_length, finding.position + _AFTER_SINK)
-    few = shortened(tokens, sequences=config.cut_sequences, length=length)
+    few = shortened(tokens, sequences=config.cut_sequences, length=finding.position + config.cut_length)
     shortest = int(few.lengths.min())
     few = shortened(few, sequences=few.n_sequences, length=shortest)  # every sequence reaches every position
     new = interior_position(few, finding=finding) if position is None else position

@@ -52,7 +52,7 @@ class TraceConfig:
     cut_sequences: int = 8
     """The most sequences that cuts use."""
     cut_length: int = 64
-    """The most positions of them that cuts use, unless the sink lies further on."""
+    """The most positions of them that cuts use, counted from the sink on."""
     position: int | None = None
     """The interior position at which cuts make a sink; None is a third of the sequences' length."""
     device: str | None = None

@@ -276,7 +276,7 @@ def _row(bench: Bench, cut: Cut, *, rng: np.random.Generator) -> dict[str, objec
             return made_share(bench.baseline, run, new=bench.new, old=bench.old, layers=reads, generator=rng)
         return removed_share(bench.baseline, run, old=bench.old, layers=reads, generator=rng)
 
-    controls = [bench.run(control, layers=reads) for control in cut.controls]
+    controls = [bench.run(control, layers=reads, quiet=True) for control in cut.controls]
     masses = torch.tensor([_mass(run, read_at, reads) for run in controls])
     found = share(whole)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
@@ -311,6 +311,6 @@ def _mass(run: Outcome, position: int, layers: list[int]) -> float:
     return float(run.mass_at(position, layers=layers).nanmean())
 
 
-def just_after(bench: Bench) -> list[int]:
+def just_after(bench: Bench) -> tuple[int, ...]:
     """The five layers after the first growth step."""
-    return list(bench.segments[0].layers[:_LAYERS_AFTER])
+    return bench.segments[0].layers[:_LAYERS_AFTER]

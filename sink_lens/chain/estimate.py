@@ -10,7 +10,9 @@ from rich.text import Text
 from ..capture.attention import choose_kernel
 from ..capture.forward import check_tokens
 from ..data.tokens import TokenBatch
+from ..interventions.run import run_with
 from ..models.lens import LensModel
+from .bench import cannot_cut, segments
 from .config import TraceConfig
 from .find import Finding
 from .inputs import model_of, other_arm, tokens_of
@@ -20,6 +22,8 @@ from .readings import LOSS_CHUNK, SITES_BY_POSITION
 _SAMPLE_TOKENS = 512
 _LONGEST_SAMPLE = 2048
 _BYTES_A_NEURON_ROW = 64
+_PASSES_OF_CUTS, _PASSES_A_STEP = 50, 25
+"""Whole passes of the bridge: for the cuts of the links, the curve and the placement, and for a step's mediation."""
 _NOT_INCLUDED = (
     "Not included: converting a GGUF file on first use, a second measuring pass where the first was aimed wrong, the "
     "bootstrap, the tables and the report (seconds), and the memory of a forward pass itself. Times are scaled by "
@@ -107,6 +111,8 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     if config.twin:
         tokens = scouted + batch.tokens.numel()
         passes.append(Pass(name="random twin", tokens=tokens, seconds=scouting / 2 + full * share))
+    if config.cuts and cannot_cut(lens, batch) is None:
+        passes.append(_cuts(lens, batch, aim=aim, config=config))
     weights = sum(parameter.numel() * parameter.element_size() for parameter in lens.plain.parameters())
     kept = _kept(panel) * batch.n_sequences // sample.n_sequences
     widths = {"z": lens.n_heads * lens.d_head}
@@ -120,6 +126,16 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
         bytes_logits=3 * 4 * lens.d_vocab * min(LOSS_CHUNK, batch.n_positions),
         bytes_disk=patterns + neurons + batch.tokens.numel() * 8 + 2_000_000,
     )
+
+
+def _cuts(lens: LensModel, batch: TokenBatch, *, aim: Finding, config: TraceConfig) -> Pass:
+    """The passes of the bridge that the cuts take, as whole ones: many begin late or end early."""
+    few = shortened(batch, sequences=config.cut_sequences, length=config.cut_length)
+    started = time.perf_counter()
+    run_with(lens, few)
+    one = time.perf_counter() - started
+    number = _PASSES_OF_CUTS + _PASSES_A_STEP * len(segments(aim, n_layers=lens.n_layers))
+    return Pass(name="cuts", tokens=int(number * few.tokens.numel()), seconds=number * one)
 
 
 def _timed(

@@ -74,7 +74,8 @@ def _cells(bench: Bench) -> list[_Cell]:
     """The cells, those with BOS where there is one; sequences that begin with BOS lose it in the ordinary cells."""
     tokens, new = bench.tokens, bench.new
     bos = None if bench.lens.tokenizer is None else bos_id(bench.lens.tokenizer)
-    ids = tokens.tokens[:, 1:] if tokens.bos else tokens.tokens
+    begins = tokens.bos or (bos is not None and bool((tokens.tokens[:, 0] == bos).any()))
+    ids = tokens.tokens[:, 1:] if begins else tokens.tokens
     if ids.shape[1] < new + 2:
         return []
     plain = _batch(tokens, ids)

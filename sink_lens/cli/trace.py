@@ -17,7 +17,7 @@ _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Trace
 _TRACE_EXAMPLES = """\
 [bold]Examples[/bold]
 
-sink-lens trace  [dim]the default model, about a minute after its first use[/dim]
+sink-lens trace  [dim]the default model, some four minutes on two cores; with --no-cuts one[/dim]
 
 sink-lens trace gpt2 --sequences 8 --out runs/gpt2  [dim]a hub name, where there is a network[/dim]
 
@@ -77,6 +77,13 @@ def trace(
     batch_size: Annotated[
         int | None, typer.Option(help="Sequences a forward pass. Default: by length.", metavar="N")
     ] = _DEFAULTS["batch_size"],
+    position: Annotated[
+        int | None,
+        typer.Option(help="Interior position at which cuts make a sink. Default: a third of the length.", metavar="N"),
+    ] = _DEFAULTS["position"],
+    no_cuts: Annotated[
+        bool, typer.Option("--no-cuts", help="Only measure: a link is then judged without being cut.")
+    ] = False,
     no_twin: Annotated[bool, typer.Option("--no-twin", help="Leave out the randomly initialised twin.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the report's path.")] = False,
@@ -97,6 +104,8 @@ def trace(
         seed=seed,
         batch_size=batch_size,
         twin=not no_twin,
+        cuts=not no_cuts,
+        position=position,
     )
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported; bars of other libraries too

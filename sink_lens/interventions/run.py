@@ -81,6 +81,7 @@ def run_with(
     logits: bool = False,
     start: Start | None = None,
     batch_size: int | None = None,
+    quiet: bool = False,
     progress: bool = False,
 ) -> Outcome:
     """Run the bridge with edits, or with none: the baseline to compare with.
@@ -88,7 +89,7 @@ def run_with(
     Args:
         lens: the model.
         tokens: the sequences; a bare tensor has no padding.
-        edits: applied in this order; an edit that changes nothing warns.
+        edits: applied in this order; an edit that changes nothing warns, unless ``quiet``.
         keys: positions whose attention mass and stream are read.
         layers: the layers at which mass, stream and sites are read; None is all.
         sites: also keep these sites' tensors, after the edits.
@@ -96,6 +97,7 @@ def run_with(
         logits: keep the logits.
         start: begin at a later layer.
         batch_size: sequences a forward; by length if None.
+        quiet: do not warn of edits that change nothing, as random controls may.
         progress: show a bar.
 
     Raises:
@@ -135,7 +137,8 @@ def run_with(
             desk.finish(out, part=part, loss=loss, logits=logits, edits=given)
             done += part.n_sequences
             bar.update(part.n_sequences)
-    applied.warn()
+    if not quiet:
+        applied.warn()
     return desk.outcome(read, valid=batch.valid.cpu())
 
 

@@ -14,7 +14,7 @@ import jinja2
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run, read_run
-from sink_lens.report import words
+from sink_lens.report import causal, words
 from sink_lens.report.captions import FIGURES, Drawn, drawn_tokens
 from sink_lens.report.drawing import svg
 from sink_lens.report.findings import find_story, links
@@ -69,6 +69,7 @@ def html(folder: str | os.PathLike[str]) -> str:
     run = read_run(folder)
     story = find_story(run)
     rows, untold = _told(run, lambda: links(run))
+    cut = bool(run.config.get("cuts"))
     verdicts = {row.link: row.verdict for row in rows or ()}
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -85,8 +86,8 @@ def html(folder: str | os.PathLike[str]) -> str:
         chain=[(node, verdicts.get(link, "")) for node, link in zip(words.NODES, [*words.LINKS, ""], strict=True)],
         signs=words.VERDICTS,
         traced=words.traced(verdicts) if verdicts else "",
-        figures=[_figure(run, story, of) for of in FIGURES],
-        tables=[_table(run, story, of) for of in TABLES],
+        figures=[_figure(run, story, of) for of in (*FIGURES, *(causal.FIGURES if cut else ()))],
+        tables=[_table(run, story, of) for of in (*(causal.TABLES if cut else ()), *TABLES)],
         tokens=drawn_tokens(run),
         provenance=_provenance(run),
     )
