@@ -36,16 +36,14 @@ def cause_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
         return []
     kind, effects = kind_of(frames["placement"]), frames["effects"]
     rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": _KINDS[kind]}]
-    isolation = effects[effects["edit"] == "isolation"]
-    for row in isolation.to_dict("records"):
+    for row in effects.query("edit == 'isolation'").to_dict("records"):
         note = f"attention to position {row['position']} in layers {row['read_layers']} when it is isolated in all"
         rows.append({"quantity": "isolated_mass", "value": row["sink_mass_new"], "unit": "mass", "note": note})
         note = f"old sink {row['baseline_mass_old']:.3f} -> {row['sink_mass_old']:.3f}"
         rows.append({"quantity": "isolation_outcome", "value": row["outcome"], "unit": "", "note": note})
     curve = frames["amplification"]
     for centre in dict.fromkeys(curve["centre"]):
-        of_centre = curve[curve["centre"] == centre]
-        top = of_centre.iloc[int(of_centre["times"].to_numpy().argmax())]
+        top = curve.query("centre == @centre").nlargest(1, "times").iloc[0]
         note = f"largest over factors, at {top['factor']:g}, in layers {top['read_layers']}"
         if centre == "none":
             note += "; the norm-only control"
@@ -82,12 +80,12 @@ def _matrix(table: pd.DataFrame) -> Table:
     shown.add_column("layers")
     for hold in HOLDS:
         shown.add_column(hold, justify="right")
-    for (name, step), part in table.groupby(["intervention", "step"], sort=False):
+    for _, part in table.groupby(["intervention", "step"], sort=False):
         of_hold = {row["hold"]: row for row in part.to_dict("records")}
         cells = [_cell(of_hold[hold]) if hold in of_hold else "-" for hold in HOLDS]
         first = part.iloc[0]
-        after = "" if step == -1 else f" (step {step})"
-        shown.add_row(str(name), f"{first['layers_from']}-{first['layers_to']}{after}", *cells)
+        after = "" if first["step"] == -1 else f" (step {first['step']})"
+        shown.add_row(str(first["intervention"]), f"{first['layers_from']}-{first['layers_to']}{after}", *cells)
     return shown
 
 
@@ -103,7 +101,7 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
     table = frames["mediation"]
     lines = []
     for hold in ("neurons", "dimensions", "key"):
-        leaving = table[(table["hold"] == hold) & (table["surviving_share"] > ANOTHER_PATH)]
+        leaving = table.query("hold == @hold and surviving_share > @ANOTHER_PATH")
         if len(leaving):
             where = ", ".join(f"{row['intervention']} step {row['step']}" for row in leaving.to_dict("records"))
             lines.append(f"another path exists beside {_OF_HOLD[hold]}: most of the sink survives ({where})")

@@ -44,7 +44,7 @@ def cause_tables(
     supers: Mapping[int, Tensor],
     config: TraceConfig,
     once: Once,
-    keep_means: Callable[[CentringMeans], None],
+    keep_means: Callable[[CentringMeans], object],
     progress: bool = False,
 ) -> None:
     """Make the tables of ``TABLES``, each through ``once``.
@@ -78,8 +78,7 @@ def cause_tables(
 
     def strongest() -> Edit | None:
         """The amplification that makes the strongest sink, of both centres; None where no factor makes any."""
-        centred = curve[curve["centre"] != "none"]
-        top = centred.iloc[int(centred["mass"].to_numpy().argmax())]
+        top = curve.query("centre != 'none'").nlargest(1, "mass").iloc[0]
         if top["factor"] == 1:
             return None
         return amplification(

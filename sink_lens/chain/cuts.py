@@ -85,7 +85,7 @@ def amplification_curve(bench: Bench, *, means: CentringMeans, progress: bool = 
     layers, reads = amplified_layers(bench), just_after(bench)
     before = float(bench.baseline.mass_at(bench.new, layers=reads).mean())
     rows = []
-    cells = [(centre, factor) for centre in CENTRES for factor in FACTORS]
+    cells: list[tuple[Centre, float]] = [(centre, factor) for centre in CENTRES for factor in FACTORS]
     for centre, factor in bar(cells, label="amplification", progress=progress):
         mass = before
         if factor != 1:
@@ -99,8 +99,7 @@ def amplification_curve(bench: Bench, *, means: CentringMeans, progress: bool = 
 
 def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
     """The factor of a centre at which the new position gets the most attention."""
-    of_centre = curve[curve["centre"] == centre]
-    return float(of_centre["factor"].iloc[int(of_centre["mass"].to_numpy().argmax())])
+    return float(curve.query("centre == @centre").nlargest(1, "mass").iloc[0]["factor"])
 
 
 def effect_table(

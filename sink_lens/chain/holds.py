@@ -54,8 +54,8 @@ class Holder:
         clean, edits = self.clean(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(clean[layer], place=place, natural=natural)
-            label = label or f"hold {len(units)} {site} at {place}"
-            edits.append(hold(site, {layer: value[..., units]}, positions=[place], units=units, label=label))
+            text = label or f"hold {len(units)} {site} at {place}"
+            edits.append(hold(site, {layer: value[..., units]}, positions=[place], units=units, label=text))
         return tuple(edits)
 
     def z(self, segment: Segment, *, place: int, natural: bool) -> Hold:

@@ -81,10 +81,9 @@ def ranked(bench: Bench, holder: Holder, *, layers: Sequence[int], step: GrowthS
         assert weights is not None  # a step of a mixture of experts is refused before
         active = clean[layer][:, bench.old].float().to(weights.w_down.device)
         terms, _ = output_terms(bench.lens, weights, layer=layer, activations=active, dimension=step.dimension)
-        before = (
-            bench.baseline.state_at(bench.old)[layer - 1] if layer else torch.zeros(len(active), bench.lens.d_model)
-        )
-        change = (bench.baseline.state_at(bench.old)[layer] - before)[:, step.dimension].mean()
+        states = bench.baseline.state_at(bench.old)
+        before = states[layer - 1] if layer else holder.clean("resid_pre", layers=[0])[0][:, bench.old].float().cpu()
+        change = (states[layer] - before)[:, step.dimension].mean()
         mean = (terms.mean(0).cpu() / change.abs().clamp(min=1e-6)).abs()
         shares += [(float(value), (layer, index)) for index, value in enumerate(mean.tolist())]
     return [neuron for _, neuron in sorted(shares, key=lambda one: (-one[0], one[1]))]

@@ -137,7 +137,8 @@ def amplify(
     if any(centre != "none" for centre in centres):
         means = centring_means(place.lens, seed=config.seed, progress=progress)
     baseline, by_layer, summary = place.baseline, [], []
-    for centre, factor in bar([(c, f) for c in centres for f in factors], label="amplification", progress=progress):
+    cells: list[tuple[Centre, float]] = [(centre, factor) for centre in centres for factor in factors]
+    for centre, factor in bar(cells, label="amplification", progress=progress):
         edits = _amplified(factor, position=place.new, layers=chosen, centre=centre, means=means)
         edited = place.run(edits, loss=True) if edits else baseline
         table = layer_table(baseline, edited, new=place.new, old=place.old)
@@ -237,20 +238,20 @@ def _sentence(row: Mapping[Any, Any], *, old: int) -> str:
 
 
 def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
-    of_step = table[table["step"] == found.segment.number]
+    of_step = f"step == {found.segment.number}"
+    usual = table.query(f"{of_step} and method == 'mean' and what == 'column' and where == 'sink'")
 
-    def removed(kind: str) -> pd.Series:
-        usual = (of_step["method"] == "mean") & (of_step["what"] == "column") & (of_step["where"] == "sink")
-        return of_step[(of_step["kind"] == kind) & usual]["removed_share"]
+    def removed(*kinds: str) -> np.ndarray:
+        return usual.query("kind in @kinds")["removed_share"].to_numpy(dtype=float)
 
-    random = pd.concat([removed("random, same layers"), removed("random, same ranks outside")])
+    random, single = removed("random, same layers", "random, same ranks outside"), removed("single")
     return {
         "step": found.segment.number,
         "neurons": names(found.neurons),
         "size": len(found.neurons),
         "removes": found.removes,
-        "removed_share": float(removed("set").iloc[0]),
-        "best_single": float(removed("single").max()) if len(removed("single")) else float("nan"),
+        "removed_share": float(removed("set")[0]),
+        "best_single": float(single.max()) if len(single) else float("nan"),
         "random_mean": float(random.mean()),
         "random_max": float(random.max()),
         "read_layers": span(found.segment.layers),

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.captions import Drawn
-from sink_lens.report.columns import flags, floats, named, need
+from sink_lens.report.columns import by_size, flags, floats, named, need, select
 from sink_lens.report.drawing import (
     BLUE,
     GREEN,
@@ -64,7 +64,8 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
     grid, control = np.full((2, len(keys), len(_HOLDS)), np.nan)
     names = []
     for index, (intervention, step) in enumerate(keys):
-        part = table[(table["intervention"] == intervention) & (table["step"] == step)]
+        of_it = named(table, "intervention", intervention)
+        part = select(of_it, floats(of_it, "step") == step)
         spans = f"{int(floats(part, 'layers_from')[0])}–{int(floats(part, 'layers_to')[0])}"
         names.append(f"{intervention}, layers {spans}")
         for column, hold in enumerate(_HOLDS):
@@ -90,8 +91,7 @@ def _curve(run: Run, story: Story) -> tuple[str, Figure]:
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "position", "read_layers", "times"]
     )
     first = table.iloc[0]
-    centred = table[table["centre"] != "none"]
-    best = centred.iloc[int(np.nanargmax(floats(centred, "mass")))]
+    best = by_size(select(table, np.array([name != "none" for name in table["centre"]])), "mass").iloc[0]
     see = (
         f"Position {first['position']}: its aggregated values are moved away from a mean by a factor, up to the end "
         f"of the first growth step, and its attention is read in layers {first['read_layers']}. "

@@ -71,13 +71,13 @@ def test_the_new_position_is_a_third_of_the_length_and_no_sink():
 def test_controls_are_five_later_positions(planted_at):
     place = planted_at().bench
     assert (place.old, place.new, place.tokens.n_positions) == (0, 6, 20)
-    assert place.controls(6) == [7, 10, 12, 15, 18]  # 7 to 18 in even steps: 7, 9.75, 12.5, 15.25, 18
+    assert place.controls(6) == [7, 10, 13, 15, 18]  # 7 to 18 in even steps: 7, 9.75, 12.5, 15.25, 18
     assert place.controls(0) == [1, 5, 10, 14, 18]  # 1 to 18 without 6
 
 
 def test_controls_are_any_positions_where_few_come_later(planted_at):
     place = dataclasses.replace(planted_at().bench, new=16)
-    assert place.controls(16) == [1, 5, 10, 14, 18]
+    assert place.controls(16) == [1, 5, 9, 13, 18]
     assert not {0, 16} & set(place.controls(16))
 
 

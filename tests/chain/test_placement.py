@@ -1,0 +1,137 @@
+"""Position or token: the kinds by hand, and the planted sink, which follows BOS."""
+
+import dataclasses
+import functools
+
+import pandas as pd
+import pytest
+import torch
+
+from sink_lens.chain.bench import bench
+from sink_lens.chain.placement import COLUMNS, kind_of, placement_table
+from sink_lens.data.tokens import from_tensor
+from sink_lens.interventions.isolation import isolation
+from sink_lens.interventions.run import run_with
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import BOS_ID, tiny
+
+
+@pytest.fixture(scope="module")
+def table_of(planted_at):
+    """The builder of the planted model's table, with its sink and without."""
+    return functools.cache(lambda sink=True: placement_table(planted_at(sink=sink).bench))
+
+
+def cells(*sinks):
+    """A table in which the named cells, as "0 bos" or "6 ordinary isolated", are sinks, out of all."""
+    rows = []
+    for position in (0, 6):
+        for token in ("ordinary", "bos"):
+            for isolated in (False, True) if position else (False,):
+                name = f"{position} {token}" + " isolated" * isolated
+                rows.append({"position": position, "token": token, "isolated": isolated, "is_sink": name in sinks})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "kind"),
+    [
+        (["0 ordinary", "0 bos"], "positional"),
+        (["0 bos", "6 bos"], "token"),
+        (["0 ordinary", "0 bos", "6 bos"], "position or token"),
+        (["0 bos"], "position and token"),
+        ([], "no sink"),
+        (["6 ordinary isolated", "6 bos isolated"], "no sink"),  # isolated cells do not count
+    ],
+)
+def test_kinds(sinks, kind):
+    assert kind_of(cells(*sinks)) == kind
+
+
+def test_without_cells_it_is_undecided():
+    assert kind_of(pd.DataFrame(columns=list(COLUMNS))) == "undecided"
+
+
+def test_without_bos_a_sink_at_the_first_position_is_positional():
+    table = cells("0 ordinary").query("token == 'ordinary'")
+    assert kind_of(table) == "positional"
+    assert kind_of(cells().query("token == 'ordinary'")) == "no sink"
+
+
+def test_the_planted_sink_follows_bos(table_of):
+    table = table_of()
+    assert tuple(table.columns) == COLUMNS
+    found = table.set_index(["position", "token", "isolated"])
+    assert len(table) == 6
+    assert found["is_sink"].to_dict() == {
+        (0, "ordinary", False): False,
+        (6, "ordinary", False): False,
+        (6, "ordinary", True): False,
+        (0, "bos", False): True,
+        (6, "bos", False): True,
+        (6, "bos", True): True,
+    }
+    assert kind_of(table) == "token"
+    assert (found.loc[(slice(None), "bos"), "norm_ratio"] > 10).all()
+    assert (found.loc[(slice(None), "ordinary"), "norm_ratio"] < 5).all()
+
+
+def test_bos_first_is_the_clean_run_of_the_same_tokens_with_bos_in_front(planted_at, table_of):
+    # the ordinary cells are the sequences without their BOS, so that BOS replaces the first text token
+    place = planted_at()
+    ids = place.bench.tokens.tokens[:, 1:].clone()
+    ids[:, 0] = BOS_ID
+    found = run_with(place.lens, ids, keys=(0,))
+    cell = table_of().query("position == 0 and token == 'bos'").iloc[0]
+    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(0, layers=place.bench.late).mean()))
+    assert cell["loss_nats"] == pytest.approx(float(found.loss.mean()))
+
+
+def test_an_isolated_cell_is_the_run_under_isolation(planted_at, table_of):
+    place = planted_at()
+    ids = place.bench.tokens.tokens[:, 1:]
+    found = run_with(place.lens, ids, isolation([6]), keys=(6,))
+    cell = table_of().query("position == 6 and token == 'ordinary' and isolated").iloc[0]
+    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(6, layers=place.bench.late).mean()))
+
+
+def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at, table_of):
+    place = planted_at()
+    ids = place.bench.tokens.tokens[:, 1:]  # 19 positions: 8 to 17 in even steps are 8, 10.25, 12.5, 14.75, 17
+    others = (8, 10, 12, 15, 17)
+    found = run_with(place.lens, ids, keys=(0, *others))
+    cell = table_of().query("position == 0 and token == 'ordinary'").iloc[0]
+    masses = [found.mass_at(other, layers=place.bench.late).mean() for other in others]
+    assert cell["ordinary_mass"] == pytest.approx(float(torch.stack(masses).mean()))
+    norms = found.state.norm(dim=-1)
+    assert cell["norm_ratio"] == pytest.approx(float((norms[..., 0] / norms[..., 1:].median(-1).values).mean(1).max()))
+
+
+def test_nothing_planted_is_no_sink(table_of):
+    table = table_of(sink=False)
+    assert not table["is_sink"].any()
+    assert kind_of(table) == "no sink"
+
+
+def test_a_typed_in_bos_is_no_ordinary_token(planted_at, config):
+    # a bare tensor does not say that it begins with BOS
+    place = planted_at()
+    bare = bench(place.lens, from_tensor(place.tokens.tokens), finding=place.finding, config=config)
+    assert not bare.tokens.bos
+    assert kind_of(placement_table(bare)) == "token"
+
+
+def test_without_a_tokenizer_there_are_the_ordinary_cells(config, tiny_at):
+    place = tiny_at("llama")
+    bare = wrap(tiny("llama", num_hidden_layers=2))
+    table = placement_table(dataclasses.replace(place.bench, lens=bare))
+    assert table["token"].tolist() == ["ordinary"] * 3
+    assert table[["sink_mass", "ordinary_mass", "norm_ratio", "loss_nats"]].notna().all(axis=None)
+
+
+def test_a_new_position_at_the_end_leaves_no_cells(planted_at):
+    place = planted_at()  # 20 positions, and 19 without BOS: position 18 has no token after it there
+    table = placement_table(dataclasses.replace(place.bench, new=18))
+    assert table.empty
+    assert tuple(table.columns) == COLUMNS
+    assert kind_of(table) == "undecided"

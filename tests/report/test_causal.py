@@ -1,0 +1,95 @@
+"""The causal part of the page: its figures and tables from small tables, and what is said where nothing was cut."""
+
+import pandas as pd
+import pytest
+
+from sink_lens.chain.carriers import cause_parts, cause_rows, cut_text
+from sink_lens.report.causal import amplification_curve, mediation_matrix
+
+MEDIATION = pd.DataFrame(
+    {
+        "intervention": ["isolation"] * 4,
+        "hold": ["z", "neurons", "dimensions", "key"],
+        "step": 0,
+        "position": 9,
+        "layers_from": 3,
+        "layers_to": 7,
+        "surviving_share": [0.0, 0.1, 1.2, 0.0],
+        "control_surviving_share": [1.0, 1.0, 1.0, float("nan")],
+    }
+)
+CURVE = pd.DataFrame(
+    {
+        "centre": ["values", "values", "none", "none"],
+        "factor": [1.0, 5.0, 1.0, 5.0],
+        "layers": "0-2",
+        "position": 9,
+        "read_layers": "3-7",
+        "baseline_mass": 0.02,
+        "mass": [0.02, 0.3, 0.02, 0.01],
+        "times": [1.0, 15.0, 1.0, 0.5],
+        "n": 4,
+    }
+)
+EFFECTS = pd.DataFrame(
+    {
+        "link": ["aggregation_variance", "key_sink"],
+        "edit": ["isolation", "key as elsewhere"],
+        "position": [9, 0],
+        "read_layers": "3-7",
+        "baseline_mass_new": 0.02,
+        "sink_mass_new": [0.3, 0.02],
+        "baseline_mass_old": 0.6,
+        "sink_mass_old": [0.4, 0.05],
+        "share": [0.47, 0.92],
+        "ci_low": [0.4, 0.9],
+        "ci_high": [0.5, 0.94],
+        "control_share": [0.0, float("nan")],
+        "outcome": ["shared", "removed"],
+        "is_primary": True,
+    }
+)
+PLACEMENT = pd.DataFrame(
+    {
+        "position": [0, 9, 0, 9],
+        "token": ["ordinary", "ordinary", "bos", "bos"],
+        "isolated": False,
+        "is_sink": [True, False, True, False],
+    }
+)
+FRAMES = {"mediation": MEDIATION, "amplification": CURVE, "effects": EFFECTS, "placement": PLACEMENT}
+
+
+def test_the_matrix_writes_each_share_with_its_control():
+    texts = [text.get_text() for text in mediation_matrix(MEDIATION).axes[0].texts]
+    assert texts == ["0.00 (1.00)", "0.10 (1.00)", "1.20 (1.00)", "0.00"]
+
+
+def test_the_curve_has_a_line_a_centre():
+    lines = amplification_curve(CURVE).axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["values", "norm only"]
+
+
+def test_summary_rows_name_what_the_sink_is_bound_to_and_what_survives():
+    rows = {row["quantity"]: row["value"] for row in cause_rows(FRAMES)}
+    assert rows["sink_bound_to"] == "positional"
+    assert rows["isolated_mass"] == pytest.approx(0.3)
+    assert rows["amplified_times_values"] == 15
+    assert rows["survives_isolation_dimensions_step_0"] == pytest.approx(1.2)
+
+
+def test_another_path_is_named_where_most_survives():
+    assert "another path exists beside the outlier dimensions" in str(cause_parts(FRAMES)[-1])
+    through = FRAMES | {"mediation": MEDIATION.assign(surviving_share=0.1)}
+    assert "no other path" in str(cause_parts(through)[-1])
+
+
+def test_a_cut_is_told_with_its_controls():
+    made, removed = (cut_text(row) for row in EFFECTS.to_dict("records"))
+    assert made == "cut: isolation makes 47% of the sink (40% to 50%), controls 0"
+    assert removed == "cut: key as elsewhere removes 92% of the sink (90% to 94%)"
+
+
+def test_without_cuts_nothing_is_said():
+    assert cause_rows({}) == []
+    assert cause_parts({"effects": EFFECTS.head(0)}) == []

@@ -1,0 +1,105 @@
+"""``sink-lens isolate``, ``amplify`` and ``ablate``: options, output and exit codes, with the work replaced."""
+
+import sys
+import types
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from sink_lens import cli
+from sink_lens.chain.config import TraceConfig
+from sink_lens.cli import interventions
+
+
+def run(*arguments):
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, [*map(str, arguments)])
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """Every call of a study: its name, configuration and options."""
+    made = []
+
+    def study(name):
+        def call(config, **options):
+            made.append((name, config, options))
+            summary = pd.DataFrame({"position": [21], "mass_new": [0.25], "outcome": ["shared"], "centre": ["values"]})
+            frames = {"summary": summary, "ablations": pd.DataFrame({"step": [0], "kind": ["set"], "neurons": ["1.2"]})}
+            return types.SimpleNamespace(folder=tmp_path, frames=frames, headline=f"the headline of {name}")
+
+        return call
+
+    fake = types.ModuleType("sink_lens.chain.studies")
+    for name in ("isolate", "amplify", "ablate"):
+        setattr(fake, name, study(name))
+    monkeypatch.setitem(sys.modules, "sink_lens.chain.studies", fake)
+    return made
+
+
+@pytest.mark.parametrize("command", ["isolate", "amplify", "ablate"])
+def test_a_command_ends_with_its_table_the_headline_and_the_run(calls, command, tmp_path):
+    result = run(command)
+    assert result.exit_code == 0
+    assert f"the headline of {command}" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"run: {tmp_path}"
+    ((name, config, options),) = calls
+    assert name == command
+    assert config == TraceConfig(model=config.model, sequences=8, cut_sequences=8, cut_length=64)
+    assert options["progress"] is True
+
+
+def test_options_reach_the_study(calls):
+    run(
+        "isolate",
+        "a/model",
+        "--position",
+        "9",
+        "--position",
+        "12",
+        "--layers",
+        "0-2,5",
+        "--length",
+        "40",
+        "--bos",
+        "with",
+    )
+    run("amplify", "--position", "7", "--factors", "0.5,2", "--centre", "none", "--seed", "3")
+    (_, first, isolated), (_, second, amplified) = calls
+    assert (first.model, first.length, first.bos, first.cut_length) == ("a/model", 40, "with", 40)
+    assert (isolated["positions"], isolated["layers"]) == ([9, 12], (0, 1, 2, 5))
+    assert (amplified["position"], amplified["factors"], amplified["centres"]) == (7, (0.5, 2.0), ("none",))
+    assert second.seed == 3
+
+
+def test_quiet_prints_only_the_folder(calls, tmp_path):
+    assert run("ablate", "--quiet").stdout == f"{tmp_path}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("isolate", "--layers", "3-1"), "--layers is '3-1'"),
+        (("amplify", "--factors", "1,two"), "--factors is '1,two'"),
+        (("ablate", "--length", "1"), "length is 1"),
+        (("isolate", "--tokens", "noise"), "tokens is 'noise'"),
+    ],
+)
+def test_bad_input_ends_with_code_2(calls, arguments, text):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
+    assert not calls
+
+
+@pytest.mark.parametrize("name", ["ISOLATE", "AMPLIFY", "ABLATE"])
+def test_every_example_of_the_help_runs(calls, name, monkeypatch, tmp_path):
+    import shlex
+
+    (tmp_path / "mine.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
+    lines = getattr(interventions, f"_{name}_EXAMPLES").splitlines()
+    examples = [line.split("[dim]")[0] for line in lines if line.startswith("sink-lens")]
+    assert examples
+    for example in examples:
+        assert run(*shlex.split(example)[1:]).exit_code == 0, example
