@@ -1,5 +1,5 @@
 # make trace   sets up .venv and traces the default model (ARGS="--sequences 8 --out runs/mine" passes options on)
-# make test    sets up .venv and runs every check
+# make test    sets up .venv and runs every check (WORKERS=2 processes of tests; TESTS="-m 'not real'" leaves some out)
 # PYTHON       the interpreter to build .venv from: 3.11, 3.12 or 3.13
 
 PYTHON ?= python3
@@ -7,6 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 TESTS ?=
+WORKERS ?= 2
 
 .PHONY: trace test setup clean
 .DELETE_ON_ERROR:
@@ -19,7 +20,7 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 setup: $(READY)
 

@@ -19,6 +19,8 @@ from .panel import shortened
 from .readings import OTHERS_FROM, RANDOM_SETS
 
 _SHORTEST = OTHERS_FROM + 4
+_AFTER_POSITION = 32
+"""Positions that follow an interior position, where the sequences have them."""
 Item = TypeVar("Item")
 
 
@@ -83,8 +85,8 @@ class Bench:
         """A run under edits, the new and the old position read.
 
         Where no loss is asked for, it begins at the first layer that is edited, from the stream of another run
-        (``of``) under all edits that come before; the clean one if None. ``quiet`` is for controls: random edits
-        may change nothing, which is no reason to warn.
+        (``of``) under all edits that come before; the clean one if None. ``quiet`` is for controls, and for
+        holds of what may be untouched: that they change nothing is an answer, and no reason to warn.
         """
         source = self.baseline if of is None else of
         read = list(range(self.lens.n_layers)) if layers is None else list(layers)
@@ -106,14 +108,12 @@ def bench(
         InputError: the interior position is no position of the sequences, or a sink position; or the sequences are
             too short to have one.
     """
-    few = shortened(tokens, sequences=config.cut_sequences, length=finding.position + config.cut_length)
+    length = max(finding.position + config.cut_length, (position or 0) + _AFTER_POSITION)
+    few = shortened(tokens, sequences=config.cut_sequences, length=length)
     shortest = int(few.lengths.min())
     few = shortened(few, sequences=few.n_sequences, length=shortest)  # every sequence reaches every position
     new = interior_position(few, finding=finding) if position is None else position
-    if not 1 <= new < shortest - 1:
-        raise InputError(
-            f"the interior position is {new}; need one from 1 to {shortest - 2}: tokens must come before and after it"
-        )
+    check_interior(new, shortest=shortest)
     if new == finding.position:
         raise InputError(f"position {new} is the sink already; need another one")
     baseline = run_with(lens, few, keys=(new, finding.position), sites=("resid_post",))
@@ -136,6 +136,19 @@ def cannot_cut(lens: LensModel, tokens: TokenBatch) -> str | None:
     if shortest < _SHORTEST:
         return f"the shortest sequence has {shortest} tokens, and cuts need {_SHORTEST}"
     return None
+
+
+def check_interior(position: int, *, shortest: int) -> None:
+    """Refuse a position that some sequence does not have inside.
+
+    Raises:
+        InputError: it is the first or the last one, or outside.
+    """
+    if not 1 <= position < shortest - 1:
+        raise InputError(
+            f"the interior position is {position}; need one from 1 to {shortest - 2}: tokens must come before and "
+            "after it"
+        )
 
 
 def interior_position(tokens: TokenBatch, *, finding: Finding) -> int:

@@ -130,7 +130,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
 
 def _cuts(lens: LensModel, batch: TokenBatch, *, aim: Finding, config: TraceConfig) -> Pass:
     """The passes of the bridge that the cuts take, as whole ones: many begin late or end early."""
-    few = shortened(batch, sequences=config.cut_sequences, length=config.cut_length)
+    few = shortened(batch, sequences=config.cut_sequences, length=aim.position + config.cut_length)
     started = time.perf_counter()
     run_with(lens, few)
     one = time.perf_counter() - started

@@ -91,6 +91,12 @@ def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kerne
         "device": str(lens.device),
         "kernel": kernel,
         "versions": versions(),
-        "seeds": {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed, "twin": config.seed},
+        "seeds": {
+            "tokens": batch.seed,
+            "bootstrap": config.seed,
+            "controls": config.seed,
+            "twin": config.seed,
+            "centring": config.seed,
+        },
         "thresholds": {name: getattr(config, name) for name in (*thresholds, "super_share")},
     }

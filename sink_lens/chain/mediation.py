@@ -82,8 +82,6 @@ def mediation_table(bench: Bench, *, supers: Supers, amplified: Edit | None, pro
 
             def mass(
                 holding: Edits,
-                *,
-                quiet: bool,
                 edits: list[Edit] = edits,
                 run: Outcome = run,
                 layers: list[int] = layers,
@@ -91,10 +89,11 @@ def mediation_table(bench: Bench, *, supers: Supers, amplified: Edit | None, pro
             ) -> float:
                 first = min(layer for edit in holding for layer in edit.over(bench.lens.n_layers))
                 kept = from_layer(edits, first=first, n_layers=bench.lens.n_layers)
-                return _mass(bench.run([*kept, *holding], layers=layers, of=run, quiet=quiet), position, layers)
+                found = bench.run([*kept, *holding], layers=layers, of=run, quiet=True)  # a link may be untouched
+                return _mass(found, position, layers)
 
-            survived = mass(held.edits, quiet=False)
-            control = torch.tensor([mass(one, quiet=True) for one in held.controls])
+            survived = mass(held.edits)
+            control = torch.tensor([mass(one) for one in held.controls])
             added = whole - baseline if abs(whole - baseline) >= _LITTLE else math.nan
             mean = float(control.mean()) if len(control) else math.nan
             rows.append(

@@ -125,7 +125,7 @@ def _smallest(bench: Bench, holder: Holder, segment: Segment, *, tick: object) -
 
     def removed(neurons: Sequence[Neuron]) -> float:
         tick()  # type: ignore[operator]  # the bar's update
-        run = bench.run(_means(bench, holder, neurons), layers=segment.layers)
+        run = bench.run(_means(bench, holder, neurons), layers=segment.layers, quiet=True)
         return _removed(bench, run, segment)
 
     chosen: list[Neuron] = []
@@ -156,7 +156,7 @@ def _rows(bench: Bench, holder: Holder, found: Found, *, rng: np.random.Generato
     ) -> dict[str, object]:
         positions = [bench.old] if where == "sink" else None
         edits = _edits(bench, holder, neurons, method=method, what=what, positions=positions, step=step)
-        run = bench.run(edits, loss=loss, layers=None if loss else segment.layers)
+        run = bench.run(edits, loss=loss, layers=None if loss else segment.layers, quiet=True)
         share = removed_share(bench.baseline, run, old=bench.old, layers=segment.layers, generator=rng)
         before = bench.baseline.loss
         return {

@@ -27,7 +27,7 @@ from ..models.load import random_twin
 from ..records import RunWriter, create_run
 from ..report.page import render
 from . import summary, tables
-from .bench import cannot_cut
+from .bench import cannot_cut, check_interior
 from .causes import TABLES, cause_tables
 from .config import TraceConfig
 from .estimate import estimate
@@ -124,6 +124,8 @@ def trace(
     batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
     other = None if tokens is not None else other_arm(lens, batch, config=config)
     check_tokens(lens, batch)
+    if config.cuts and config.position is not None:
+        check_interior(config.position, shortest=int(batch.lengths.min()))
     why_not = cannot_cut(lens, batch) if config.cuts else None
     if why_not is not None:
         warnings.warn(f"nothing is cut: {why_not}; links are judged by what is measured alone", stacklevel=2)

@@ -41,7 +41,7 @@ def test_it_says_passes_time_memory_and_disk_and_what_is_left_out(folder, tmp_pa
 
 def test_tokens_are_counted_by_pass():
     lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True))
-    config = TraceConfig(model="planted", tokens="random", sequences=10, length=16)
+    config = TraceConfig(model="planted", tokens="random", sequences=10, length=16, cuts=False)
     batch = tokens_of(lens, config=config, bos="auto")
     cost = cost_of(lens, batch, config=config, other=other_arm(lens, batch, config=config))
     # scout: 8 sequences of 16, twice (attention, then the stream)
@@ -58,10 +58,30 @@ def test_tokens_are_counted_by_pass():
 
 def test_without_a_twin_and_a_bos_there_are_two_passes():
     lens = wrap(tiny("gpt_oss"))
-    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=12, twin=False)
+    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=12, twin=False, cuts=False)
     cost = cost_of(lens, tokens_of(lens, config=config, bos="auto"), config=config, other=None)
     assert [one.name for one in cost.passes] == ["scout", "measure"]
     assert cost.bytes_weights == 4 * sum(parameter.numel() for parameter in lens.plain.parameters())
+
+
+def test_the_cuts_are_more_passes_for_every_growth_step():
+    counted = []
+    for sink in (True, False):
+        lens = wrap(planted(sink=sink).model, tokenizer=tiny_tokenizer(adds_bos=True))
+        config = TraceConfig(model="planted", tokens="random", sequences=10, length=40, cut_sequences=4, cut_length=16)
+        batch = tokens_of(lens, config=config, bos="auto")
+        (cuts,) = [one for one in cost_of(lens, batch, config=config, other=None).passes if one.name == "cuts"]
+        assert cuts.tokens % (4 * 16) == 0
+        assert cuts.tokens > 50 * 4 * 16
+        counted.append(cuts.tokens)
+    assert counted[0] == counted[1]  # one growth step, or the last layers instead
+
+
+def test_what_cannot_be_cut_costs_no_cuts():
+    lens = wrap(tiny("llama"))
+    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=11, twin=False)
+    cost = cost_of(lens, tokens_of(lens, config=config, bos="auto"), config=config, other=None)
+    assert [one.name for one in cost.passes] == ["scout", "measure"]
 
 
 def test_readings_grow_with_the_sequences():

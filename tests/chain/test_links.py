@@ -11,7 +11,7 @@ import torch
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.evidence import Statistic
-from sink_lens.chain.links import LINKS, gather, link_table, link_values, verdict
+from sink_lens.chain.links import CUT_FLOOR, LINKS, both, cut_verdict, gather, link_table, link_values, verdict
 from sink_lens.chain.panel import aimed, measure, scout
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
@@ -27,7 +27,8 @@ NAMES = (
     "dimension_key",
     "key_sink",
 )
-COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "verdict"]
+COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "is_primary", "n"]
+COLUMNS += ["verdict", "measured", "cut"]
 
 
 def statistic(low, high, *, estimate=None, nulls=None, **options):
@@ -121,7 +122,7 @@ def test_no_link_from_the_neuron_on_holds_without_it(seed):
 
 def test_one_row_per_link_statistic_and_null():
     table = link_table(planted_evidence(), twin=link_values(planted_evidence(sink=False)), length=24)
-    assert list(table.columns[: len(COLUMNS)]) == COLUMNS
+    assert list(table.columns) == COLUMNS
     assert not table.duplicated(["link", "statistic", "null_name"]).any()
     assert tuple(dict.fromkeys(table["link"])) == NAMES
     assert set(table["verdict"]) <= {"holds", "fails", "undecided"}
@@ -161,6 +162,104 @@ def test_the_interval_holds_the_value():
     assert len(table) > 8
     assert (table["ci_low"] <= table["value"] + 1e-6).all()
     assert (table["value"] <= table["ci_high"] + 1e-6).all()
+
+
+# --- cut too
+
+
+def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, primary=True):
+    """A row of the effects: what the links read of it."""
+    return {
+        "link": link,
+        "edit": f"cut of {link}",
+        "baseline_mass_old": had,
+        "share": (low + high) / 2,
+        "ci_low": low,
+        "ci_high": high,
+        "control_share": control,
+        "is_primary": primary,
+        "n": 8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "decided"),
+    [
+        (effect("x"), "holds"),
+        (effect("x", low=CUT_FLOOR), "undecided"),  # over means strictly over
+        (effect("x", low=0.1, high=0.2), "fails"),
+        (effect("x", low=0.1, high=0.4), "undecided"),
+        (effect("x", control=0.7), "undecided"),  # within the interval
+        (effect("x", control=0.95), "fails"),  # random places do more
+        (effect("x", control=NAN), "holds"),  # no controls: against the floor alone
+        (effect("x", low=NAN, high=NAN), "undecided"),  # one sequence has no interval
+        (effect("x", had=0.04), "undecided"),  # a share of hardly any sink
+        (effect("x", had=NAN), "undecided"),
+        (effect("x", low=-0.3, high=-0.1), "fails"),
+    ],
+)
+def test_cut_verdict(row, decided):
+    assert cut_verdict(row) == decided
+
+
+@pytest.mark.parametrize(
+    ("measured", "cut", "decided"),
+    [
+        ("holds", "holds", "holds"),
+        ("holds", "undecided", "undecided"),
+        ("undecided", "holds", "undecided"),
+        ("undecided", "undecided", "undecided"),
+        ("holds", "fails", "fails"),
+        ("fails", "holds", "fails"),
+        ("undecided", "fails", "fails"),
+        ("fails", "undecided", "fails"),
+        ("fails", "fails", "fails"),
+    ],
+)
+def test_a_link_holds_only_where_both_do(measured, cut, decided):
+    assert both(measured, cut) == decided
+
+
+def with_effects(*rows, twin=None):
+    return link_table(planted_evidence(), twin=twin, effects=pd.DataFrame(rows), length=24)
+
+
+def test_the_verdict_is_that_of_both():
+    rows = [effect(name) for name in NAMES if name not in ("neurons_dimension", "dimension_key")]
+    table = with_effects(*rows, effect("neurons_dimension", low=0.0, high=0.1))
+    found = table.groupby("link")[["measured", "cut", "verdict"]].first()
+    assert (table.groupby("link")[["measured", "cut", "verdict"]].nunique() == 1).all(axis=None)
+    assert found.loc["variance_neurons"].tolist() == ["holds", "holds", "holds"]
+    assert found.loc["neurons_dimension"].tolist() == ["holds", "fails", "fails"]
+    assert found.loc["dimension_key"].tolist() == ["holds", "not cut", "undecided"]  # the others are cut
+    alone = link_table(planted_evidence(), twin=None, length=24).groupby("link")["verdict"].first()
+    assert found["measured"].to_dict() == alone.to_dict()
+
+
+def test_the_share_of_the_cut_is_a_row_of_its_own():
+    table = with_effects(*(effect(name) for name in NAMES))
+    assert list(table.columns) == COLUMNS
+    shares = table[table["statistic"] == "cut_share"]
+    assert tuple(shares["link"]) == NAMES
+    row = shares.iloc[0]
+    assert row[["value", "ci_low", "ci_high", "null_value", "n"]].tolist() == [0.75, 0.6, 0.9, 0.01, 8]
+    assert (row["null_name"], bool(row["is_primary"])) == ("matched_controls", False)
+    assert row["criterion"].endswith(", and that of the cut over 25% and over its controls")
+    assert not table.duplicated(["link", "statistic", "null_name"]).any()
+
+
+def test_only_the_primary_cut_of_a_link_decides():
+    rows = [effect(name) for name in NAMES]
+    more = effect("variance_neurons", low=0.0, high=0.1, primary=False)
+    pd.testing.assert_frame_equal(with_effects(*rows), with_effects(*rows, more))
+
+
+def test_without_effects_the_links_are_judged_by_what_is_measured():
+    alone = link_table(planted_evidence(), twin=None, length=24)
+    empty = link_table(planted_evidence(), twin=None, effects=pd.DataFrame(columns=["link", "is_primary"]), length=24)
+    pd.testing.assert_frame_equal(alone, empty)
+    assert set(alone["cut"]) == {"not cut"}
+    assert (alone["verdict"] == alone["measured"]).all()
 
 
 # --- what cannot be measured is undecided, what is not there fails

@@ -235,9 +235,8 @@ def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():
 
 def test_value_norm_ratio_is_read_at_each_key():
     lens, tokens = lens_of("llama"), batch(2, 10)
-    found = streamed(lens, tokens, r.output_readings(lens, keys=(0, 2), positions=torch.arange(10)))[
-        "value_norm_ratio", 0
-    ]
+    places = torch.arange(10)
+    found = streamed(lens, tokens, r.output_readings(lens, keys=(0, 2), positions=places))["value_norm_ratio", 0]
     assert found.shape == (2, lens.n_heads, 2)
     alone = streamed(lens, tokens, r.output_readings(lens, keys=(2,), positions=places))["value_norm_ratio", 0]
     assert torch.equal(found[..., 1], alone[..., 0])

@@ -10,6 +10,7 @@ from sink_lens import load
 from sink_lens.capture.record import Reading, capture, stream
 from sink_lens.chain import trace as tracing
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.placement import kind_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
@@ -30,7 +31,15 @@ def traced(lens, tmp_path_factory):
 
     @functools.cache
     def of(tokens):
-        config = TraceConfig(model=DEFAULT_MODEL, tokens=tokens, sequences=32 if tokens == "text" else 16, twin=False)
+        config = TraceConfig(
+            model=DEFAULT_MODEL,
+            tokens=tokens,
+            sequences=32 if tokens == "text" else 16,
+            twin=False,
+            cuts=tokens == "text",
+            cut_sequences=3,
+            cut_length=48,
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tracing, "render", lambda folder: folder)
             return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / tokens, progress=False)
@@ -135,6 +144,34 @@ def test_the_links_have_their_verdicts(traced):
         "dimension_key": "holds",
         "key_sink": "holds",
     }
+
+
+def test_cutting_shows_the_same_chain(traced):
+    frames = traced("text").frames
+    effects = frames["effects"].set_index("edit")
+    isolated = effects.loc["isolation"]
+    assert isolated["baseline_mass_new"] < 0.02
+    assert isolated["sink_mass_new"] > 0.2
+    assert isolated["control_mean"] < 0.02
+
+    curve = frames["amplification"]  # read in the five layers after the first step
+    assert curve["read_layers"].unique().tolist() == ["3-7"]
+    assert curve["factor"].max() <= 30
+    times = curve.groupby("centre")["times"].max()
+    assert times[["values", "aggregated"]].max() > 8
+    assert times["none"] < 2
+
+    mediation = frames["mediation"].query("intervention == 'isolation'").set_index(["hold", "step"])
+    neurons = mediation.loc["neurons"]
+    assert (neurons["surviving_share"] < 0.5).all()
+    assert (neurons["control_surviving_share"] > 0.9).all()
+    z = mediation.loc["z"]
+    assert (z["mass"] == z["baseline_mass"]).all()
+
+    assert kind_of(frames["placement"]) == "positional"
+    cut = traced("text").links.groupby("link")["cut"].first()
+    assert cut["variance_preserved"] == "fails"
+    assert cut["aggregation_variance"] == "holds"
 
 
 def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):

@@ -13,7 +13,9 @@ import safetensors.numpy
 import torch
 from rich.console import Console
 
+from sink_lens.chain import causes
 from sink_lens.chain import trace as tracing
+from sink_lens.chain.causes import TABLES as CUT_TABLES
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import FILES, default_folder, trace
 from sink_lens.data.tokens import from_tensor
@@ -84,7 +86,7 @@ def interrupt(*args, **options):
 
 
 def asked(**changes):
-    return TraceConfig(**({"model": "tiny", "tokens": "random", "sequences": 5, "length": 20} | changes))
+    return TraceConfig(**({"model": "tiny", "tokens": "random", "sequences": 5, "length": 20, "cuts": False} | changes))
 
 
 def run(lens, out, *, batch=None, **changes):
@@ -307,7 +309,7 @@ def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path,
 
 def test_text_is_cut_from_a_file(tmp_path, drawn):
     (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 40)
-    config = TraceConfig(model="tiny", text=str(tmp_path / "book.txt"), sequences=3, length=16, twin=False)
+    config = TraceConfig(model="tiny", text=str(tmp_path / "book.txt"), sequences=3, length=16, twin=False, cuts=False)
     trace(lens_of("llama"), config=config, out=tmp_path / "run", progress=False)
     assert read_run(tmp_path / "run").provenance["token_source"] == "text:book.txt"
 
@@ -385,6 +387,94 @@ def test_another_question_does_not_continue_an_interrupted_run(tmp_path, drawn, 
             run(planted_lens(), tmp_path / "run", sequences=3, length=16, twin=False)
     with pytest.raises(RunError, match=r"threshold: 0\.3 there, 0\.4 here"):
         run(planted_lens(), tmp_path / "run", sequences=3, length=16, twin=False, threshold=0.4)
+
+
+# --- cut
+
+
+@pytest.fixture(scope="module")
+def cut_whole(tmp_path_factory):
+    """A trace of the planted model with all its cuts, that ran to its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "render", lambda folder: folder)
+        return cut_run(tmp_path_factory.mktemp("cut") / "run")
+
+
+def cut_run(out):
+    return run(planted_lens(), out, sequences=6, length=24, twin=False, cuts=True, cut_sequences=4, cut_length=16)
+
+
+def test_the_cuts_are_files_of_the_run(cut_whole):
+    folder = cut_whole.folder
+    found = check_folder(folder, twin=False)
+    names = {path.stem for path in folder.iterdir()}
+    assert names == {*FILES, *CUT_TABLES, "centring_means", "run"}
+    for name, columns in CUT_TABLES.items():
+        assert tuple(found.tables[name].columns) == columns
+        pd.testing.assert_frame_equal(found.tables[name], cut_whole.frames[name], check_dtype=False)
+    assert not found.tables["amplification"].duplicated(["centre", "factor"]).any()
+    assert not found.tables["effects"].duplicated(["link", "edit"]).any()
+    assert not found.tables["mediation"].duplicated(["intervention", "hold", "step"]).any()
+    assert not found.tables["placement"].duplicated(["position", "token", "isolated"]).any()
+    means = found.tensors("centring_means")
+    assert set(means) == {f"{centre}.{layer}" for centre in ("values", "aggregated") for layer in range(5)}
+    assert means["values.0"].shape == (4, 12)
+
+
+def test_without_cuts_there_is_none_of_their_files(whole):
+    assert not {path.stem for path in whole.folder.iterdir()} & {*CUT_TABLES, "centring_means"}
+    assert (whole.links["cut"] == "not cut").all()
+    assert (whole.links["verdict"] == whole.links["measured"]).all()
+
+
+def test_the_planted_links_hold_measured_and_cut(cut_whole):
+    links = cut_whole.links.groupby("link")[["measured", "cut", "verdict"]].first()
+    for name in CHAIN:
+        assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
+    assert links.loc["aggregation_variance", "cut"] == "fails"  # its sink is a token, no variance
+    assert links.loc["aggregation_variance", "verdict"] == "fails"
+    assert (cut_whole.links["statistic"] == "cut_share").sum() == 6
+    assert text_of(cut_whole.table())
+
+
+def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, drawn, monkeypatch, cut_whole):
+    with monkeypatch.context() as patch:
+        patch.setattr(causes, "mediation_table", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cut_run(tmp_path / "run")
+    stopped = read_run(tmp_path / "run")
+    assert (stopped.status, stopped.missing) == ("interrupted", ["links", "summary", "mediation", "placement"])
+    with monkeypatch.context() as patch:
+        patch.setattr(causes, "effect_table", interrupt)  # finished: must not be made again
+        patch.setattr(causes, "amplification_curve", interrupt)
+        again = cut_run(tmp_path / "run")
+    same_tables(again.frames, cut_whole.frames)
+    means = [
+        safetensors.numpy.load_file(folder / "centring_means.safetensors")
+        for folder in (again.folder, cut_whole.folder)
+    ]
+    assert set(means[0]) == set(means[1])
+    assert all(np.array_equal(means[0][name], means[1][name]) for name in means[0])
+
+
+def test_a_run_stopped_after_its_cuts_runs_none_again(tmp_path, drawn, monkeypatch, cut_whole):
+    with monkeypatch.context() as patch:
+        patch.setattr(tracing, "link_table", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cut_run(tmp_path / "run")
+    monkeypatch.setattr(causes, "bench", interrupt)
+    same_tables(cut_run(tmp_path / "run").frames, cut_whole.frames)
+
+
+def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path, drawn):
+    with pytest.warns(UserWarning, match="nothing is cut: the shortest sequence has 10 tokens, and cuts need 12"):
+        result = run(lens_of("llama"), tmp_path / "run", sequences=3, length=10, twin=False, cuts=True)
+    found = check_folder(tmp_path / "run", twin=False)
+    for name in CUT_TABLES:
+        assert found.tables[name].empty
+    assert (result.links["verdict"] == result.links["measured"]).all()
+    assert set(result.links["cut"]) == {"not cut"}
+    assert text_of(result.table())
 
 
 # --- refused, and nothing is left behind

@@ -74,7 +74,7 @@ def test_any_number_of_batches_gives_the_same_as_all_at_once(seed, sizes):
         stream.update(part, valid=part_valid)
     at_once = Moments.empty(n_positions=4, n_values=6)
     at_once.update(x, valid=valid)
-    torch.testing.assert_close(stream.std(), at_once.std(), rtol=1e-12, atol=1e-12, equal_nan=True)
+    torch.testing.assert_close(stream.std(), at_once.std(), rtol=1e-6, atol=1e-9, equal_nan=True)
     for position in range(4):
         kept = x[valid[:, position], position].flatten(1).double().numpy()
         assert stream.count[position] == len(kept)
