@@ -108,7 +108,9 @@ def bench(
         InputError: the interior position is no position of the sequences, or a sink position; or the sequences are
             too short to have one.
     """
-    length = max(finding.position + config.cut_length, (position or 0) + _AFTER_POSITION)
+    length = finding.position + config.cut_length
+    if position is not None:
+        length = max(length, position + _AFTER_POSITION)
     few = shortened(tokens, sequences=config.cut_sequences, length=length)
     shortest = int(few.lengths.min())
     few = shortened(few, sequences=few.n_sequences, length=shortest)  # every sequence reaches every position

@@ -115,11 +115,17 @@ def test_the_length_counts_from_the_sink_on(planted_at, config):
     assert (found.tokens.n_positions, found.old, found.new) == (28, 8, 9)
 
 
-@pytest.mark.parametrize(("position", "text"), [(19, "is 19; need one from 1 to 18"), (0, "is 0; need one from 1")])
+@pytest.mark.parametrize(("position", "text"), [(23, "is 23; need one from 1 to 22"), (0, "is 0; need one from 1")])
 def test_a_position_without_tokens_on_both_sides_is_refused(planted_at, config, position, text):
     place = planted_at()
     with pytest.raises(InputError, match=text):
         bench(place.lens, place.tokens, finding=place.finding, config=config, position=position)
+
+
+def test_a_given_position_has_tokens_after_it_where_the_sequences_have_them(planted_at, config):
+    place = planted_at()
+    found = bench(place.lens, place.tokens, finding=place.finding, config=config, position=21)
+    assert (found.new, found.tokens.n_positions) == (21, 24)
 
 
 def test_the_sink_as_the_new_position_is_refused(planted_at, config):

@@ -8,20 +8,23 @@ import pandas as pd
 import pytest
 import torch
 
-from sink_lens.chain import causes
+from sink_lens.chain import causes, cuts
 from sink_lens.chain.causes import TABLES, Once, cause_tables
-from sink_lens.chain.cuts import best_factor
 from sink_lens.chain.placement import kind_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.interventions.amplification import centring_means
 from sink_lens.models.load import wrap
 
 
+def make_less(patch):
+    """Fewer factors and random tokens, so that a table takes a second."""
+    patch.setattr(cuts, "FACTORS", (1.0, 10.0))
+    patch.setattr(causes, "centring_means", functools.partial(centring_means, n_tokens=64))
+
+
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """Fewer factors and random tokens, so that a table takes a second."""
-    monkeypatch.setattr("sink_lens.chain.cuts.FACTORS", (1.0, 10.0))
-    monkeypatch.setattr(causes, "centring_means", functools.partial(centring_means, n_tokens=64))
+    make_less(monkeypatch)
 
 
 class Keeper:
@@ -98,47 +101,51 @@ def test_without_a_sink_every_table_is_made(planted_at, config):
     assert found["mediation"].query("intervention != 'natural'")["surviving_share"].isna().all()
 
 
-def test_the_same_question_gives_the_same_tables(tiny_at, config):
-    a, b = (made(tiny_at("llama"), config).tables for _ in range(2))
-    for name in TABLES:
-        pd.testing.assert_frame_equal(a[name], b[name], check_exact=True)
-
-
 # --- resumed
 
 
-def test_what_is_finished_is_not_made_again(tiny_at, config):
-    place = tiny_at("llama")
-    whole = made(place, config)
-    done = {name: whole.tables[name] for name in ("amplification", "effects")}
-    again = made(place, config, tables=done)
-    assert again.made == ["mediation", "placement"]
+@pytest.fixture(scope="module")
+def whole(tiny_at, config):
+    """All tables of a Llama of two layers, made once."""
+    with pytest.MonkeyPatch.context() as patch:
+        make_less(patch)
+        return made(tiny_at("llama"), config).tables
+
+
+def test_what_is_finished_is_not_made_again(tiny_at, config, whole):
+    again = made(tiny_at("llama"), config, tables={name: whole[name] for name in ("amplification", "mediation")})
+    assert again.made == ["effects", "placement"]
     for name in TABLES:
-        pd.testing.assert_frame_equal(again.tables[name], whole.tables[name], check_exact=True)
+        pd.testing.assert_frame_equal(again.tables[name], whole[name], check_exact=True)
 
 
-def test_where_all_is_finished_no_model_is_run(tiny_at, config, monkeypatch):
-    place = tiny_at("llama")
-    whole = made(place, config)
+def test_where_all_is_finished_no_model_is_run(tiny_at, config, monkeypatch, whole):
     monkeypatch.setattr(causes, "bench", None)  # not called
-    again = made(place, config, tables=whole.tables)
+    again = made(tiny_at("llama"), config, tables=whole)
     assert (again.made, again.means) == ([], [])
 
 
-def test_the_strongest_centred_amplification_is_mediated_where_one_makes_more(tiny_at, config):
-    place = tiny_at("llama")
-    whole = made(place, config).tables
-    curve = whole["amplification"].copy()
-    mediated = set(whole["mediation"]["intervention"])
-    strongest = any(best_factor(curve, centre=centre) > 1 for centre in ("values", "aggregated"))
-    assert ("amplification" in mediated) == strongest
+@pytest.mark.parametrize("strongest", ["values", "aggregated", "none", ""])
+def test_the_strongest_centred_amplification_is_mediated_where_one_makes_more(
+    tiny_at, config, whole, strongest, monkeypatch
+):
+    curve, asked = whole["amplification"].copy(), []
     curve["mass"] = [0.1 if factor == 1 else 0.05 for factor in curve["factor"]]
-    without = made(place, config, tables={"amplification": curve}).tables["mediation"]
-    assert set(without["intervention"]) == {"isolation", "natural"}
-    chosen = (curve["centre"] == "aggregated") & (curve["factor"] == 10)
-    curve.loc[chosen, "mass"] = 0.9
-    with_it = made(place, config, tables={"amplification": curve}).tables["mediation"]
-    assert set(with_it["intervention"]) == {"isolation", "amplification", "natural"}
+    curve.loc[(curve["centre"] == strongest) & (curve["factor"] == 10), "mass"] = 0.9
+    monkeypatch.setattr(
+        causes, "mediation_table", lambda bench, *, amplified, **rest: asked.append(amplified) or pd.DataFrame()
+    )
+    made(tiny_at("llama"), config, tables={**without(whole, "mediation"), "amplification": curve})
+    (amplified,) = asked
+    if strongest in ("values", "aggregated"):
+        assert amplified.label == f"amplification x 10 from {strongest}"
+        assert (amplified.positions, amplified.layers) == ((6,), (0,))
+    else:  # no factor makes more, or the norm alone does
+        assert amplified is None
+
+
+def without(tables, name):
+    return {key: table for key, table in tables.items() if key != name}
 
 
 # --- nothing can be cut

@@ -1,19 +1,25 @@
 """What the default model shows, inside stated bands."""
 
+import dataclasses
 import functools
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from sink_lens import load
 from sink_lens.capture.record import Reading, capture, stream
 from sink_lens.chain import trace as tracing
+from sink_lens.chain.bench import bench
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.cuts import amplification_curve
+from sink_lens.chain.inputs import tokens_of
 from sink_lens.chain.placement import kind_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
+from sink_lens.interventions.amplification import CentringMeans
 from sink_lens.measures.attention import sink_mass
 from sink_lens.models.bundled import DEFAULT_MODEL
 
@@ -37,7 +43,7 @@ def traced(lens, tmp_path_factory):
             sequences=32 if tokens == "text" else 16,
             twin=False,
             cuts=tokens == "text",
-            cut_sequences=3,
+            cut_sequences=2,
             cut_length=48,
         )
         with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +142,7 @@ def test_the_sink_token_holds_the_effective_rank_down(traced):
 
 
 def test_the_links_have_their_verdicts(traced):
-    assert traced("text").links.groupby("link")["verdict"].first().to_dict() == {
+    assert traced("text").links.groupby("link")["measured"].first().to_dict() == {
         "aggregation_variance": "holds",
         "variance_preserved": "fails",
         "variance_neurons": "holds",
@@ -154,13 +160,6 @@ def test_cutting_shows_the_same_chain(traced):
     assert isolated["sink_mass_new"] > 0.2
     assert isolated["control_mean"] < 0.02
 
-    curve = frames["amplification"]  # read in the five layers after the first step
-    assert curve["read_layers"].unique().tolist() == ["3-7"]
-    assert curve["factor"].max() <= 30
-    times = curve.groupby("centre")["times"].max()
-    assert times[["values", "aggregated"]].max() > 8
-    assert times["none"] < 2
-
     mediation = frames["mediation"].query("intervention == 'isolation'").set_index(["hold", "step"])
     neurons = mediation.loc["neurons"]
     assert (neurons["surviving_share"] < 0.5).all()
@@ -169,9 +168,26 @@ def test_cutting_shows_the_same_chain(traced):
     assert (z["mass"] == z["baseline_mass"]).all()
 
     assert kind_of(frames["placement"]) == "positional"
-    cut = traced("text").links.groupby("link")["cut"].first()
-    assert cut["variance_preserved"] == "fails"
-    assert cut["aggregation_variance"] == "holds"
+    links = traced("text").links.groupby("link")[["measured", "cut", "verdict"]].first()
+    for name in ("aggregation_variance", "variance_neurons", "key_sink"):
+        assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
+    assert links.loc["variance_preserved", "verdict"] == "fails"
+    # other dimensions of the same neurons' columns carry the sink where the strongest is taken away
+    assert links.loc["neurons_dimension", ["cut", "verdict"]].tolist() == ["fails", "fails"]
+
+
+def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):
+    result = traced("text")
+    config = dataclasses.replace(result.config, cut_sequences=8, cut_length=64)
+    place = bench(lens, tokens_of(lens, config=config, bos="auto"), finding=result.finding, config=config)
+    tensors = safetensors.torch.load_file(result.folder / "centring_means.safetensors")
+    means = CentringMeans.from_tensors(tensors, n_tokens=4096, seed=0)
+    curve = amplification_curve(place, means=means)
+    assert curve["read_layers"].unique().tolist() == ["3-7"]  # the five layers after the first step
+    assert curve["factor"].max() <= 30
+    times = curve.groupby("centre")["times"].max()
+    assert times[["values", "aggregated"]].max() > 8
+    assert times["none"] < 2
 
 
 def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):
