@@ -79,21 +79,9 @@ def mediation_table(bench: Bench, *, supers: Supers, amplified: Edit | None, pro
         baseline = _ordinary(bench, layers) if name == "natural" else _mass(bench.baseline, position, layers)
         whole = _mass(run, position, layers)
         for held in _holds(holder, segment, natural=name == "natural", supers=supers):
-
-            def mass(
-                holding: Edits,
-                edits: list[Edit] = edits,
-                run: Outcome = run,
-                layers: list[int] = layers,
-                position: int = position,
-            ) -> float:
-                first = min(layer for edit in holding for layer in edit.over(bench.lens.n_layers))
-                kept = from_layer(edits, first=first, n_layers=bench.lens.n_layers)
-                found = bench.run([*kept, *holding], layers=layers, of=run, quiet=True)  # a link may be untouched
-                return _mass(found, position, layers)
-
-            survived = mass(held.edits)
-            control = torch.tensor([mass(one) for one in held.controls])
+            at = {"layers": layers, "position": position}
+            survived = _under(bench, held.edits, edits=edits, run=run, **at)
+            control = torch.tensor([_under(bench, one, edits=edits, run=run, **at) for one in held.controls])
             added = whole - baseline if abs(whole - baseline) >= _LITTLE else math.nan
             mean = float(control.mean()) if len(control) else math.nan
             rows.append(
@@ -117,6 +105,14 @@ def mediation_table(bench: Bench, *, supers: Supers, amplified: Edit | None, pro
                 }
             )
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _under(bench: Bench, holding: Edits, *, edits: list[Edit], run: Outcome, layers: list[int], position: int) -> float:
+    """The mass at a position under a hold, beside the edits of the intervention whose run is given."""
+    first = min(layer for edit in holding for layer in edit.over(bench.lens.n_layers))
+    kept = from_layer(edits, first=first, n_layers=bench.lens.n_layers)
+    found = bench.run([*kept, *holding], layers=layers, of=run, quiet=True)  # a link may be untouched
+    return _mass(found, position, layers)
 
 
 def _intervened(bench: Bench, edits: list[Edit]) -> Outcome:

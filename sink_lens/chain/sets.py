@@ -12,7 +12,7 @@ the same layers, and of the same ranks in layers outside the growth steps.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,14 +117,14 @@ def find_sets(bench: Bench, *, progress: bool = False) -> tuple[list[Found], pd.
     return found, pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _smallest(bench: Bench, holder: Holder, segment: Segment, *, tick: object) -> Found:
+def _smallest(bench: Bench, holder: Holder, segment: Segment, *, tick: Callable[[], object]) -> Found:
     step = segment.step
     assert step is not None  # only steps are looked at
     order = ranked(bench, holder, layers=step.layers, step=step)
     places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:MOST]}
 
     def removed(neurons: Sequence[Neuron]) -> float:
-        tick()  # type: ignore[operator]  # the bar's update
+        tick()
         run = bench.run(_means(bench, holder, neurons), layers=segment.layers, quiet=True)
         return _removed(bench, run, segment)
 

@@ -234,7 +234,7 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
     if earlier["status"] == "finished":
         raise RunError(
             f"{folder} holds a {earlier['kind']} run that finished at {earlier['ended']}; need another "
-            "folder, or overwrite=True to replace it."
+            "folder, or overwrite=True (--overwrite) to replace it."
         )
     there, here = (
         {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
@@ -245,7 +245,7 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
         listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
         raise RunError(
             f"{folder} holds an unfinished run that differs in {listed}. Repeat that one, choose another "
-            "folder, or overwrite=True to replace it."
+            "folder, or overwrite=True (--overwrite) to replace it."
         )
 
 

@@ -12,7 +12,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.studies import ablate, amplify, isolate
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
 
 
 @functools.cache
@@ -88,7 +88,7 @@ def test_the_planted_neuron_alone_is_the_smallest_set(tmp_path):
     assert "together remove" in study.headline
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_neox", "opt"])
+@pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_studies_run_on_families_without_special_cases(family, tmp_path):
     lens = wrap(tiny(family), tokenizer=tiny_tokenizer())
     ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(0))
