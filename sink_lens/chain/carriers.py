@@ -14,6 +14,9 @@ from .placement import kind_of
 
 ANOTHER_PATH = 0.5
 """A link does not carry the sink where more than this share survives while it is held."""
+NORM_ALONE = 2.0
+"""Where the norm-only control brings this many times the attention, it is said."""
+_CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
 _KINDS = {
     "positional": "it comes at position 0 whatever token stands there, and BOS inside brings none",
     "token": "it comes where BOS stands, and an ordinary token at position 0 brings none",
@@ -60,7 +63,22 @@ def cause_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
     if not len(frames.get("effects", ())):
         return []
     kind = kind_of(frames["placement"])
-    return [Text(f"Position or token? {kind}: {_KINDS[kind]}"), _matrix(frames["mediation"]), Text(_paths(frames))]
+    return [
+        Text(f"Position or token? {kind}: {_KINDS[kind]}"),
+        Text(curve_text(frames["amplification"])),
+        _matrix(frames["mediation"]),
+        Text(_paths(frames)),
+    ]
+
+
+def curve_text(curve: pd.DataFrame) -> str:
+    """The most that each centre brings, over no edit, and whether the norm alone brings attention too."""
+    tops = {centre: float(part["times"].max()) for centre, part in curve.groupby("centre", sort=False)}
+    listed = ", ".join(f"{_CENTRES[str(centre)]} {times:.1f} times" for centre, times in tops.items())
+    text = f"Amplification, at most: {listed} (layers {curve['read_layers'].iloc[0]})"
+    if tops.get("none", 0.0) >= NORM_ALONE:
+        text += f"; the norm alone brings {NORM_ALONE:g} times or more here, which arXiv 2605.06611 does not expect"
+    return text
 
 
 def cut_text(row: Mapping[Any, Any]) -> str:

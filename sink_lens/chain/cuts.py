@@ -152,15 +152,15 @@ def _making(bench: Bench, *, means: CentringMeans, curve: pd.DataFrame) -> list[
             **common,
         )
     ]
-    factor = best_factor(curve, centre="values")
-    amplified = f"amplification x {factor:g} from values"
     for centre in CENTRES:
-        strength = factor if centre == "none" else best_factor(curve, centre=centre)
-        if strength == 1:
+        factor = best_factor(curve, centre=centre)
+        if centre == "none" or factor == 1:
             continue
-        one = amplification(strength, positions=[bench.new], layers=layers, centre=centre, means=means)
-        control_of = amplified if centre == "none" else ""
-        found.append(Cut(name=one.label, edits=(one,), control_of=control_of, reads=near, is_primary=False, **common))
+        at = {"positions": [bench.new], "layers": layers, "means": means}
+        one, norm = amplification(factor, centre=centre, **at), amplification(factor, centre="none", **at)
+        beside = {"reads": near, "is_primary": False, **common}
+        found.append(Cut(name=one.label, edits=(one,), **beside))
+        found.append(Cut(name=norm.label, edits=(norm,), control_of=one.label, **beside))
     return found
 
 

@@ -25,6 +25,7 @@ from ..models.lens import LensModel
 from ..records import create_run
 from ..stats import paired_difference
 from .bench import Bench, bar, bench, cannot_cut
+from .carriers import curve_text
 from .config import TraceConfig
 from .cuts import amplified_layers, just_after, span
 from .inputs import default_folder, model_of, provenance, tokens_of
@@ -83,7 +84,7 @@ def isolate(
     chosen = list(positions) or [place.new]
     keys = tuple(dict.fromkeys([*chosen, place.old]))
     edit = isolation(chosen, layers=layers)
-    baseline = run_with(place.lens, place.tokens, keys=keys)
+    baseline = place.baseline if keys == place.baseline.keys else run_with(place.lens, place.tokens, keys=keys)
     edited = run_with(place.lens, place.tokens, edit, keys=keys, progress=progress)
     by_layer, summary = [], []
     for position in chosen:
@@ -151,7 +152,8 @@ def amplify(
     best = max(summary, key=lambda row: row["mass_new"])
     headline = (
         f"amplifying position {place.new} in layers {span(chosen)}, strongest at {best['factor']:g} from "
-        f"{best['centre']} ({best['times']:.1f} times): {_sentence(best, old=place.old)}"
+        f"{best['centre']} ({best['times']:.1f} times): {_sentence(best, old=place.old)}\n"
+        f"{curve_text(frames['summary'])}"
     )
     asked = {"position": place.new, "layers": chosen, "factors": list(factors), "centres": list(centres)}
     tensors = {} if means is None else {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}

@@ -167,15 +167,15 @@ def test_an_amplification_is_a_row_where_some_factor_over_1_makes_more(cut):
     for name in ("planted", "gpt2", "gpt_oss"):
         _, curve, effects = cut(name)
         amplified = effects[~effects["is_primary"]]
-        wanted = {centre for centre in ("values", "aggregated") if best_factor(curve, centre=centre) > 1}
-        if best_factor(curve, centre="values") > 1:
-            wanted.add("none")  # the control, at the same factor
-        assert len(amplified) == len(wanted)
-        assert (amplified["n_controls"] == 0).all()
+        factors = [best_factor(curve, centre=centre) for centre in ("values", "aggregated")]
         controls = amplified[amplified["control_of"] != ""]
+        assert len(amplified) == 2 * len(controls) == 2 * sum(factor > 1 for factor in factors)
+        assert (amplified["n_controls"] == 0).all()
+        assert controls["edit"].tolist() == [f"norm x {factor:g}" for factor in factors if factor > 1]
         for row in controls.to_dict("records"):
-            assert row["control_of"] in set(effects["edit"])
-            assert row["edit"].startswith("norm x ")
+            amplification = effects.set_index("edit").loc[row["control_of"]]
+            assert not amplification["is_primary"]
+            assert f"x {row['edit'].removeprefix('norm x ')} " in row["control_of"]  # at the same factor
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_oss"])
