@@ -80,7 +80,7 @@ def plain_forward(
                 put=put,
             )
             stack.enter_context(observed(lens.plain, watch=watch))
-        stack.enter_context(_evaluating(lens.plain))
+        stack.enter_context(evaluating(lens.plain))
         stack.enter_context(torch.no_grad())
         stack.enter_context(contextlib.suppress(_FinishedError))
         lens.plain.base_model(input_ids=part.tokens.to(lens.device), use_cache=False)
@@ -98,7 +98,7 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Within it, no module trains; afterwards each is as it was."""
     training = [module for module in model.modules() if module.training]
     for module in training:

@@ -26,6 +26,20 @@ _OPEN = -1e4
 """A score over this is not blocked any more: the mask adds the least number of the type."""
 
 
+Act = Callable[[Tensor], Tensor | None]
+"""From a site's whole tensor to the edited one; None where nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One edit at one layer, or its reading of another site there."""
+
+    order: int
+    site: str
+    layer: int
+    act: Act
+
+
 @dataclass(slots=True, kw_only=True)
 class Applied:
     """The edits of one run, made into hooks; it remembers which of them changed anything."""
@@ -39,22 +53,34 @@ class Applied:
     def hooks(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"], layers: range
     ) -> list[tuple[str, Callable[..., Tensor | None]]]:
-        """Bridge hooks of one pass over some of the sequences, in the order in which they are applied.
+        """Bridge hooks of one pass over some of the sequences, in the order in which they are applied."""
+
+        def hook(tensor: Tensor, hook: object, *, act: Act) -> Tensor | None:
+            return act(tensor)
+
+        return [
+            (bridge_hook(SITES[step.site], family=self.lens.family, layer=step.layer), partial(hook, act=step.act))
+            for step in self.steps(sequences=sequences, valid=valid, layers=layers)
+        ]
+
+    def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"], layers: range) -> list["Step"]:
+        """What the edits do in one pass over some of the sequences, in the order in which it is done at each layer.
 
         In most families two sites share a hook (``z_raw`` and ``z``, ``down_out`` and ``mlp_out``): the order of the
         sites is kept there too. What an edit reads is read after all edits of the site that it reads.
         """
-        found: list[tuple[int, tuple[str, Callable[..., Tensor | None]]]] = []
+        found = []
         for number, one in enumerate(self.edits):
             for layer in one.over(self.lens.n_layers) if SITES[one.site].per_layer else (0,):
                 if SITES[one.site].per_layer and layer not in layers:
                     continue
                 held: dict[str, Tensor] = {}
                 if one.reads is not None:
-                    found.append((2 * ORDER[one.reads] + 1, (self._name(one.reads, layer), partial(_keep, held=held))))
-                hook = partial(self._apply, number=number, layer=layer, sequences=sequences, valid=valid, held=held)
-                found.append((2 * ORDER[one.site], (self._name(one.site, layer), hook)))
-        return [named for _, named in sorted(found, key=operator.itemgetter(0))]
+                    reads = partial(_keep, held=held)
+                    found.append(Step(order=2 * ORDER[one.reads] + 1, site=one.reads, layer=layer, act=reads))
+                act = partial(self._apply, number=number, layer=layer, sequences=sequences, valid=valid, held=held)
+                found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
+        return sorted(found, key=operator.attrgetter("order"))
 
     def warn(self) -> None:
         """A warning for every edit that changed nothing."""
@@ -64,13 +90,9 @@ class Applied:
                 reason = "what it wrote was there already" if ran else "the run ended before the layers that it edits"
                 warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=3)
 
-    def _name(self, site: str, layer: int) -> str:
-        return bridge_hook(SITES[site], family=self.lens.family, layer=layer)
-
     def _apply(
         self,
         tensor: Tensor,
-        hook: object,
         *,
         number: int,
         layer: int,
@@ -185,5 +207,5 @@ def _checked(new: Any, *, old: Tensor, one: Edit, layer: int) -> Tensor:
     return new
 
 
-def _keep(tensor: Tensor, hook: object, *, held: dict[str, Tensor]) -> None:
+def _keep(tensor: Tensor, *, held: dict[str, Tensor]) -> None:
     held["read"] = tensor

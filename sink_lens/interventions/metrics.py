@@ -50,6 +50,10 @@ class Metric:
     """Whether it reads the loss."""
     logits: bool = False
     """Whether it reads the logits."""
+    state: bool = True
+    """Whether it reads the stream at the keys, so that its last layer must be run to the end."""
+    scored: int | None = None
+    """The one position at which it reads logits; None is every position."""
 
     def over(self, n_layers: int) -> tuple[int, ...]:
         """The layers that it reads."""
@@ -69,6 +73,7 @@ def sink_mass(key: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
         function=lambda run: run.mass_at(key, layers=chosen),
         keys=(key,),
         layers=chosen,
+        state=False,
     )
 
 
@@ -82,13 +87,11 @@ def logit_difference(correct: int | Sequence[int], incorrect: int | Sequence[int
     """
 
     def function(run: Outcome) -> Tensor:
-        logits = _logits(run)
-        at = _at(run, position)
-        rows = torch.arange(len(at))
-        found = logits[rows, at].float()
-        return found[rows, _ids(correct, run)] - found[rows, _ids(incorrect, run)]
+        found = run.logits_at(_at(run, position)).float()
+        rows = torch.arange(len(found))
+        return found[rows, _ids(correct, found)] - found[rows, _ids(incorrect, found)]
 
-    return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True)
+    return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
 
 
 def loss() -> Metric:
@@ -115,7 +118,8 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
     given = logits.detach().float().cpu().log_softmax(-1)
 
     def function(run: Outcome) -> Tensor:
-        found = _logits(run).float().log_softmax(-1)
+        assert run.logits is not None
+        found = run.logits.float().log_softmax(-1)
         if found.shape != given.shape:
             raise InputError(
                 f"the logits to compare with have the shape {tuple(given.shape)}, those of the run "
@@ -219,11 +223,6 @@ def _chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if layers is None else tuple(sorted({int(layer) for layer in layers}))
 
 
-def _logits(run: Outcome) -> Tensor:
-    assert run.logits is not None
-    return run.logits
-
-
 def _check_key(run: Outcome, key: int) -> None:
     if not bool(run.valid[:, key].all()):
         raise InputError(f"position {key} is padding in some sequences; need a position that all of them have")
@@ -241,8 +240,8 @@ def _at(run: Outcome, position: int) -> Tensor:
     return at
 
 
-def _ids(token: int | Sequence[int], run: Outcome) -> Tensor:
-    n, d_vocab = _logits(run).shape[0], _logits(run).shape[-1]
+def _ids(token: int | Sequence[int], logits: Float[Tensor, "batch vocab"]) -> Tensor:
+    n, d_vocab = logits.shape
     ids = torch.tensor([token] * n if isinstance(token, int) else list(token))
     if ids.shape != (n,):
         raise InputError(f"{len(ids)} token ids were given for {n} sequences; need one, or one for each")

@@ -298,6 +298,7 @@ def spliced(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
         loss=None if found.loss is None else found.loss[rows],
         logits=None if found.logits is None else found.logits[rows],
         tensors={**early.tensors, **{key: tensor[rows] for key, tensor in found.tensors.items()}},
+        scored=found.scored,
     )
 
 

@@ -5,7 +5,7 @@ stream that another run left there: then the layers before are skipped, which ch
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -41,13 +41,15 @@ class Outcome:
     mass: Float[Tensor, "layer batch head key"]
     """Mean attention to each key over the queries after it."""
     state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
-    """The residual stream at each key after each layer."""
+    """The residual stream at each key after each layer; nan where a sweep ended before it was there."""
     loss: Float[Tensor, " batch"] | None
     """Mean next-token loss of each sequence in nats; None where it was not asked for."""
     logits: Float[Tensor, "batch position vocab"] | None = field(repr=False)
     """Logits, on the CPU; None where they were not asked for."""
     tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
     """(site, layer) -> what was captured after the edits, on the CPU."""
+    scored: tuple[int, ...] | None = None
+    """The positions that ``logits`` holds, in order; None is all."""
 
     def mass_at(self, key: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
         """Mean attention to a key over heads and over layers (all that were read if None), by sequence."""
@@ -56,6 +58,19 @@ class Outcome:
     def state_at(self, key: int) -> Float[Tensor, "layer batch d_model"]:
         """The stream at a key."""
         return self.state[:, :, self.keys.index(key)]
+
+    def logits_at(self, positions: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
+        """The logits of each sequence at a position of its own.
+
+        Raises:
+            InputError: they were not asked for.
+        """
+        if self.logits is None:
+            raise InputError("the logits were not kept; need run_with(..., logits=True)")
+        index = positions
+        if self.scored is not None:
+            index = torch.tensor([self.scored.index(position) for position in positions.tolist()])
+        return self.logits[torch.arange(len(index)), index]
 
     def _rows(self, layers: Sequence[int] | None) -> list[int]:
         return [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
@@ -124,16 +139,19 @@ def run_with(
     first = 0 if start is None else _check_start(start, lens=lens, batch=batch, edits=given, read=read)
     last = lens.n_layers if loss or logits else max(read) + 1
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    desk = _Desk(keys=tuple(keys))
+    desk = Desk(keys=tuple(keys))
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done = 0
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(size):
             chosen = slice(done, done + part.n_sequences)
             hooks: list[Any] = list(applied.hooks(sequences=chosen, valid=part.valid, layers=range(first, last)))
-            hooks += desk.hooks(lens, read=read, sites=sites, valid=part.valid.to(lens.device))
+            hooks += [
+                (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read, take=take))
+                for site, layer, take in desk.places(read=read, sites=sites, valid=part.valid.to(lens.device))
+            ]
             stream = None if start is None else start.stream[chosen].to(lens.device)
-            out = _forward(lens, part, hooks=hooks, first=first, last=last, stream=stream)
+            out = bridge_pass(lens, part, hooks=hooks, first=first, last=last, stream=stream)
             desk.finish(out, part=part, loss=loss, logits=logits, edits=given)
             done += part.n_sequences
             bar.update(part.n_sequences)
@@ -142,8 +160,8 @@ def run_with(
     return desk.outcome(read, valid=batch.valid.cpu())
 
 
-class _Desk:
-    """Takes what the hooks of one run read, and puts the passes together."""
+class Desk:
+    """Takes what one run reads, and puts its passes together."""
 
     def __init__(self, *, keys: tuple[int, ...]) -> None:
         self.keys = keys
@@ -153,37 +171,62 @@ class _Desk:
         self.losses: list[Tensor] = []
         self.logits: list[Tensor] = []
 
-    def hooks(self, lens: LensModel, *, read: Sequence[int], sites: Sequence[str], valid: Tensor) -> list[Any]:
-        places: list[tuple[str, int, Any]] = []
+    def places(
+        self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
+    ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
+        """What to call with a site's tensor at a layer: (site, layer, function)."""
+        places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
-            places.append(("pattern", layer, partial(self._mass, layer=layer, valid=valid)))
-            places.append(("resid_post", layer, partial(self._state, layer=layer)))
+            places.append(("pattern", layer, partial(self.take_pattern, layer=layer, valid=valid)))
+            places.append(("resid_post", layer, partial(self.take_stream, layer=layer)))
         for site in sites:
             for layer in read if SITES[site].per_layer else (0,):
                 places.append((site, layer, partial(self._keep, place=(site, layer))))
-        return [(bridge_hook(SITES[site], family=lens.family, layer=layer), hook) for site, layer, hook in places]
+        return places
 
-    def _mass(self, pattern: Tensor, hook: object, *, layer: int, valid: Tensor) -> None:
-        found = [sink_mass(pattern[..., key].float(), valid=valid, key=key) for key in self.keys]
-        self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1).cpu())
+    def take_pattern(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
+        """Read the attention to each key."""
+        self.take_columns([pattern[..., key] for key in self.keys], layer=layer, valid=valid)
 
-    def _state(self, x: Tensor, hook: object, *, layer: int) -> None:
-        self.state.setdefault(layer, []).append(x[:, list(self.keys)].float().cpu())
+    def take_columns(self, columns: Sequence[Tensor], *, layer: int, valid: Tensor) -> None:
+        """Read the attention to each key, from the keys' columns of the pattern."""
+        found = [
+            sink_mass(column.float(), valid=valid, key=key) for column, key in zip(columns, self.keys, strict=True)
+        ]
+        self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1))
 
-    def _keep(self, x: Tensor, hook: object, *, place: tuple[str, int]) -> None:
+    def take_stream(self, x: Tensor, *, layer: int) -> None:
+        """Read the stream at each key."""
+        self.state.setdefault(layer, []).append(x[:, list(self.keys)].float())
+
+    def _keep(self, x: Tensor, *, place: tuple[str, int]) -> None:
         self.kept.setdefault(place, []).append(x.detach().to("cpu", copy=True))
 
-    def finish(self, out: Tensor, *, part: TokenBatch, loss: bool, logits: bool, edits: Sequence[Edit]) -> None:
-        valid = part.valid.to(out.device)
-        if bool(out[valid].isnan().any()):
-            names = ", ".join(repr(edit.label) for edit in edits) or "none"
-            raise EditError(f"what the run ends with is not a number under the edits {names}; need finite edits")
+    def finish(
+        self,
+        out: Tensor,
+        *,
+        part: TokenBatch,
+        loss: bool,
+        logits: bool,
+        edits: Sequence[Edit],
+        scored: tuple[int, ...] | None = None,
+    ) -> None:
+        """Take what a pass ended with: logits (at the scored positions), or the stream where it stopped before them.
+
+        Raises:
+            EditError: it is not a number.
+        """
+        real = part.valid if scored is None else part.valid[:, list(scored)]
+        if bool(out[real.to(out.device)].isnan().any()):
+            raise not_a_number(edits)
         if loss:
             self.losses.append(sequence_loss(out, part).cpu())
         if logits:
             self.logits.append(out.detach().to("cpu", copy=True))
 
-    def outcome(self, read: tuple[int, ...], *, valid: Tensor) -> Outcome:
+    def outcome(self, read: tuple[int, ...], *, valid: Tensor, scored: tuple[int, ...] | None = None) -> Outcome:
+        """All passes as one."""
         if read and not self.mass:
             raise SiteError(
                 "the attention of this bridge is delegated to a kernel that gives no pattern; need the eager one, or a "
@@ -193,12 +236,23 @@ class _Desk:
             keys=self.keys,
             layers=read,
             valid=valid,
-            mass=torch.stack([torch.cat(self.mass[layer]) for layer in read]),
-            state=torch.stack([torch.cat(self.state[layer]) for layer in read]),
+            mass=torch.stack([torch.cat(self.mass[layer]) for layer in read]).cpu(),
+            state=torch.stack([torch.cat(self.state[layer]) for layer in read]).cpu(),
             loss=torch.cat(self.losses) if self.losses else None,
             logits=torch.cat(self.logits) if self.logits else None,
             tensors={place: torch.cat(parts) for place, parts in self.kept.items()},
+            scored=scored,
         )
+
+
+def _read(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
+    take(x)
+
+
+def not_a_number(edits: Sequence[Edit]) -> EditError:
+    """The error of a run that does not end with numbers."""
+    names = ", ".join(repr(edit.label) for edit in edits) or "none"
+    return EditError(f"what the run ends with is not a number under the edits {names}; need finite edits")
 
 
 def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
@@ -229,9 +283,19 @@ def skipped_prefix(lens: LensModel, n_layers: int) -> Iterator[None]:
             object.__delattr__(block, "forward")
 
 
-def _forward(
+def bridge_pass(
     lens: LensModel, part: TokenBatch, *, hooks: list[Any], first: int, last: int, stream: Tensor | None
 ) -> Tensor:
+    """One pass of the bridge's layers ``first`` to ``last`` - 1: the stream behind them, or the logits after the last.
+
+    Args:
+        lens: the model.
+        part: the sequences.
+        hooks: (hook name, function) in the order in which they are called.
+        first: the layer to begin at.
+        last: the layer to end before.
+        stream: before the first layer; None computes it from the tokens, and then ``first`` is 0.
+    """
     options: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     inputs = part.tokens.to(lens.device)
     with contextlib.ExitStack() as stack:

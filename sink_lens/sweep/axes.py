@@ -1,0 +1,82 @@
+"""The axes of a grid: from what is written in a file or in Python to the values that are swept.
+
+``each`` is every index, one at a time; ``all`` is everything together, which is no axis. A number or ``0-3,7`` is
+each of these; in a list, every entry is one value, and an entry that is itself a list or a range is a set that is
+edited together: ``[3, "4-6", [7, 9]]`` is three values.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import InputError
+
+Indices = tuple[int, ...] | None
+"""One value of an axis: the indices edited together; None is all of them."""
+
+
+def values_of(given: Any, *, name: str, size: int) -> list[Indices]:
+    """The values of an axis.
+
+    Args:
+        given: ``each``, ``all``, a number, a range as text, or a list of these.
+        name: what it is called, for messages.
+        size: how many indices there are.
+
+    Raises:
+        InputError: it is none of these, is empty, names something twice, or an index does not exist.
+    """
+    if given == "all":
+        return [None]
+    if given == "each":
+        found: list[Indices] = [(index,) for index in range(size)]
+    elif isinstance(given, str | int):
+        found = [(index,) for index in _set(given, name=name)]
+    elif isinstance(given, Sequence):
+        found = [_set(one, name=name) for one in given]
+    else:
+        raise InputError(f"{name} is {given!r}; need each, all, a number, a range such as 0-3,7, or a list of these")
+    if not found:
+        raise InputError(f"{name} is empty; need at least one value, or all")
+    for chosen in found:
+        for index in chosen or ():
+            if not 0 <= index < size:
+                raise InputError(f"{name}: {index} does not exist; need 0 to {size - 1}")
+    if len(set(found)) < len(found):
+        raise InputError(f"{name} names a value twice: {given!r}; need each once")
+    return found
+
+
+def shown(indices: Indices) -> int | str:
+    """A value as it stands in a table: the number, ``0-3,7`` for a set, ``all``."""
+    if indices is None:
+        return "all"
+    if len(indices) == 1:
+        return indices[0]
+    parts: list[list[int]] = []
+    for index in sorted(indices):
+        if parts and index == parts[-1][-1] + 1:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def _set(given: Any, *, name: str) -> tuple[int, ...]:
+    """The indices of one entry, in order."""
+    if isinstance(given, bool):
+        raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
+    if isinstance(given, int):
+        return (given,)
+    if isinstance(given, str):
+        found: list[int] = []
+        for piece in given.split(","):
+            first, dash, last = piece.strip().partition("-")
+            if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+                raise InputError(f"{name} is {given!r}; need each, all, or numbers and ranges such as 0-3,7")
+            found += range(int(first), int(last if dash else first) + 1)
+        given = found
+    elif not isinstance(given, Sequence) or not all(isinstance(one, int) for one in given):
+        raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
+    if not given or len(set(given)) < len(given):
+        raise InputError(f"{name} holds {given!r}; need at least one index, and each once")
+    return tuple(sorted(given))

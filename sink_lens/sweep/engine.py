@@ -1,0 +1,198 @@
+"""Many cells a forward pass: the numbers of each, and of the unedited run, by sequence and metric.
+
+What is skipped. The cells are sorted by the first layer that they touch, and begin there, from the unedited stream,
+which is computed once for each batch of prompts. Of that layer, what no edit changes is not computed again
+(``plain.Known``). No pass goes further than the metrics read. Several cells share a forward along the batch axis. A
+cell that can change nothing that is read is not run at all.
+
+*Exact* mode gives, in float32 on the CPU, to the last bit what ``run_with`` gives for one cell at a time: the passes
+run on the plain module with eager attention, and the runner compares the first cells with passes of the bridge before
+it goes on. *Fast* mode takes the fused attention kernel for long sequences, adds the change of a few neurons to the
+stream as a product of low rank (``W_down`` is not applied again), and unembeds only the positions that the metrics
+read.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..data.tokens import TokenBatch
+from ..errors import SinkLensError
+from ..interventions.applied import check_edits
+from ..interventions.metrics import Metric, evaluate
+from ..models.lens import LensModel
+from ..models.sites import SITES
+from .grid import Cell
+from .kinds import References
+from .needs import Needs
+from .passes import Clean, Passes
+from .plan import CELLS_A_BLOCK, Path, Plan
+
+VALUES = ("cell", "sequence", "metric", "value", "changed", "error")
+"""Columns of a block's numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Cells that begin at one layer, on one batch of prompts: what is computed, written and lost at once."""
+
+    number: int
+    prompts: slice
+    first: int
+    """The layer that they begin at; over the number of layers, where they change nothing that is read."""
+    cells: tuple[int, ...]
+    """Their numbers."""
+
+
+class Engine:
+    """The cells of a sweep on a model, ready to be run block by block."""
+
+    def __init__(
+        self, lens: LensModel, tokens: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
+    ) -> None:
+        self.lens = lens
+        self.tokens = tokens
+        self.cells = tuple(cells)
+        self.metrics = tuple(metrics)
+        self.plan = plan
+        self.needs = Needs.of(metrics, lens=lens)
+        self.blocks = self._blocks()
+        self._references = References(lens, tokens)
+        self._passes = Passes(lens=lens, needs=self.needs, mode=plan.mode, n_sequences=tokens.n_sequences)
+        self._clean = lru_cache(maxsize=1)(self._clean_run)
+
+    def baseline(self) -> pd.DataFrame:
+        """The unedited run: sequence, metric, value."""
+        rows: list[dict[str, Any]] = []
+        for prompts in self._prompts():
+            clean = self._clean(prompts.start, self.plan.path)
+            for metric in self.metrics:
+                rows += _rows(evaluate(metric, clean.outcome), prompts=prompts, metric=metric.name)
+        return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
+
+    def run(self, block: Block, *, advance: Callable[[int], None] = lambda cells: None) -> pd.DataFrame:
+        """A block's numbers, with the columns ``VALUES``; a cell that fails has one row, with its error.
+
+        Args:
+            block: one of ``blocks``.
+            advance: called with the number of cells that were finished.
+        """
+        rows: list[dict[str, Any]] = []
+        size = self.plan.pack
+        waiting = list(block.cells)
+        while waiting:
+            pack, waiting = waiting[:size], waiting[size:]
+            try:
+                rows += self._pack(pack, block=block)
+            except Exception as error:  # noqa: BLE001  # an edit of one's own may raise anything: recorded with its cell
+                if len(pack) == 1:
+                    rows.append(_failed(pack[0], error))
+                else:  # too much for the memory, or one of them fails: the others must not fail with it
+                    size = max(1, len(pack) // 2) if isinstance(error, torch.OutOfMemoryError) else 1
+                    waiting = pack + waiting
+                    continue
+            size = self.plan.pack if size == 1 and not rows[-1]["error"] else size
+            advance(len(pack))
+        return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
+
+    def deviation(self, number: int) -> float:
+        """The largest difference between a cell's numbers here and those of one pass of the bridge for it alone."""
+        block = next(block for block in self.blocks if number in block.cells)
+        before = block.cells.index(number) + 1
+        pack = list(block.cells[max(0, before - self.plan.pack) : before])
+        rows = pd.DataFrame([row for row in self._pack(pack, block=block) if row["cell"] == number])
+        edits = self.cells[number].make(self._references)
+        slow = self._passes.slow(self._part(block.prompts), edits, prompts=block.prompts)
+        return max(
+            _gap(torch.tensor(rows.loc[rows["metric"] == metric.name, "value"].to_numpy()), evaluate(metric, slow))
+            for metric in self.metrics
+        )
+
+    def clean_deviation(self) -> float:
+        """The same of the unedited run of the first prompts."""
+        prompts = self._prompts()[0]
+        clean = self._clean(prompts.start, self.plan.path).outcome
+        slow = self._passes.slow(self._part(prompts), (), prompts=prompts)
+        return max(_gap(evaluate(metric, clean), evaluate(metric, slow)) for metric in self.metrics)
+
+    def layers_of(self, block: Block) -> int:
+        """How many layers a block runs for each of its cells."""
+        return max(0, min(self.needs.last, self.lens.n_layers) - block.first)
+
+    def _blocks(self) -> tuple[Block, ...]:
+        size = max(CELLS_A_BLOCK, self.plan.pack)
+        groups: dict[tuple[int, str], list[int]] = {}
+        for number, cell in enumerate(self.cells):
+            groups.setdefault((self._first(cell), self._path(cell)), []).append(number)
+        found: list[Block] = []
+        for prompts in self._prompts():
+            for first, path in sorted(groups):
+                numbers = groups[first, path]
+                for begin in range(0, len(numbers), size):
+                    cells = tuple(numbers[begin : begin + size])
+                    found.append(Block(number=len(found), prompts=prompts, first=first, cells=cells))
+        return tuple(found)
+
+    def _first(self, cell: Cell) -> int:
+        n = self.lens.n_layers
+        if not self.needs.reaches(cell.touches, n_layers=n):
+            return n + 1
+        inner = [range(n) if layers is None else layers for site, layers in cell.touches if SITES[site].per_layer]
+        return min((min(layers) for layers in inner), default=n - 1)
+
+    def _path(self, cell: Cell) -> Path:
+        observed = self.needs.observed or any(SITES[site].observed for site, _ in cell.touches)
+        return "bridge" if observed else self.plan.path
+
+    def _prompts(self) -> list[slice]:
+        n, size = self.tokens.n_sequences, self.plan.prompts
+        return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+    def _part(self, prompts: slice) -> TokenBatch:
+        return replace(self.tokens, tokens=self.tokens.tokens[prompts], lengths=self.tokens.lengths[prompts])
+
+    def _clean_run(self, start: int, path: Path) -> Clean:
+        prompts = next(prompts for prompts in self._prompts() if prompts.start == start)
+        return self._passes.clean(self._part(prompts), prompts=prompts, path=path)
+
+    def _pack(self, numbers: Sequence[int], *, block: Block) -> list[dict[str, Any]]:
+        """The rows of cells that share a forward."""
+        clean = self._clean(block.prompts.start, self._path(self.cells[numbers[0]]))
+        if block.first > self.lens.n_layers:
+            outcomes, changed = [clean.outcome] * len(numbers), [False] * len(numbers)
+        else:
+            edits = [self.cells[number].make(self._references) for number in numbers]
+            for some in edits:
+                check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
+            outcomes, changed = self._passes.pack(edits, clean=clean, first=block.first)
+        rows: list[dict[str, Any]] = []
+        for number, outcome, differs in zip(numbers, outcomes, changed, strict=True):
+            more = {"cell": number, "changed": differs, "error": None}
+            for metric in self.metrics:
+                values = evaluate(metric, outcome)
+                rows += [row | more for row in _rows(values, prompts=block.prompts, metric=metric.name)]
+        return rows
+
+
+def _gap(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference; infinite where only one of them is defined."""
+    found, wanted = found.double(), wanted.double()
+    if not torch.equal(found.isnan(), wanted.isnan()):
+        return float("inf")
+    return float((found - wanted).nan_to_num(0.0).abs().max())
+
+
+def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
+    """One row a sequence; where the metric gives one number in all, it stands at the first sequence of its batch."""
+    for index, value in enumerate(values.tolist()):
+        yield {"sequence": prompts.start + index, "metric": metric, "value": value}
+
+
+def _failed(number: int, error: Exception) -> dict[str, Any]:
+    text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
+    return {"cell": number, "sequence": -1, "metric": "", "value": float("nan"), "changed": False, "error": text}

@@ -1,0 +1,63 @@
+"""How a sweep is cut into forwards: how many cells share one, by the memory there is."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+import torch
+
+from ..data.tokens import TokenBatch
+from ..models.lens import LensModel
+from .needs import Needs
+
+Mode = Literal["exact", "fast"]
+MODES = ("exact", "fast")
+Path = Literal["plain", "bridge"]
+
+CELLS_A_BLOCK = 32
+"""A block is what is computed, written and lost at once; a larger pack makes a larger block."""
+_CPU_TOKENS = 512
+"""A CPU is as fast as it gets with this many tokens a forward, and more of them only take memory."""
+_GPU_TOKENS = 65536
+_MEMORY_FRAC = 0.25
+"""Of the memory that is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a sweep is cut into forwards; kept with the run, so that a resumed one is cut the same."""
+
+    mode: Mode
+    path: Path
+    """On which module those cells run that both can run."""
+    prompts: int
+    """Sequences of a batch of prompts."""
+    pack: int
+    """Cells of a forward."""
+
+
+def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, mode: Mode, n_cells: int) -> Plan:
+    """As many sequences a forward, and as many cells, as the device makes good use of and has room for."""
+    budget = max(
+        1, min(_tokens_that_fit(lens, tokens, needs), _CPU_TOKENS if lens.device.type == "cpu" else _GPU_TOKENS)
+    )
+    prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
+    pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
+    return Plan(mode=mode, path="plain", prompts=prompts, pack=pack)
+
+
+def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
+    """Memory of a forward for each token, roughly: streams, projections, the MLP, the pattern, the logits."""
+    width = 10 * lens.d_model + 4 * (lens.d_mlp or 4 * lens.d_model) + 6 * lens.n_heads * lens.d_head
+    width += 4 * lens.n_heads * n_positions
+    if needs.whole:
+        width += 3 * lens.d_vocab
+    return width * torch.finfo(lens.dtype).bits // 8
+
+
+def _tokens_that_fit(lens: LensModel, tokens: TokenBatch, needs: Needs) -> int:
+    if lens.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(lens.device)
+    else:
+        free = psutil.virtual_memory().available
+    return int(_MEMORY_FRAC * free) // bytes_a_token(lens, tokens.n_positions, needs)
