@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from sink_lens.models.sites import SITES, Site
     from sink_lens.records import read_run
     from sink_lens.report.page import render
+    from sink_lens.sweep.config import MetricSpec, SweepConfig, read_sweep
+    from sink_lens.sweep.grid import EditGrid, Grid, cell_of
+    from sink_lens.sweep.runner import sweep
 
     __version__: str
 
@@ -75,6 +78,13 @@ _MODULES = {
     "trace": "chain.trace",
     "Trace": "chain.trace",
     "TraceConfig": "chain.config",
+    "sweep": "sweep.runner",
+    "Grid": "sweep.grid",
+    "EditGrid": "sweep.grid",
+    "cell_of": "sweep.grid",
+    "MetricSpec": "sweep.config",
+    "SweepConfig": "sweep.config",
+    "read_sweep": "sweep.config",
     "read_run": "records",
     "render": "report.page",
     "SinkLensError": "errors",
@@ -85,11 +95,15 @@ __all__ = [
     "MEASURES",
     "SITES",
     "Edit",
+    "EditGrid",
+    "Grid",
     "LensModel",
+    "MetricSpec",
     "Reading",
     "SinkLensError",
     "Site",
     "Study",
+    "SweepConfig",
     "TokenBatch",
     "Trace",
     "TraceConfig",
@@ -99,6 +113,7 @@ __all__ = [
     "amplify",
     "attribution_patch",
     "capture",
+    "cell_of",
     "centring_means",
     "effect",
     "from_dataset",
@@ -114,10 +129,12 @@ __all__ = [
     "path_patch",
     "random_tokens",
     "read_run",
+    "read_sweep",
     "render",
     "repeated_tokens",
     "run_with",
     "stream",
+    "sweep",
     "trace",
     "variance_calibration",
     "wrap",

@@ -73,8 +73,10 @@ def cause_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
 
 def curve_text(curve: pd.DataFrame) -> str:
     """The most that each centre brings, over no edit, and whether the norm alone brings attention too."""
-    tops = {centre: float(part["times"].max()) for centre, part in curve.groupby("centre", sort=False)}
-    listed = ", ".join(f"{_CENTRES[str(centre)]} {times:.1f} times" for centre, times in tops.items())
+    tops: dict[str, float] = {}
+    for centre, times in zip(curve["centre"].tolist(), curve["times"].tolist(), strict=True):
+        tops[centre] = max(times, tops.get(centre, times))
+    listed = ", ".join(f"{_CENTRES[centre]} {times:.1f} times" for centre, times in tops.items())
     text = f"Amplification, at most: {listed} (layers {curve['read_layers'].iloc[0]})"
     if tops.get("none", 0.0) >= NORM_ALONE:
         text += f"; the norm alone brings {NORM_ALONE:g} times or more here, which arXiv 2605.06611 does not expect"

@@ -1,12 +1,11 @@
 """What ``trace`` is asked: one frozen record, written whole into ``run.json``."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from ..data.described import BOS_ARMS, TOKEN_KINDS, check_described
 from ..errors import InputError
 
-TOKEN_KINDS = ("text", "random", "repeated")
-BOS_ARMS = ("auto", "with", "without")
+__all__ = ["BOS_ARMS", "TOKEN_KINDS", "TraceConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +67,11 @@ class TraceConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        if self.tokens not in TOKEN_KINDS:
-            raise InputError(f"tokens is {self.tokens!r}; need one of {', '.join(TOKEN_KINDS)}")
-        if self.bos not in BOS_ARMS:
-            raise InputError(f"bos is {self.bos!r}; need one of {', '.join(BOS_ARMS)}")
+        check_described(self)
         if self.kernel not in ("auto", "fused", "eager"):
             raise InputError(f"kernel is {self.kernel!r}; need auto, fused or eager")
-        if self.length < 2:
-            raise InputError(f"length is {self.length}; need at least 2, since the first token attends only to itself")
-        if self.sequences < 1:
-            raise InputError(f"sequences is {self.sequences}; need at least 1")
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size is {self.batch_size}; need at least 1")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed is {self.seed}; need a whole number from 0 on, below 2**63")
         if self.cut_sequences < 1:
             raise InputError(f"cut_sequences is {self.cut_sequences}; need at least 1")
         if self.cut_length < 16:
@@ -98,9 +88,3 @@ class TraceConfig:
             raise InputError(f"growth_factor is {self.growth_factor}; need a factor above 1")
         if not self.dominance_threshold > 1:
             raise InputError(f"dominance_threshold is {self.dominance_threshold}; need a ratio above 1")
-        if self.text is not None and self.prompts:
-            raise InputError("both a text file and prompts were given; need one of them")
-        if (self.text is not None or self.prompts) and self.tokens != "text":
-            raise InputError(f"a text or prompts were given together with tokens {self.tokens!r}; need one of them")
-        if self.text is not None and not Path(self.text).exists():
-            raise InputError(f"there is no file {self.text}; need a text file in UTF-8")

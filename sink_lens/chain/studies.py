@@ -21,6 +21,7 @@ from ..interventions.edits import Edit
 from ..interventions.effects import change_of, layer_table
 from ..interventions.isolation import isolation
 from ..interventions.run import Outcome, run_with
+from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..records import create_run
 from ..stats import paired_difference
@@ -28,7 +29,7 @@ from .bench import Bench, bar, bench, cannot_cut
 from .carriers import curve_text
 from .config import TraceConfig
 from .cuts import amplified_layers, just_after, span
-from .inputs import default_folder, model_of, provenance, tokens_of
+from .inputs import provenance
 from .panel import scout
 from .sets import REMOVED_FRAC, Found, find_sets, names
 

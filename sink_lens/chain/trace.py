@@ -22,6 +22,7 @@ from ..capture.record import capture
 from ..data.tokens import TokenBatch, decode_tokens
 from ..errors import InputError
 from ..interventions.amplification import CentringMeans
+from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import random_twin
 from ..records import RunWriter, create_run
@@ -32,7 +33,7 @@ from .causes import TABLES, cause_tables
 from .config import TraceConfig
 from .estimate import estimate
 from .find import Finding
-from .inputs import default_folder, model_of, other_arm, provenance, tokens_of
+from .inputs import other_arm, provenance
 from .links import gather, link_table, link_values
 from .neurons import criteria_agreement, neuron_table, selectivity_table, super_neurons
 from .panel import ARM_READINGS, Panel, aimed, measure, scout, shortened

@@ -206,15 +206,12 @@ def _metric(
 
 
 def _token(lens: "LensModel", text: str | None, *, option: str) -> int:
-    from ..data.bos import text_ids
+    from ..data.bos import single_id
 
     if text is None:
         raise InputError(f'logit_difference compares two tokens; give --{option} TEXT, such as --{option} " Paris"')
     assert lens.tokenizer is not None  # the texts have been read with it
-    ids = text_ids(text, lens.tokenizer)
-    if len(ids) != 1:
-        raise InputError(f"--{option} {text!r} is {len(ids)} tokens; need one. A word mostly begins with a space")
-    return ids[0]
+    return single_id(text, lens.tokenizer, what=f"--{option}")
 
 
 def _writer(folder: Path, lens: "LensModel", pair: "Pair", *, config: dict[str, Any], overwrite: bool) -> Any:

@@ -93,3 +93,15 @@ def _added_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return whole[:1] if whole[:1] == [bos_id(tokenizer)] else []
     starts = (start for start in range(len(whole)) if whole[start : start + len(alone)] == alone)
     return whole[: next(starts, 0)]
+
+
+def single_id(text: str, tokenizer: PreTrainedTokenizerBase, *, what: str) -> int:
+    """The id of a text that is one token.
+
+    Raises:
+        InputError: it is none, or several.
+    """
+    ids = text_ids(text, tokenizer)
+    if len(ids) != 1:
+        raise InputError(f"{what} {text!r} is {len(ids)} tokens; need one. A word mostly begins with a space")
+    return ids[0]

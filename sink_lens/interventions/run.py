@@ -232,12 +232,15 @@ class Desk:
                 "the attention of this bridge is delegated to a kernel that gives no pattern; need the eager one, or a "
                 "model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
+        n, n_keys = len(valid), len(self.keys)
+        mass = [torch.cat(self.mass[layer]) for layer in read]
+        state = [torch.cat(self.state[layer]) for layer in read]
         return Outcome(
             keys=self.keys,
             layers=read,
             valid=valid,
-            mass=torch.stack([torch.cat(self.mass[layer]) for layer in read]).cpu(),
-            state=torch.stack([torch.cat(self.state[layer]) for layer in read]).cpu(),
+            mass=torch.stack(mass).cpu() if read else torch.empty(0, n, 0, n_keys),
+            state=torch.stack(state).cpu() if read else torch.empty(0, n, n_keys, 0),
             loss=torch.cat(self.losses) if self.losses else None,
             logits=torch.cat(self.logits) if self.logits else None,
             tensors={place: torch.cat(parts) for place, parts in self.kept.items()},

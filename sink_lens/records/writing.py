@@ -74,7 +74,7 @@ class RunWriter:
             if error is not None:
                 _remove_empty(self._made)
 
-    def _open(self, *, overwrite: bool) -> None:
+    def _open(self, *, overwrite: bool, reopen: bool) -> None:
         for leftover in self.folder.glob(f"*{_PART}"):
             leftover.unlink()
         if (self.folder / RUN_FILE).exists():
@@ -83,7 +83,7 @@ class RunWriter:
                 for file in [RUN_FILE, *earlier["files"]]:
                     (self.folder / file).unlink(missing_ok=True)
             else:
-                _refuse_other(self.folder, earlier=earlier, record=self._record)
+                _refuse_other(self.folder, earlier=earlier, record=self._record, reopen=reopen)
                 self._record["started"] = earlier["started"]
                 self._record["files"] = {
                     file: entry for file, entry in earlier["files"].items() if whole(self.folder / file, entry)
@@ -154,6 +154,7 @@ def create_run(
     provenance: Mapping[str, Any],
     expects: Sequence[str] = (),
     overwrite: bool = False,
+    reopen: bool = False,
 ) -> RunWriter:
     """A locked run folder to write into, new or continued; use it in a `with` statement.
 
@@ -168,6 +169,7 @@ def create_run(
         expects: Names of the files that a finished run of this kind has; those that are not there are
             `Run.missing`.
         overwrite: Replace the run that the folder holds, finished or not. Files of other origin stay.
+        reopen: Go on with an equal run that is finished too, for what can be added to.
 
     Raises:
         RunError: The folder is in use; it holds a finished run, files that are no run, or an unfinished run
@@ -201,7 +203,7 @@ def create_run(
         raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
     writer = RunWriter(folder, record=record, lock=lock, made=made)
     try:
-        writer._open(overwrite=overwrite)
+        writer._open(overwrite=overwrite, reopen=reopen)
     except BaseException:
         _release(lock)
         _remove_empty(made)
@@ -230,8 +232,8 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    if earlier["status"] == "finished":
+def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
+    if earlier["status"] == "finished" and not reopen:
         raise RunError(
             f"{folder} holds a {earlier['kind']} run that finished at {earlier['ended']}; need another "
             "folder, or overwrite=True (--overwrite) to replace it."
@@ -244,7 +246,7 @@ def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[s
     if others:
         listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
         raise RunError(
-            f"{folder} holds an unfinished run that differs in {listed}. Repeat that one, choose another "
+            f"{folder} holds a run that differs in {listed}. Repeat that one, choose another "
             "folder, or overwrite=True (--overwrite) to replace it."
         )
 

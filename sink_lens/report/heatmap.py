@@ -59,7 +59,7 @@ def patch_map(
     figure = canvas(width=min(max(5.0, 2.2 + 0.13 * across), 11.0), height=height + 0.5)
     limit = float(np.nanmax(np.abs(floats(frame, value)), initial=0.0)) or 1.0
     drawn = [
-        _panel(figure, frame, pair, place=(len(pairs), 1, 1 + index), value=value, limit=limit, labels=labels or {})
+        map_panel(figure, frame, pair, place=(len(pairs), 1, 1 + index), value=value, limit=limit, labels=labels or {})
         for index, pair in enumerate(pairs)
     ]
     named = f"{value.replace('_', ' ')}" + f" ({unit})" * bool(unit and value != "normalised_effect")
@@ -71,12 +71,17 @@ def patch_map(
 
 def picture(figure: Figure) -> str:
     """The figure as an image in HTML, which holds it itself."""
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(png(figure)).decode()}">'
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as the content of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    return buffer.getvalue()
 
 
-def _panel(
+def map_panel(
     figure: Figure,
     frame: pd.DataFrame,
     pair: tuple[str, str | None],
@@ -84,8 +89,9 @@ def _panel(
     place: tuple[int, int, int],
     value: str,
     limit: float,
-    labels: Mapping[int, str],
+    labels: Mapping[int, str] | None = None,
 ) -> tuple[Axes, ScalarMappable]:
+    """One panel: a column over one or two swept columns, at a place of the figure; colours run from -limit to limit."""
     down, across = pair
     rows = sorted(frame[down].unique().tolist())
     columns = [0] if across is None else sorted(frame[across].unique().tolist())
@@ -100,7 +106,7 @@ def _panel(
     axes = panel(figure, place=place, xlabel="" if across is None else _WORDS.get(across, across), grid=False)
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
     image = axes.imshow(grid, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="none", aspect="auto")
-    _ticks(axes, rows, name=down, labels=labels, y=True)
+    _ticks(axes, rows, name=down, labels=labels or {}, y=True)
     _ticks(axes, columns if across else [], name=across or "", labels={}, y=False)
     return axes, image
 

@@ -75,7 +75,7 @@ def _set(given: Any, *, name: str) -> tuple[int, ...]:
                 raise InputError(f"{name} is {given!r}; need each, all, or numbers and ranges such as 0-3,7")
             found += range(int(first), int(last if dash else first) + 1)
         given = found
-    elif not isinstance(given, Sequence) or not all(isinstance(one, int) for one in given):
+    elif not isinstance(given, Sequence) or not all(type(one) is int for one in given):
         raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
     if not given or len(set(given)) < len(given):
         raise InputError(f"{name} holds {given!r}; need at least one index, and each once")

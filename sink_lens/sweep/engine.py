@@ -61,6 +61,7 @@ class Engine:
         self.metrics = tuple(metrics)
         self.plan = plan
         self.needs = Needs.of(metrics, lens=lens)
+        self._clean_path: Path = "bridge" if self.needs.observed else plan.path
         self.blocks = self._blocks()
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, mode=plan.mode, n_sequences=tokens.n_sequences)
@@ -70,7 +71,7 @@ class Engine:
         """The unedited run: sequence, metric, value."""
         rows: list[dict[str, Any]] = []
         for prompts in self._prompts():
-            clean = self._clean(prompts.start, self.plan.path)
+            clean = self._clean(prompts.start, self._clean_path)
             for metric in self.metrics:
                 rows += _rows(evaluate(metric, clean.outcome), prompts=prompts, metric=metric.name)
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
@@ -84,19 +85,23 @@ class Engine:
         """
         rows: list[dict[str, Any]] = []
         size = self.plan.pack
+        alone = 0
         waiting = list(block.cells)
         while waiting:
-            pack, waiting = waiting[:size], waiting[size:]
+            step = 1 if alone else size
+            pack, waiting = waiting[:step], waiting[step:]
             try:
                 rows += self._pack(pack, block=block)
             except Exception as error:  # noqa: BLE001  # an edit of one's own may raise anything: recorded with its cell
-                if len(pack) == 1:
-                    rows.append(_failed(pack[0], error))
-                else:  # too much for the memory, or one of them fails: the others must not fail with it
-                    size = max(1, len(pack) // 2) if isinstance(error, torch.OutOfMemoryError) else 1
+                if len(pack) > 1:
                     waiting = pack + waiting
+                    if isinstance(error, torch.OutOfMemoryError):
+                        size = len(pack) // 2
+                    else:  # one of them fails: the others must not fail with it
+                        alone = len(pack)
                     continue
-            size = self.plan.pack if size == 1 and not rows[-1]["error"] else size
+                rows.append(_failed(pack[0], error))
+            alone = max(0, alone - 1)
             advance(len(pack))
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
 
@@ -116,7 +121,7 @@ class Engine:
     def clean_deviation(self) -> float:
         """The same of the unedited run of the first prompts."""
         prompts = self._prompts()[0]
-        clean = self._clean(prompts.start, self.plan.path).outcome
+        clean = self._clean(prompts.start, self._clean_path).outcome
         slow = self._passes.slow(self._part(prompts), (), prompts=prompts)
         return max(_gap(evaluate(metric, clean), evaluate(metric, slow)) for metric in self.metrics)
 
@@ -146,8 +151,7 @@ class Engine:
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _path(self, cell: Cell) -> Path:
-        observed = self.needs.observed or any(SITES[site].observed for site, _ in cell.touches)
-        return "bridge" if observed else self.plan.path
+        return "bridge" if any(SITES[site].observed for site, _ in cell.touches) else self._clean_path
 
     def _prompts(self) -> list[slice]:
         n, size = self.tokens.n_sequences, self.plan.prompts
@@ -162,13 +166,13 @@ class Engine:
 
     def _pack(self, numbers: Sequence[int], *, block: Block) -> list[dict[str, Any]]:
         """The rows of cells that share a forward."""
+        edits = [self.cells[number].make(self._references) for number in numbers]
+        for some in edits:
+            check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
         clean = self._clean(block.prompts.start, self._path(self.cells[numbers[0]]))
         if block.first > self.lens.n_layers:
             outcomes, changed = [clean.outcome] * len(numbers), [False] * len(numbers)
         else:
-            edits = [self.cells[number].make(self._references) for number in numbers]
-            for some in edits:
-                check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
             outcomes, changed = self._passes.pack(edits, clean=clean, first=block.first)
         rows: list[dict[str, Any]] = []
         for number, outcome, differs in zip(numbers, outcomes, changed, strict=True):

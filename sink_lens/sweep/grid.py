@@ -94,6 +94,11 @@ class EditGrid:
         if self.kind not in KINDS:
             raise InputError(f"there is no kind of edit {self.kind!r}; need one of {', '.join(KINDS)}")
         site = site_of(self._site(), family=lens.family)
+        if KINDS[self.kind].by_token and "position" not in site.axes.split():
+            raise InputError(
+                f"{self.kind} puts in values of tokens, and {site.name!r} has the axes {site.axes!r}; "
+                "need a site that has positions"
+            )
         counts = {"position": n_positions, "query": n_positions, "key": n_positions}
         counts |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
         counts |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp or 0}
@@ -154,7 +159,7 @@ class Cell:
     identity: str
     """What tells it from others: two cells of one identity are the same computation."""
     touches: tuple[tuple[str, Indices], ...]
-    """(site, layers) of its edits."""
+    """(site, layers) of its edits, and of what they read."""
     make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
     group: str | None = None
     """Cells of one group share their controls; None has none."""
@@ -242,7 +247,7 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
         raise InputError("a cell needs at least one edit, and a name")
     places = [{part.name: getattr(one, part.name) for part in fields(one) if part.name != "change"} for one in given]
     identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
-    touches = tuple((one.site, one.layers) for one in given)
+    touches = tuple((site, one.layers) for one in given for site in (one.site, one.reads) if site is not None)
     return Cell(columns={"name": name} | columns, identity=identity, touches=touches, make=lambda references: given)
 
 

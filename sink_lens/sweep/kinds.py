@@ -42,9 +42,11 @@ class Place:
     centre: str | None = None
 
     def columns(self) -> dict[str, Any]:
-        """Its row of the table, without numbers."""
-        found: dict[str, Any] = {"kind": self.kind, "site": self.site}
-        found |= {axis: shown(getattr(self, axis)) for axis in AXES}
+        """Its row of the table, without numbers: an axis has a number where one index is edited."""
+        found: dict[str, Any] = {"kind": self.kind, "site": self.site, "place": self.words}
+        for axis in AXES:
+            chosen = getattr(self, axis)
+            found[axis] = chosen[0] if chosen is not None and len(chosen) == 1 else None
         return found | {"factor": self.factor, "seed": self.seed, "centre": self.centre}
 
     def where(self) -> dict[str, Any]:
@@ -54,9 +56,14 @@ class Place:
     @property
     def label(self) -> str:
         """In words, for messages."""
-        parts = [f"{axis} {shown(getattr(self, axis))}" for axis in AXES if getattr(self, axis) is not None]
         strength = "" if self.factor is None else f" x {self.factor:g}"
-        return f"{self.kind} {self.site}{strength}" + (f" ({', '.join(parts)})" if parts else "")
+        return f"{self.kind} {self.site}{strength}" + (f" ({self.words})" if self.words else "")
+
+    @property
+    def words(self) -> str:
+        """Where, in words; empty where everything is edited."""
+        parts = [f"{axis} {shown(getattr(self, axis))}" for axis in AXES if getattr(self, axis) is not None]
+        return ", ".join(parts)
 
 
 class References:
@@ -141,12 +148,13 @@ def _isolate(place: Place, refs: References) -> Edit:
 
 
 def _amplify(place: Place, refs: References) -> Edit:
-    assert place.factor is not None
+    if place.position is None:
+        raise InputError("amplify needs positions; found all")
     centre: Any = place.centre
     return amplification(
-        place.factor,
+        _factor(place),
         positions=place.position,
-        layers=place.layer,
+        layers=_layers(place, refs),
         heads=place.head,
         centre=centre,
         means=None if centre == "none" else refs.means(),

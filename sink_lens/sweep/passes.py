@@ -37,6 +37,8 @@ class Clean:
     outcome: Outcome
     known: Known | None = None
     """Of the layer that was needed last."""
+    stream: tuple[int, Float[Tensor, "batch position d_model"]] | None = None
+    """The bridge's, before the layer that was needed last, and which layer that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,14 @@ class Passes:
             clean.known = known
         return known
 
+    def stream(self, clean: Clean, layer: int) -> Float[Tensor, "batch position d_model"]:
+        """The unedited stream of the bridge before a layer, which need not be the plain one to the last bit."""
+        if clean.stream is None or clean.stream[0] != layer:
+            first, stream = (0, None) if clean.stream is None or clean.stream[0] > layer else clean.stream
+            stream = bridge_pass(self.lens, clean.part, hooks=[], first=first, last=layer, stream=stream)
+            clean.stream = (layer, stream)
+        return clean.stream[1]
+
     def fused(self, part: TokenBatch) -> bool:
         """Whether attention is read from the fused kernel."""
         return self.mode == "fast" and part.n_positions >= _FUSED_FROM
@@ -131,7 +141,7 @@ class _Pack:
         stream = None
         if first > 0:
             assert self.clean is not None
-            stream = self.passes.known(self.clean, first).stream.repeat(copies, 1, 1)
+            stream = self.passes.stream(self.clean, first).repeat(copies, 1, 1)
         out = bridge_pass(self.lens, whole, hooks=hooks, first=first, last=last, stream=stream)
         return self._outcomes(read, out=out, scored=None)
 
@@ -145,7 +155,8 @@ class _Pack:
         known = self.passes.known(self.clean, first)
         streams = self._low_rank(known)
         if streams is None:
-            sites = [one.site for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
+            here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
+            sites = {site for one in here for site in (one.site, one.reads) if site is not None}
             many = known.repeated(len(self.rows))
             skip = skipped(frozenset(sites), known=known)
             return self._outcomes(read, out=run(first, read=read, known=many, skip=skip), scored=scored)
@@ -217,7 +228,7 @@ class _Pack:
         for some in self.edits:
             for one in some:
                 few = one.units is not None and len(one.units) <= lens.d_model // _LOW_RANK
-                if one.site != "neurons" or one.over(lens.n_layers) != (layer,) or not few:
+                if one.site != "neurons" or one.reads is not None or one.over(lens.n_layers) != (layer,) or not few:
                     return None
         weights = mlp_weights(lens, layer=layer)
         assert weights is not None  # it has neurons

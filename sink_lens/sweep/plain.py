@@ -114,7 +114,7 @@ def plain_pass(
     Args:
         lens: the model.
         tokens: the batch; its ids matter where the pass begins at layer 0, its shape always.
-        first: the layer to begin at.
+        first: the layer to begin at; the number of layers is the last norm.
         last: the layer to end before.
         visits: (site, layer) -> what is done there.
         stream: before the first layer; None computes it from the tokens, and then ``first`` is 0.
@@ -131,7 +131,8 @@ def plain_pass(
         for block in list(layers)[:first]:
             stack.enter_context(_instead(block, _hand_on))
         if stream is not None:
-            stack.callback(_before(layers[first], lambda _: stream).remove)
+            entry = layers[first] if first < len(layers) else lens.plain.get_submodule(lens.family.final_norm)
+            stack.callback(_before(entry, lambda _: stream).remove)
         if known is not None and skip:
             _skip(lens, known, skip=skip, stack=stack)
         ordered = sorted(visits.items(), key=lambda item: tuple(SITES).index(item[0][0]))

@@ -43,6 +43,8 @@ def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, mode: Mode, n_
     )
     prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
+    if mode == "exact" and lens.family.down is None:
+        pack = 1  # an expert multiplies all its tokens at once: how many there are moves the last bit
     return Plan(mode=mode, path="plain", prompts=prompts, pack=pack)
 
 

@@ -7,9 +7,10 @@ from rich.console import Console
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.estimate import cost_of
-from sink_lens.chain.inputs import other_arm, tokens_of
+from sink_lens.chain.inputs import other_arm
 from sink_lens.chain.trace import estimate
 from sink_lens.errors import InputError
+from sink_lens.models.inputs import tokens_of
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
 

@@ -14,7 +14,6 @@ from sink_lens.chain import trace as tracing
 from sink_lens.chain.bench import bench
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.cuts import amplification_curve
-from sink_lens.chain.inputs import tokens_of
 from sink_lens.chain.placement import kind_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
@@ -22,6 +21,7 @@ from sink_lens.data.tokens import from_text
 from sink_lens.interventions.amplification import CentringMeans
 from sink_lens.measures.attention import sink_mass
 from sink_lens.models.bundled import DEFAULT_MODEL
+from sink_lens.models.inputs import tokens_of
 
 pytestmark = pytest.mark.real
 

@@ -1,0 +1,155 @@
+"""``sink-lens sweep``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import app, console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..sweep.results import SweepResult
+
+FAILED_CELLS = 1
+"""Exit code where the sweep was finished and some of its cells failed."""
+_SHOWN = 8
+
+_EXAMPLE = """\
+# A sweep of sink-lens. Everything but the edits has a default.
+model = "SmolLM2-135M-Instruct"  # or a folder, a .gguf file, a hub name
+mode = "exact"                   # or fast: within 1e-5
+controls = 5                     # random draws of as many units (heads, positions) for each cell
+seed = 0
+
+[tokens]
+kind = "text"                    # text, random, repeated; or text = "mine.txt", or prompts = ["...", "..."]
+sequences = 8
+length = 64
+
+[[metrics]]                      # sink_mass, loss, logit_difference, norm, dominance; several are read at once
+name = "sink_mass"
+key = 0
+layers = "12-29"
+
+[[edits]]                        # zero, mean, resample, scale, set, isolate, amplify; several blocks make one table
+kind = "zero"
+site = "neurons"
+layers = 11                      # each: one at a time (the default); all: together; "0-3,7": each of these
+units = "0-31"                   # a list inside a list is a set that is edited together: [[1229, 1487], 3]
+
+[[edits]]
+kind = "zero"
+site = "z"
+heads = "each"                   # in every layer
+"""
+
+_EXAMPLES = """\
+[bold]Examples[/bold]
+
+sink-lens sweep --example > sweep.toml  [dim]a file to begin with[/dim]
+
+sink-lens sweep sweep.toml --dry-run  [dim]cells, forwards, time and memory[/dim]
+
+sink-lens sweep sweep.toml --out runs/neurons  [dim]again after an interruption: it goes on[/dim]
+
+sink-lens sweep sweep.toml --devices cuda:0,cuda:1
+
+sink-lens sweep sweep.toml --engine ray --workers 16  [dim]on the cluster of RAY_ADDRESS[/dim]
+
+Exit codes: 0 all cells, 1 some cells failed, 2 bad input, 130 interrupted.
+"""
+
+
+@app.command(epilog=_EXAMPLES)
+def sweep(
+    file: Annotated[Path | None, typer.Argument(help="What to sweep, as TOML or JSON.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/FILE.", metavar="DIR")] = None,
+    mode: Annotated[str | None, typer.Option(help="Instead of the file's.", metavar="exact|fast")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Several devices of this machine, one process each.", metavar="D,D")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Where the blocks are computed.", metavar="local|ray")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Of ray. Default: one for each GPU.", metavar="N", min=1)] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Compute the failed cells again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")] = False,
+    example: Annotated[bool, typer.Option("--example", help="Print a file to begin with.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")] = False,
+) -> None:
+    """Edit a model in every cell of a grid: neurons, heads, layers, positions, factors; resumable."""
+    if example:
+        typer.echo(_EXAMPLE, nl=False)
+        return
+    from ..errors import InputError
+
+    if file is None:
+        raise InputError("no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml")
+    from ..sweep.config import read_sweep
+
+    changes: dict[str, Any] = {"model": model, "mode": mode, "device": device}
+    named = [name.strip() for name in devices.split(",") if name.strip()] if devices else []
+    if named and device is None:
+        changes["device"] = named[0]
+    config = read_sweep(file, **{name: value for name, value in changes.items() if value is not None})
+    if dry_run:
+        from ..sweep.runner import dry_run as cost
+
+        console().print(cost(config))
+        return
+    from ..sweep.runner import sweep as run
+
+    folder = Path("runs") / file.stem if out is None else out
+    try:
+        result = run(
+            config,
+            out=folder,
+            engine=engine,
+            devices=named,
+            workers=workers,
+            overwrite=overwrite,
+            retry_failed=retry_failed,
+            progress=not quiet,
+        )
+    except KeyboardInterrupt:
+        console(stderr=True).print(f"stopped; the finished blocks are in {folder}: the same command goes on from there")
+        raise typer.Exit(130) from None
+    _show(result, quiet=quiet)
+    if len(result.failed):
+        raise typer.Exit(FAILED_CELLS)
+
+
+def _show(result: "SweepResult", *, quiet: bool) -> None:
+    from ..sweep.results import named
+
+    if not quiet:
+        console().print(result.headline, soft_wrap=True)
+        for metric in dict.fromkeys(result.frame["metric"].tolist()):
+            console().print(_strongest(result, str(metric)))
+        for row in result.failed.head(3).to_dict("records"):
+            console(stderr=True).print(f"failed: {named(row)}: {row['error']}", soft_wrap=True)
+    typer.echo(str(result.folder))
+
+
+def _strongest(result: "SweepResult", metric: str) -> "Table":
+    """The cells with the largest effects on a metric."""
+    from rich.table import Table
+
+    from ..report.words import number
+    from ..sweep.results import named
+
+    def between(row: dict[Any, Any], low: str, high: str) -> str:
+        return f"{number(float(row[low]))} to {number(float(row[high]))}"
+
+    table = Table("edit", title=f"strongest effects on {metric}", title_justify="left", box=None, pad_edge=False)
+    for name in ("effect", "95%", "controls", "effect over controls, 95%"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result.top(_SHOWN, metric=metric).to_dict("records"):
+        effect, control = number(float(row["effect"])), number(float(row["control_effect"]))
+        table.add_row(
+            named(row), effect, between(row, "ci_low", "ci_high"), control, between(row, "over_low", "over_high")
+        )
+    return table

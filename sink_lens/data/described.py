@@ -1,0 +1,88 @@
+"""What a configuration says of its model and its sequences, and what it cannot say; torch is not needed to read it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import InputError
+
+TOKEN_KINDS = ("text", "random", "repeated")
+BOS_ARMS = ("auto", "with", "without")
+
+
+class Described(Protocol):
+    """The fields that ``TraceConfig`` and ``SweepConfig`` share."""
+
+    @property
+    def model(self) -> str:
+        """Default model's name, folder, GGUF file or hub name."""
+        ...
+
+    @property
+    def tokens(self) -> str:
+        """text, random (uniform ids) or repeated (one id a sequence)."""
+        ...
+
+    @property
+    def text(self) -> str | None:
+        """A text file to cut sequences from; None is the bundled prose."""
+        ...
+
+    @property
+    def prompts(self) -> Sequence[str]:
+        """Prompts, one sequence each, instead of ``tokens``."""
+        ...
+
+    @property
+    def bos(self) -> str:
+        """Auto (what the tokenizer does), with, or without."""
+        ...
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens a sequence, BOS included."""
+        ...
+
+    @property
+    def device(self) -> str | None:
+        """Where the model goes; None picks."""
+        ...
+
+    @property
+    def dtype(self) -> str | None:
+        """Type of the weights; None is float32."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of every generator of the run."""
+        ...
+
+
+def check_described(config: Described) -> None:
+    """Refuse what cannot be run.
+
+    Raises:
+        InputError: which value, and what is needed.
+    """
+    if config.tokens not in TOKEN_KINDS:
+        raise InputError(f"tokens is {config.tokens!r}; need one of {', '.join(TOKEN_KINDS)}")
+    if config.bos not in BOS_ARMS:
+        raise InputError(f"bos is {config.bos!r}; need one of {', '.join(BOS_ARMS)}")
+    if config.length < 2:
+        raise InputError(f"length is {config.length}; need at least 2, since the first token attends only to itself")
+    if config.sequences < 1:
+        raise InputError(f"sequences is {config.sequences}; need at least 1")
+    if not 0 <= config.seed < 2**63:
+        raise InputError(f"seed is {config.seed}; need a whole number from 0 on, below 2**63")
+    if config.text is not None and config.prompts:
+        raise InputError("both a text file and prompts were given; need one of them")
+    if (config.text is not None or config.prompts) and config.tokens != "text":
+        raise InputError(f"a text or prompts were given together with tokens {config.tokens!r}; need one of them")
+    if config.text is not None and not Path(config.text).exists():
+        raise InputError(f"there is no file {config.text}; need a text file in UTF-8")

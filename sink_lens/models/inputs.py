@@ -1,0 +1,81 @@
+"""From a description, such as ``TraceConfig``, to its model and its sequences, and what a run's record says of them."""
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+import torch
+
+from ..data.corpora import bundled_text, read_text
+from ..data.described import Described
+from ..data.tokens import TokenBatch, from_prompts, from_text, random_tokens, repeated_tokens
+from ..errors import InputError
+from ..records import versions
+from .lens import LensModel
+from .load import load, weights_hash
+
+log = logging.getLogger(__name__)
+
+
+def model_of(config: Described) -> LensModel:
+    """The model that a configuration names, loaded."""
+    return load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
+
+
+def tokens_of(lens: LensModel, *, config: Described, bos: str) -> TokenBatch:
+    """The sequences that a configuration describes, in one BOS arm.
+
+    Raises:
+        InputError: no tokenizer for text, too little text, no BOS where it was asked for, or a length over the
+            model's context.
+    """
+    if lens.n_context is not None and config.length > lens.n_context and not config.prompts:
+        raise InputError(
+            f"the length is {config.length} tokens; {lens.name} takes at most {lens.n_context}: use a shorter length"
+        )
+    size = {"sequences": config.sequences, "length": config.length, "bos": bos}
+    if lens.tokenizer is None and config.tokens == "text":
+        raise InputError(
+            f"{lens.name} has no tokenizer; need one for text: put it beside the weights, or use random tokens"
+        )
+    if config.tokens != "text":
+        draw = random_tokens if config.tokens == "random" else repeated_tokens
+        generator = torch.Generator().manual_seed(config.seed)
+        size_of_vocabulary = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
+        return draw(lens.tokenizer, generator=generator, vocab_size=size_of_vocabulary, **size)
+    assert lens.tokenizer is not None
+    if config.prompts:
+        return from_prompts(config.prompts, lens.tokenizer, bos=bos)
+    if config.text is not None:
+        return from_text(read_text(config.text), lens.tokenizer, name=Path(config.text).name, **size)
+    return from_text(bundled_text(), lens.tokenizer, name="moby_dick", **size)
+
+
+def default_folder(name: str) -> Path:
+    """``runs/MODEL-DATE-TIME`` in the working folder."""
+    stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
+    return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def provenance_of(lens: LensModel, batch: TokenBatch, *, kernel: str) -> dict[str, object]:
+    """What a run was made on, for its ``run.json``; a command adds its seeds and thresholds."""
+    return {
+        "model": lens.name,
+        "family": lens.family.architecture,
+        "weights_sha256": weights_hash(lens),
+        "notes": list(lens.notes),
+        "n_layers": lens.n_layers,
+        "n_heads": lens.n_heads,
+        "n_kv_heads": lens.n_kv_heads,
+        "d_model": lens.d_model,
+        "token_source": batch.source,
+        "tokens_sha256": batch.hash,
+        "sequences": batch.n_sequences,
+        "length": batch.n_positions,
+        "bos": batch.bos,
+        "bos_arm": batch.bos_arm,
+        "dtype": str(lens.dtype).removeprefix("torch."),
+        "device": str(lens.device),
+        "kernel": kernel,
+        "versions": versions(),
+    }

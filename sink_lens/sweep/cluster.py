@@ -1,0 +1,199 @@
+"""Where the blocks of a sweep are computed: in this process, in several (one a device), or on a Ray cluster.
+
+Every engine hands out the same blocks and gives back the same numbers; the runner alone writes. A worker loads the
+model by its name and refuses weights that are not those of the sweep.
+"""
+
+import logging
+import multiprocessing
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+
+from ..data.tokens import TokenBatch
+from ..errors import InputError, ModelError
+from ..models.lens import LensModel
+from ..models.load import load, weights_hash
+from .config import Measured, MetricSpec, measured
+from .engine import Block, Engine
+from .grid import Cell, Grid
+from .plan import Plan
+
+ENGINES = ("local", "ray")
+_RETRIES = 3
+"""How often a block is tried again whose worker died."""
+
+Advance = Callable[[int], None]
+Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that a worker needs to compute any block of a sweep."""
+
+    model: str
+    weights: str
+    """Hash of the weights."""
+    dtype: str
+    tokens: TokenBatch
+    what: Grid | tuple[Cell, ...]
+    metrics: tuple[Measured, ...]
+    plan: Plan
+
+    def engine(self, lens: LensModel) -> Engine:
+        """The engine of the sweep on a model."""
+        return Engine(
+            lens,
+            self.tokens,
+            cells_to_run(self.what, lens, n_positions=self.tokens.n_positions),
+            measured(self.metrics, lens, n_positions=self.tokens.n_positions),
+            plan=self.plan,
+        )
+
+    def load(self, device: str | None) -> Engine:
+        """The same on a model loaded here.
+
+        Raises:
+            ModelError: the name gives other weights than those of the sweep.
+        """
+        lens = load(self.model, device=device, dtype=self.dtype)
+        if weights_hash(lens) != self.weights:
+            raise ModelError(
+                f"{self.model!r} gives other weights to a worker than those of the sweep; need the same. Save the "
+                "model (model.plain.save_pretrained) where every worker can read it, and load that folder"
+            )
+        return self.engine(lens)
+
+
+def cells_to_run(what: Grid | Sequence[Cell], lens: LensModel, *, n_positions: int) -> list[Cell]:
+    """The cells of the table, and the controls that are not among them."""
+    cells, controls = what.cells(lens, n_positions=n_positions) if isinstance(what, Grid) else (list(what), [])
+    return list({cell.identity: cell for cell in [*cells, *controls]}.values())
+
+
+def here(engine: Engine, blocks: Sequence[Block], *, advance: Advance) -> Blocks:
+    """One block after the other, in this process."""
+    for block in blocks:
+        yield block, engine.run(block, advance=advance)
+
+
+def processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], advance: Advance) -> Blocks:
+    """In several processes of this machine, one for each device; a block whose process died is tried again.
+
+    Raises:
+        InputError: cells or metrics of one's own, which cannot be sent to another process.
+        RuntimeError: a block whose process died every time.
+    """
+    if not isinstance(job.what, Grid) or not all(isinstance(one, MetricSpec) for one in job.metrics):
+        raise InputError(
+            "cells and metrics that hold functions cannot be sent to other processes; need a Grid and MetricSpec, or "
+            "one device, or engine='ray'"
+        )
+    context = multiprocessing.get_context("spawn")
+    tries = dict.fromkeys((block.number for block in blocks), 0)
+    left = {block.number: block for block in blocks}
+    while left:
+        names: Any = context.Queue()
+        for device in devices:
+            names.put(device)
+        threads = max(1, torch.get_num_threads() // len(devices))
+        with ProcessPoolExecutor(
+            len(devices), mp_context=context, initializer=_begin, initargs=(job, names, threads)
+        ) as pool:
+            running: dict[Future[pd.DataFrame], Block] = {pool.submit(_run, block): block for block in left.values()}
+            try:
+                while running:
+                    done, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        block = running.pop(future)
+                        frame = future.result()
+                        del left[block.number]
+                        advance(len(block.cells))
+                        yield block, frame
+            except BrokenProcessPool as error:
+                for number in left:
+                    tries[number] += 1
+                if max(tries[number] for number in left) > _RETRIES:
+                    raise RuntimeError(
+                        f"a worker process died {_RETRIES + 1} times; is there enough memory?"
+                    ) from error
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+_ENGINE: list[Engine] = []
+"""The engine of a worker process, made when the process begins."""
+
+
+def _begin(job: Job, devices: Any, threads: int) -> None:
+    torch.set_num_threads(threads)
+    _ENGINE.append(job.load(devices.get()))
+
+
+def _run(block: Block) -> pd.DataFrame:
+    return _ENGINE[0].run(block)
+
+
+def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Advance) -> Blocks:
+    """On a Ray cluster: one worker for each GPU (for each two CPUs where there is none), blocks as its tasks.
+
+    Ray starts a worker again that died, and gives it its block again. Where Ray is not running here yet, the cluster
+    of ``RAY_ADDRESS`` is joined, or a local one started.
+
+    Args:
+        job: what the workers need.
+        blocks: what to compute.
+        workers: how many; by the cluster's resources if None.
+        on_gpu: whether each takes a GPU.
+        advance: called with the number of cells that were finished.
+
+    Raises:
+        InputError: Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError("engine 'ray' needs Ray; install it with pip install 'sink-lens[ray]'") from error
+    started = not ray.is_initialized()
+    if started:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        resources = ray.cluster_resources()
+        fit = int(resources.get("GPU", 0)) if on_gpu else int(resources.get("CPU", 1)) // 2
+        count = max(1, min(workers or max(1, fit), len(blocks)))
+        options: Any = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
+        options |= {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_cpus": 1}
+        actor: Any = ray.remote(**options)(Worker)
+        shared = ray.put(job)
+        idle = [actor.remote(shared, "cuda" if on_gpu else "cpu") for _ in range(count)]
+        waiting, running = list(blocks), dict[Any, tuple[Any, Block]]()
+        while waiting or running:
+            while idle and waiting:
+                worker, block = idle.pop(), waiting.pop(0)
+                running[worker.run.remote(block)] = (worker, block)
+            (done, *_), _ = ray.wait(list(running), num_returns=1)
+            worker, block = running.pop(done)
+            frame = ray.get(done)
+            idle.append(worker)
+            advance(len(block.cells))
+            yield block, frame
+    finally:
+        if started:
+            ray.shutdown()
+
+
+class Worker:
+    """A Ray actor: the model, loaded once, and the blocks that it is given."""
+
+    def __init__(self, job: Job, device: str) -> None:
+        self._engine = job.load(device)
+
+    def run(self, block: Block) -> pd.DataFrame:
+        """A block's numbers."""
+        return self._engine.run(block)

@@ -1,0 +1,95 @@
+"""Tiny models shared by the tests of sweeps, sequences of different lengths, and the slow way to every number."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sink_lens.data.batch import from_tensor
+from sink_lens.interventions.metrics import evaluate
+from sink_lens.interventions.run import run_with
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import VOCAB_SIZE, tiny
+from sink_lens.sweep.engine import Engine
+from sink_lens.sweep.plan import Plan
+
+
+@functools.cache
+def _lens_of(family):
+    return wrap(tiny(family))
+
+
+@pytest.fixture(scope="session")
+def lens_of():
+    """The builder of each family's ``LensModel``, built once."""
+    return _lens_of
+
+
+@pytest.fixture(scope="session")
+def tokens_of():
+    """``tokens_of(lengths)``: random sequences of these lengths, padded on the right."""
+
+    def build(lengths=(12, 9, 5, 12), *, seed=1):
+        size = (len(lengths), max(lengths))
+        ids = torch.randint(3, VOCAB_SIZE, size, generator=torch.Generator().manual_seed(seed))
+        return from_tensor(ids, lengths=torch.tensor(lengths))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def engine_of():
+    """``engine_of(lens, tokens, cells, metrics, ...)``: three sequences and four cells a forward, if not said."""
+
+    def build(lens, tokens, cells, metrics, *, mode="exact", path="plain", prompts=3, pack=4):
+        return Engine(lens, tokens, cells, metrics, plan=Plan(mode=mode, path=path, prompts=prompts, pack=pack))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def swept():
+    """``swept(engine)``: every number, (cell, metric) -> float64 by sequence; no cell may have failed."""
+
+    def values(engine):
+        found = {}
+        for block in engine.blocks:
+            frame = engine.run(block)
+            assert frame["error"].isna().all(), frame["error"].dropna().tolist()
+            for (cell, metric), rows in frame.groupby(["cell", "metric"], sort=False):
+                found.setdefault((cell, metric), []).append(torch.tensor(rows["value"].to_numpy()))
+        return {place: torch.cat(parts) for place, parts in found.items()}
+
+    return values
+
+
+@pytest.fixture(scope="session")
+def slowly():
+    """``slowly(lens, tokens, edits, prompts=...)``: the outcomes of one cell alone, one a batch of prompts."""
+
+    def outcomes(lens, tokens, edits, *, prompts=3, keys=(0, 3), sites=("resid_post", "z")):
+        return [
+            run_with(lens, part, edits, keys=keys, sites=sites, logits=True, quiet=True)
+            for part in parts_of(tokens, prompts)
+        ]
+
+    return outcomes
+
+
+@pytest.fixture(scope="session")
+def measured():
+    """``measured(metric, outcomes)``: the metric of these runs, one after the other, in float64."""
+
+    def values(metric, outcomes):
+        return torch.cat([evaluate(metric, outcome) for outcome in outcomes]).double()
+
+    return values
+
+
+def parts_of(tokens, size):
+    """The batches of prompts."""
+    starts = range(0, tokens.n_sequences, size)
+    return [
+        replace(tokens, tokens=tokens.tokens[at : at + size], lengths=tokens.lengths[at : at + size]) for at in starts
+    ]
