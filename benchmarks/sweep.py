@@ -8,10 +8,10 @@
 
 Each neuron of a layer (11 of the default model), and each head, is ablated on 64 tokens, and the mean attention to
 position 0 in the layers behind it is read. *Theirs* is what ``transformer_lens.patching.generic_activation_patch`` does
-for one cell: one forward of the bridge with a hook, and here the hooks that read the same metric; it ends with the
-logits, as theirs does. *Theirs without logits* is the same stopped before the unembedding. *Hugging Face* is a loop with
-forward hooks on the eager model. Ours and theirs take turns in one process; medians are compared. The floor is the
-arithmetic that cannot be skipped: the matrix products of the layers behind the edit, timed alone.
+for a cell: one forward of the bridge with a hook, here with those that read the metric; a forward of the bridge ends
+with the logits. *Theirs without logits* is the same, stopped before the unembedding. *Hugging Face hooks* is a loop
+with forward hooks on the body of the eager model. All take turns in one process. The floor is the arithmetic that
+cannot be skipped: the matrix products of the layers behind the edit, timed alone.
 
 Memory is the peak above the loaded model, of ours over theirs. The last line is
 ``neurons_speedup heads_speedup one_prompt_speedup fast_speedup memory equal``: speedups are theirs over ours, ``equal``
@@ -19,9 +19,8 @@ says whether in exact mode ours is ``torch.equal`` to theirs in every cell that 
 """
 
 import argparse
-import gc
+import contextlib
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -118,13 +117,9 @@ class Bench:
         hooks += [(f"blocks.{layer}.attn.hook_pattern", read(layer)) for layer in self.late]
         if not logits:
             hooks.append(("ln_final.hook_out", stop))
-        with torch.no_grad():
-            try:
-                self.lens.bridge.run_with_hooks(
-                    self.tokens.tokens.to(self.lens.device), fwd_hooks=hooks, use_cache=False
-                )
-            except _StoppedError:
-                pass
+        with torch.no_grad(), contextlib.suppress(_StoppedError):
+            ids = self.tokens.tokens.to(self.lens.device)
+            self.lens.bridge.run_with_hooks(ids, fwd_hooks=hooks, use_cache=False)
         return self._mean(found)
 
     def hugging_face(self, site: Site) -> Tensor:
@@ -165,35 +160,37 @@ class Bench:
         plan = plan_of(self.lens, self.tokens, needs, mode=mode, n_cells=len(cells))
         return Engine(self.lens, self.tokens, cells, [self.metric], plan=plan)
 
-    def products(self, site: Site) -> float:
-        """Seconds of the matrix products that cannot be skipped: of the layers behind the edit, timed alone."""
-        rows = self.tokens.n_sequences * LENGTH
-        device, dtype = self.lens.device, self.lens.dtype
+    def products(self, site: Site, *, cells: int) -> float:
+        """Seconds of what cannot be skipped: the matrix products of the layers behind the edit, for some cells."""
+        rows = self.tokens.n_sequences * LENGTH * cells
+        last = max(self.late)
         linears = [
             module
-            for index in range(site.layer + 1, max(self.late) + 1)
+            for index in range(site.layer + 1, last + 1)
             for name, module in self.lens.layer(index).named_modules()
-            if isinstance(module, torch.nn.Linear) and (index < max(self.late) or name.endswith(("q_proj", "k_proj")))
+            if isinstance(module, torch.nn.Linear) and (index < last or name.endswith(("q_proj", "k_proj")))
         ]
-        inputs = {
-            width: torch.randn(rows, width, device=device, dtype=dtype) for width in {m.in_features for m in linears}
-        }
-        with torch.no_grad():
-            before = self._now()
-            for module in linears:
-                module(inputs[module.in_features])
-            return self._now() - before
+        like = {"device": self.lens.device, "dtype": self.lens.dtype}
+        inputs = {width: torch.randn(rows, width, **like) for width in {one.in_features for one in linears}}
 
-    def timed(self, run: Callable[[], object]) -> float:
-        """Seconds."""
-        before = self._now()
-        run()
-        return self._now() - before
+        def run() -> None:
+            with torch.no_grad():
+                for module in linears:
+                    module(inputs[module.in_features])
 
-    def _now(self) -> float:
+        return self.timed(run)[1]
+
+    def timed(self, run: Callable[[], Any]) -> tuple[Any, float]:
+        """What it gives, and the seconds that it took."""
+        self._wait()
+        before = time.perf_counter()
+        found = run()
+        self._wait()
+        return found, time.perf_counter() - before
+
+    def _wait(self) -> None:
         if self.lens.device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter()
 
     def _mean(self, found: dict[int, Tensor]) -> Tensor:
         return torch.stack([found[layer].cpu() for layer in self.late]).nanmean(dim=(0, 2))
@@ -246,99 +243,79 @@ def main() -> None:
         "neurons, 8 prompts, fast": (eight, [Site(layer=layer, unit=unit, is_head=False) for unit in neurons], "fast"),
     }
     found = [_case(name, *case, quick=options.quick) for name, case in cases.items()]
-    equal = all(result[1] for result in found[:3])
     site = Site(layer=layer, unit=0, is_head=False)
-    memory = max(
-        peak(lambda: bench.engine([site] * 1, mode="exact").run(bench.engine([site], mode="exact").blocks[0]))
-        / peak(lambda: bench.bridge(site))
-        for bench in (eight,)
-    )
+    memory = _peak(eight, lambda: _all(eight.engine([site], mode="exact"))) / _peak(eight, lambda: eight.bridge(site))
     if not options.quick:
         _growth(eight, layer=layer)
-    line = " ".join(f"{name}={value:.2f}" for name, value in zip(NAMES, [*(r[0] for r in found), memory], strict=True))
-    print(f"{line} equal={str(equal).lower()}")
+    numbers = [*(speedup for speedup, _ in found), memory]
+    line = " ".join(f"{name}={value:.2f}" for name, value in zip(NAMES, numbers, strict=True))
+    print(f"{line} equal={str(all(is_equal for _, is_equal in found[:3])).lower()}")
+
+
+def _all(engine: Engine) -> None:
+    for block in engine.blocks:
+        engine.run(block)
+
+
+def _peak(bench: Bench, run: Callable[[], object]) -> float:
+    """Peak memory in bytes above what there is before."""
+    if bench.lens.device.type != "cuda":
+        return peak(run)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return float(torch.cuda.max_memory_allocated() - before)
 
 
 def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool) -> tuple[float, bool]:
-    """The speedup of some cells, and whether every number is equal."""
+    """The speedup of some cells, and whether every number is equal; the slow ways are timed on two cells of a pack."""
     engine = bench.engine(sites, mode=mode)
     engine.baseline()  # the unedited run, once for all cells
-    order = [cell for block in engine.blocks for cell in block.cells]
-    ours: list[float] = []
-    theirs: list[float] = []
-    stripped: list[float] = []
-    plain: list[float] = []
-    floors: list[float] = []
-    is_equal, gap = True, 0.0
     bench.bridge(sites[0])
+    seconds = dict.fromkeys(("ours", "theirs", "products", "theirs without logits", "Hugging Face hooks"), 0.0)
+    is_equal, gap = True, 0.0
     for block in engine.blocks:
         for start in range(0, len(block.cells), engine.plan.pack):
             pack = replace(block, cells=block.cells[start : start + engine.plan.pack])
-            before = bench._now()
-            frame = engine.run(pack)
-            ours.append(bench._now() - before)
-            chosen = pack.cells if bench.tokens.n_sequences > 1 else pack.cells[:2]
-            for cell in chosen:
-                before = bench._now()
-                wanted = bench.bridge(sites[cell])
-                theirs.append((bench._now() - before) * len(pack.cells) / len(chosen))
+            frame, spent = bench.timed(lambda pack=pack: engine.run(pack))
+            seconds["ours"] += spent
+            compared = pack.cells[:2]
+            share = len(pack.cells) / len(compared)
+            for cell in compared:
+                site = sites[cell]
+                wanted, spent = bench.timed(lambda site=site: bench.bridge(site))
+                seconds["theirs"] += spent * share
                 got = torch.tensor(frame.loc[frame["cell"] == cell, "value"].tolist(), dtype=torch.float32)
                 is_equal = is_equal and torch.equal(got, wanted.float())
                 gap = max(gap, float((got - wanted.float()).abs().max()))
-                floors.append(bench.products(sites[cell]) * len(pack.cells) / len(chosen))
                 if not quick:
-                    stripped.append(
-                        bench.timed(lambda site=sites[cell]: bench.bridge(site, logits=False))
-                        * len(pack.cells)
-                        / len(chosen)
-                    )
-                    plain.append(
-                        bench.timed(lambda site=sites[cell]: bench.hugging_face(site)) * len(pack.cells) / len(chosen)
-                    )
-    assert sorted(order) == list(range(len(sites)))
-    total = sum(ours)
-    text = f"{name}: {len(sites)} cells, {engine.plan.pack} a forward; ours {total / len(sites) * 1e3:.0f} ms a cell, "
-    text += f"theirs {sum(theirs) / len(sites) * 1e3:.0f} ms: {sum(theirs) / total:.2f}x"
-    if stripped:
-        text += f" (without logits {sum(stripped) / total:.2f}x, Hugging Face hooks {sum(plain) / total:.2f}x)"
-    text += f"; the products alone are {sum(floors) / total:.0%} of ours; "
-    text += "equal" if is_equal else f"largest difference {gap:.1e}"
-    print(text, flush=True)
-    return sum(theirs) / total, is_equal
+                    _, spent = bench.timed(lambda site=site: bench.bridge(site, logits=False))
+                    seconds["theirs without logits"] += spent * share
+                    _, spent = bench.timed(lambda site=site: bench.hugging_face(site))
+                    seconds["Hugging Face hooks"] += spent * share
+            seconds["products"] += bench.products(sites[pack.cells[0]], cells=len(pack.cells))
+    ours = seconds["ours"]
+    text = f"{name}: {len(sites)} cells, {engine.plan.pack} a forward, {ours / len(sites) * 1e3:.0f} ms a cell"
+    for other in ("theirs", "theirs without logits", "Hugging Face hooks"):
+        if seconds[other]:
+            text += f"; {other} {seconds[other] / len(sites) * 1e3:.0f} ms ({seconds[other] / ours:.2f}x)"
+    text += f"; the floor is {seconds['products'] / ours:.0%} of ours; "
+    print(text + ("equal" if is_equal else f"largest difference {gap:.1e}"), flush=True)
+    return seconds["theirs"] / ours, is_equal
 
 
 def _growth(bench: Bench, *, layer: int) -> None:
-    """Time a cell and memory as cells and prompts grow: flat, if cost is linear."""
-    for n_cells in (8, 32):
+    """Time of a cell and memory as cells and prompts grow: flat, since cost is linear."""
+    for n_cells, n_prompts in ((8, 8), (32, 8), (8, 16), (8, 32)):
+        more = Bench(lens=bench.lens, tokens=_tokens(bench.lens, n_prompts), late=bench.late)
         sites = [Site(layer=layer, unit=unit, is_head=False) for unit in range(n_cells)]
-        seconds, memory = _cost(bench, sites)
-        print(
-            f"{n_cells} cells on 8 prompts: {seconds / n_cells * 1e3:.0f} ms a cell, peak {memory / 1e6:.0f} MB",
-            flush=True,
-        )
-    for n_prompts in (8, 16, 32):
-        more = replace_tokens(bench, _tokens(bench.lens, n_prompts))
-        sites = [Site(layer=layer, unit=unit, is_head=False) for unit in range(8)]
-        seconds, memory = _cost(more, sites)
-        each = seconds / (8 * n_prompts) * 1e3
-        print(
-            f"8 cells on {n_prompts} prompts: {each:.0f} ms a cell and prompt, peak {memory / 1e6:.0f} MB", flush=True
-        )
-
-
-def _cost(bench: Bench, sites: list[Site]) -> tuple[float, float]:
-    def run() -> None:
-        engine = bench.engine(sites, mode="exact")
-        for block in engine.blocks:
-            engine.run(block)
-
-    run()
-    return bench.timed(run), peak(run)
-
-
-def replace_tokens(bench: Bench, tokens: TokenBatch) -> Bench:
-    """The same on other prompts."""
-    return Bench(lens=bench.lens, tokens=tokens, late=bench.late)
+        engine = more.engine(sites, mode="exact")
+        _all(engine)
+        _, seconds = more.timed(lambda engine=engine: _all(engine))
+        memory = _peak(more, lambda more=more, sites=sites: _all(more.engine(sites, mode="exact")))
+        each = seconds / (n_cells * n_prompts) * 1e3
+        text = f"{n_cells} cells on {n_prompts} prompts: {each:.1f} ms a cell and prompt, peak {memory / 1e6:.0f} MB"
+        print(text, flush=True)
 
 
 def _tokens(lens: LensModel, n: int) -> TokenBatch:
@@ -369,6 +346,4 @@ def _llama(options: argparse.Namespace) -> LensModel:
 
 
 if __name__ == "__main__":
-    gc.freeze()
     main()
-    statistics.median([0])

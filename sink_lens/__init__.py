@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from sink_lens.models.sites import SITES, Site
     from sink_lens.records import read_run
     from sink_lens.report.page import render
-    from sink_lens.sweep.config import MetricSpec, SweepConfig, read_sweep
+    from sink_lens.sweep.config import SweepConfig, read_sweep
     from sink_lens.sweep.grid import EditGrid, Grid, cell_of
+    from sink_lens.sweep.reads import MetricSpec
     from sink_lens.sweep.runner import sweep
 
     __version__: str
@@ -82,7 +83,7 @@ _MODULES = {
     "Grid": "sweep.grid",
     "EditGrid": "sweep.grid",
     "cell_of": "sweep.grid",
-    "MetricSpec": "sweep.config",
+    "MetricSpec": "sweep.reads",
     "SweepConfig": "sweep.config",
     "read_sweep": "sweep.config",
     "read_run": "records",

@@ -60,10 +60,7 @@ def interval(
     """
     from scipy.stats import bootstrap  # takes a second to import, and only this function needs it
 
-    if not 0 < level < 1:
-        raise InputError(f"the level of an interval is {level}; need a share between 0 and 1, as 0.95.")
-    if n_resamples < 1:
-        raise InputError(f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds.")
+    _check_draws(n_resamples, level=level)
     units = _defined(np.asarray(values, dtype=np.float64))
     n = len(units)
     if n == 0:
@@ -143,6 +140,7 @@ def paired_differences(
             f"paired differences of shapes {first.shape} and {second.shape}; need (rows, units) twice, with the same "
             "units in the same order."
         )
+    _check_draws(n_resamples, level=level)
     with np.errstate(invalid="ignore"):
         difference = first - second
     n = difference.shape[1]
@@ -160,6 +158,13 @@ def paired_differences(
         low, high = np.quantile(weights @ row, tails)
         found.append(Interval(estimate=float(row.mean()), low=float(low), high=float(high), n=n))
     return found
+
+
+def _check_draws(n_resamples: int, *, level: float) -> None:
+    if not 0 < level < 1:
+        raise InputError(f"the level of an interval is {level}; need a share between 0 and 1, as 0.95.")
+    if n_resamples < 1:
+        raise InputError(f"n_resamples is {n_resamples}; need at least 1, and 1,000 or more for stable bounds.")
 
 
 def _defined(units: np.ndarray) -> np.ndarray:

@@ -145,6 +145,53 @@ def test_a_finished_run_is_kept_unless_overwriting_is_asked_for(tmp_path):
     assert names(tmp_path) == ["neurons.parquet", "notes.txt", RUN_FILE]
 
 
+def test_a_finished_run_is_gone_on_with_where_it_can_be_added_to(tmp_path):
+    before = finished(tmp_path)
+    with start(tmp_path, reopen=True) as writer:
+        assert writer.has("heads")
+        assert read_run(tmp_path).status == "running"
+        writer.write_table("neurons", HEADS)
+    again = read_run(tmp_path)
+    assert (again.status, again.started, set(again.tables)) == ("finished", before.started, {"heads", "neurons"})
+
+
+def test_a_finished_run_that_is_gone_on_with_and_stopped_keeps_its_files(tmp_path):
+    finished(tmp_path)
+    with pytest.raises(KeyboardInterrupt), start(tmp_path, reopen=True):
+        raise KeyboardInterrupt
+    run = read_run(tmp_path)
+    assert (run.status, set(run.tables)) == ("interrupted", {"heads"})
+    pd.testing.assert_frame_equal(run.tables["heads"], HEADS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"config": CONFIG | {"sequences": 8}}, "sequences: 32 there, 8 here"),
+        ({"kind": "sweep"}, "kind: trace there, sweep here"),
+        ({"provenance": PROVENANCE | {"weights_sha256": "cc"}}, "weights_sha256: aa there, cc here"),
+        ({"provenance": PROVENANCE | {"device": "cuda"}}, "device: cpu there, cuda here"),
+    ],
+)
+def test_a_finished_run_is_not_gone_on_with_by_another(tmp_path, changes, text):
+    finished(tmp_path)
+    record = (tmp_path / RUN_FILE).read_text()
+    with pytest.raises(RunError, match=text):
+        start(tmp_path, reopen=True, **changes)
+    assert (tmp_path / RUN_FILE).read_text() == record
+
+
+def test_a_run_that_is_cleared_holds_none_of_its_files_and_leaves_those_of_others(tmp_path):
+    finished(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    with start(tmp_path, reopen=True) as writer:
+        writer.clear()
+        assert not writer.has("heads")
+        assert names(tmp_path) == [".lock", "notes.txt", RUN_FILE]
+        writer.write_table("neurons", HEADS)
+    assert set(read_run(tmp_path).tables) == {"neurons"}
+
+
 def test_a_folder_of_other_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years")
     with pytest.raises(RunError, match=r"thesis\.tex"):

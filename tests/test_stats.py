@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
-from sink_lens.stats import Interval, interval, paired_difference
+from sink_lens.stats import Interval, interval, paired_difference, paired_differences
 
 
 def generator(seed=0):
@@ -126,3 +126,95 @@ def test_units_that_are_no_pairs_are_refused():
 def test_what_makes_no_interval_is_refused(values, options, text):
     with pytest.raises(InputError, match=text):
         interval(values, generator=generator(), **options)
+
+
+# --- many rows at once
+
+
+def test_each_row_has_the_estimate_of_its_paired_difference_to_the_last_bit():
+    a, b = generator(10).normal(size=(2, 50, 11))
+    found = paired_differences(a, b, generator=generator())
+    for row, one in enumerate(found):
+        assert one.estimate == paired_difference(a[row], b[row], generator=generator()).estimate
+        assert one.n == 11
+
+
+def test_each_row_has_the_bounds_of_its_paired_difference_up_to_the_draws():
+    # A quantile at 2.5% of 20,000 draws of a normal has standard error sqrt(0.025 * 0.975 / 20,000) / 0.0584 = 0.019
+    # standard errors of the mean; two such differ by less than 5 * sqrt(2) * 0.019 = 0.13 of it.
+    n, draws = 30, 20_000
+    a = generator(11).normal(size=(8, n))
+    b = generator(12).normal(size=(1, n))
+    found = paired_differences(a, b, generator=generator(1), n_resamples=draws)
+    for row, one in zip(a, found, strict=True):
+        alone = paired_difference(row, b[0], generator=generator(2), n_resamples=draws)
+        slack = 0.13 * np.std(row - b[0]) / np.sqrt(n)
+        assert one.low == pytest.approx(alone.low, rel=0, abs=slack)
+        assert one.high == pytest.approx(alone.high, rel=0, abs=slack)
+
+
+def test_two_units_a_row_are_drawn_as_pairs():
+    # Draws of (0, 1) and of (2, 6) with replacement: the outer quantiles are the smaller and the larger of each.
+    found = paired_differences([[0.0, 1.0], [2.0, 6.0]], [[0.0, 0.0]], generator=generator())
+    assert found[0] == Interval(estimate=0.5, low=0.0, high=1.0, n=2)
+    assert found[1] == Interval(estimate=4.0, low=2.0, high=6.0, n=2)
+
+
+def test_rows_do_not_touch_one_another():
+    rows = generator(13).normal(size=(3, 9))
+    with_nan = np.vstack([rows[:1], np.full((1, 9), np.nan), rows[1:]])
+    found = paired_differences(rows, np.zeros((1, 9)), generator=generator())
+    beside = paired_differences(with_nan, np.zeros((1, 9)), generator=generator())
+    assert [beside[0], *beside[2:]] == found
+
+
+def test_units_that_are_nan_in_a_row_are_dropped_from_it():
+    nan = np.nan
+    a = [[1.0, nan, 3.0], [nan, nan, nan], [nan, 5.0, nan], [1.0, 2.0, 3.0]]
+    some, none, one, whole = paired_differences(a, [[0.0, 0.0, 1.0]], generator=generator())
+    assert (some.estimate, some.n) == (1.5, 2)  # 1 - 0 and 3 - 1
+    assert (some.low, some.high) == (1.0, 2.0)
+    assert none.n == 0
+    assert np.isnan([none.estimate, none.low, none.high]).all()
+    assert (one.estimate, one.n) == (5.0, 1)
+    assert np.isnan([one.low, one.high]).all()
+    assert (whole.estimate, whole.n) == (pytest.approx(5 / 3), 3)
+
+
+def test_one_unit_has_an_estimate_and_no_bounds():
+    first, second = paired_differences([[3.0], [4.0]], [[1.0]], generator=generator())
+    assert (first.estimate, first.n, second.estimate) == (2.0, 1, 3.0)
+    assert np.isnan([first.low, first.high, second.low]).all()
+
+
+def test_a_row_of_equal_differences_has_an_interval_of_width_zero():
+    (one,) = paired_differences([[0.3, 1.3, 2.3]], [[0.0, 1.0, 2.0]], generator=generator(), n_resamples=50)
+    assert one.low <= one.estimate <= one.high
+    (flat,) = paired_differences([[2.0, 3.0, 4.0]], [[1.0, 2.0, 3.0]], generator=generator())
+    assert flat == Interval(estimate=1.0, low=1.0, high=1.0, n=3)
+
+
+def test_the_same_generator_gives_the_same_rows():
+    rows = generator(14).normal(size=(4, 6))
+    first, second = (paired_differences(rows, rows[:1] * 0, generator=generator(5)) for _ in range(2))
+    assert first == second
+
+
+def test_no_rows_have_no_intervals():
+    assert paired_differences(np.zeros((0, 4)), np.zeros((1, 4)), generator=generator()) == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [([1.0, 2.0], [[1.0, 2.0]]), ([[1.0, 2.0]], [[1.0]]), (np.zeros((3, 2)), np.zeros((2, 2)))]
+)
+def test_rows_that_are_no_pairs_are_refused(a, b):
+    with pytest.raises(InputError, match=r"need \(rows, units\) twice"):
+        paired_differences(a, b, generator=generator())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [({"level": 95.0}, "need a share between 0 and 1"), ({"n_resamples": 0}, "need at least 1")]
+)
+def test_what_makes_no_interval_makes_none_of_many_rows(options, text):
+    with pytest.raises(InputError, match=text):
+        paired_differences([[1.0, 2.0, 4.0]], [[0.0, 0.0, 0.0]], generator=generator(), **options)

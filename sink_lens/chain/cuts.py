@@ -21,6 +21,7 @@ from ..interventions.effects import change_of, made_share, removed_share
 from ..interventions.isolation import isolation
 from ..interventions.run import Outcome
 from ..models.weights import attention_weights
+from ..ranges import span
 from ..stats import Interval
 from .bench import Bench, bar, generator_of
 from .holds import Edits, Holder, random_dimensions
@@ -126,17 +127,6 @@ def effect_table(
 def amplified_layers(bench: Bench) -> list[int]:
     """The layers from the first to the end of the first growth step."""
     return list(range(bench.segments[0].layers[0])) or [0]
-
-
-def span(layers: Sequence[int]) -> str:
-    """Layers as text: ``0-11``, or ``1-2,11`` where there are gaps."""
-    parts: list[list[int]] = []
-    for layer in sorted(set(layers)):
-        if parts and layer == parts[-1][-1] + 1:
-            parts[-1].append(layer)
-        else:
-            parts.append([layer])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def _making(bench: Bench, *, means: CentringMeans, curve: pd.DataFrame) -> list[Cut]:

@@ -23,12 +23,13 @@ from ..interventions.isolation import isolation
 from ..interventions.run import Outcome, run_with
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
+from ..ranges import span
 from ..records import create_run
 from ..stats import paired_difference
 from .bench import Bench, bar, bench, cannot_cut
 from .carriers import curve_text
 from .config import TraceConfig
-from .cuts import amplified_layers, just_after, span
+from .cuts import amplified_layers, just_after
 from .inputs import provenance
 from .panel import scout
 from .sets import REMOVED_FRAC, Found, find_sets, names

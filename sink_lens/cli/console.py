@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from ..errors import InputError, SinkLensError
+from ..errors import SinkLensError
+from ..ranges import ranges
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,12 +118,4 @@ def shown_size(size: int) -> str:
 
 def numbers(text: str | None, *, option: str) -> tuple[int, ...] | None:
     """``0-3,7`` as (0, 1, 2, 3, 7)."""
-    if text is None:
-        return None
-    found: list[int] = []
-    for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
-            raise InputError(f"--{option} is {text!r}; need numbers and ranges such as 0-3,7")
-        found += range(int(first), int(last if dash else first) + 1)
-    return tuple(found)
+    return None if text is None else tuple(ranges(text, name=f"--{option}"))

@@ -100,6 +100,7 @@ def sweep(
 
         console().print(cost(config))
         return
+    from ..records import RUN_FILE
     from ..sweep.runner import sweep as run
 
     folder = Path("runs") / file.stem if out is None else out
@@ -115,7 +116,9 @@ def sweep(
             progress=not quiet,
         )
     except KeyboardInterrupt:
-        console(stderr=True).print(f"stopped; the finished blocks are in {folder}: the same command goes on from there")
+        kept = f"the finished blocks are in {folder}: the same command goes on from there"
+        said = kept if (folder / RUN_FILE).exists() else "nothing was written"
+        console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
         raise typer.Exit(130) from None
     _show(result, quiet=quiet)
     if len(result.failed):

@@ -84,18 +84,29 @@ class TokenBatch:
 
 
 def from_tensor(
-    tokens: Tensor, *, lengths: Tensor | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+    tokens: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> TokenBatch:
     """A batch of a caller's own token ids, copied; the BOS arm is "auto", as nothing is added.
 
     Args:
-        tokens: integers of shape (sequences, positions), padded on the right.
+        tokens: integers of shape (sequences, positions), padded on the right, or as ``attention_mask`` says.
         lengths: real tokens of each sequence; by default all positions.
+        attention_mask: 1 at real tokens, as tokenizers of Hugging Face give it, instead of ``lengths``. Sequences
+            padded on the left are moved to the left, where the first real token is position 0: the positions that a
+            model gives them, and what ``sink position 0`` means.
         tokenizer: only to tell whether every sequence begins with BOS; without one that counts as no.
 
     Raises:
-        InputError: tokens or lengths are no integers, of the wrong shape or out of range.
+        InputError: tokens, lengths or mask are no integers, of the wrong shape or out of range; a mask with a gap.
     """
+    if attention_mask is not None:
+        if lengths is not None:
+            raise InputError("lengths and an attention mask were given; need one of them. Leave the other out.")
+        tokens, lengths = _unpadded(tokens, attention_mask)
     if tokens.ndim != 2:
         raise InputError(
             f"tokens are {_kind(tokens)}; need two axes, sequence and position. For one sequence use tokens[None]."
@@ -138,6 +149,22 @@ def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) 
             "text": [text[token] for token in token_id.tolist()],
         }
     )
+
+
+def _unpadded(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The sequences with their padding on the right, and their lengths."""
+    if tokens.ndim != 2 or mask.shape != tokens.shape:
+        raise InputError(f"tokens are {_kind(tokens)}, the mask is {_kind(mask)}; need (sequences, positions) twice.")
+    real = mask.bool()
+    lengths = real.sum(1)
+    starts = real.int().argmax(1)
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    whole = (places >= starts[:, None]) & (places < (starts + lengths)[:, None])
+    if not torch.equal(whole, real):
+        row = int((whole != real).any(1).int().argmax())
+        raise InputError(f"the mask of sequence {row} has a gap; need padding on the left or on the right only.")
+    order = (places + starts[:, None]) % tokens.shape[1]
+    return tokens.gather(1, order), lengths
 
 
 def _check(tokens: Tensor, lengths: Tensor) -> None:

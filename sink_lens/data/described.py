@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..errors import InputError
 
@@ -10,6 +10,7 @@ TOKEN_KINDS = ("text", "random", "repeated")
 BOS_ARMS = ("auto", "with", "without")
 
 
+@runtime_checkable
 class Described(Protocol):
     """The fields that ``TraceConfig`` and ``SweepConfig`` share."""
 

@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..measures.dimensions import dominance_ratio
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
+from ..ranges import span
 from .run import Outcome
 
 __all__ = [
@@ -69,7 +70,7 @@ def sink_mass(key: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
     """Mean attention to a key over the queries after it, over heads and layers (all if None); in [0, 1]."""
     chosen = _chosen(layers)
     return Metric(
-        name=f"sink mass at position {key}",
+        name=f"sink mass at position {key}" + ("" if chosen is None else f", layers {span(chosen)}"),
         function=lambda run: run.mass_at(key, layers=chosen),
         keys=(key,),
         layers=chosen,
@@ -89,7 +90,7 @@ def logit_difference(correct: int | Sequence[int], incorrect: int | Sequence[int
     def function(run: Outcome) -> Tensor:
         found = run.logits_at(_at(run, position)).float()
         rows = torch.arange(len(found))
-        return found[rows, _ids(correct, found)] - found[rows, _ids(incorrect, found)]
+        return found[rows, _ids(correct, run, found)] - found[rows, _ids(incorrect, run, found)]
 
     return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
 
@@ -120,12 +121,13 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
     def function(run: Outcome) -> Tensor:
         assert run.logits is not None
         found = run.logits.float().log_softmax(-1)
-        if found.shape != given.shape:
+        wanted = given[run.sequences]
+        if found.shape != wanted.shape:
             raise InputError(
-                f"the logits to compare with have the shape {tuple(given.shape)}, those of the run "
+                f"the logits to compare with have the shape {tuple(wanted.shape)}, those of the run "
                 f"{tuple(found.shape)}; need logits of the same sequences"
             )
-        divergence = (given.exp() * (given - found)).sum(-1)
+        divergence = (wanted.exp() * (wanted - found)).sum(-1)
         if position is not None:
             at = _at(run, position)
             return divergence[torch.arange(len(at)), at]
@@ -240,9 +242,9 @@ def _at(run: Outcome, position: int) -> Tensor:
     return at
 
 
-def _ids(token: int | Sequence[int], logits: Float[Tensor, "batch vocab"]) -> Tensor:
+def _ids(token: int | Sequence[int], run: Outcome, logits: Float[Tensor, "batch vocab"]) -> Tensor:
     n, d_vocab = logits.shape
-    ids = torch.tensor([token] * n if isinstance(token, int) else list(token))
+    ids = torch.tensor([token] * n if isinstance(token, int) else list(token)[run.sequences])
     if ids.shape != (n,):
         raise InputError(f"{len(ids)} token ids were given for {n} sequences; need one, or one for each")
     if bool((ids < 0).any()) or bool((ids >= d_vocab).any()):

@@ -44,16 +44,19 @@ class Outcome:
     """The residual stream at each key after each layer; nan where a sweep ended before it was there."""
     loss: Float[Tensor, " batch"] | None
     """Mean next-token loss of each sequence in nats; None where it was not asked for."""
-    logits: Float[Tensor, "batch position vocab"] | None = field(repr=False)
-    """Logits, on the CPU; None where they were not asked for."""
+    logits: Float[Tensor, "batch query vocab"] | None = field(repr=False)
+    """Logits at the scored positions, on the CPU; None where they were not asked for."""
     tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
     """(site, layer) -> what was captured after the edits, on the CPU."""
     scored: tuple[int, ...] | None = None
     """The positions that ``logits`` holds, in order; None is all."""
+    sequences: slice = field(default_factory=lambda: slice(None))
+    """Which sequences these are of those that a metric has numbers for, where a sweep runs them in batches."""
 
     def mass_at(self, key: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
         """Mean attention to a key over heads and over layers (all that were read if None), by sequence."""
-        return self.mass[self._rows(layers)][..., self.keys.index(key)].nanmean(dim=(0, 2))
+        # Contiguous: the order of a sum must not depend on how many other keys were read.
+        return self.mass[self._rows(layers)][..., self.keys.index(key)].contiguous().nanmean(dim=(0, 2))
 
     def state_at(self, key: int) -> Float[Tensor, "layer batch d_model"]:
         """The stream at a key."""

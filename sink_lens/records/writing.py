@@ -61,6 +61,14 @@ class RunWriter:
         """Write a file as it is, such as an image."""
         return self._write(filename, payload)
 
+    def clear(self) -> None:
+        """Remove every file that the run holds, where what was written can no longer be continued."""
+        held = list(self._record["files"])
+        self._record["files"] = {}
+        self._write_record()
+        for file in held:
+            (self.folder / file).unlink(missing_ok=True)
+
     def __enter__(self) -> "RunWriter":
         return self
 

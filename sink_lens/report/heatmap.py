@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -111,7 +112,7 @@ def map_panel(
     return axes, image
 
 
-def _ticks(axes: Axes, values: Sequence[int], *, name: str, labels: Mapping[int, str], y: bool) -> None:
+def _ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
     axis = axes.yaxis if y else axes.xaxis
     if name in ("pos", "src_pos") and any(labels.values()) and len(values) <= _MOST_LABELS:
         texts = [token(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]

@@ -87,7 +87,8 @@ def _line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, i
     axes.plot(x, y, ".", color=INK, markersize=3 if len(x) > 100 else 6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=bool((x == x.round()).all())))
     axes.axhline(0, color=QUIET, linewidth=0.8)
-    for index in np.argsort(-np.abs(np.nan_to_num(y)), kind="stable")[:_LABELLED]:
+    order = np.argsort(-np.abs(y), kind="stable")  # nan, of cells that failed, comes last
+    for index in order[: min(_LABELLED, int(np.isfinite(y).sum()))]:
         axes.annotate(
             f"{x[index]:g}", (x[index], y[index]), fontsize=FONT - 2, xytext=(4, 2), textcoords="offset points"
         )

@@ -9,18 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InputError
+from ..ranges import ranges, span
 
 Indices = tuple[int, ...] | None
 """One value of an axis: the indices edited together; None is all of them."""
 
 
-def values_of(given: Any, *, name: str, size: int) -> list[Indices]:
+def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
     """The values of an axis.
 
     Args:
         given: ``each``, ``all``, a number, a range as text, or a list of these.
         name: what it is called, for messages.
         size: how many indices there are.
+        first: the first that can be edited.
 
     Raises:
         InputError: it is none of these, is empty, names something twice, or an index does not exist.
@@ -28,7 +30,7 @@ def values_of(given: Any, *, name: str, size: int) -> list[Indices]:
     if given == "all":
         return [None]
     if given == "each":
-        found: list[Indices] = [(index,) for index in range(size)]
+        found: list[Indices] = [(index,) for index in range(first, size)]
     elif isinstance(given, str | int):
         found = [(index,) for index in _set(given, name=name)]
     elif isinstance(given, Sequence):
@@ -39,8 +41,8 @@ def values_of(given: Any, *, name: str, size: int) -> list[Indices]:
         raise InputError(f"{name} is empty; need at least one value, or all")
     for chosen in found:
         for index in chosen or ():
-            if not 0 <= index < size:
-                raise InputError(f"{name}: {index} does not exist; need 0 to {size - 1}")
+            if not first <= index < size:
+                raise InputError(f"{name}: {index} does not exist; need {first} to {size - 1}")
     if len(set(found)) < len(found):
         raise InputError(f"{name} names a value twice: {given!r}; need each once")
     return found
@@ -52,13 +54,7 @@ def shown(indices: Indices) -> int | str:
         return "all"
     if len(indices) == 1:
         return indices[0]
-    parts: list[list[int]] = []
-    for index in sorted(indices):
-        if parts and index == parts[-1][-1] + 1:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    return span(indices)
 
 
 def _set(given: Any, *, name: str) -> tuple[int, ...]:
@@ -68,13 +64,7 @@ def _set(given: Any, *, name: str) -> tuple[int, ...]:
     if isinstance(given, int):
         return (given,)
     if isinstance(given, str):
-        found: list[int] = []
-        for piece in given.split(","):
-            first, dash, last = piece.strip().partition("-")
-            if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-                raise InputError(f"{name} is {given!r}; need each, all, or numbers and ranges such as 0-3,7")
-            found += range(int(first), int(last if dash else first) + 1)
-        given = found
+        given = ranges(given, name=name, also="each, all, or ")
     elif not isinstance(given, Sequence) or not all(type(one) is int for one in given):
         raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
     if not given or len(set(given)) < len(given):

@@ -19,14 +19,14 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
 from ..models.load import load, weights_hash
-from .config import Measured, MetricSpec, measured
 from .engine import Block, Engine
 from .grid import Cell, Grid
 from .plan import Plan
+from .reads import Measured, MetricSpec, measured
 
 ENGINES = ("local", "ray")
 _RETRIES = 3
-"""How often a block is tried again whose worker died."""
+"""How often blocks are tried again whose worker died, where nothing is finished in between."""
 
 Advance = Callable[[int], None]
 Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
@@ -76,6 +76,29 @@ def cells_to_run(what: Grid | Sequence[Cell], lens: LensModel, *, n_positions: i
     return list({cell.identity: cell for cell in [*cells, *controls]}.values())
 
 
+def check_engine(
+    engine: str, *, devices: Sequence[str], what: Grid | Sequence[Cell], metrics: Sequence[Measured]
+) -> None:
+    """Refuse an engine that cannot compute these cells and metrics here, before anything is written.
+
+    Raises:
+        InputError: there is no such engine; Ray is not installed; or cells or metrics of one's own, which cannot be
+            sent to another process without Ray.
+    """
+    if engine not in ENGINES:
+        raise InputError(f"engine is {engine!r}; need one of {', '.join(ENGINES)}")
+    if engine == "ray":
+        try:
+            import ray  # noqa: F401
+        except ImportError as error:
+            raise InputError("engine 'ray' needs Ray; install it with pip install 'sink-lens[ray]'") from error
+    elif len(devices) > 1 and not (isinstance(what, Grid) and all(isinstance(one, MetricSpec) for one in metrics)):
+        raise InputError(
+            "cells and metrics that hold functions cannot be sent to other processes; need a Grid and MetricSpec, or "
+            "one device, or engine='ray'"
+        )
+
+
 def here(engine: Engine, blocks: Sequence[Block], *, advance: Advance) -> Blocks:
     """One block after the other, in this process."""
     for block in blocks:
@@ -86,16 +109,11 @@ def processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], adva
     """In several processes of this machine, one for each device; a block whose process died is tried again.
 
     Raises:
-        InputError: cells or metrics of one's own, which cannot be sent to another process.
-        RuntimeError: a block whose process died every time.
+        ModelError: the model's name gives other weights to a worker.
+        RuntimeError: processes died again and again, and finished nothing in between.
     """
-    if not isinstance(job.what, Grid) or not all(isinstance(one, MetricSpec) for one in job.metrics):
-        raise InputError(
-            "cells and metrics that hold functions cannot be sent to other processes; need a Grid and MetricSpec, or "
-            "one device, or engine='ray'"
-        )
     context = multiprocessing.get_context("spawn")
-    tries = dict.fromkeys((block.number for block in blocks), 0)
+    deaths = 0
     left = {block.number: block for block in blocks}
     while left:
         names: Any = context.Queue()
@@ -105,39 +123,41 @@ def processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], adva
         with ProcessPoolExecutor(
             len(devices), mp_context=context, initializer=_begin, initargs=(job, names, threads)
         ) as pool:
-            running: dict[Future[pd.DataFrame], Block] = {pool.submit(_run, block): block for block in left.values()}
             try:
+                running: dict[Future[pd.DataFrame], Block] = {
+                    pool.submit(_run, block): block for block in left.values()
+                }
                 while running:
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in done:
                         block = running.pop(future)
                         frame = future.result()
                         del left[block.number]
+                        deaths = 0
                         advance(len(block.cells))
                         yield block, frame
             except BrokenProcessPool as error:
-                for number in left:
-                    tries[number] += 1
-                if max(tries[number] for number in left) > _RETRIES:
+                deaths += 1
+                if deaths > _RETRIES:
                     raise RuntimeError(
-                        f"a worker process died {_RETRIES + 1} times; is there enough memory?"
+                        f"a worker process died {deaths} times and finished nothing in between; is there enough memory?"
                     ) from error
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
 
-_ENGINE: list[Engine] = []
-"""The engine of a worker process, made when the process begins."""
+_WORKER: list["Worker"] = []
+"""The worker of a process, made when the process begins."""
 
 
 def _begin(job: Job, devices: Any, threads: int) -> None:
     torch.set_num_threads(threads)
-    _ENGINE.append(job.load(devices.get()))
+    _WORKER.append(Worker(job, devices.get()))
 
 
 def _run(block: Block) -> pd.DataFrame:
-    return _ENGINE[0].run(block)
+    return _WORKER[0].run(block)
 
 
 def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Advance) -> Blocks:
@@ -154,12 +174,12 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
         advance: called with the number of cells that were finished.
 
     Raises:
-        InputError: Ray is not installed.
+        InputError: cells or metrics that cannot be sent.
+        ModelError: the model's name gives other weights to a worker.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError("engine 'ray' needs Ray; install it with pip install 'sink-lens[ray]'") from error
+    import ray
+    import ray.exceptions
+
     started = not ray.is_initialized()
     if started:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
@@ -170,7 +190,7 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
         options: Any = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
         options |= {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_cpus": 1}
         actor: Any = ray.remote(**options)(Worker)
-        shared = ray.put(job)
+        shared = _put(ray, job)
         idle = [actor.remote(shared, "cuda" if on_gpu else "cpu") for _ in range(count)]
         waiting, running = list(blocks), dict[Any, tuple[Any, Block]]()
         while waiting or running:
@@ -179,7 +199,10 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
                 running[worker.run.remote(block)] = (worker, block)
             (done, *_), _ = ray.wait(list(running), num_returns=1)
             worker, block = running.pop(done)
-            frame = ray.get(done)
+            try:
+                frame = ray.get(done)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
             idle.append(worker)
             advance(len(block.cells))
             yield block, frame
@@ -188,12 +211,31 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
             ray.shutdown()
 
 
+def _put(ray: Any, job: Job) -> Any:
+    try:
+        return ray.put(job)
+    except TypeError as error:
+        found = str(error.__cause__ or error).splitlines()[0]
+        raise InputError(
+            f"a cell or a metric holds what cannot be sent to another process ({found}); need functions of plain "
+            "values and tensors, or engine='local'"
+        ) from error
+
+
 class Worker:
-    """A Ray actor: the model, loaded once, and the blocks that it is given."""
+    """The model, loaded once, and the blocks that it is given; in a process of its own, or as a Ray actor."""
 
     def __init__(self, job: Job, device: str) -> None:
-        self._engine = job.load(device)
+        self._engine: Engine | None = None
+        self._error: Exception | None = None
+        try:
+            self._engine = job.load(device)
+        except Exception as error:  # noqa: BLE001  # raised with its first block: else all that is known is a dead worker
+            self._error = error
 
     def run(self, block: Block) -> pd.DataFrame:
         """A block's numbers."""
+        if self._engine is None:
+            assert self._error is not None
+            raise self._error
         return self._engine.run(block)

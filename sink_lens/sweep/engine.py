@@ -65,7 +65,7 @@ class Engine:
         self.blocks = self._blocks()
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, mode=plan.mode, n_sequences=tokens.n_sequences)
-        self._clean = lru_cache(maxsize=1)(self._clean_run)
+        self._clean = lru_cache(maxsize=2)(self._clean_run)  # of both paths
 
     def baseline(self) -> pd.DataFrame:
         """The unedited run: sequence, metric, value."""
@@ -124,6 +124,28 @@ class Engine:
         clean = self._clean(prompts.start, self._clean_path).outcome
         slow = self._passes.slow(self._part(prompts), (), prompts=prompts)
         return max(_gap(evaluate(metric, clean), evaluate(metric, slow)) for metric in self.metrics)
+
+    def pack_deviation(self) -> float:
+        """The largest difference that sharing a forward makes to the unedited streams, over every size of a pack.
+
+        A matrix product may sum in another order where it has more rows, and that shows in the streams of any input.
+        """
+        sizes = set()
+        for block in self.blocks:
+            if block.first <= self.lens.n_layers:
+                sizes |= {min(self.plan.pack, len(block.cells)), len(block.cells) % self.plan.pack}
+        # The last batch of prompts may be smaller than the others.
+        parts = {part.n_sequences: part for part in map(self._part, self._prompts())}.values()
+        paths: set[Path] = {self._path(cell) for cell in self.cells}
+        return max(
+            (
+                self._passes.pack_gap(part, path=path, copies=size)
+                for part in parts
+                for size in sizes - {0, 1}
+                for path in paths
+            ),
+            default=0.0,
+        )
 
     def layers_of(self, block: Block) -> int:
         """How many layers a block runs for each of its cells."""

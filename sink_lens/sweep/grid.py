@@ -44,12 +44,25 @@ class EditGrid:
     """The last axis: neurons, dimensions."""
     keys: Any = "all"
     """Of scores and pattern."""
-    factors: Sequence[float] = ()
+    factors: Sequence[float | int] = ()
     """Of scale, set (the number that is set) and amplify."""
     seeds: Sequence[int] = ()
     """Of resample; (0,) if none is given."""
     centres: Sequence[str] = ()
     """Of amplify: values, aggregated, none; all three if none is given."""
+
+    def __post_init__(self) -> None:
+        """Check that the options are lists, and give every factor a point: 2 and 2.0 are one cell.
+
+        Raises:
+            InputError: one is no list.
+        """
+        for name in ("factors", "seeds", "centres"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise InputError(f"{name} of {self.kind} is {given!r}; need a list")
+        factors = [float(one) if type(one) is int else one for one in self.factors]
+        object.__setattr__(self, "factors", factors)
 
     def places(self, lens: LensModel, *, n_positions: int) -> Iterator[Place]:
         """Every place of the axes' product, the last axis fastest.
@@ -115,7 +128,11 @@ class EditGrid:
                     raise InputError(f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out")
                 axes.append([None])
             else:
-                axes.append(values_of(given, name=f"{name}s of {self.kind} {site.name}", size=sizes[name]))
+                first = KINDS[self.kind].first_position if name == "position" else None
+                if first is not None and given == "all":
+                    raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
+                label = f"{name}s of {self.kind} {site.name}"
+                axes.append(values_of(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._options()], sizes
 
     def _options(self) -> list[list[Any]]:
@@ -124,8 +141,6 @@ class EditGrid:
         found: list[list[Any]] = []
         for name in ("factors", "seeds", "centres"):
             given = getattr(self, name)
-            if isinstance(given, str) or not isinstance(given, Sequence):
-                raise InputError(f"{name} of {self.kind} is {given!r}; need a list")
             if given and name not in takes:
                 raise InputError(f"{self.kind} takes no {name}; leave them out")
             if name not in takes:
@@ -178,6 +193,15 @@ class Grid:
     seed: int = 0
     """Of the draws."""
 
+    def __post_init__(self) -> None:
+        """Refuse a number of controls that cannot be.
+
+        Raises:
+            InputError: it is below 0.
+        """
+        if self.controls < 0:
+            raise InputError(f"controls is {self.controls}; need a whole number from 0 on")
+
     @classmethod
     def of(cls, *edits: EditGrid, **options: Any) -> "Grid":
         """A grid of some edits."""
@@ -219,7 +243,7 @@ class Grid:
     def _draws(self, place: Place, *, axis: str, size: int, group: str) -> list[Place]:
         """Distinct random sets of the same size."""
         k = len(getattr(place, axis))
-        lowest = 1 if axis == "position" and place.kind == "isolate" else 0
+        lowest = (KINDS[place.kind].first_position or 0) if axis == "position" else 0
         generator = np.random.default_rng([self.seed, crc32(group.encode())])
         found: dict[tuple[int, ...], None] = {}
         for _ in range(20 * (self.controls + _SPARE_DRAWS)):

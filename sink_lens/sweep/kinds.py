@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..capture.record import capture
 from ..data.tokens import TokenBatch
-from ..errors import InputError
 from ..interventions.amplification import CENTRES, CentringMeans, amplification, centring_means
 from ..interventions.edits import Edit, hold, resample, scale, set_value, zero
 from ..interventions.isolation import isolation
@@ -106,6 +105,8 @@ class Kind:
     """The only site that it edits; None is any."""
     by_token: bool = False
     """Its reference values stand at tokens: the site needs an axis of positions."""
+    first_position: int | None = None
+    """The first position that it can be made at, where positions must be chosen; None where all of them will do."""
 
 
 def _part(values: Tensor, place: Place, axes: list[str]) -> Tensor:
@@ -142,14 +143,12 @@ def _resample(place: Place, refs: References) -> Edit:
 
 
 def _isolate(place: Place, refs: References) -> Edit:
-    if place.position is None:
-        raise InputError("isolate needs positions, each from 1 on; found all")
+    assert place.position is not None
     return isolation(place.position, layers=place.layer, label=place.label)
 
 
 def _amplify(place: Place, refs: References) -> Edit:
-    if place.position is None:
-        raise InputError("amplify needs positions; found all")
+    assert place.position is not None
     centre: Any = place.centre
     return amplification(
         _factor(place),
@@ -183,9 +182,13 @@ KINDS: Mapping[str, Kind] = {
         make=lambda at, refs: set_value(at.site, _factor(at), **at.where(), label=at.label),
         takes=("factors",),
     ),
-    "isolate": Kind(meaning="the mask shows the token only itself", make=_isolate, site="scores"),
+    "isolate": Kind(meaning="the mask shows the token only itself", make=_isolate, site="scores", first_position=1),
     "amplify": Kind(
-        meaning="variance amplification from a centre", make=_amplify, takes=("factors", "centres"), site="z_raw"
+        meaning="variance amplification from a centre",
+        make=_amplify,
+        takes=("factors", "centres"),
+        site="z_raw",
+        first_position=0,
     ),
 }
 """Name -> kind of edit."""

@@ -1,8 +1,9 @@
 """The forward passes of a sweep: the unedited run, and several cells at once, on the plain module or on the bridge."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -80,6 +81,34 @@ class Passes:
                 outcomes = pack.plain(first)
         return outcomes, [bool(one.changed) for one in pack.applied]
 
+    def pack_gap(self, part: TokenBatch, *, path: Path, copies: int) -> float:
+        """The largest difference between the unedited streams, and logits, of several copies and those of one."""
+        alone, packed = self._streams(part, path=path, copies=1), self._streams(part, path=path, copies=copies)
+        return max(
+            float((both.unflatten(0, (copies, -1)) - one).abs().max()) for one, both in zip(alone, packed, strict=True)
+        )
+
+    def _streams(self, part: TokenBatch, *, path: Path, copies: int) -> list[Tensor]:
+        """The unedited stream after every layer that is needed, and the logits where they are."""
+        found: list[Tensor] = []
+        last = self.needs.end(self.lens.n_layers)
+        visit = Visit(readers=[(slice(None), found.append)])
+        places = {("resid_post", layer): visit for layer in range(min(last, self.lens.n_layers))}
+        if path == "plain":
+            with eager(self.lens):
+                out = plain_pass(self.lens, part.tokens.repeat(copies, 1), first=0, last=last, visits=places)
+        else:
+            whole = replace(part, tokens=part.tokens.repeat(copies, 1), lengths=part.lengths.repeat(copies))
+            out = bridge_pass(
+                self.lens,
+                whole,
+                hooks=_hooks(places, self.lens),
+                first=0,
+                last=min(last, self.lens.n_layers),
+                stream=None,
+            )
+        return found if out is None else [*found, out]
+
     def known(self, clean: Clean, layer: int) -> Known:
         """What the unedited run computes at a layer; kept until another one is asked for."""
         known = clean.known
@@ -131,10 +160,7 @@ class _Pack:
         for rows, desk in zip(self.rows, self.desks, strict=True):
             for site, layer, take in desk.places(read=read, sites=self.needs.sites, valid=self.valid):
                 visits.setdefault((site, layer), Visit()).readers.append((rows, take))
-        hooks = [
-            (bridge_hook(SITES[site], family=self.lens.family, layer=layer), partial(_visited, visit=visit))
-            for (site, layer), visit in sorted(visits.items(), key=lambda item: ORDER[item[0][0]])
-        ]
+        hooks = _hooks(visits, self.lens)
         last = self.lens.n_layers if self.needs.whole else self.needs.last
         copies = len(self.rows)
         whole = replace(self.part, tokens=self.part.tokens.repeat(copies, 1), lengths=self.part.lengths.repeat(copies))
@@ -265,8 +291,16 @@ class _Pack:
                 outcome = spliced(outcome, rows=slice(0, n), early=early)
                 if bool((outcome.mass.isnan() & ~early.mass.isnan()).any()):
                     raise not_a_number(edits)
-            found.append(outcome)
+            found.append(replace(outcome, sequences=self.prompts))
         return found
+
+
+def _hooks(visits: Mapping[tuple[str, int], Visit], lens: LensModel) -> list[Any]:
+    """Visits as hooks of the bridge, in the order of the sites, since two of them may share a hook."""
+    return [
+        (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_visited, visit=visit))
+        for (site, layer), visit in sorted(visits.items(), key=lambda item: ORDER[item[0][0]])
+    ]
 
 
 def _visited(tensor: Tensor, hook: object, *, visit: Visit) -> Tensor | None:

@@ -7,6 +7,7 @@ import psutil
 import torch
 
 from ..data.tokens import TokenBatch
+from ..errors import InputError
 from ..models.lens import LensModel
 from .needs import Needs
 
@@ -34,6 +35,16 @@ class Plan:
     """Sequences of a batch of prompts."""
     pack: int
     """Cells of a forward."""
+
+
+def check_mode(mode: object) -> None:
+    """Refuse a mode that there is not.
+
+    Raises:
+        InputError: always then.
+    """
+    if mode not in MODES:
+        raise InputError(f"mode is {mode!r}; need one of {', '.join(MODES)}")
 
 
 def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, mode: Mode, n_cells: int) -> Plan:

@@ -1,5 +1,6 @@
 """A sweep's numbers made into its table: each cell beside the unedited run and beside its controls."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ..errors import InputError
+from ..errors import InputError, RunError
 from ..interventions.metrics import Metric
 from ..interventions.patching import strongest
 from ..report.columns import floats, select
 from ..report.columns import named as rows_named
 from ..report.heatmap import picture
-from ..report.sweeps import effect_figure, swept_columns
+from ..report.sweeps import effect_figure
 from ..stats import Interval, paired_differences
 from .grid import Cell
 from .kinds import AXES
@@ -66,7 +67,9 @@ class SweepResult:
         """For notebooks: the headline, the picture, the strongest cells."""
         from html import escape
 
-        drawn = picture(self.figure()) if swept_columns(self.frame) else ""
+        drawn = ""
+        with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
+            drawn = picture(self.figure())
         return f"<p>{escape(self.headline)}</p>{drawn}{self.top().to_html(index=False)}"
 
 
@@ -93,7 +96,7 @@ def named(row: Mapping[Any, Any]) -> str:
     if isinstance(row.get("name"), str):
         return row["name"]
     factor = row.get("factor")
-    strength = f" x {factor:g}" if isinstance(factor, float) and factor == factor else ""
+    strength = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
     centre = f" from {row['centre']}" if isinstance(row.get("centre"), str) else ""
     return f"{row['kind']} {row['site']}{strength}{centre} {row['place']}".strip()
 

@@ -28,13 +28,14 @@ from ..models.lens import LensModel
 from ..records import RunWriter, create_run
 from ..report.columns import floats, select
 from ..report.heatmap import png
-from .cluster import ENGINES, Blocks, Job, cells_to_run, here, processes, ray_cluster
-from .config import Measured, MetricSpec, SweepConfig, measured, metric_config
+from .cluster import Blocks, Job, cells_to_run, check_engine, here, processes, ray_cluster
+from .config import SweepConfig
 from .engine import Block, Engine
 from .estimate import cost_of, estimate
 from .grid import Cell, Grid
 from .needs import Needs
-from .plan import MODES, Mode, Plan, plan_of
+from .plan import Mode, Plan, check_mode, plan_of
+from .reads import Measured, MetricSpec, measured, metric_config
 from .results import SweepResult, by_cell, failed_cells, named, tables
 
 log = logging.getLogger(__name__)
@@ -52,12 +53,12 @@ def sweep(
     *,
     tokens: TokenBatch | None = None,
     metrics: Sequence[Measured] | Measured = (),
-    mode: Mode = "exact",
+    mode: Mode | None = None,
     out: str | Path | None = None,
     engine: str = "local",
     devices: Sequence[str] = (),
     workers: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     overwrite: bool = False,
     retry_failed: bool = False,
     progress: bool = True,
@@ -71,13 +72,13 @@ def sweep(
         what: a grid, or cells of one's own (``cell_of``); None where a configuration is given.
         tokens: the sequences; those of the configuration if None.
         metrics: what is read of each cell; attention to position 0 if none is given.
-        mode: exact or fast, see ``sweep.engine``.
+        mode: exact (if None) or fast, see ``sweep.engine``; a configuration has its own.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         engine: local, or ray (``pip install 'sink-lens[ray]'``).
         devices: local only: one process for each, such as ``("cuda:0", "cuda:1")``; this process if there is at most
             one.
         workers: ray only: how many; one for each GPU of the cluster if None.
-        seed: of the intervals.
+        seed: of the intervals, 0 if None; a configuration has its own.
         overwrite: replace the run that the folder holds.
         retry_failed: compute the cells again that failed.
         progress: show a bar.
@@ -87,12 +88,11 @@ def sweep(
         RunError: the folder is in use, or holds another sweep: other cells, metrics, weights, tokens or versions.
     """
     lens, what, batch, given, mode, seed = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
-    if engine not in ENGINES:
-        raise InputError(f"engine is {engine!r}; need one of {', '.join(ENGINES)}")
+    check_engine(engine, devices=devices, what=what, metrics=given)
     read = measured(given, lens, n_positions=batch.n_positions)
     cells, controls = _cells(what, lens, batch)
     config = {
-        "grid": asdict(what) if isinstance(what, Grid) else [cell.identity for cell in cells],
+        "grid": _listed(what.config()) if isinstance(what, Grid) else [cell.identity for cell in cells],
         "metrics": [metric_config(one) for one in given],
         "mode": mode,
         "interval_seed": seed,
@@ -133,7 +133,6 @@ def sweep(
             controls,
             most_controls=what.controls if isinstance(what, Grid) else 0,
             generator=np.random.default_rng(seed),
-            is_new=bool(todo),
         )
 
 
@@ -143,14 +142,14 @@ def dry_run(
     *,
     tokens: TokenBatch | None = None,
     metrics: Sequence[Measured] | Measured = (),
-    mode: Mode = "exact",
+    mode: Mode | None = None,
 ) -> RenderableType:
     """What ``sweep`` would take with these arguments, as a person reads it; loads the model, and writes nothing.
 
     Raises:
         InputError: what ``sweep`` would refuse.
     """
-    lens, what, batch, given, mode, _ = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=0)
+    lens, what, batch, given, mode, _ = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
     _cells(what, lens, batch)
     read = measured(given, lens, n_positions=batch.n_positions)
     return estimate(cost_of(lens, batch, what, read, mode=mode))
@@ -162,14 +161,17 @@ def _asked(
     *,
     tokens: TokenBatch | None,
     metrics: Sequence[Measured] | Measured,
-    mode: Mode,
-    seed: int,
+    mode: Mode | None,
+    seed: int | None,
 ) -> tuple[LensModel, Grid | Sequence[Cell], TokenBatch, list[Measured], Mode, int]:
     """Everything that decides the numbers, from a model or from a configuration."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     if isinstance(model, SweepConfig):
-        if what is not None:
-            raise InputError("a configuration and a grid were given; the configuration has its own: leave one out")
+        for name, found in (("grid", what), ("mode", mode), ("seed", seed)):
+            if found is not None:
+                raise InputError(
+                    f"a configuration and a {name} were given; the configuration has its own: leave one out"
+                )
         lens = model_of(model)
         what, mode, seed = model.grid, model.mode, model.seed
         given = given or list(model.metrics)
@@ -177,9 +179,8 @@ def _asked(
     else:
         if what is None or tokens is None:
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
-        lens, batch = model, tokens
-    if mode not in MODES:
-        raise InputError(f"mode is {mode!r}; need one of {', '.join(MODES)}")
+        lens, batch, mode, seed = model, tokens, mode or "exact", seed or 0
+    check_mode(mode)
     check_tokens(lens, batch)
     return lens, what, batch, given or [MetricSpec(name="sink_mass")], mode, seed
 
@@ -191,6 +192,13 @@ def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> t
     if not cells or len({cell.identity for cell in cells}) < len(cells):
         raise InputError("there are no cells, or two of one name and place; need different ones")
     return cells, []
+
+
+def _listed(value: Any) -> Any:
+    """A grid's values with every sequence, ranges too, as a list."""
+    if isinstance(value, dict):
+        return {name: _listed(entry) for name, entry in value.items()}
+    return [_listed(entry) for entry in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _plan(
@@ -206,6 +214,7 @@ def _plan(
     if writer.has("plan"):
         found = json.loads((writer.folder / "plan.json").read_text(encoding="utf-8"))
         return Plan(**{name: found[name] for name in ("mode", "path", "prompts", "pack")})
+    writer.clear()  # blocks that are there all the same were cut by a plan that is gone
     cells = cells_to_run(what, lens, n_positions=batch.n_positions)
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), mode=mode, n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
@@ -231,7 +240,7 @@ def checked(
     worst = float("inf")
     for one in order:
         engine = Engine(lens, batch, cells, metrics, plan=one)
-        worst = _deviation(engine)
+        worst = max(_deviation(engine), engine.pack_deviation() if strict else 0.0)
         if worst == 0 or (not strict and worst <= _allowed(engine, mode=plan.mode)):
             return one, worst
     last = order[-1]
@@ -316,9 +325,11 @@ def _finished(
     *,
     most_controls: int,
     generator: np.random.Generator,
-    is_new: bool,
 ) -> SweepResult:
-    """The tables of all blocks, written, and the result."""
+    """The tables of all blocks, written, and the result.
+
+    They are written also where every block was there: a run that was stopped here has none of them, or old ones.
+    """
     numbers = pd.concat([_read(writer, block) for block in engine.blocks], ignore_index=True)
     identities = [cell.identity for cell in engine.cells]
     numbers["cell"] = [identities[number] for number in numbers["cell"].tolist()]
@@ -335,12 +346,11 @@ def _finished(
     result = SweepResult(
         folder=writer.folder, frame=frame, controls=drawn, values=values, headline=headline(frame, engine)
     )
-    if is_new or not all(writer.has(name) for name in FILES):
-        writer.write_table("cells", frame)
-        writer.write_table("controls", drawn)
-        writer.write_table("values", values)
-        with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
-            writer.write_bytes("effects.png", png(result.figure()))
+    writer.write_table("cells", frame)
+    writer.write_table("controls", drawn)
+    writer.write_table("values", values)
+    with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
+        writer.write_bytes("effects.png", png(result.figure()))
     return result
 
 

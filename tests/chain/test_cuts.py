@@ -17,7 +17,6 @@ from sink_lens.chain.cuts import (
     best_factor,
     effect_table,
     just_after,
-    span,
 )
 from sink_lens.chain.links import cut_verdict
 from sink_lens.interventions.amplification import amplification, centring_means
@@ -44,14 +43,6 @@ def cut(planted_at, tiny_at):
 
 
 # --- text and choices, by hand
-
-
-@pytest.mark.parametrize(
-    ("layers", "text"),
-    [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([11, 1, 2, 2], "1-2,11"), ([4, 0, 2], "0,2,4")],
-)
-def test_span(layers, text):
-    assert span(layers) == text
 
 
 def test_the_best_factor_is_that_of_most_mass_of_its_centre():

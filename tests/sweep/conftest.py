@@ -79,12 +79,43 @@ def slowly():
 
 @pytest.fixture(scope="session")
 def measured():
-    """``measured(metric, outcomes)``: the metric of these runs, one after the other, in float64."""
+    """``measured(metric, outcomes, keys=...)``: the metric of these runs, one after the other, in float64.
 
-    def values(metric, outcomes):
-        return torch.cat([evaluate(metric, outcome) for outcome in outcomes]).double()
+    A mean is taken in the order in which its numbers lie in memory, so that its last bit depends on which keys were
+    read beside its own: ``keys`` are those that the sweep reads.
+    """
+
+    def values(metric, outcomes, *, keys, prompts=None):
+        if prompts is not None:  # a run of all sequences
+            outcomes = cut(outcomes, prompts)
+        return torch.cat([evaluate(metric, reading(outcome, keys)) for outcome in outcomes]).double()
 
     return values
+
+
+def reading(outcome, keys):
+    """The same run, of which only these keys were read."""
+    index = [outcome.keys.index(key) for key in keys]
+    return replace(
+        outcome, keys=keys, mass=outcome.mass[..., index].contiguous(), state=outcome.state[:, :, index].contiguous()
+    )
+
+
+def cut(outcome, size):
+    """A run in batches, as if each had been run by itself."""
+    batches = [slice(at, at + size) for at in range(0, len(outcome.valid), size)]
+    return [
+        replace(
+            outcome,
+            valid=outcome.valid[rows],
+            mass=outcome.mass[:, rows].contiguous(),
+            state=outcome.state[:, rows].contiguous(),
+            loss=outcome.loss[rows],
+            logits=None,
+            tensors={place: tensor[rows] for place, tensor in outcome.tensors.items()},
+        )
+        for rows in batches
+    ]
 
 
 def parts_of(tokens, size):

@@ -23,6 +23,7 @@ def untyped(**fields):
     grid = EditGrid()
     for name, value in fields.items():
         object.__setattr__(grid, name, value)
+    grid.__post_init__()
     return grid
 
 
@@ -72,7 +73,8 @@ def test_left_out_axes_are_each_layer_and_all_of_the_rest(lens_of):
         ({"kind": "scale", "site": "q", "factors": (0.0, 2.0, -1.0)}, 9),
         ({"kind": "resample", "site": "v", "seeds": (0, 1)}, 6),
         ({"kind": "isolate", "positions": "1-3"}, 9),
-        ({"kind": "amplify", "factors": (2.0,)}, 9),  # three centres
+        ({"kind": "isolate", "positions": "each"}, 3 * (LENGTH - 1)),  # all but the first
+        ({"kind": "amplify", "positions": 2, "factors": (2.0,)}, 9),  # three centres
     ],
 )
 def test_the_size_is_the_number_of_places_and_of_distinct_cells(lens_of, grid, size):
@@ -121,14 +123,20 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
         ({"factors": (2.0,)}, "zero takes no factors; leave them out"),
         ({"kind": "scale", "seeds": (1,), "factors": (1.0,)}, "scale takes no seeds; leave them out"),
         ({"kind": "scale"}, r"scale needs factors, each once; found \[\]"),
-        ({"kind": "set", "factors": (1, 1.0)}, r"set needs factors, each once; found \[1, 1.0\]"),
+        ({"kind": "set", "factors": (1, 1.0)}, r"set needs factors, each once; found \[1.0, 1.0\]"),
         ({"kind": "scale", "factors": 2.0}, "factors of scale is 2.0; need a list"),
         ({"kind": "scale", "factors": ("2",)}, "a factor of scale is '2'; need numbers"),
         ({"kind": "scale", "factors": (True,)}, "a factor of scale is True; need numbers"),
         ({"kind": "resample", "seeds": (-1,)}, "a seed of resample is -1; need whole numbers from 0 on"),
         ({"kind": "resample", "seeds": (0.5,)}, "a seed of resample is 0.5; need whole numbers"),
-        ({"kind": "amplify", "factors": (2.0,), "centres": ("mean",)}, "no centre 'mean'; need some of values"),
-        ({"kind": "amplify", "factors": (2.0,), "centres": "values"}, "centres of amplify is 'values'; need a list"),
+        ({"kind": "isolate"}, "isolate needs positions, each from 1 on; found all"),
+        ({"kind": "isolate", "positions": 0}, "positions of isolate scores: 0 does not exist; need 1 to"),
+        ({"kind": "amplify", "factors": (2.0,)}, "amplify needs positions, each from 0 on; found all"),
+        ({"kind": "amplify", "centres": "values"}, "centres of amplify is 'values'; need a list"),
+        (
+            {"kind": "amplify", "positions": 1, "factors": (2.0,), "centres": ("mean",)},
+            "no centre 'mean'; need some of values",
+        ),
     ],
 )
 def test_what_a_grid_cannot_mean_is_refused(lens_of, grid, text):
