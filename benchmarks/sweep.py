@@ -15,7 +15,7 @@ cannot be skipped: the matrix products of the layers behind the edit, timed alon
 
 Memory is the peak above the loaded model, of ours over theirs. The last line is
 ``neurons_speedup heads_speedup one_prompt_speedup fast_speedup memory equal``: speedups are theirs over ours, ``equal``
-says whether in exact mode ours is ``torch.equal`` to theirs in every cell that was run.
+says whether in exact mode ours is ``torch.equal`` to theirs in every cell that both ran.
 """
 
 import argparse

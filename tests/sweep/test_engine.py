@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from sink_lens.interventions.edits import edit, scalar, scale, zero
-from sink_lens.interventions.metrics import Metric, dominance, logit_difference, loss, norm, sink_mass
+from sink_lens.interventions.metrics import Metric, dominance, kl_to, logit_difference, loss, norm, sink_mass
+from sink_lens.interventions.run import run_with
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
+from sink_lens.sweep import passes
 from sink_lens.sweep.grid import cell_of
 from sink_lens.sweep.passes import Passes
 
@@ -345,6 +347,56 @@ def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_
     engine = engine_of(lens, tokens_of(), cells, [sink_mass(0)])
     assert [engine.deviation(number) for number in (0, 1, 3, 5)] == [0.0] * 4
     assert sizes == [1, 2, 4, 4]
+
+
+def test_sharing_a_forward_is_compared_for_every_size_of_a_pack_and_of_a_batch(
+    lens_of, tokens_of, engine_of, monkeypatch
+):
+    cells = [cell_of(scale("z", float(factor), layers=[1]), name=str(factor)) for factor in range(6)]
+    engine = engine_of(lens_of("llama"), tokens_of(), cells, [sink_mass(0)])  # 4 and 2 cells, on 3 sequences and on 1
+    assert engine.pack_deviation() == 0.0
+    asked = []
+
+    def gap(self, part, *, path, copies):
+        asked.append((part.n_sequences, path, copies))
+        return 7.0
+
+    monkeypatch.setattr(Passes, "pack_gap", gap)
+    assert engine.pack_deviation() == 7.0
+    assert sorted(asked) == [(1, "plain", 2), (1, "plain", 4), (3, "plain", 2), (3, "plain", 4)]
+    assert engine_of(lens_of("llama"), tokens_of(), cells[:1], [sink_mass(0)]).pack_deviation() == 0.0
+
+
+def test_what_sharing_a_forward_changes_in_the_last_bit_is_seen(lens_of, tokens_of, engine_of, monkeypatch):
+    cells = [cell_of(zero("z", layers=[layer]), name=str(layer)) for layer in (0, 0)]
+    engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()])
+    right = passes.plain_pass
+
+    def other_order(lens, tokens, **options):
+        out = right(lens, tokens, **options)
+        if len(tokens) > 2:
+            out[-1, -1, -1] += 1e-6
+        return out
+
+    monkeypatch.setattr(passes, "plain_pass", other_order)
+    assert 0 < engine.pack_deviation() < 1e-5
+
+
+@pytest.mark.parametrize("prompts", [1, 3, 4])
+def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(lens_of, tokens_of, engine_of, swept, prompts):
+    lens, tokens = lens_of("llama"), tokens_of()
+    clean = run_with(lens, tokens, (), logits=True, quiet=True)
+    right, wrong = [5, 6, 7, 8], [11, 12, 13, 14]
+    at, rows = tokens.lengths - 1, torch.arange(4)
+    last = clean.logits[rows, at]
+    metrics = [logit_difference(right, wrong), kl_to(clean.logits), kl_to(clean.logits, position=-1)]
+    metrics = [replace(one, name=str(place)) for place, one in enumerate(metrics)]
+    engine = engine_of(lens, tokens, [cell_of(scale("z", 1.0), name="unchanged")], metrics, prompts=prompts)
+    found = swept(engine)
+    assert torch.allclose(found[0, "0"], (last[rows, right] - last[rows, wrong]).double(), atol=1e-5)
+    for name in ("1", "2"):
+        assert found[0, name].shape == (4,)
+        assert torch.allclose(found[0, name], torch.zeros(4).double(), atol=1e-6)
 
 
 def test_undefined_numbers_are_no_deviation(lens_of, tokens_of, engine_of):

@@ -84,6 +84,16 @@ def test_the_size_is_the_number_of_places_and_of_distinct_cells(lens_of, grid, s
     assert len({cell.identity for cell in found}) == size
 
 
+def test_a_factor_without_a_point_is_the_same_cell(lens_of):
+    whole, point = (cells(lens_of("llama"), EditGrid(kind="scale", factors=[given])) for given in (2, 2.0))
+    assert [cell.identity for cell in whole[0]] == [cell.identity for cell in point[0]]
+
+
+def test_fewer_controls_than_none_are_refused():
+    with pytest.raises(InputError, match="controls is -1; need a whole number from 0 on"):
+        Grid(edits=(EditGrid(),), controls=-1)
+
+
 def test_sizes_are_those_of_the_site(lens_of):
     sizes = {"layer": 3, "position": LENGTH, "head": 2, "unit": 12}
     assert EditGrid(site="k").sizes(lens_of("llama"), n_positions=LENGTH) == sizes

@@ -766,6 +766,8 @@ def test_times_are_spoken_in_seconds_minutes_and_hours():
         (lambda out: swept(out, what=None), "needs a grid, or cells, and tokens"),
         (lambda out: swept(out, tokens=None), "needs a grid, or cells, and tokens"),
         (lambda out: sweep(SweepConfig(grid=GRID), GRID, out=out), "has its own: leave one out"),
+        (lambda out: sweep(SweepConfig(grid=GRID), mode="fast", out=out), "a mode were given; the configuration has"),
+        (lambda out: sweep(SweepConfig(grid=GRID), seed=0, out=out), "a seed were given; the configuration has its"),
         (lambda out: swept(out, engine="cloud"), "engine is 'cloud'; need one of local, ray"),
         (lambda out: swept(out, what=[]), "there are no cells"),
         (lambda out: swept(out, what=[cell_of(zero("z"), name="a")] * 2), "two of one name"),
