@@ -2,7 +2,7 @@
 
     python benchmarks/sweep.py --quick      # a sample of the cells, under a minute on two cores
     python benchmarks/sweep.py              # more cells, every mode, growth with cells and prompts
-    python benchmarks/sweep.py --whole      # all 1,536 neurons of layer 11 and all 270 heads: an hour on two cores
+    python benchmarks/sweep.py --whole      # all 1,536 neurons of layer 11 and all 270 heads: 40 minutes on two cores
     python benchmarks/sweep.py --device cuda --dtype bfloat16            # on a GPU
     python benchmarks/sweep.py --llama-1b --device cuda --quick          # a randomly initialised Llama of 1B parameters
 
@@ -10,8 +10,8 @@ Each neuron of a layer (11 of the default model), and each head, is ablated on 6
 position 0 in the layers behind it is read. *Theirs* is what ``transformer_lens.patching.generic_activation_patch`` does
 for a cell: one forward of the bridge with a hook, here with those that read the metric; a forward of the bridge ends
 with the logits. *Theirs without logits* is the same, stopped before the unembedding. *Hugging Face hooks* is a loop
-with forward hooks on the body of the eager model. All take turns in one process. The floor is the arithmetic that
-cannot be skipped: the matrix products of the layers behind the edit, timed alone.
+with forward hooks on the body of the eager model. All take turns in one process, the slow ways on a few cells of each
+block. The floor is the arithmetic that cannot be skipped: the matrix products behind the edit, timed alone.
 
 Memory is the peak above the loaded model, of ours over theirs. The last line is
 ``neurons_speedup heads_speedup one_prompt_speedup fast_speedup memory equal``: speedups are theirs over ours, ``equal``
@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from measure import peak
 
 LENGTH = 64
+_COMPARED = 2
+"""Cells of a block that the slow ways run too."""
 NAMES = ("neurons_speedup", "heads_speedup", "one_prompt_speedup", "fast_speedup", "memory")
 
 
@@ -161,14 +164,18 @@ class Bench:
         return Engine(self.lens, self.tokens, cells, [self.metric], plan=plan)
 
     def products(self, site: Site, *, cells: int) -> float:
-        """Seconds of what cannot be skipped: the matrix products of the layers behind the edit, for some cells."""
+        """Seconds of what cannot be skipped: the matrix products behind the edit, for some cells."""
         rows = self.tokens.n_sequences * LENGTH * cells
         last = max(self.late)
+        if site.layer >= last:
+            return 0.0  # nothing that is read comes after it
         linears = [
             module
-            for index in range(site.layer + 1, last + 1)
+            for index in range(site.layer, last + 1)
             for name, module in self.lens.layer(index).named_modules()
-            if isinstance(module, torch.nn.Linear) and (index < last or name.endswith(("q_proj", "k_proj")))
+            if isinstance(module, torch.nn.Linear)
+            and (index > site.layer or (site.is_head and "mlp" in name))
+            and (index < last or name.endswith(("q_proj", "k_proj")))
         ]
         like = {"device": self.lens.device, "dtype": self.lens.dtype}
         inputs = {width: torch.randn(rows, width, **like) for width in {one.in_features for one in linears}}
@@ -220,27 +227,19 @@ def main() -> None:
     eight = Bench(lens=lens, tokens=_tokens(lens, 8), late=late)
     one = Bench(lens=lens, tokens=_tokens(lens, 1), late=late)
     width = lens.d_mlp or 0
+    neurons = range(0, width, width // (6 if options.quick else 32))
+    # Depths that are on average those of all heads.
+    depths, heads_each = ((7, 22), 5) if options.quick else ((2, 8, 14, 21, 27), lens.n_heads)
+    heads = [(lens.n_layers * depth // 30, head) for depth in depths for head in range(heads_each)]
     if options.whole:
-        neurons, heads = range(width), [(at, head) for at in range(lens.n_layers) for head in range(lens.n_heads)]
-    else:
-        # Layers spread evenly, so that their mean depth is that of all heads.
-        count, depth = (4, 5) if options.quick else (16, 10)
-        neurons = range(0, width, width // count)[:count]
-        step = (lens.n_layers - 1) / (depth - 1)
-        heads = [(round(index * step), index % lens.n_heads) for index in range(depth)]
-    cases = {
-        "neurons, 8 prompts, exact": (
-            eight,
-            [Site(layer=layer, unit=unit, is_head=False) for unit in neurons],
-            "exact",
-        ),
+        heads = [(at, head) for at in range(lens.n_layers) for head in range(lens.n_heads)]
+    some = [Site(layer=layer, unit=unit, is_head=False) for unit in neurons]
+    every = [Site(layer=layer, unit=unit, is_head=False) for unit in range(width)]
+    cases: dict[str, tuple[Bench, list[Site], Mode]] = {
+        "neurons, 8 prompts, exact": (eight, every if options.whole else some, "exact"),
         "heads, 8 prompts, exact": (eight, [Site(layer=at, unit=head, is_head=True) for at, head in heads], "exact"),
-        "neurons, 1 prompt, exact": (
-            one,
-            [Site(layer=layer, unit=unit, is_head=False) for unit in range(0, width, max(1, width // 32))[:32]],
-            "exact",
-        ),
-        "neurons, 8 prompts, fast": (eight, [Site(layer=layer, unit=unit, is_head=False) for unit in neurons], "fast"),
+        "neurons, 1 prompt, exact": (one, every if options.whole else every[:: width // 32], "exact"),
+        "neurons, 8 prompts, fast": (eight, some, "fast"),
     }
     found = [_case(name, *case, quick=options.quick) for name, case in cases.items()]
     site = Site(layer=layer, unit=0, is_head=False)
@@ -268,38 +267,36 @@ def _peak(bench: Bench, run: Callable[[], object]) -> float:
 
 
 def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool) -> tuple[float, bool]:
-    """The speedup of some cells, and whether every number is equal; the slow ways are timed on two cells of a pack."""
+    """The speedup of some cells, and whether every number is equal; the slow ways run a few cells of each block."""
     engine = bench.engine(sites, mode=mode)
     engine.baseline()  # the unedited run, once for all cells
     bench.bridge(sites[0])
-    seconds = dict.fromkeys(("ours", "theirs", "products", "theirs without logits", "Hugging Face hooks"), 0.0)
+    ways: dict[str, Callable[[Site], Tensor]] = {"theirs": bench.bridge}
+    if not quick:
+        ways |= {"theirs without logits": partial(bench.bridge, logits=False), "Hugging Face hooks": bench.hugging_face}
+    ours, floor, seconds = 0.0, 0.0, dict.fromkeys(ways, 0.0)
     is_equal, gap = True, 0.0
     for block in engine.blocks:
+        compared = block.cells[:: max(1, len(block.cells) // _COMPARED)][:_COMPARED]
+        share = len(block.cells) / len(compared)
         for start in range(0, len(block.cells), engine.plan.pack):
             pack = replace(block, cells=block.cells[start : start + engine.plan.pack])
             frame, spent = bench.timed(lambda pack=pack: engine.run(pack))
-            seconds["ours"] += spent
-            compared = pack.cells[:2]
-            share = len(pack.cells) / len(compared)
-            for cell in compared:
-                site = sites[cell]
-                wanted, spent = bench.timed(lambda site=site: bench.bridge(site))
-                seconds["theirs"] += spent * share
+            ours += spent
+            for cell in set(compared) & set(pack.cells):
+                found = {way: bench.timed(lambda run=run, site=sites[cell]: run(site)) for way, run in ways.items()}
+                for way, (_, spent) in found.items():
+                    seconds[way] += spent * share
+                floor += bench.products(sites[cell], cells=len(pack.cells)) / len(pack.cells) * share
+                wanted = found["theirs"][0].float()
                 got = torch.tensor(frame.loc[frame["cell"] == cell, "value"].tolist(), dtype=torch.float32)
-                is_equal = is_equal and torch.equal(got, wanted.float())
-                gap = max(gap, float((got - wanted.float()).abs().max()))
-                if not quick:
-                    _, spent = bench.timed(lambda site=site: bench.bridge(site, logits=False))
-                    seconds["theirs without logits"] += spent * share
-                    _, spent = bench.timed(lambda site=site: bench.hugging_face(site))
-                    seconds["Hugging Face hooks"] += spent * share
-            seconds["products"] += bench.products(sites[pack.cells[0]], cells=len(pack.cells))
-    ours = seconds["ours"]
-    text = f"{name}: {len(sites)} cells, {engine.plan.pack} a forward, {ours / len(sites) * 1e3:.0f} ms a cell"
-    for other in ("theirs", "theirs without logits", "Hugging Face hooks"):
-        if seconds[other]:
-            text += f"; {other} {seconds[other] / len(sites) * 1e3:.0f} ms ({seconds[other] / ours:.2f}x)"
-    text += f"; the floor is {seconds['products'] / ours:.0%} of ours; "
+                is_equal = is_equal and torch.equal(got, wanted)
+                gap = max(gap, float((got - wanted).abs().max()))
+    text = f"{name}: {len(sites)} cells, {engine.plan.pack} a forward"
+    text += f": {ours:.1f} s, {ours / len(sites) * 1e3:.0f} ms a cell"
+    for way, spent in seconds.items():
+        text += f"; {way} {spent / len(sites) * 1e3:.0f} ms ({spent / ours:.2f}x)"
+    text += f"; the floor is {floor / ours:.0%} of ours; "
     print(text + ("equal" if is_equal else f"largest difference {gap:.1e}"), flush=True)
     return seconds["theirs"] / ours, is_equal
 
