@@ -239,7 +239,7 @@ def main() -> None:
         "neurons, 8 prompts, exact": (eight, every if options.whole else some, "exact"),
         "heads, 8 prompts, exact": (eight, [Site(layer=at, unit=head, is_head=True) for at, head in heads], "exact"),
         "neurons, 1 prompt, exact": (one, every if options.whole else every[:: width // 32], "exact"),
-        "neurons, 8 prompts, fast": (eight, some, "fast"),
+        "neurons, 8 prompts, fast": (eight, some[:4] if options.quick else some, "fast"),
     }
     found = [_case(name, *case, quick=options.quick) for name, case in cases.items()]
     site = Site(layer=layer, unit=0, is_head=False)

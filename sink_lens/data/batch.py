@@ -96,8 +96,8 @@ def from_tensor(
         tokens: integers of shape (sequences, positions), padded on the right, or as ``attention_mask`` says.
         lengths: real tokens of each sequence; by default all positions.
         attention_mask: 1 at real tokens, as tokenizers of Hugging Face give it, instead of ``lengths``. Sequences
-            padded on the left are moved to the left, where the first real token is position 0: the positions that a
-            model gives them, and what ``sink position 0`` means.
+            padded on the left are moved, so that the first real token is position 0: the position that a model
+            gives it, and that a sink at position 0 has.
         tokenizer: only to tell whether every sequence begins with BOS; without one that counts as no.
 
     Raises:

@@ -30,7 +30,7 @@ class Cost:
     sequences: int
     metrics: int
     slow_forwards: int
-    """Whole forwards of one cell at a time."""
+    """Whole forwards of one cell at a time, and of the unedited run."""
     forwards: int
     """Forwards that are run, several cells in each."""
     layers_frac: float
@@ -61,7 +61,7 @@ def cost_of(
         controls=len(cells) - len(asked),
         sequences=tokens.n_sequences,
         metrics=len(metrics),
-        slow_forwards=len(cells) * batches,
+        slow_forwards=(len(cells) + 1) * batches,
         forwards=sum(-(-len(block.cells) // plan.pack) for block in run) + batches,
         layers_frac=layers / (len(cells) * batches * lens.n_layers),
         seconds=layers * per_layer,

@@ -716,7 +716,7 @@ def test_a_dry_run_counts_what_is_run_and_writes_nothing(tmp_path, monkeypatch):
     cells, controls = GRID.cells(lens, n_positions=tokens.n_positions)
     everything = {cell.identity for cell in [*cells, *controls]}
     assert (cost.cells, cost.controls) == (len(cells), len(everything) - len(cells))
-    assert (cost.sequences, cost.metrics, cost.slow_forwards) == (4, 2, len(everything))
+    assert (cost.sequences, cost.metrics, cost.slow_forwards) == (4, 2, len(everything) + 1)
     text = shown(dry_run(lens, GRID, tokens=tokens, metrics=METRICS))
     assert not list(tmp_path.iterdir())
     counted = []
