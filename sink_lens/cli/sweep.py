@@ -1,5 +1,6 @@
 """``sink-lens sweep``."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,14 +146,18 @@ def _strongest(result: "SweepResult", metric: str) -> "Table":
     from ..sweep.results import named
 
     def between(row: dict[Any, Any], low: str, high: str) -> str:
-        return f"{number(float(row[low]))} to {number(float(row[high]))}"
+        return "none" if math.isnan(float(row[low])) else f"{number(float(row[low]))} to {number(float(row[high]))}"
 
     table = Table("edit", title=f"strongest effects on {metric}", title_justify="left", box=None, pad_edge=False)
     for name in ("effect", "95%", "controls", "effect over controls, 95%"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in result.top(_SHOWN, metric=metric).to_dict("records"):
-        effect, control = number(float(row["effect"])), number(float(row["control_effect"]))
+        control = float(row["control_effect"])
         table.add_row(
-            named(row), effect, between(row, "ci_low", "ci_high"), control, between(row, "over_low", "over_high")
+            named(row),
+            number(float(row["effect"])),
+            between(row, "ci_low", "ci_high"),
+            "none" if math.isnan(control) else number(control),
+            between(row, "over_low", "over_high"),
         )
     return table

@@ -46,7 +46,8 @@ def effect_figure(frame: pd.DataFrame, *, value: str = "effect", title: str = ""
     drawn = [part for part in parts if part[2]][:_MOST_PANELS]
     if not drawn:
         raise RunError("a figure needs an axis of numbers with two values or more; nothing of the kind was swept")
-    limit = float(np.nanmax(np.abs(floats(frame, value)), initial=0.0)) or 1.0
+    mapped = [np.nanmax(np.abs(floats(rows, value)), initial=0.0) for _, rows, axes in drawn if len(axes) > 1]
+    limit = float(max(mapped, default=0.0)) or 1.0  # one scale for all maps
     figure = canvas(width=8.0, height=0.4 + sum(_height(rows, axes) for _, rows, axes in drawn))
     images = []
     for index, (name, rows, axes) in enumerate(drawn):
