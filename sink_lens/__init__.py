@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sink_lens.interventions.paths import path_patch
     from sink_lens.interventions.run import run_with
     from sink_lens.measures.table import MEASURES
+    from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM
     from sink_lens.models.load import LensModel, load, wrap
     from sink_lens.models.sites import SITES, Site
     from sink_lens.records import read_run
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from sink_lens.sweep.grid import EditGrid, Grid, cell_of
     from sink_lens.sweep.reads import MetricSpec
     from sink_lens.sweep.runner import sweep
+    from sink_lens.training.checkpoints import watch
+    from sink_lens.training.compare import compare
+    from sink_lens.training.config import TrainConfig
+    from sink_lens.training.trainer import train
 
     __version__: str
 
@@ -47,6 +52,8 @@ _MODULES = {
     "load": "models.load",
     "wrap": "models.load",
     "LensModel": "models.load",
+    "HeadNormConfig": "models.headnorm",
+    "HeadNormForCausalLM": "models.headnorm",
     "TokenBatch": "data.tokens",
     "from_text": "data.tokens",
     "from_prompts": "data.tokens",
@@ -86,6 +93,10 @@ _MODULES = {
     "MetricSpec": "sweep.reads",
     "SweepConfig": "sweep.config",
     "read_sweep": "sweep.config",
+    "train": "training.trainer",
+    "TrainConfig": "training.config",
+    "watch": "training.checkpoints",
+    "compare": "training.compare",
     "read_run": "records",
     "render": "report.page",
     "SinkLensError": "errors",
@@ -98,6 +109,8 @@ __all__ = [
     "Edit",
     "EditGrid",
     "Grid",
+    "HeadNormConfig",
+    "HeadNormForCausalLM",
     "LensModel",
     "MetricSpec",
     "Reading",
@@ -108,6 +121,7 @@ __all__ = [
     "TokenBatch",
     "Trace",
     "TraceConfig",
+    "TrainConfig",
     "__version__",
     "ablate",
     "amplification",
@@ -116,6 +130,7 @@ __all__ = [
     "capture",
     "cell_of",
     "centring_means",
+    "compare",
     "effect",
     "from_dataset",
     "from_prompts",
@@ -137,7 +152,9 @@ __all__ = [
     "stream",
     "sweep",
     "trace",
+    "train",
     "variance_calibration",
+    "watch",
     "wrap",
 ]
 

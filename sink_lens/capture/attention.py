@@ -7,7 +7,8 @@ interface, runs in place of the model's own while a pass is observed, and gives 
 
 Two kernels give a log-sum-exp: ``fused`` (the flash kernel on CPU, the memory-efficient one on CUDA), and
 ``eager``, which goes over blocks of query rows and is exact for every family, soft-capped scores included.
-A learned sink logit needs no other kernel: it enters the log-sum-exp, and scales the output.
+A learned sink logit needs no other kernel: it enters the log-sum-exp, and scales the output. Sigmoid attention has
+no log-sum-exp: its mass is ``sigmoid(s q_i.k_j)``, and only the eager kernel does it.
 """
 
 import contextlib
@@ -74,8 +75,10 @@ def choose_kernel(family: Family, *, device: torch.device, asked: str = "auto") 
     if asked not in ("auto", "fused", "eager"):
         raise KernelError(f"kernel {asked!r} is not known; need auto, fused or eager")
     reason = None
-    if not family.fused_kernel:
+    if family.soft_capped:
         reason = f"{family.architecture} caps its attention scores with a tanh, which no fused kernel does"
+    elif family.sigmoid:
+        reason = f"{family.architecture} takes the sigmoid of its attention scores, which no fused kernel does"
     elif device.type not in ("cpu", "cuda"):
         reason = f"the fused kernel of {device.type!r} gives no log-sum-exp"
     if reason is None:
@@ -112,6 +115,7 @@ def _observed_attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
+    weighting: Literal["softmax", "sigmoid"] = "softmax",
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "batch query head d_head"], None]:
     watch = _WATCH.get()
@@ -120,12 +124,16 @@ def _observed_attention(
     sink = None if s_aux is None else s_aux.detach().float()
     mask = None if attention_mask is None else _additive(attention_mask, query.dtype)
     score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
-    if watch.kernel == "fused":
+    lse: Tensor | None
+    if weighting == "sigmoid":
+        output, lse = _sigmoid_by_rows(score, value), None
+    elif watch.kernel == "fused":
         _check_fused(query.device.type, query.dtype, query.shape[-1])
         output, lse = _fused(query, key, value, mask=mask, scale=scale)
     else:
         output, lse = _by_rows(score, value)
     if sink is not None:
+        assert lse is not None  # a sink logit is in the denominator of a softmax
         total = torch.logaddexp(lse, sink[:, None])
         output = output * (lse - total).exp()[..., None].to(output.dtype)
         lse = total
@@ -135,27 +143,34 @@ def _observed_attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _observe(name: str, score: "Scores", lse: Tensor, watch: Watch) -> Tensor:
+def _observe(name: str, score: "Scores", lse: Tensor | None, watch: Watch) -> Tensor:
     match name:
         case "mass":
-            return (score.columns(watch.keys) - lse[..., None]).exp()
+            return _weights(score.columns(watch.keys), lse)
         case "key_scores":
             return score.columns(watch.keys)
         case "rows":
             assert watch.rows is not None
-            rows = watch.rows.to(lse.device)
-            return (score.block(rows) - lse[:, :, rows, None]).exp()
+            rows = watch.rows.to(score.query.device)
+            return _weights(score.block(rows), None if lse is None else lse[:, :, rows])
         case "rotated_q":
             return score.query * score.scale
         case "rotated_k":
             return score.key
         case "scores" | "pattern":
-            everything = torch.arange(score.query.shape[2], device=lse.device)
+            everything = torch.arange(score.query.shape[2], device=score.query.device)
             scores = score.block(everything)
             if name == "scores":
                 return scores.clamp(min=torch.finfo(score.query.dtype).min)
-            return (scores - lse[..., None]).exp()
+            return _weights(scores, lse)
     raise KeyError(name)
+
+
+def _weights(
+    scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
+) -> Float[Tensor, "batch head query key"]:
+    """Entries of the pattern from their scores; without a log-sum-exp they are sigmoids."""
+    return scores.sigmoid() if lse is None else (scores - lse[..., None]).exp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +217,15 @@ def _by_rows(score: Scores, value: Tensor) -> tuple[Tensor, Float[Tensor, "batch
         outputs.append((pattern @ value.float()[:, :, None]).flatten(1, 2).to(value.dtype))
         sums.append(lse)
     return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
+
+
+def _sigmoid_by_rows(score: Scores, value: Tensor) -> Tensor:
+    """Output of sigmoid attention over blocks of query rows."""
+    outputs = []
+    for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
+        pattern = _weights(score.block(rows), None).unflatten(1, (value.shape[1], -1))
+        outputs.append((pattern @ value.float()[:, :, None]).flatten(1, 2).to(value.dtype))
+    return torch.cat(outputs, dim=2)
 
 
 def _fused(

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import os
 import re
 import shutil
 import warnings
@@ -19,9 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from filelock import FileLock, Timeout
 
+from ..data.cache import cache_folder
 from ..errors import InputError, ModelError
 from .conversion import check_magic, convert
 
@@ -66,12 +65,6 @@ def bundled_gguf() -> Path:
         f"the default model {DEFAULT_MODEL} is not installed: no {_DEFAULT_GGUF} in a package {_PACKAGE}. "
         f"Run: {_INSTALL}"
     )
-
-
-def cache_folder() -> Path:
-    """Where converted models lie: ``SINK_LENS_CACHE``, else the user's cache directory."""
-    chosen = os.environ.get("SINK_LENS_CACHE")
-    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("sink_lens")
 
 
 def converted(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:

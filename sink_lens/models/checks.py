@@ -15,7 +15,8 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ModelError
-from .families import Family, family_of
+from .families import Family, family_of, family_of_model
+from .headnorm import HeadNormForCausalLM
 
 _PROBE_LENGTH = 8
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
@@ -33,8 +34,8 @@ def check_architecture(model: PreTrainedModel) -> Family:
         ModelError: if the class is not, by name and by package, one that the table knows.
     """
     name, package = type(model).__name__, type(model).__module__.split(".")[0]
-    family = family_of(name)
-    if package != "transformers":
+    family = family_of_model(name, config=model.config)
+    if package != "transformers" and type(model) is not HeadNormForCausalLM:
         raise ModelError(
             f"{type(model).__module__}.{name} has the name of a class of transformers and is another; "
             "need the class itself, or one under a name of its own with its own row in sink_lens/models/families.py"
@@ -87,8 +88,8 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
     if code is None:
         return None
     reference = str(code).rpartition("--")[2]  # "owner/name--file.Class" where the code lies elsewhere
-    classes = [getattr(transformers, architecture) for architecture in config.get("architectures") or ()]
-    if reference not in [f"{one.__module__.rpartition('.')[2]}.{one.__name__}" for one in classes]:
+    classes = [getattr(transformers, architecture, None) for architecture in config.get("architectures") or ()]
+    if reference not in [f"{one.__module__.rpartition('.')[2]}.{one.__name__}" for one in classes if one is not None]:
         raise ModelError(
             f"{name} comes with code of its own for the model ({reference}), and remote code is never run; "
             "need an architecture that transformers has itself. Convert the checkpoint to one"

@@ -4,8 +4,8 @@ To add a family: add a row to ``FAMILIES``, a tiny random model to ``tiny.py``, 
 compare every site of it on both paths.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from ..errors import ModelError
 
@@ -56,6 +56,13 @@ class Family:
     """Attention scores go through a tanh: no fused kernel is exact."""
     sink_logit: bool = False
     """Every head has a learned logit that takes mass and has no key: rows of the pattern sum to less than 1."""
+    own_sdpa: bool = False
+    """The class itself adds to SDPA what its attention has beyond a softmax."""
+    sigmoid: bool = False
+    """Weights are the sigmoid of the scores: there is no softmax, and rows of the pattern sum to anything."""
+    head_out: str | None = None
+    """In the attention: the module that takes the aggregated values by heads, and norms or gates them before W_O;
+    None where W_O reads them as they are."""
     qk_norm: str | None = None
     """Query and key go through a norm after their projection: 'head' or 'width', or None."""
     rotates_in_float32: bool = False
@@ -66,12 +73,12 @@ class Family:
     @property
     def fused_kernel(self) -> bool:
         """Whether a fused kernel computes this family's attention exactly."""
-        return not self.soft_capped
+        return not (self.soft_capped or self.sigmoid)
 
     @property
     def plain_kernel(self) -> str:
         """The Hugging Face attention implementation that is exact for the family and fastest."""
-        return "eager" if self.soft_capped or self.sink_logit else "sdpa"
+        return "eager" if self.soft_capped or (self.sink_logit and not self.own_sdpa) else "sdpa"
 
 
 _SANDWICH = {
@@ -156,6 +163,7 @@ _ROWS = (
         bridge_architecture="SinkLensOPTForCausalLM",
     ),
     Family(architecture="GptOssForCausalLM", gate=None, up=None, down=None, sink_logit=True),
+    Family(architecture="HeadNormForCausalLM", head_out="head_out", own_sdpa=True),
 )
 
 FAMILIES = {row.architecture: row for row in _ROWS}
@@ -174,3 +182,20 @@ def family_of(architecture: str) -> Family:
             "To add it, add its row in sink_lens/models/families.py"
         )
     return FAMILIES[architecture]
+
+
+def family_of_model(architecture: str, *, config: Any) -> Family:
+    """The row of a model: of ``HeadNormForCausalLM``, with what its configuration chooses.
+
+    Raises:
+        ModelError: if there is no row of that architecture.
+    """
+    row = family_of(architecture)
+    if row.head_out is None:
+        return row
+    return replace(
+        row,
+        sigmoid=config.attention == "sigmoid",
+        sink_logit=config.attention == "sink_logit",
+        qk_norm="head" if config.qk_norm else None,
+    )

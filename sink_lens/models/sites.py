@@ -103,6 +103,12 @@ def _of_head(family: Family) -> Address:
     return Address(module=_join(family.attention, family.o), side="input", part="heads")
 
 
+def _aggregated(family: Family) -> Address:
+    if family.head_out is None:
+        return _of_head(family)
+    return Address(module=_join(family.attention, family.head_out), side="input")
+
+
 def _no_module(family: Family) -> None:
     return None
 
@@ -164,7 +170,7 @@ _LIST = (
         axes="batch position head d_head",
         bridge="blocks.{layer}.attn.hook_z",
         meaning="aggregated values before a head norm or gate; equal to z where there is none",
-        address=_of_head,
+        address=_aggregated,
     ),
     Site(
         name="z",
@@ -270,10 +276,13 @@ def sites_of(family: Family) -> tuple[str, ...]:
 def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
     """The bridge's hook name of a site at a layer of this family.
 
-    An MLP without a gate has its pre-activation at ``mlp.hook_pre``, which is our ``up``.
+    An MLP without a gate has its pre-activation at ``mlp.hook_pre``, which is our ``up``. Values before a head norm
+    or gate have a hook of their own where the family has such a step.
     """
     if site.name == "up" and family.gate is None:
         return f"blocks.{layer}.mlp.hook_pre"
+    if site.name == "z_raw" and family.head_out is not None:
+        return f"blocks.{layer}.attn.{family.head_out}.hook_in"
     return site.hook_name(layer)
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..errors import InputError, ModelError
+from .headnorm import HeadNormConfig
 
 VOCAB_SIZE = 300
 """Token ids of every tiny model and of `tiny_tokenizer`."""
@@ -86,6 +87,14 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+_HEADNORM = {
+    "headnorm": {"value_norm": "shared"},
+    "headnorm_sigmoid": {"attention": "sigmoid"},
+    "headnorm_gate": {"attention": "gate_elementwise", "value_norm": "per_head", "qk_norm": True, "head_dim": 16},
+    "headnorm_sink": {"attention": "sink_logit", "head_dim": 16},
+}
+"""Fields of our own class: with a norm of the aggregated values, sigmoid weights, gates, and a sink logit."""
+_CONFIGS |= {name: (HeadNormConfig.model_type, _LLAMA | fields) for name, fields in _HEADNORM.items()}
 TINY_FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
 """The families that `tiny` builds."""
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import ModelError
 from . import checks, neox, opt
 from .families import Family
+from .headnorm import adapter as headnorm
 from .lens import LensModel
 
 _BRIDGE_BOS = (
@@ -111,6 +112,7 @@ def _bridge(
 ) -> TransformerBridge:
     opt.register()
     neox.register()
+    headnorm.register()
     model.set_attn_implementation("eager")
     # Some adapters make new projections, which draw their weights before they get the model's.
     with _reloadable(tokenizer) as own, torch.random.fork_rng(devices=[]):

@@ -184,7 +184,7 @@ class _Pack:
             here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
             sites = {site for one in here for site in (one.site, one.reads) if site is not None}
             many = known.repeated(len(self.rows))
-            skip = skipped(frozenset(sites), known=known)
+            skip = skipped(frozenset(sites), known=known, family=self.lens.family)
             return self._outcomes(read, out=run(first, read=read, known=many, skip=skip), scored=scored)
         if first in self.needs.layers:
             for desk, stream in zip(self.desks, streams, strict=True):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..capture.attention import Watch, choose_kernel, observed
 from ..capture.forward import evaluating
 from ..interventions.applied import Act
+from ..models.families import Family
 from ..models.lens import LensModel
 from ..models.sites import SITES, Address, read
 
@@ -82,9 +83,9 @@ _Z = frozenset({"z_raw", "z"})
 _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
-def skipped(sites: frozenset[str], *, known: Known) -> frozenset[str]:
+def skipped(sites: frozenset[str], *, known: Known, family: Family) -> frozenset[str]:
     """What need not be computed in a layer where these sites are the only ones edited."""
-    if sites & _BEFORE_Z:
+    if sites & _BEFORE_Z or ("z_raw" in sites and family.head_out is not None):
         return frozenset()
     if sites & _Z:
         return frozenset({"pattern"})

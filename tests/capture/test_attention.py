@@ -17,7 +17,7 @@ from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, WINDOW, tiny
 
 LENGTH = 27  # over three windows of 8, and no multiple of anything
 KEYS = tuple(range(LENGTH))
-FUSED = tuple(family for family in TINY_FAMILIES if family != "gemma2")
+FUSED = tuple(family for family in TINY_FAMILIES if family not in ("gemma2", "headnorm_sigmoid"))
 
 
 @functools.cache

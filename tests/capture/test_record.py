@@ -34,6 +34,7 @@ RAW = {  # layers, then within a layer: attention and MLP as they add to the str
     "gpt_oss": ("model.layers", "self_attn", "mlp", "self_attn.o_proj", None),
 }
 RAW |= dict.fromkeys(("mistral", "qwen2", "qwen3", "phi3"), RAW["llama"])
+RAW |= dict.fromkeys(("headnorm", "headnorm_sigmoid", "headnorm_gate", "headnorm_sink"), RAW["llama"])
 RAW |= dict.fromkeys(("gemma3", "olmo2"), RAW["gemma2"])
 
 

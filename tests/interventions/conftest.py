@@ -96,7 +96,7 @@ def _listen(model, row, site, layer, change, *, batch):
     return module.register_forward_pre_hook(before, with_kwargs=True)
 
 
-def _attention(module, query, key, value, mask, scaling, softcap=None, s_aux=None, *, inside, **rest):
+def _attention(module, query, key, value, mask, scaling, softcap=None, s_aux=None, weighting=None, *, inside, **rest):
     """Eager attention written out, with the changes of scores and pattern where they belong."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -106,7 +106,9 @@ def _attention(module, query, key, value, mask, scaling, softcap=None, s_aux=Non
     scores = scores + mask
     for change in inside.get(("scores", module.layer_idx), ()):
         change(scores)
-    if s_aux is None:
+    if weighting == "sigmoid":
+        pattern = scores.sigmoid()
+    elif s_aux is None:
         pattern = scores.softmax(-1)
     else:
         learned = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)

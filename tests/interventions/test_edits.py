@@ -270,7 +270,7 @@ def test_a_token_isolated_through_the_scores_sees_only_itself(lens_of, raw_run, 
     """Under windows too, where a mask of one's own would replace the model's."""
     lens, place = lens_of(family), WINDOW + 4
     alone = set_value("scores", LEAST, positions=[place], keys=range(place))
-    found = run_with(lens, tokens(), alone, sites=("pattern", "v", "z"), logits=True)
+    found = run_with(lens, tokens(), alone, sites=("pattern", "v", "z_raw"), logits=True)
 
     def by_hand(view):
         view[:, :, place, :place] = LEAST
@@ -282,11 +282,11 @@ def test_a_token_isolated_through_the_scores_sees_only_itself(lens_of, raw_run, 
         pattern = found.tensors["pattern", layer]
         row = pattern[:, :, place]
         assert not row[..., :place].any()
-        if family == "gpt_oss":  # the learned sink logit keeps its share
+        if lens.family.sink_logit or lens.family.sigmoid:  # the learned sink logit keeps its share
             assert ((row[..., place] > 0) & (row[..., place] < 1)).all()
         else:
             v = found.tensors["v", layer][:, place]
-            assert torch.equal(found.tensors["z", layer][:, place], v.repeat_interleave(4 // v.shape[1], 1))
+            assert torch.equal(found.tensors["z_raw", layer][:, place], v.repeat_interleave(4 // v.shape[1], 1))
         # Every other row keeps what its window hides.
         assert torch.equal(pattern[..., :place, :] == 0, before[layer][..., :place, :] == 0)
         if layer in WINDOWED.get(family, ()):

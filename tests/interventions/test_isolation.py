@@ -34,8 +34,8 @@ def test_what_it_aggregates_is_its_own_value(lens_of, family):
         row = found["pattern", layer][:, :, P]  # batch, head, key
         assert torch.equal(row[..., :P], torch.zeros_like(row[..., :P]))
         own = expand_kv(found["v", layer][:, P], n_heads=lens.n_heads)
-        if lens.family.architecture.startswith("GptOss"):
-            # the learned sink logit keeps its share: z = (1 - null mass) v
+        if lens.family.sink_logit or lens.family.sigmoid:
+            # the learned sink logit keeps its share: z = (1 - null mass) v; and a sigmoid is no share at all
             assert (row[..., P] < 1).all()
             torch.testing.assert_close(found["z_raw", layer][:, P], own * row[..., P, None], rtol=1e-6, atol=1e-7)
         else:

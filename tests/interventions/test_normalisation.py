@@ -31,7 +31,7 @@ def logits(lens, edits=()):
 
 
 def z_after(lens, edits=(), layer=LAYER):
-    return run_with(lens, tokens(), edits, sites=("z",)).tensors["z", layer]
+    return run_with(lens, tokens(), edits, sites=("z_raw",)).tensors["z_raw", layer]
 
 
 def assert_same(found, expected, family):

@@ -1,6 +1,7 @@
 """What is checked before a model is handed out finds what it is there to find."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,7 +47,11 @@ def of_class(model_class):
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_classes_of_transformers_are_known(family):
     model = tiny(family)
-    assert checks.check_architecture(model) is FAMILIES[type(model).__name__]
+    found, row = checks.check_architecture(model), FAMILIES[type(model).__name__]
+    if family.startswith("headnorm"):  # of which the configuration chooses some facts
+        assert replace(found, sigmoid=False, sink_logit=False, qk_norm=None) == row
+    else:
+        assert found is row
 
 
 def test_a_subclass_under_its_own_name_does_not_get_its_parents_adapter():

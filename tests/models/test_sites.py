@@ -19,7 +19,9 @@ BATCH, LENGTH, LAYER = 2, 24, 1
 NO_NEURONS = ("gate", "up", "neurons", "down_out")
 UNGATED = ("gpt2", "gpt_neox", "opt")
 GROUPED = tuple(family for family in TINY_FAMILIES if family not in UNGATED)
-WIDE_HEAD = ("qwen3", "gemma2", "gemma3", "gpt_oss")
+WIDE_HEAD = ("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink")
+NORMED = ("headnorm", "headnorm_gate")
+"""Families with a step between the aggregated values and W_O."""
 CASES = [
     (family, site)
     for family in TINY_FAMILIES
@@ -134,7 +136,7 @@ def test_the_sites_add_up_to_the_stream(family):
     for layer in range(3):
         total = sites["resid_pre", layer] + sites["attn_out", layer] + sites["mlp_out", layer]
         assert_close(total, sites["resid_post", layer])
-        assert torch.equal(sites["z", layer], sites["z_raw", layer])
+        assert torch.equal(sites["z", layer], sites["z_raw", layer]) == (family not in NORMED)
 
 
 @pytest.mark.parametrize(("family", "site"), CASES)
@@ -187,7 +189,7 @@ def raw_edit(family, site):
 def raw_attention_edit(family, site):
     """The same for scores and pattern: an attention written out here, with the noise inside."""
 
-    def attention(module, query, key, value, mask, scaling, softcap=None, s_aux=None, **rest):
+    def attention(module, query, key, value, mask, scaling, softcap=None, s_aux=None, weighting=None, **rest):
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         scores = query @ key.transpose(2, 3) * scaling
@@ -197,7 +199,9 @@ def raw_attention_edit(family, site):
         here = module.layer_idx == LAYER
         if here and site == "scores":
             scores = scores + noise_like(scores)
-        if s_aux is None:
+        if weighting == "sigmoid":
+            pattern = scores.sigmoid()
+        elif s_aux is None:
             pattern = scores.softmax(-1)
         else:
             learned = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
@@ -250,6 +254,6 @@ def test_an_unknown_site_is_refused_with_the_list():
 
 
 def test_an_unknown_architecture_is_refused_with_the_list():
-    assert len(FAMILIES) == len(TINY_FAMILIES)
+    assert len(FAMILIES) == len([family for family in TINY_FAMILIES if not family.startswith("headnorm_")])
     with pytest.raises(ModelError, match=r"'FalconForCausalLM' is not known; need one of LlamaForCausalLM, .*GptOss"):
         family_of("FalconForCausalLM")

@@ -41,10 +41,11 @@ def weights(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def test_the_twelve_families_are_there():
+def test_the_families_are_there():
     assert set(TINY_FAMILIES) == {
         *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2"),
         *("gpt2", "gpt_neox", "opt", "gpt_oss"),
+        *("headnorm", "headnorm_sigmoid", "headnorm_gate", "headnorm_sink"),
     }
 
 
@@ -72,7 +73,7 @@ def test_sizes(family):
     assert config.max_position_embeddings == 256
     if family in GROUPED:
         assert config.num_key_value_heads == 2
-    if family in ("qwen3", "gemma2", "gemma3", "gpt_oss"):
+    if family in ("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"):
         assert config.head_dim * config.num_attention_heads != config.hidden_size
 
 

@@ -109,7 +109,7 @@ def test_a_family_has_the_norms_that_it_has(family):
         expected |= {"attn_post_norm", "mlp_post_norm"}
     if family == "olmo2":
         expected = {"attn_post_norm", "mlp_post_norm"}
-    if family in ("qwen3", "gemma3", "olmo2"):
+    if family in ("qwen3", "gemma3", "olmo2", "headnorm_gate"):
         expected |= {"q_norm", "k_norm"}
     found = {which: norm_weights(lens(family), layer=1, which=which) for which in NORMS}
     assert {which for which, norm in found.items() if norm is not None} == expected

@@ -1,0 +1,105 @@
+"""Checkpoints of families that are a Llama but for biases and norms, as ``HeadNormForCausalLM``."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ...errors import InputError, ModelError
+from .configuration import HeadNormConfig
+from .modeling import HeadNormAttention, HeadNormForCausalLM
+
+_SOURCES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {},
+    "Qwen2ForCausalLM": {"attention_bias": True, "output_bias": False},
+    "Qwen3ForCausalLM": {"qk_norm": True},
+    "HeadNormForCausalLM": {},
+}
+"""Class name -> fields of our configuration that the class implies."""
+_NEW = (".self_attn.gamma", ".self_attn.sinks", ".self_attn.head_gate.weight")
+"""Ends of the names of weights that a checkpoint of another class does not have."""
+_NOT_TAKEN = ("model_type", "architectures", "transformers_version", "layer_types", "sliding_window")
+"""Fields of a checkpoint's configuration that are of its own class."""
+
+
+def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNormForCausalLM:
+    """A copy of a Llama, Mistral, Qwen2 or Qwen3, or of a model of this class, with changes of its configuration.
+
+    Without changes the logits are the same, in eager float32 to the last bit. What the changes add begins as in a new
+    model: a norm's gain from the checkpoint's own W_V, a sink logit at 0, a gate at random.
+
+    Args:
+        model: the checkpoint; it is left alone, and the copy has its type, device and mode.
+        seed: of the weights that are drawn; the caller's random state is left alone.
+        **changes: fields of ``HeadNormConfig``, such as ``value_norm="shared"``.
+
+    Raises:
+        ModelError: another class, or a sliding window shorter than the context.
+        InputError: a field that does not exist, or a value that is none of those listed.
+    """
+    name = type(model).__name__
+    package = type(model).__module__.split(".")[0]
+    if name not in _SOURCES or (package != "transformers" and type(model) is not HeadNormForCausalLM):
+        raise ModelError(
+            f"found {type(model).__module__}.{name}; need one of {', '.join(_SOURCES)}, which differ from a Llama in "
+            "biases and norms only"
+        )
+    _check_windows(model)
+    known = {*vars(HeadNormConfig()), *HeadNormConfig.attribute_map}
+    if unknown := sorted(set(changes) - known):
+        raise InputError(f"{', '.join(unknown)}: no field of HeadNormConfig; use its names, as in value_norm='shared'")
+    taken = {key: value for key, value in model.config.to_dict().items() if key in known and key not in _NOT_TAKEN}
+    config = HeadNormConfig(**copy.deepcopy(taken | _SOURCES[name] | changes))
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
+        made = AutoModelForCausalLM.from_config(
+            config, dtype=model.dtype, attn_implementation=model.config._attn_implementation
+        )
+        taken_over = _take_weights(made, model)
+        for key, module in made.named_modules():
+            if isinstance(module, HeadNormAttention) and f"{key}.gamma" not in taken_over:
+                module.begin_gamma()
+    device = model.get_input_embeddings().weight.device
+    return made.to(device).train(model.training)
+
+
+def _check_windows(model: PreTrainedModel) -> None:
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    types = getattr(config, "layer_types", None)
+    slides = types is None or "sliding_attention" in types
+    if window is not None and slides and window < config.max_position_embeddings:
+        raise ModelError(
+            f"{type(model).__name__} has a sliding window of {window} positions and a context of "
+            f"{config.max_position_embeddings}; need attention to the whole context, since the class has no window. "
+            "Set max_position_embeddings of the checkpoint to the window, or below, and keep to it"
+        )
+
+
+def _take_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
+    """Copy the weights that the two have in common, and refuse a difference that is none of the variants'."""
+    wanted, given = made.state_dict(), model.state_dict()
+    common = {key: value for key, value in given.items() if key in wanted and value.shape == wanted[key].shape}
+    if odd := sorted(key for key in {*wanted, *given} - {*common} if not key.endswith(_NEW)):
+        raise InputError(
+            f"{', '.join(odd[:3])}{' and more' if len(odd) > 3 else ''}: not of the same shape in the checkpoint and "
+            "under the changes; need changes that leave the sizes as they are"
+        )
+    made.load_state_dict(common, strict=False)
+    return frozenset(common)
+
+
+def undecayed(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters to keep out of weight decay.
+
+    Those with one axis (norm gains, biases, sink logits), and the gains of the heads' norm of any shape. Embeddings
+    and matrices are decayed.
+    """
+    return frozenset(
+        name for name, parameter in model.named_parameters() if parameter.ndim <= 1 or name.endswith(".gamma")
+    )

@@ -1,0 +1,188 @@
+"""TransformerLens on the class: the same numbers and gradients, edits that take effect, and found by its name."""
+
+import copy
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+from sink_lens.capture.record import Reading, capture, stream
+from sink_lens.errors import KernelError, ModelError
+from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register
+from sink_lens.models.load import load, wrap
+from sink_lens.models.tiny import tiny
+
+
+def twin(model):
+    memo = {id(parameter): parameter for parameter in model.parameters()}
+    return copy.deepcopy(model, memo)
+
+
+def test_the_bridge_is_the_plain_model_to_the_last_bit(variant, lens_of, tokens):
+    lens = lens_of(variant)
+    plain = lens.plain
+    assert isinstance(lens.bridge.adapter, HeadNormAdapter)
+    assert lens.uneditable == frozenset()
+    plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = plain(tokens, use_cache=False).logits
+        assert torch.equal(lens.bridge(tokens, use_cache=False), expected)
+    plain.set_attn_implementation("sdpa")
+
+
+def test_gradients_of_the_bridge_are_those_of_the_plain_model(variant, new_model, tokens):
+    plain = new_model(variant, attn_implementation="eager")
+    bridge = wrap(plain).bridge
+    plain(tokens, use_cache=False).logits.square().mean().backward()
+    expected = {name: parameter.grad.clone() for name, parameter in plain.named_parameters()}
+    plain.zero_grad()
+    bridge(tokens, use_cache=False).square().mean().backward()
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameter.grad, expected[name]), name
+
+
+def test_the_scores_hook_has_masked_scores_and_the_pattern_hook_the_weights(variant, lens_of, tokens):
+    lens = lens_of(variant)
+    scores = capture(lens, tokens, sites=["scores"], path="bridge")["scores", 0]
+    pattern = capture(lens, tokens, sites=["pattern"], path="bridge")["pattern", 0]
+    attention = lens.plain.config.attention
+    seen = torch.ones(21, 21, dtype=torch.bool).tril()
+    assert (scores[..., ~seen] < -1e30).all()
+    if attention == "sigmoid":
+        expected = scores.sigmoid()
+    elif attention == "sink_logit":
+        sinks = lens.layer(0).self_attn.sinks.detach()[:, None, None]
+        expected = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp())
+    else:
+        expected = scores.softmax(-1)
+    torch.testing.assert_close(pattern, expected)
+    assert (pattern[..., ~seen] == 0).all()
+
+
+def test_what_is_observed_on_the_plain_path_is_the_bridges(variant, lens_of, tokens):
+    lens = lens_of(variant)
+    names = ("mass", "scores", "pattern", "rows", "z_raw", "z")
+    readings = [Reading(name=name, sites=(name,), function=lambda view, name=name: view[name]) for name in names]
+    rows = torch.tensor([0, 7, 20])
+    found = stream(lens, tokens, readings, keys=(0, 4), rows=rows)
+    sigmoid = lens.plain.config.attention == "sigmoid"
+    assert found.kernel == ("eager" if sigmoid else "fused")
+    bridge = capture(lens, tokens, sites=["scores", "pattern", "z_raw", "z"], path="bridge")
+    for layer in range(2):
+        pattern = bridge["pattern", layer]
+        torch.testing.assert_close(found["mass", layer], pattern[..., [0, 4]], atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["rows", layer], pattern[:, :, rows], atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["pattern", layer], pattern, atol=1e-5, rtol=0)
+        for name in ("z_raw", "z"):
+            torch.testing.assert_close(found[name, layer], bridge[name, layer], atol=1e-5, rtol=1e-5)
+    if sigmoid:
+        with pytest.raises(KernelError, match=r"takes the sigmoid of its attention scores.*kernel='eager'"):
+            stream(lens, tokens, readings, rows=rows, kernel="fused")
+
+
+@pytest.mark.parametrize("family", ["headnorm", "headnorm_gate"])
+def test_an_edit_before_the_norm_goes_through_it(family, tokens):
+    """The norm takes a factor away again; after it, the factor stays."""
+    lens = wrap(tiny(family))
+    z_raw, z = "blocks.1.attn.head_out.hook_in", "blocks.1.attn.hook_z"
+
+    def changed(name):
+        seen = {}
+        hooks = [(name, lambda tensor, hook: tensor * 3), (z, lambda tensor, hook: seen.update(z=tensor))]
+        with torch.no_grad():
+            lens.bridge.run_with_hooks(tokens, fwd_hooks=hooks, use_cache=False)
+        return seen["z"]
+
+    plain = capture(lens, tokens, sites=["z"], path="bridge")["z", 1]
+    torch.testing.assert_close(changed(z_raw), plain, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(changed(z), plain * 3)
+
+
+def test_the_alias_of_the_values_before_the_norm(tokens):
+    bridge = wrap(tiny("headnorm")).bridge
+    _, cache = bridge.run_with_cache(tokens, names_filter=["blocks.1.attn.hook_z_raw", "blocks.1.attn.hook_z"])
+    assert cache["blocks.1.attn.hook_z_raw"].shape == cache["blocks.1.attn.hook_z"].shape == (2, 21, 4, 12)
+    _, cut = bridge.run_with_cache(tokens, names_filter=["blocks.1.attn.hook_z_raw"], pos_slice=(3, 8))
+    assert torch.equal(cut["blocks.1.attn.hook_z_raw"], cache["blocks.1.attn.hook_z_raw"][:, 3:8])
+    assert bridge.blocks[1].attn.hook_z_raw is bridge.blocks[1].attn.head_out.hook_in
+
+
+def test_generation_on_the_bridge_is_the_models(variant, lens_of, tokens):
+    lens = lens_of(variant)
+    model = lens.plain
+    options = {"max_new_tokens": 4, "do_sample": False}
+    expected = model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), pad_token_id=0, eos_token_id=None, **options
+    )
+    found = lens.bridge.generate(tokens, stop_at_eos=False, verbose=False, **options)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("option", ["set_use_split_qkv_input", "set_use_attn_in"])
+def test_a_gate_refuses_inputs_of_its_own_for_each_head(option, tokens):
+    bridge = wrap(tiny("headnorm_gate")).bridge
+    getattr(bridge, option)(True)
+    with pytest.raises(NotImplementedError, match=r"give the gate no single input; switch them off"):
+        bridge(tokens)
+
+
+def test_the_result_by_heads_adds_up_to_the_attentions_output(tokens):
+    bridge = wrap(tiny("headnorm")).bridge
+    bridge.set_use_attn_result(True)
+    names = ["blocks.0.attn.hook_result", "blocks.0.hook_attn_out"]
+    _, cache = bridge.run_with_cache(tokens, names_filter=names)
+    torch.testing.assert_close(cache[names[0]].sum(-2), cache[names[1]])
+
+
+def test_a_model_in_half_precision_is_the_bridges(variant, new_model, tokens):
+    plain = new_model(variant, attn_implementation="eager").to(torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(wrap(plain).bridge(tokens, use_cache=False), plain(tokens, use_cache=False).logits)
+
+
+# --- found by its name ---
+
+
+def test_registering_again_changes_nothing():
+    assert register() == register() == HEAD_NORM == "HeadNormForCausalLM"
+
+
+def test_the_adapter_is_published():
+    (found,) = entry_points(group="transformer_lens.architectures", name=HEAD_NORM)
+    assert found.value == "sink_lens.models.headnorm.adapter:HeadNormAdapter"
+
+
+def test_there_is_no_way_to_the_parents_adapter(tmp_path, tokens):
+    """TransformerLens's own loader refuses the class; Llama's adapter under it is found by its logits."""
+    model = tiny("headnorm")
+    with pytest.raises(ValueError, match="architecture"):
+        TransformerBridge.boot_transformers("tiny", hf_model=twin(model), device="cpu")
+    wrong = build_bridge_from_module(twin(model), "LlamaForCausalLM", hf_config=model.config)
+    with pytest.raises(ModelError, match=r"differ from the plain model's"):
+        wrap(wrong)
+
+
+def test_a_bridge_that_was_built_elsewhere_is_wrapped(variant, new_model, tokens):
+    inner = new_model(variant)
+    bridge = build_bridge_from_module(twin(inner), HEAD_NORM, hf_config=inner.config)
+    lens = wrap(bridge)
+    assert lens.family.architecture == HEAD_NORM
+    with torch.no_grad():
+        torch.testing.assert_close(lens.plain(tokens).logits, inner(tokens).logits)
+
+
+def test_a_subclass_of_ours_is_not_taken_for_it():
+    model = tiny("headnorm")
+    model.__class__ = type("HeadNormForCausalLM", (type(model),), {})
+    with pytest.raises(ModelError, match=r"has the name of a class of transformers and is another"):
+        wrap(model)
+
+
+def test_a_folder_is_opened_and_the_facts_of_the_variant_are_told(tmp_path):
+    for variant, facts in {"sigmoid": (True, False, "sdpa"), "sink_logit": (False, True, "sdpa")}.items():
+        tiny("headnorm", attention=variant).save_pretrained(tmp_path / variant)
+        family = load(tmp_path / variant).family
+        assert (family.sigmoid, family.sink_logit, family.plain_kernel) == facts
+        assert family.fused_kernel == (variant != "sigmoid")

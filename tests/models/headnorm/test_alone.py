@@ -1,0 +1,56 @@
+"""In a process of its own: what must work without our package's help, or without the checks of shapes of a test run."""
+
+import subprocess
+import sys
+
+import pytest
+
+_SCRIPT = """
+import sys, torch
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+assert not any(name.startswith("sink_lens") for name in sys.modules)
+from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM
+assert "sink_lens.models.headnorm.adapter" not in sys.modules
+
+def model_of(**fields):
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=30)
+    return HeadNormForCausalLM(HeadNormConfig(**sizes, num_key_value_heads=1, **fields))
+
+ids = torch.tensor([[3, 4, 5, 6]])
+model = model_of(attention="sigmoid", value_norm="shared").eval()
+model.set_attn_implementation("eager")
+with torch.no_grad():
+    expected = model(ids, use_cache=False).logits
+    bridge = build_bridge_from_module(model, "HeadNormForCausalLM", hf_config=model.config)
+    assert torch.equal(bridge(ids, use_cache=False), expected)
+print("found", type(bridge.adapter).__name__)
+
+norms = ("shared", "per_head", "none", "shared", "shared")
+for attention, norm in zip(("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit"), norms):
+    model = model_of(attention=attention, value_norm=norm).train()
+    assert model.config._attn_implementation == "sdpa"
+    expected = model(ids, labels=ids, use_cache=False).loss
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(ids, labels=ids, use_cache=False).loss, expected), attention
+    print("compiled", attention)
+"""
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What the process said."""
+    run = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=False)
+    return run.stdout + run.stderr[-2000:]
+
+
+def test_transformer_lens_finds_the_adapter_without_us(said):
+    """By the entry point of the installed package: the process imports the class and no adapter."""
+    assert "found HeadNormAdapter" in said, said
+
+
+@pytest.mark.parametrize("attention", ["softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit"])
+def test_every_variant_compiles_without_a_break(said, attention):
+    """Under a full graph, where a break is an error."""
+    assert f"compiled {attention}" in said, said

@@ -1,0 +1,64 @@
+"""The configuration keeps its fields, and refuses what it does not know."""
+
+import pytest
+from transformers import AutoConfig, LlamaConfig
+
+from sink_lens.errors import InputError
+from sink_lens.models.headnorm import HeadNormConfig
+
+
+def test_without_choices_it_is_a_llama_with_its_type():
+    config = HeadNormConfig(num_attention_heads=4, hidden_size=48)
+    assert (config.attention, config.value_norm, config.value_norm_init) == ("softmax", "none", "first_token")
+    assert (config.value_norm_eps, config.qk_norm, config.output_bias) == (1e-6, False, False)
+    assert config.model_type == "sink_lens_headnorm"
+    assert config.head_dim == 12
+    assert isinstance(config, LlamaConfig)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"attention": "sigmoid", "value_norm": "per_head", "value_norm_init": "ones", "value_norm_eps": 1e-5},
+        {"attention": "gate_headwise", "value_norm": "shared", "qk_norm": True},
+        {"attention": "sink_logit", "attention_bias": True, "output_bias": False, "tie_word_embeddings": True},
+    ],
+)
+def test_it_comes_back_from_a_folder(tmp_path, fields):
+    config = HeadNormConfig(**fields)
+    config.save_pretrained(tmp_path)
+    for found in (HeadNormConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        assert type(found) is HeadNormConfig
+        own = {"transformers_version", "_name_or_path"}
+        assert {k: v for k, v in found.to_dict().items() if k not in own} == {
+            k: v for k, v in config.to_dict().items() if k not in own
+        }
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"attention": "relu"}, r"attention is 'relu'; need one of softmax, sigmoid, gate_elementwise, .*sink_logit"),
+        ({"value_norm": "layer"}, r"value_norm is 'layer'; need one of none, shared, per_head"),
+        ({"value_norm_eps": "small"}, r"value_norm_eps is 'small'; need a number"),
+        ({"qk_norm": "yes"}, r"qk_norm is 'yes'; need true or false"),
+        ({"value_norm_init": "zeros"}, r"value_norm_init is 'zeros'; need one of first_token, ones"),
+        ({"value_norm_eps": -1.0}, r"value_norm_eps is -1.0; need a number, 0 or more"),
+        ({"value_norm_eps": float("nan")}, r"value_norm_eps is nan; need a number, 0 or more"),
+    ],
+)
+def test_a_value_that_is_not_known_is_refused(tmp_path, fields, text):
+    with pytest.raises(InputError, match=text):
+        HeadNormConfig(**fields)
+    config = HeadNormConfig()
+    for key, value in fields.items():
+        setattr(config, key, value)
+    with pytest.raises(InputError, match=text):
+        config.save_pretrained(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_whether_w_o_has_a_bias_follows_the_others_unless_said():
+    assert HeadNormConfig(attention_bias=True).output_bias is True
+    assert HeadNormConfig(attention_bias=True, output_bias=False).output_bias is False

@@ -1,0 +1,134 @@
+"""Checkpoints of other families in the class: the same numbers, and refusals."""
+
+import pytest
+import torch
+
+from sink_lens.errors import InputError, ModelError
+from sink_lens.models.headnorm import HeadNormForCausalLM, convert
+from sink_lens.models.tiny import tiny
+
+
+@torch.no_grad()
+def logits(model, ids):
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    out = model(ids, use_cache=False).logits
+    model.set_attn_implementation(before)
+    return out
+
+
+CASES = {
+    "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "llama, tied": {"tie_word_embeddings": True},
+    "llama, scaled rotation": {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+    },
+    "mistral": {"sliding_window": None},
+    "mistral with a window over the context": {"sliding_window": 256},
+    "qwen2": {},
+    "qwen3": {},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_logits_are_the_same_to_the_last_bit(case, tokens):
+    source = tiny(case.split()[0].strip(","), **CASES[case])
+    state = torch.get_rng_state()
+    made = convert(source)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert type(made) is HeadNormForCausalLM
+    assert torch.equal(logits(made, tokens), logits(source, tokens))
+    assert made.config._attn_implementation == source.config._attn_implementation == "sdpa"
+    assert not made.training
+    assert made.config is not source.config
+    own = {parameter.data_ptr() for parameter in source.parameters()}
+    assert not any(parameter.data_ptr() in own for parameter in made.parameters())
+    assert {name for name, _ in made.named_parameters()} == {name for name, _ in source.named_parameters()}
+
+
+def test_type_and_mode_are_kept(tokens):
+    source = tiny("llama").to(torch.bfloat16).train()
+    made = convert(source)
+    assert made.dtype == torch.bfloat16
+    assert made.training
+    assert made.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_a_norm_that_is_added_begins_from_the_checkpoints_values(tokens):
+    source = tiny("llama")
+    with torch.no_grad():
+        source.model.layers[0].self_attn.v_proj.weight.mul_(7)
+    made = convert(source, value_norm="per_head")
+    gammas = [layer.self_attn.gamma.detach() for layer in made.model.layers]
+    assert (gammas[0].mean() / gammas[1].mean()).item() == pytest.approx(7, rel=0.3)
+    again = convert(source, value_norm="per_head")
+    assert torch.equal(gammas[0], again.model.layers[0].self_attn.gamma)
+    for name, parameter in source.named_parameters():
+        assert torch.equal(made.get_parameter(name), parameter)
+
+
+@pytest.mark.parametrize(
+    ("changes", "new"),
+    [
+        ({"attention": "sink_logit"}, "sinks"),
+        ({"attention": "gate_headwise"}, "head_gate.weight"),
+        ({"value_norm": "shared", "value_norm_init": "ones"}, "gamma"),
+    ],
+)
+def test_a_variant_adds_its_own_weights_only(changes, new, tokens):
+    source = tiny("qwen2")
+    made = convert(source, **changes)
+    added = {name for name, _ in made.named_parameters()} - {name for name, _ in source.named_parameters()}
+    assert added == {f"model.layers.{layer}.self_attn.{new}" for layer in range(3)}
+    assert not torch.allclose(logits(made, tokens), logits(source, tokens))
+    back = convert(made, attention="softmax", value_norm="none")
+    assert torch.equal(logits(back, tokens), logits(source, tokens))
+
+
+def test_a_model_of_the_class_keeps_its_variant(tokens):
+    source = tiny("headnorm_gate")
+    made = convert(source)
+    assert torch.equal(logits(made, tokens), logits(source, tokens))
+    assert made.model.layers[0].self_attn.gamma.equal(source.model.layers[0].self_attn.gamma)
+    shared = convert(source, value_norm="shared")
+    assert shared.model.layers[0].self_attn.gamma.shape == (16,)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "phi3", "olmo2"])
+def test_a_class_that_is_no_llama_is_refused(family):
+    with pytest.raises(ModelError, match=r"need one of LlamaForCausalLM, MistralForCausalLM, Qwen2.*, which differ"):
+        convert(tiny(family))
+
+
+def test_a_subclass_of_someone_elses_is_refused():
+    class LlamaForCausalLM(type(tiny("llama"))):
+        pass
+
+    model = tiny("llama")
+    model.__class__ = LlamaForCausalLM
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM; need one of"):
+        convert(model)
+
+
+def test_a_sliding_window_is_refused():
+    with pytest.raises(
+        ModelError, match=r"MistralForCausalLM has a sliding window of 8 positions and a context of 256"
+    ):
+        convert(tiny("mistral"))
+    with pytest.raises(ModelError, match=r"Qwen2ForCausalLM has a sliding window of 16"):
+        convert(tiny("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"value_gain": 1}, r"value_gain: no field of HeadNormConfig"),
+        ({"attention": "relu"}, r"attention is 'relu'; need one of softmax"),
+        ({"intermediate_size": 81}, r"mlp.*and more.*not of the same shape.*leave the sizes as they are"),
+        ({"qk_norm": True}, r"k_norm.weight.*not of the same shape"),
+    ],
+)
+def test_changes_that_cannot_be_are_refused(changes, text):
+    with pytest.raises(InputError, match=text):
+        convert(tiny("llama"), **changes)

@@ -1,0 +1,344 @@
+"""The class computes what its configuration says, by hand and against other ways to the same numbers."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, StaticCache
+
+from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM, convert, undecayed
+from sink_lens.models.headnorm.modeling import HeadOutput, head_norm, sigmoid_attention, sink_attention
+from sink_lens.models.tiny import tiny
+
+
+@torch.no_grad()
+def logits(model, ids, kernel="eager", **more):
+    before = model.config._attn_implementation
+    model.set_attn_implementation(kernel)
+    try:
+        return model(ids, use_cache=False, **more).logits
+    finally:
+        model.set_attn_implementation(before)
+
+
+@torch.no_grad()
+def patterns(model, ids):
+    model.set_attn_implementation("eager")
+    return torch.stack(model(ids, output_attentions=True).attentions)
+
+
+def captured(model, ids, name, layer=0):
+    """The inputs of a submodule of a layer's attention."""
+    seen = []
+    module = model.model.layers[layer].self_attn.get_submodule(name)
+    handle = module.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    logits(model, ids)
+    handle.remove()
+    return seen[0]
+
+
+# --- by hand ---
+
+
+def test_the_norm_of_a_head_by_hand():
+    """The root mean square of (3, 4) is sqrt(12.5)."""
+    found = head_norm(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0]), eps=0.0)
+    assert found.tolist() == pytest.approx([3 / 12.5**0.5, 8 / 12.5**0.5])
+    assert head_norm(torch.zeros(3), torch.ones(3), eps=1e-6).tolist() == [0, 0, 0]
+    # eps is added to the mean square: of (1, 1) and eps 3 the root is 2
+    assert head_norm(torch.ones(2), torch.ones(2), eps=3.0).tolist() == [0.5, 0.5]
+
+
+def test_the_norm_is_in_float32_and_gives_back_the_type():
+    large = torch.full((4,), 1000.0, dtype=torch.float16)  # its square is no number of the type
+    assert head_norm(large, torch.ones(4, dtype=torch.float16), eps=0.0).tolist() == [1, 1, 1, 1]
+
+
+def test_the_norm_comes_before_the_gate_and_heads_have_their_own():
+    """Heads (3, 4) and (0, 5) of root mean square sqrt(12.5): gains 1 and 2, gates 1/2 and 3/4."""
+    z_raw = torch.tensor([[[[3.0, 4.0], [0.0, 5.0]]]])
+    gate = torch.tensor([[[0.0, 3.0]]]).log1p()  # sigmoid(log 1) = 1/2, sigmoid(log 4) = 4/5
+    gate[0, 0, 1] = torch.tensor(3.0).log()  # sigmoid(log 3) = 3/4
+    found = HeadOutput(eps=0.0)(z_raw, torch.tensor([[1.0, 1.0], [2.0, 2.0]]), gate)
+    root = 12.5**0.5
+    assert found[0, 0].tolist() == pytest.approx([1.5 / root, 2 / root, 0, 0.75 * 2 * 5 / root])
+    elementwise = torch.tensor([[[0.0, 100.0, 0.0, -100.0]]])
+    assert HeadOutput(eps=0.0)(z_raw, None, elementwise)[0, 0].tolist() == pytest.approx([1.5, 4, 0, 0])
+    assert HeadOutput(eps=0.0)(z_raw, None, None)[0, 0].tolist() == [3, 4, 0, 5]
+
+
+def test_sigmoid_weights_by_hand():
+    """Scores 0 and log 3 have weights 1/2 and 3/4; the first query sees the first key alone."""
+    query = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]])
+    key = torch.tensor([[[[0.0, 1.0], [torch.tensor(3.0).log().item() * 2, 0.0]]]])
+    value = torch.tensor([[[[8.0, 0.0], [0.0, 4.0]]]])
+    out, pattern = sigmoid_attention(nn.Identity(), query, key, value, None, scaling=0.5)
+    assert pattern[0, 0].tolist() == [pytest.approx([0.5, 0.0]), pytest.approx([0.5, 0.75])]
+    assert out[0, :, 0].tolist() == [pytest.approx([4.0, 0.0]), pytest.approx([4.0, 3.0])]
+
+
+def test_a_sink_logit_by_hand():
+    """Two keys of score 0 beside a sink of logit log 2 have a quarter each."""
+    query, key = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3)
+    value = torch.tensor([[[[4.0, 0, 0], [0, 4.0, 0]]]])
+    sink = torch.tensor([2.0]).log()
+    out, _ = sink_attention(nn.Identity(), query, key, value, None, scaling=0.5, s_aux=sink)
+    assert out[0, 1, 0].tolist() == pytest.approx([1.0, 1.0, 0.0])
+    assert out[0, 0, 0].tolist() == pytest.approx([4 / 3, 0.0, 0.0])
+
+
+# --- the pattern ---
+
+
+def test_sigmoid_attention_is_the_sigmoid_of_the_scores_and_no_softmax(model_of, tokens):
+    model = model_of("sigmoid")
+    pattern, softmax = patterns(model, tokens), patterns(model_of("softmax"), tokens)
+    assert torch.equal(
+        model.model.layers[0].self_attn.q_proj.weight, model_of("softmax").model.layers[0].self_attn.q_proj.weight
+    )
+    sums = pattern.sum(-1)
+    assert ((sums - 1).abs() > 0.1).float().mean() > 0.8
+    assert sums.max() > 2
+    seen = torch.ones(21, 21, dtype=torch.bool).tril()
+    assert (pattern[..., ~seen] == 0).all()
+    assert ((pattern[..., seen] > 0) & (pattern[..., seen] < 1)).all()
+    # Of layer 0 the queries and keys are those of the softmax: its log-odds differ from theirs by a number a row.
+    ratio = pattern[0].logit() - softmax[0].log()
+    ratio = ratio[..., seen.nonzero()[:, 0], seen.nonzero()[:, 1]]
+    rows = seen.nonzero()[:, 0]
+    for row in range(21):
+        some = ratio[..., rows == row]
+        torch.testing.assert_close(some, some[..., :1].expand_as(some), atol=1e-4, rtol=0)
+    assert not torch.allclose(pattern, softmax, atol=0.05)
+
+
+def test_a_sink_logit_takes_mass_and_without_it_the_softmax_is_left(new_model, tokens):
+    model = new_model("sink")
+    sums = patterns(model, tokens).sum(-1)
+    assert (sums < 1).all()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.fill_(-1e4)
+    torch.testing.assert_close(patterns(model, tokens).sum(-1), torch.ones_like(sums))
+    torch.testing.assert_close(logits(model, tokens), logits(convert(model, attention="softmax"), tokens))
+
+
+def test_a_gate_closes_and_opens_the_head(new_model, tokens):
+    model = new_model("elementwise")
+    z_raw, z = captured(model, tokens, "head_out"), captured(model, tokens, "o_proj")
+    hidden = captured(model, tokens, "q_proj")
+    gate = model.model.layers[0].self_attn.head_gate(hidden).sigmoid().detach()
+    torch.testing.assert_close(z, z_raw.flatten(-2) * gate)
+    assert z_raw.shape == (2, 21, 4, 12)
+
+
+# --- the first weights ---
+
+
+@pytest.mark.parametrize("norm", ["shared", "per_head"])
+@pytest.mark.parametrize("attention", ["softmax", "sigmoid"])
+def test_all_positions_have_one_size_at_first(norm, attention, tokens):
+    torch.manual_seed(0)
+    fields = tiny("headnorm").config.to_dict() | {"value_norm": norm, "attention": attention}
+    model = HeadNormForCausalLM(HeadNormConfig(**fields)).eval()
+    z = captured(model, tokens, "o_proj").unflatten(-1, (4, 12))
+    size = z.square().mean(-1).sqrt()
+    torch.testing.assert_close(size, size[:1, :1].expand_as(size), rtol=1e-3, atol=0)
+    raw = captured(model, tokens, "head_out").square().mean(-1).sqrt()
+    assert raw[:, 0].mean() / raw[:, -1].mean() > 1.3 or attention == "sigmoid"
+    gamma = model.model.layers[0].self_attn.gamma
+    assert gamma.shape == ((12,) if norm == "shared" else (4, 12))
+    torch.testing.assert_close(size[0, 0].mean(), gamma.mean(), rtol=1e-3, atol=0)
+
+
+def test_gamma_begins_at_the_size_of_the_first_tokens_output():
+    """W_V has n(0, s): a value of an input of d_model standard normal numbers has deviation s sqrt(d_model)."""
+    torch.manual_seed(0)
+    config = HeadNormConfig(
+        hidden_size=256, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=10, value_norm="per_head", initializer_range=0.1,
+    )  # fmt: skip
+    model = HeadNormForCausalLM(config)
+    for layer in model.model.layers:
+        gamma = layer.self_attn.gamma
+        assert gamma.mean().item() == pytest.approx(0.1 * 16, rel=0.03)
+        assert (gamma == gamma[:, :1]).all()
+        assert torch.equal(gamma[0], gamma[1])  # of one kv head
+        assert not torch.equal(gamma[0], gamma[2])
+        with torch.no_grad():
+            layer.self_attn.v_proj.weight[:64] *= 3
+            layer.self_attn.begin_gamma()
+        assert gamma[0, 0].item() == pytest.approx(0.3 * 16, rel=0.03)
+    # The same rule by the whole model's own path: the first token's aggregated values of a layer on random inputs.
+    inputs = torch.randn(200, 1, 256)
+    values = nn.functional.linear(inputs, model.model.layers[0].self_attn.v_proj.weight).unflatten(-1, (2, 64))
+    assert values.std(-1).mean((0, 1))[0].item() == pytest.approx(0.3 * 16, rel=0.03)
+
+
+def test_the_first_weights_have_the_sizes_of_the_paper_and_follow_the_seed():
+    fields = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4}
+    config = HeadNormConfig(**fields, vocab_size=500, value_norm="shared", attention="gate_headwise")
+    torch.manual_seed(3)
+    first = HeadNormForCausalLM(config)
+    torch.manual_seed(3)
+    again = HeadNormForCausalLM(config)
+    for (name, one), two in zip(first.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, two), name
+        wanted = 0.02 / 4 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+        if one.ndim > 1:
+            assert one.std().item() == pytest.approx(wanted, rel=0.15), name
+    assert first.model.layers[0].self_attn.gamma.mean().item() == pytest.approx(0.02 * 8, rel=0.1)
+    assert (
+        HeadNormForCausalLM(HeadNormConfig(**fields, attention="sink_logit")).model.layers[1].self_attn.sinks == 0
+    ).all()
+    ones = HeadNormConfig(**fields, value_norm="per_head", value_norm_init="ones")
+    assert (HeadNormForCausalLM(ones).model.layers[1].self_attn.gamma == 1).all()
+
+
+def test_gains_sink_logits_and_biases_are_not_decayed():
+    model = tiny("headnorm", value_norm="per_head", attention="sink_logit", attention_bias=True, num_hidden_layers=1)
+    inside = ["gamma", "sinks", *(f"{part}_proj.bias" for part in "qkvo")]
+    norms = ["model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm"]
+    assert undecayed(model) == {f"model.layers.0.self_attn.{name}" for name in inside} | {f"{n}.weight" for n in norms}
+    decayed = {name for name, _ in model.named_parameters()} - undecayed(model)
+    assert {"model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight"} < decayed
+
+
+# --- one model in several ways ---
+
+
+def test_eager_equals_sdpa_under_every_mask(variant, model_of, tokens):
+    model = model_of(variant)
+    assert (logits(model, tokens, "sdpa") - logits(model, tokens)).abs().max() <= 2e-6 * logits(
+        model, tokens
+    ).abs().max()
+    lengths = torch.tensor([[21], [13]])
+    for real in (torch.arange(21) < lengths, torch.arange(21) >= 21 - lengths):
+        fused, eager = (logits(model, tokens, kernel, attention_mask=real.long()) for kernel in ("sdpa", "eager"))
+        assert (fused[real] - eager[real]).abs().max() <= 2e-6 * eager[real].abs().max()
+
+
+def test_a_padded_prompt_is_as_alone(variant, model_of, tokens):
+    model = model_of(variant)
+    alone = logits(model, tokens[1:, :13])
+    left = torch.cat([torch.zeros(1, 8, dtype=torch.int64), tokens[1:, :13]], dim=1)
+    right = tokens[1:].clone()
+    mask = torch.ones(1, 21, dtype=torch.int64)
+    positions = torch.cat([torch.zeros(8, dtype=torch.int64), torch.arange(13)])[None]
+    for kernel in ("eager", "sdpa"):
+        behind = logits(model, right, kernel, attention_mask=mask.index_fill(1, torch.arange(13, 21), 0))
+        torch.testing.assert_close(behind[:, :13], alone)
+        before = logits(
+            model, left, kernel, attention_mask=mask.index_fill(1, torch.arange(8), 0), position_ids=positions
+        )
+        torch.testing.assert_close(before[:, 8:], alone)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_a_mask_of_ones_own_is_honoured(variant, model_of, tokens, kernel):
+    """A window of 4, as a mask with four axes: boolean under SDPA, added under eager."""
+    model = model_of(variant)
+    window = torch.ones(21, 21, dtype=torch.bool).tril().triu(-3)[None, None]
+    mask = window if kernel == "sdpa" else torch.zeros(1, 1, 21, 21).masked_fill(~window, torch.finfo().min)
+    windowed = logits(model, tokens, kernel, attention_mask=mask)
+    other = tokens.clone()
+    other[:, 0] = 299 - other[:, 0]
+    changed = logits(model, other, kernel, attention_mask=mask)
+    reach = 3 * 2  # layers
+    assert torch.equal(changed[:, reach + 1 :], windowed[:, reach + 1 :])
+    assert not torch.allclose(windowed[:, 10:], logits(model, tokens, kernel)[:, 10:])
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@torch.no_grad()
+def test_a_cache_changes_nothing(variant, new_model, tokens, kernel):
+    model = new_model(variant, attn_implementation=kernel)
+    whole = logits(model, tokens, kernel)
+    cache, parts = None, []
+    for piece in tokens.split([9, 1, 1, 10], dim=1):
+        out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+    static = StaticCache(config=model.config, max_cache_len=30)
+    parts = [model(piece, past_key_values=static, use_cache=True).logits for piece in tokens.split([20, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+
+
+def test_generation_is_the_same_with_a_cache(variant, model_of, tokens):
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    mask = torch.ones_like(tokens)
+    found = [model_of(variant).generate(tokens, attention_mask=mask, use_cache=on, **options) for on in (True, False)]
+    assert found[0].shape == (2, 26)
+    assert torch.equal(*found)
+
+
+def assert_comes_back(model, ids, folder):
+    """Nothing is drawn in vain, and the logits are the same to the last bit."""
+    model.save_pretrained(folder)
+    state = torch.get_rng_state()
+    found, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(found) is HeadNormForCausalLM
+    assert torch.equal(logits(found, ids), logits(model, ids))
+    assert "auto_map" not in found.config.to_dict()
+    return found
+
+
+def test_it_comes_back_from_a_folder(variant, model_of, tokens, tmp_path):
+    found = assert_comes_back(model_of(variant), tokens, tmp_path)
+    assert found.lm_head.weight is not found.model.embed_tokens.weight
+
+
+def test_tied_embeddings_stay_tied(new_model, tokens, tmp_path):
+    found = assert_comes_back(new_model("sink_norm", tie_word_embeddings=True), tokens, tmp_path)
+    assert found.lm_head.weight is found.model.embed_tokens.weight
+
+
+def test_a_gain_that_a_folder_lacks_begins_from_its_own_values(tmp_path):
+    """Of a checkpoint without one: the rule, on the loaded W_V."""
+    model = tiny("headnorm", value_norm="none")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.mul_(5)
+    model.save_pretrained(tmp_path)
+    found = HeadNormForCausalLM.from_pretrained(tmp_path, value_norm="per_head")
+    for layer in found.model.layers:
+        torch.testing.assert_close(layer.self_attn.gamma[:, 0], layer.self_attn.first_token_size(), rtol=0.1, atol=0)
+        assert layer.self_attn.gamma.mean() > 3
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def test_gradients_reach_everything_and_checkpointing_and_the_kernel_leave_them(variant, new_model, tokens):
+    model = new_model(variant, attn_implementation="eager").train()
+    plain = gradients(model, tokens)
+    assert all(grad.abs().max() > 0 for grad in plain.values())
+    # Under its new name, which the oldest transformers that is taken does not have.
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    for name, grad in gradients(model, tokens).items():
+        assert torch.equal(grad, plain[name]), name
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
+    model.set_attn_implementation("sdpa")
+    for name, grad in gradients(model, tokens).items():
+        assert (grad - plain[name]).norm() <= 2e-5 * plain[name].norm() + 1e-7, name
+
+
+def test_dropout_of_the_attention_is_for_training_only(tokens):
+    for attention in ("sigmoid", "sink_logit", "softmax"):
+        for kernel in ("eager", "sdpa"):
+            model = tiny("headnorm", attention=attention, attention_dropout=0.5, num_hidden_layers=1)
+            torch.testing.assert_close(logits(model, tokens, kernel), logits(model, tokens))
+            noisy = [logits(model.train(), tokens, kernel) for _ in range(2)]
+            assert not torch.equal(*noisy)
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention_2", "flex_attention"])
+def test_a_kernel_that_knows_no_variant_is_refused(kernel, new_model):
+    with pytest.raises((ValueError, ImportError)):
+        new_model("sigmoid").set_attn_implementation(kernel)
