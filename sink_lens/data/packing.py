@@ -1,0 +1,292 @@
+"""Documents as token sequences of one length, packed once into a folder and read from the disk.
+
+Documents follow each other, each closed by EOS, as one stream; the stream is cut into sequences, and BOS is put
+in front of each, so that of ``length`` tokens one is BOS. Only the end of the stream that fills no sequence is
+left out. Sequences held out for evaluation are spread evenly over the stream, so they come from the same
+documents as the others; no token is in both.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm.auto import tqdm
+
+from sink_lens.data.bos import bos_id
+from sink_lens.data.cache import fault, locked, new_folder, read_manifest, write_manifest
+from sink_lens.data.texts import Texts, texts_of
+from sink_lens.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Packed", "Texts", "pack", "read_pack", "texts_of"]
+
+_FORMAT = 1
+_SPLITS = ("train", "evaluation")
+_BATCH = 2_000_000
+"""Characters that are tokenised at once."""
+_DELAY = 5.0
+"""Seconds before a progress bar is shown."""
+_ROWS = 1 << 14
+"""Sequences that are written at once."""
+
+
+class Packed(Dataset[dict[str, Tensor]]):
+    """Sequences of one split, read from the disk: ``data[i]`` is its ``input_ids`` and ``labels``, both int64."""
+
+    def __init__(self, folder: Path, split: str, *, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        """Where it lies."""
+        self.split = split
+        """train or evaluation."""
+        self.length = int(manifest["length"])
+        """Tokens of each sequence, BOS included."""
+        self.hash = str(manifest[split]["hash"])
+        """SHA-256 over the ids, the length and the tokenizer."""
+        self._ids = np.load(folder / f"{split}.npy", mmap_mode="r", allow_pickle=False)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = torch.from_numpy(self._ids[index].astype(np.int64))
+        return {"input_ids": ids, "labels": ids.clone()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker process that is started afresh opens the file; it is not sent the tokens.
+        return _split, (self.folder, self.split)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all sequences, BOS included."""
+        return len(self) * self.length
+
+
+def pack(
+    texts: Iterable[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    length: int,
+    folder: Path,
+    bos: bool = True,
+    eval_frac: float = 0.02,
+    progress: bool = True,
+) -> tuple[Packed, Packed]:
+    """Tokenise documents and pack them into a folder, or find them there: for training, and for evaluation.
+
+    A folder that holds the same documents, tokenizer and settings is checked and used. The special tokens'
+    own spelling in a text is text, not a special token.
+
+    Args:
+        texts: documents; gone through twice where the folder is there, so an iterator is then kept in memory.
+        tokenizer: a fast one, with EOS, and with BOS if ``bos``.
+        length: tokens of each sequence, at least 2.
+        folder: where the pack is, or is made.
+        bos: whether BOS is in front of every sequence.
+        eval_frac: share of the sequences held out, at least one sequence; from above 0 to 0.5.
+        progress: show a bar where it takes more than 5 seconds.
+
+    Raises:
+        InputError: an argument is out of range, the tokenizer lacks BOS or EOS, there is too little text, or the
+            folder is damaged, holds another pack, or cannot be written.
+    """
+    settings = _settings(tokenizer, length=length, bos=bos, eval_frac=eval_frac)
+    folder = Path(folder)
+    try:
+        with locked(folder):
+            if folder.exists():
+                if iter(texts) is texts:
+                    texts = list(texts)
+                _refuse_other(folder, settings=settings, text_sha256=_hash_of(texts))
+            else:
+                with new_folder(folder) as fresh:
+                    _write(fresh, texts, tokenizer, settings=settings, progress=progress)
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written ({error.strerror or error}); need room and permission there. "
+            "Free space, or choose another folder"
+        ) from error
+    return read_pack(folder)
+
+
+def read_pack(folder: Path) -> tuple[Packed, Packed]:
+    """A pack that lies in a folder, checked: for training, and for evaluation.
+
+    Raises:
+        InputError: it is not there, or damaged.
+    """
+    folder = Path(folder)
+    manifest = _manifest_of(folder)
+    train, evaluation = (Packed(folder, split, manifest=manifest) for split in _SPLITS)
+    return train, evaluation
+
+
+def _split(folder: Path, split: str) -> Packed:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise InputError(f"{folder} has no whole manifest any more; need the pack. Pack again.")
+    return Packed(folder, split, manifest=manifest)
+
+
+def _settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float) -> dict[str, Any]:
+    """What decides the ids, beside the text."""
+    if length < 2:
+        raise InputError(f"the length is {length}; need at least 2 tokens, so that there is one to predict.")
+    if not 0 < eval_frac <= 0.5:
+        raise InputError(f"eval_frac is {eval_frac}; need a share above 0 and up to 0.5. 0.02 is the default.")
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise InputError(f"the tokenizer is a {type(tokenizer).__name__}; need a fast one. Load with use_fast=True.")
+    eos, first = tokenizer.eos_token_id, bos_id(tokenizer)
+    if not isinstance(eos, int):
+        raise InputError("the tokenizer has no EOS token; need one to close documents. Set tokenizer.eos_token.")
+    if bos and first is None:
+        raise InputError("bos is asked for and the tokenizer has no BOS token; set tokenizer.bos_token, or bos=False.")
+    return {
+        "length": length,
+        "bos": first if bos else None,
+        "eos": eos,
+        "eval_frac": eval_frac,
+        "vocab_size": len(tokenizer),
+        "tokenizer_sha256": hashlib.sha256(_backend(tokenizer).to_str().encode()).hexdigest(),
+    }
+
+
+def _backend(tokenizer: "PreTrainedTokenizerBase") -> Any:
+    """A copy of the tokenizer that cuts nothing, pads nothing and takes special tokens in a text for text."""
+    from tokenizers import Tokenizer
+
+    copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    copy.no_truncation()
+    copy.no_padding()
+    copy.encode_special_tokens = True
+    return copy
+
+
+def _write(
+    folder: Path,
+    texts: Iterable[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    settings: dict[str, Any],
+    progress: bool,
+) -> None:
+    """The two splits and their manifest, into an empty folder."""
+    dtype = np.dtype("<u2" if settings["vocab_size"] <= 1 << 16 else "<u4")
+    digest = hashlib.sha256()
+    n_documents = n_ids = 0
+    stream = folder / "stream"
+    backend = _backend(tokenizer)
+    bar = tqdm(unit="B", unit_scale=True, desc="packing", delay=_DELAY, disable=not progress)
+    with stream.open("wb") as file, bar:
+        for batch in _batches(texts):
+            for encoding, text in zip(backend.encode_batch_fast(batch, add_special_tokens=False), batch, strict=True):
+                ids = np.asarray([*encoding.ids, settings["eos"]], dtype=dtype)
+                file.write(ids.tobytes())
+                n_ids += len(ids)
+                n_documents += 1
+                _add(digest, text)
+                bar.update(len(text))
+    body = settings["length"] - (settings["bos"] is not None)
+    n_sequences = n_ids // body
+    held_out = _held_out(n_sequences, settings["eval_frac"])
+    if n_sequences < 2:
+        raise InputError(
+            f"the text has {n_ids:,} tokens; need {2 * body:,} for one sequence of {settings['length']} to train on "
+            "and one to evaluate. Give more text, or a shorter length."
+        )
+    rows = np.memmap(stream, dtype=dtype, mode="r", shape=(n_ids,))[: n_sequences * body].reshape(n_sequences, body)
+    sizes = dict(zip(_SPLITS, (n_sequences - len(held_out), len(held_out)), strict=True))
+    numbers = dict(zip(_SPLITS, (np.setdiff1d(np.arange(n_sequences), held_out), held_out), strict=True))
+    hashes = {split: _write_split(folder, split, rows, numbers[split], settings=settings) for split in _SPLITS}
+    del rows
+    stream.unlink()
+    content = {
+        "format": _FORMAT,
+        **settings,
+        "text_sha256": digest.hexdigest(),
+        "documents": n_documents,
+        "left_out": n_ids - n_sequences * body,
+        **{split: {"sequences": sizes[split], "hash": hashes[split]} for split in _SPLITS},
+    }
+    write_manifest(folder, content)
+
+
+def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray, *, settings: dict[str, Any]) -> str:
+    """Write the sequences of these numbers, BOS in front; their hash."""
+    shape = (len(numbers), settings["length"])
+    digest = hashlib.sha256(json.dumps([settings["length"], settings["tokenizer_sha256"]]).encode())
+    written = np.lib.format.open_memmap(folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape)
+    for start in range(0, len(numbers), _ROWS):
+        part = rows[numbers[start : start + _ROWS]]
+        if settings["bos"] is not None:
+            part = np.concatenate([np.full((len(part), 1), settings["bos"], dtype=rows.dtype), part], axis=1)
+        written[start : start + _ROWS] = part
+        digest.update(part.astype("<u4").tobytes())
+    written.flush()
+    return digest.hexdigest()
+
+
+def _held_out(n_sequences: int, share: float) -> np.ndarray:
+    """Numbers of the sequences for evaluation: the middles of as many equal stretches."""
+    count = max(1, round(n_sequences * share))
+    return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Documents in groups that are tokenised at once; empty ones are left out."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"a document is a {type(text).__name__}; need text. Give strings.")
+        if text:
+            batch.append(text)
+            size += len(text)
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _add(digest: Any, text: str) -> None:
+    content = text.encode()
+    digest.update(f"{len(content)}:".encode())
+    digest.update(content)
+
+
+def _hash_of(texts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        if text:
+            _add(digest, text)
+    return digest.hexdigest()
+
+
+def _refuse_other(folder: Path, *, settings: dict[str, Any], text_sha256: str) -> None:
+    """Refuse a folder whose pack is of other text, tokenizer or settings."""
+    there, here = _manifest_of(folder), {**settings, "text_sha256": text_sha256}
+    others: Sequence[str] = [name for name in here if there.get(name) != here[name]]
+    if others:
+        raise InputError(
+            f"{folder} holds a pack that differs in {', '.join(others)}; need the same, or another folder. "
+            "Choose another folder, or remove this one."
+        )
+
+
+def _manifest_of(folder: Path) -> dict[str, Any]:
+    """The manifest of a pack, whose files are all there and unharmed."""
+    manifest = read_manifest(folder)
+    whole = manifest is not None and manifest.get("format") == _FORMAT and {"length", *_SPLITS} <= manifest.keys()
+    if manifest is None or not whole:
+        raise InputError(f"{folder} is no pack of this version: it has no whole manifest. Remove it, and pack again.")
+    if wrong := fault(folder, manifest):
+        raise InputError(f"{folder} is damaged: {wrong}. Remove it, and pack again.")
+    return manifest

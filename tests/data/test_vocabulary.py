@@ -1,0 +1,86 @@
+"""A vocabulary of our own: deterministic, lossless for every text, with BOS where it is said to be."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from sink_lens.data.corpora import bundled_text
+from sink_lens.data.vocabulary import BOS, EOS, SMALLEST, train_vocabulary
+from sink_lens.errors import InputError
+
+TEXT = bundled_text()[:60_000]
+TOKENIZER = train_vocabulary([TEXT], vocab_size=500)
+
+
+def test_the_vocabulary_has_the_size_that_was_asked_and_the_special_tokens():
+    assert len(TOKENIZER) == 500
+    assert (TOKENIZER.bos_token, TOKENIZER.bos_token_id) == (BOS, 0)
+    assert (TOKENIZER.eos_token, TOKENIZER.eos_token_id) == (EOS, 1)
+
+
+def test_frequent_pairs_are_merged():
+    # " the" is the most frequent word of English; 500 tokens hold it whole.
+    assert TOKENIZER.tokenize(" the") == ["Ġthe"]
+    assert len(TOKENIZER(TEXT, add_special_tokens=False)["input_ids"]) < len(TEXT) / 1.8
+
+
+def test_a_plain_text_gets_bos():
+    ids = TOKENIZER("Call me")["input_ids"]
+    assert ids[0] == 0
+    assert ids[1:] == TOKENIZER("Call me", add_special_tokens=False)["input_ids"]
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_every_text_comes_back(text):
+    if BOS in text or EOS in text:
+        return
+    assert TOKENIZER.decode(TOKENIZER(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_unicode_spaces_and_punctuation_come_back():
+    text = " Ünïcode — 漢字 🐋 é e\u0301\n\n\ttabs  and 'quotes' , stops . don't\x00\x7f"
+    assert TOKENIZER.decode(TOKENIZER(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_the_same_texts_give_the_same_vocabulary_in_another_process():
+    code = (
+        "from sink_lens.data.corpora import bundled_text\nfrom sink_lens.data.vocabulary import train_vocabulary\n"
+        "print(train_vocabulary([bundled_text()[:60_000]], vocab_size=500).backend_tokenizer.to_str())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == TOKENIZER.backend_tokenizer.to_str()
+    assert train_vocabulary(iter([TEXT]), vocab_size=500).get_vocab() == TOKENIZER.get_vocab()
+
+
+def test_other_texts_give_another_vocabulary():
+    assert train_vocabulary([bundled_text()[100_000:160_000]], vocab_size=500).get_vocab() != TOKENIZER.get_vocab()
+
+
+def test_a_saved_vocabulary_is_the_same_when_loaded(tmp_path):
+    TOKENIZER.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded("Call me Ishmael.")["input_ids"] == TOKENIZER("Call me Ishmael.")["input_ids"]
+    assert (loaded.bos_token_id, loaded.eos_token_id) == (0, 1)
+
+
+def test_the_smallest_vocabulary_is_the_bytes():
+    tokenizer = train_vocabulary(["abc"], vocab_size=SMALLEST)
+    assert len(tokenizer) == 258
+    assert len(tokenizer("añ", add_special_tokens=False)["input_ids"]) == 3  # ñ is two bytes
+
+
+@pytest.mark.parametrize("size", [0, 257, 1 << 21])
+def test_a_size_out_of_range_is_refused(size):
+    with pytest.raises(InputError, match="need 258"):
+        train_vocabulary(["text"], vocab_size=size)
+
+
+@pytest.mark.parametrize("texts", [[], [""]])
+def test_no_text_is_refused(texts):
+    with pytest.raises(InputError, match="no text to train"):
+        train_vocabulary(texts, vocab_size=300)
