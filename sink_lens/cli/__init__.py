@@ -15,6 +15,10 @@ from . import trace  # noqa: F401
 from . import interventions  # noqa: F401
 from . import patch  # noqa: F401
 from . import sweep  # noqa: F401
+from . import train  # noqa: F401
+from . import data  # noqa: F401
+from . import watch  # noqa: F401
+from . import compare  # noqa: F401
 from . import tools  # noqa: F401
 
 # isort: on

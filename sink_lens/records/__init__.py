@@ -8,7 +8,7 @@ files in place. Nothing here loads torch.
 
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, compare_runs, versions
 from sink_lens.records.reading import RUN_FILE, Run, Tables, read_run
-from sink_lens.records.writing import RunWriter, create_run
+from sink_lens.records.writing import RunWriter, add_to_run, create_run
 
 __all__ = [
     "CIRCUMSTANCE",
@@ -17,6 +17,7 @@ __all__ = [
     "Run",
     "RunWriter",
     "Tables",
+    "add_to_run",
     "compare_runs",
     "create_run",
     "read_run",

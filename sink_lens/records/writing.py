@@ -28,11 +28,14 @@ _PART = ".part"
 class RunWriter:
     """A run folder while it is written: held by a lock, and closed with the status that it ended with."""
 
-    def __init__(self, folder: Path, *, record: dict[str, Any], lock: FileLock, made: list[Path]) -> None:
+    def __init__(
+        self, folder: Path, *, record: dict[str, Any], lock: FileLock, made: list[Path], adding: bool = False
+    ) -> None:
         self.folder = folder
         self._record = record
         self._lock = lock
         self._made = made
+        self._adding = adding
 
     def has(self, name: str) -> bool:
         """Whether the table, tensors or file of that name is already there, whole."""
@@ -99,6 +102,8 @@ class RunWriter:
         self._write_record()
 
     def _close(self, error: BaseException | None) -> None:
+        if self._adding:
+            return
         if error is not None and not self._record["files"]:
             (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
             return
@@ -217,6 +222,33 @@ def create_run(
         _remove_empty(made)
         raise
     return writer
+
+
+def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
+    """A run folder that exists, locked, to put files into that are made from it; use it in a `with` statement.
+
+    What the run was made from and how it ended stay as they are, whatever happens in the block.
+
+    Raises:
+        RunError: There is no run in the folder, its run.json is damaged, or it is in use.
+    """
+    folder = Path(folder)
+    read_record(folder)
+    lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunError(
+            f"{folder} is in use by another process; need a run that nothing is writing. Wait for that one."
+        ) from None
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written ({error.strerror}). Make it writable, or copy it.") from error
+    try:
+        record = read_record(folder)
+    except BaseException:
+        _release(lock)
+        raise
+    return RunWriter(folder, record=record, lock=lock, made=[], adding=True)
 
 
 def _remove_empty(made: Sequence[Path]) -> None:

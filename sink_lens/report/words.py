@@ -90,6 +90,14 @@ def interval(low: Any, high: Any) -> str:
     return f"[{number(low)}, {number(high)}]"
 
 
+def short(count: float | int) -> str:
+    """A large count as people say it: 950, 16.4k, 2.46M, 1.2B."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
 def listed(names: Iterable[object], *, most: int = 6) -> str:
     """Names in a sentence: 'a, b and c', the rest counted."""
     shown = [str(name) for name in names]

@@ -1,0 +1,101 @@
+"""``sink-lens watch``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import app, console
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+_SHOWN = (
+    ("sink_mass", "mass"),
+    ("s2_ratio", "S2"),
+    ("norm_ratio", "norm"),
+    ("dominance_ratio", "dominance"),
+    ("effective_rank", "rank"),
+    ("effective_rank_without", "w/o 0"),
+    ("growth_steps", "growth"),
+    ("super_neurons", "neurons"),
+)
+"""Measure of the whole model -> its column; with the first three they fit into 80."""
+
+_EXAMPLES = """\
+[bold]Examples[/bold]
+
+sink-lens watch runs/headnorm-0  [dim]again after an interruption, or after more training: it goes on[/dim]
+
+sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's sink may be weak[/dim]
+"""
+
+
+@app.command(epilog=_EXAMPLES)
+def watch(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, as written by sink-lens train.", metavar="RUN")],
+    sequences: Annotated[
+        int, typer.Option(help="How many, of the run's own evaluation data.", metavar="N", min=1)
+    ] = 32,
+    length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.", metavar="T", min=10)] = 64,
+    threshold: Annotated[float, typer.Option(help="A head has a sink where its sink score is above this.")] = 0.3,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what was measured before.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the sentence.")] = False,
+) -> None:
+    """Measure the chain on every checkpoint of a training run: when is the sink born?
+
+    Writes watch.parquet, course.png and course.svg into the run's folder.
+    """
+    from ..errors import RunError
+    from ..training.birth import births
+    from ..training.checkpoints import watch as measure
+    from ..training.course import write_course
+
+    frame = measure(
+        run,
+        sequences=sequences,
+        length=length,
+        threshold=threshold,
+        device=device,
+        progress=not quiet,
+        resume=not again,
+    )
+    if bool(frame["error"].notna().all()):
+        raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")
+    born = births(frame, threshold=threshold)
+    write_course(run, frame, born=born)
+    if not quiet:
+        console().print(_table(frame, threshold=threshold))
+    console().print(born.sentence, soft_wrap=True)
+    if not quiet:
+        typer.echo(str(run / "course.png"))
+
+
+def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
+    """A checkpoint a row, the whole model's measures across."""
+    import numpy as np
+    from rich.table import Table
+
+    from ..report.columns import floats, select
+    from ..report.words import number, short
+    from ..training.birth import whole
+
+    title = f"sinks over {threshold:g}, mass on position 0, its ratios to other tokens, rank with and without it"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("step", "tokens", "sinks", *(title for _, title in _SHOWN)):
+        table.add_column(name, justify="right", no_wrap=True)
+    steps = dict(sorted(zip(frame["step"].tolist(), frame["tokens"].tolist(), strict=True)))
+    rates = whole(frame, "sink_rate")
+    rates = select(rates, np.isclose(floats(rates, "threshold"), threshold))
+    values = {measure: whole(frame, measure) for measure, _ in _SHOWN}
+    for step, tokens in steps.items():
+        found = {name: floats(rows, "value")[floats(rows, "step") == step] for name, rows in values.items()}
+        rate = floats(rates, "value")[floats(rates, "step") == step]
+        if not len(rate):
+            table.add_row(str(step), short(tokens), "not measured")
+            continue
+        cells = [number(float(one[0])) if len(one) else "" for one in found.values()]
+        table.add_row(str(step), short(tokens), f"{rate[0]:.1%}", *cells)
+    return table

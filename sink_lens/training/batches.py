@@ -1,0 +1,150 @@
+"""The tokens that a configuration is trained on: packed once into the cache, found there by every later run."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, runtime_checkable
+
+from torch import Tensor
+from torch.utils.data import Subset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from ..data.cache import cache_folder, locked, new_folder
+from ..data.packing import pack, texts_of
+from ..data.vocabulary import train_vocabulary
+from ..errors import InputError
+from ..models.bundled import DEFAULT_MODEL, bundled_gguf, converted
+from .config import TrainConfig
+from .model import check_vocabulary
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Rows of input_ids and labels: a data set, or a list."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Tokens to train on and tokens held out, as rows of input_ids and labels of one length."""
+
+    train: Rows
+    evaluation: Rows
+    tokenizer: PreTrainedTokenizerBase | None
+    source: str
+    """Where the text is from."""
+    sha256: str
+    """Of the training tokens."""
+
+
+def corpus_of(config: TrainConfig, *, progress: bool) -> Corpus:
+    """The data of a configuration, packed into the cache where it is not there yet.
+
+    Raises:
+        InputError: no such data or tokenizer, more ids than the model has, or too little text.
+    """
+    source = source_hash(config.data)
+    tokenizer = tokenizer_of(config, source=source)
+    check_vocabulary(tokenizer, vocab_size=config.vocab_size)
+    asked = f"{source} {tokenizer_hash(tokenizer)} {config.length} {config.bos} {config.eval_frac}"
+    train, evaluation = pack(
+        texts_of(config.data),
+        tokenizer,
+        length=config.length,
+        folder=cache_folder() / "packed" / _sha256(asked.encode())[:24],
+        bos=config.bos,
+        eval_frac=config.eval_frac,
+        progress=progress,
+    )
+    return Corpus(
+        train=train,
+        evaluation=_first(evaluation, config.eval_sequences),
+        tokenizer=tokenizer,
+        source=config.data,
+        sha256=train.hash,
+    )
+
+
+def given_corpus(config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None) -> Corpus:
+    """Rows that are there already.
+
+    Raises:
+        InputError: there are none, they are not of the configuration's length, or have ids that the model lacks.
+    """
+    train, evaluation = data
+    digest = hashlib.sha256()
+    for name, rows in (("train", train), ("evaluation", evaluation)):
+        if not len(rows):
+            raise InputError(f"the {name} data has no sequence; need at least one")
+        for number in range(len(rows)):
+            ids = rows[number]["input_ids"]
+            if len(ids) != config.length:
+                raise InputError(f"a sequence of the {name} data has {len(ids)} tokens; need length = {config.length}")
+            if int(ids.max()) >= config.vocab_size:
+                raise InputError(
+                    f"the {name} data has the id {int(ids.max())} and the model {config.vocab_size:,} ids; need "
+                    "a larger vocab_size, or other data"
+                )
+            if name == "train":
+                digest.update(ids.numpy().tobytes())
+    return Corpus(
+        train=train,
+        evaluation=_first(evaluation, config.eval_sequences),
+        tokenizer=tokenizer,
+        source="given",
+        sha256=digest.hexdigest(),
+    )
+
+
+def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer that a configuration names; ``bpe`` is trained once for each text and size.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if config.tokenizer == "bpe":
+        folder = cache_folder() / "vocabularies" / f"{source[:24]}-{config.vocab_size}"
+        with locked(folder):
+            if not folder.is_dir():
+                trained = train_vocabulary(texts_of(config.data), vocab_size=config.vocab_size)
+                with new_folder(folder) as part:
+                    trained.save_pretrained(part)
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    name = str(converted(bundled_gguf())) if config.tokenizer == DEFAULT_MODEL else config.tokenizer
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises a bare Exception
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"the tokenizer {config.tokenizer} cannot be read ({first}); need bpe, a folder that "
+            f"save_pretrained wrote, {DEFAULT_MODEL}, or a hub name and a network"
+        ) from error
+
+
+def source_hash(source: str) -> str:
+    """SHA-256 over the documents of a source, in order."""
+    digest = hashlib.sha256()
+    for text in texts_of(source):
+        payload = text.encode()
+        digest.update(len(payload).to_bytes(8, "little"))
+        digest.update(payload)
+    return digest.hexdigest()
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
+    """SHA-256 of what decides a tokenizer's ids."""
+    if tokenizer is None:
+        return None
+    whole: Any = getattr(tokenizer, "backend_tokenizer", None)
+    text = str(sorted(tokenizer.get_vocab().items())) if whole is None else whole.to_str()
+    return _sha256(text.encode())
+
+
+def _first(rows: Rows, n: int) -> Rows:
+    return Subset(cast("Any", rows), range(min(n, len(rows))))
+
+
+def _sha256(payload: bytes) -> str:
+    return hashlib.sha256(payload).hexdigest()

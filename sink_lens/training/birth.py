@@ -1,0 +1,112 @@
+"""When a sink is born: the first checkpoint from which it stays, in tokens, or that it never came."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ..errors import InputError
+from ..report.columns import floats, named, select
+from ..report.words import listed, number, short
+
+MIN_RATE = 0.05
+"""There is a sink where at least this share of (layer, head, sequence) has its sink at position 0, as in ``trace``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """When the sink of a training run came, at one threshold of the sink score."""
+
+    threshold: float
+    """Of the sink score."""
+    min_rate: float
+    """The sink rate from which there is a sink."""
+    step: int | None
+    """The first checkpoint from which the rate stays at or over ``min_rate``; None where it does not at the last."""
+    tokens: int | None
+    """Tokens that it had been trained on."""
+    before: int | None
+    """Tokens of the checkpoint before: the birth lies between the two. None where it was there from the first on."""
+    rate: float
+    """Sink rate of the last checkpoint."""
+    mass: float
+    """Mean attention to position 0 in the layer of the last checkpoint that has most."""
+    layer: int
+    """That layer."""
+    uniform: float
+    """What uniform attention would give that mass."""
+    last: int
+    """Tokens of the last checkpoint."""
+    others: tuple[tuple[float, float], ...]
+    """(threshold, sink rate) of the last checkpoint at the other thresholds that were measured."""
+
+    @property
+    def brief(self) -> str:
+        """The same without the state at the end."""
+        if self.tokens is None:
+            return f"no sink at threshold {self.threshold:g}"
+        if self.before is None:
+            return f"the sink was born at the first checkpoint already ({short(self.tokens)} tokens): when is not known"
+        return f"the sink was born between {short(self.before)} and {short(self.tokens)} tokens (step {self.step})"
+
+    @property
+    def sentence(self) -> str:
+        """In words: when, or plainly that there is none."""
+        at_others = listed(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
+        rates = f"{self.rate:.1%} of layers and heads over {self.threshold:g}" + f" ({at_others})" * bool(at_others)
+        mass = f"layer {self.layer} has most: mean mass {number(self.mass)}, uniform attention {number(self.uniform)}"
+        return f"{self.brief}; at the last checkpoint ({short(self.last)} tokens) {rates}; {mass}"
+
+
+def births(frame: pd.DataFrame, *, threshold: float = 0.3, min_rate: float = MIN_RATE) -> Birth:
+    """When the sink is born: the first checkpoint from which the sink rate stays at or over ``min_rate``.
+
+    A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.
+
+    Args:
+        frame: what ``watch`` gives, of one run.
+        threshold: of the sink score; one that was measured.
+        min_rate: share of (layer, head, sequence) from which there is a sink.
+
+    Raises:
+        InputError: nothing was measured, or not at this threshold.
+    """
+    rates = whole(frame, "sink_rate")
+    known = sorted(set(floats(rates, "threshold").tolist()))
+    if not known:
+        raise InputError("no checkpoint was measured, so no birth can be told; need one at least. Run sink-lens watch.")
+    if not any(np.isclose(one, threshold) for one in known):
+        raise InputError(
+            f"the sink rate was not measured at threshold {threshold:g}; need one of "
+            f"{', '.join(f'{one:g}' for one in known)}, or measure again with it"
+        )
+    here = select(rates, np.isclose(floats(rates, "threshold"), threshold)).sort_values("step")
+    step, tokens, rate = (floats(here, name) for name in ("step", "tokens", "value"))
+    first = len(rate)
+    while first > 0 and rate[first - 1] >= min_rate:
+        first -= 1
+    born = first < len(rate)
+    last = select(frame, floats(frame, "step") == step[-1])
+    masses = named(last, "measure", "sink_mass").dropna(subset=["layer"])
+    mass = np.nan_to_num(floats(masses, "value"), nan=-1.0)
+    at_last = whole(last, "sink_rate")
+    pairs = zip(floats(at_last, "threshold").tolist(), floats(at_last, "value").tolist(), strict=True)
+    return Birth(
+        threshold=threshold,
+        min_rate=min_rate,
+        step=int(step[first]) if born else None,
+        tokens=int(tokens[first]) if born else None,
+        before=int(tokens[first - 1]) if born and first else None,
+        rate=float(rate[-1]),
+        mass=float(mass.max()),
+        layer=int(floats(masses, "layer")[mass.argmax()]),
+        uniform=float(floats(whole(last, "uniform_mass"), "value")[0]),
+        last=int(tokens[-1]),
+        others=tuple((one, value) for one, value in sorted(pairs) if not np.isclose(one, threshold)),
+    )
+
+
+def whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """The rows of a measure that speak of the whole model."""
+    rows = named(frame, "measure", measure)
+    return select(rows, np.isnan(floats(rows, "layer")) & np.isnan(floats(rows, "position")))

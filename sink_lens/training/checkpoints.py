@@ -1,0 +1,381 @@
+"""The chain's measures on every checkpoint of a training run, by the same passes and finders that ``trace`` uses.
+
+Position 0 is studied, whether or not it is a sink: the question is when it becomes one.
+"""
+
+import contextlib
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..capture.forward import evaluating
+from ..capture.record import Streamed
+from ..chain.config import TraceConfig
+from ..chain.find import Finding, GrowthStep
+from ..chain.neurons import split_layers, super_neurons
+from ..chain.panel import Panel, measure
+from ..data.tokens import TokenBatch
+from ..errors import InputError, RunError, SinkLensError
+from ..measures.dimensions import dominance_ratio
+from ..measures.table import MEASURES
+from ..models.lens import LensModel
+from ..models.load import load
+from ..models.wrapping import random_state_kept
+from ..records import Run, RunWriter, add_to_run, read_run
+from ..report.columns import floats, select
+from .birth import Birth, births
+from .evaluation import evaluation_tokens, run_tokenizer
+from .saving import read_checkpoint
+
+__all__ = ["THRESHOLDS", "Birth", "births", "chain_measures", "checkpoints_of", "measure_checkpoint", "watch"]
+
+THRESHOLDS = (0.05, 0.1, 0.2, 0.3)
+"""Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
+COLUMNS = {
+    "step": "int64",
+    "tokens": "int64",
+    "measure": "str",
+    "layer": "Int64",
+    "position": "Int64",
+    "threshold": "float64",
+    "value": "float64",
+    "unit": "str",
+    "error": "string",
+    "tokens_sha256": "str",
+}
+"""Columns of ``watch.parquet`` and their types. ``layer`` is missing for the whole model, -1 before layer 0."""
+
+_AT_ONCE = frozenset({"neurons_at_keys", "attn_out_at_keys", "mlp_out_at_keys"})
+_READ = _AT_ONCE | {
+    "sink_score",
+    "sink_mass",
+    "std:z",
+    "norm:resid_pre",
+    "norm:resid_post",
+    "state_pre",
+    "state",
+    "effective_rank",
+    "loss",
+}
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def chain_measures(
+    lens: LensModel,
+    tokens: TokenBatch,
+    *,
+    threshold: float = 0.3,
+    thresholds: Sequence[float] = THRESHOLDS,
+    batch_size: int | None = None,
+) -> pd.DataFrame:
+    """The chain at position 0 in numbers, from one pass: measure, layer, position, threshold, value, unit.
+
+    A row without a layer is of the whole model: a mean over layers, a count, the largest norm ratio. Sink rate at each
+    threshold and mean mass by layer; ``uniform_mass``, what uniform attention would give; dominance ratio and norm
+    ratio before layer 0 (layer -1) and after each layer; effective rank with and without token 0; S2 of z by position,
+    and its ratio of the first token to positions >= 8; growth steps (a count, and 1 or 0 a layer); super neurons of
+    the growth layers; loss on these tokens in nats. Super neurons are missing in a mixture of experts.
+
+    The model is left as it was, its modes and the random generators included; equal inputs give equal rows.
+
+    Args:
+        lens: the model.
+        tokens: the sequences.
+        threshold: of the sink score, put beside ``thresholds``.
+        thresholds: others at which the sink rate is given.
+        batch_size: sequences a forward; chosen by length if None.
+
+    Raises:
+        InputError: a threshold outside (0, 1), sequences shorter than 10 tokens, or what the model cannot take.
+    """
+    levels = sorted({float(one) for one in (threshold, *thresholds)})
+    if not all(0 < one < 1 for one in levels):
+        raise InputError(f"the thresholds are {levels}; need numbers between 0 and 1, both excluded")
+    if int(tokens.lengths.min()) < 10:
+        raise InputError(
+            f"the shortest sequence has {int(tokens.lengths.min())} tokens; need 10, since token 0 is compared with "
+            "those from position 8 on. Give longer ones."
+        )
+    config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
+    aim = _everywhere(lens.n_layers)
+    panel = _grown(measure(lens, tokens, finding=aim, config=config, only=_READ))
+    rows = _Rows()
+    _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
+    _state_rows(rows, panel)
+    _growth_rows(rows, lens, panel, super_share=config.super_share)
+    rows.add("loss", panel["loss"].nanmean(), unit="nats")
+    return rows.frame()
+
+
+def measure_checkpoint(
+    model: PreTrainedModel | str | Path,
+    tokens: TokenBatch,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None,
+    step: int,
+    seen: int,
+    threshold: float = 0.3,
+    device: str | None = None,
+) -> pd.DataFrame:
+    """The rows of one checkpoint in ``watch.parquet``: a model that is being trained, or a saved folder.
+
+    A model that is being trained goes on as if nothing had happened.
+
+    Args:
+        model: a Hugging Face model (not wrapped for several devices), or a checkpoint's folder.
+        tokens: the sequences.
+        tokenizer: the run's.
+        step: optimiser steps so far.
+        seen: tokens so far.
+        threshold: see ``chain_measures``.
+        device: where a folder is loaded; a GPU if there is one.
+
+    Raises:
+        ModelError, InputError: what was found and what is needed.
+    """
+    with random_state_kept():
+        if isinstance(model, PreTrainedModel):
+            with evaluating(model):
+                frame = chain_measures(load(model, tokenizer=tokenizer), tokens, threshold=threshold)
+        else:
+            lens = load(str(model), tokenizer=tokenizer, device=device)
+            frame = chain_measures(lens, tokens, threshold=threshold)
+    return _as_rows(frame, step=step, seen=seen, tokens=tokens)
+
+
+def watch(
+    run_folder: str | Path,
+    *,
+    sequences: int = 32,
+    length: int = 64,
+    threshold: float = 0.3,
+    tokens: TokenBatch | None = None,
+    writer: RunWriter | None = None,
+    device: str | None = None,
+    progress: bool = True,
+    resume: bool = True,
+) -> pd.DataFrame:
+    """The chain's measures on every checkpoint of a training run; they are kept in its ``watch.parquet``.
+
+    Each checkpoint is added when it is measured, so that a stopped watch goes on from there. A checkpoint that cannot
+    be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
+
+    Args:
+        run_folder: the run, finished or not.
+        sequences: how many, of the run's own evaluation data, else of the bundled prose.
+        length: tokens of each; the run's own context if that is shorter.
+        threshold: of the sink score, beside ``THRESHOLDS``.
+        tokens: sequences to use instead.
+        writer: the run's own, where it is open here already.
+        device: where the model goes; a GPU if there is one.
+        progress: show a bar.
+        resume: keep what was measured; otherwise measure all again.
+
+    Raises:
+        RunError: no training run, one without checkpoints or in use, or measured before on other tokens.
+        InputError: the sequences or thresholds cannot be used.
+    """
+    run = read_run(run_folder)
+    found = checkpoints_of(run)
+    tokenizer = run_tokenizer(run)
+    batch = evaluation_tokens(run, tokenizer, sequences=sequences, length=length) if tokens is None else tokens
+    seen = tokens_by_step(run)
+    with _without_bars(), add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
+        frame = _earlier(kept, batch, threshold=threshold) if resume else _empty()
+        have = set(frame["step"].tolist())
+        missing = {step: path for step, path in found.items() if step not in have}
+        for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
+            try:
+                if (path / "checkpoint.json").exists():
+                    read_checkpoint(path)
+                rows = measure_checkpoint(
+                    path, batch, tokenizer=tokenizer, step=step, seen=seen(step), threshold=threshold, device=device
+                )
+            except SinkLensError as error:
+                warnings.warn(f"checkpoint {step} is left out: {error}", stacklevel=2)
+                failed = pd.DataFrame([{"measure": "error", "unit": "", "error": str(error)}])
+                rows = _as_rows(failed, step=step, seen=seen(step), tokens=batch)
+            frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
+            kept.write_table("watch", frame)
+    return frame
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Within it transformers shows no bar for each checkpoint that is loaded."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def checkpoints_of(run: Run) -> dict[int, Path]:
+    """The checkpoints of a training run: step -> folder, in order.
+
+    Raises:
+        RunError: it is no training run, or has none.
+    """
+    if run.kind != "train":
+        raise RunError(f"{run.folder} holds a {run.kind} run; need one of sink-lens train. Give its folder.")
+    there = (run.folder / "checkpoints").glob("checkpoint-*")
+    found = {int(name[1]): path for path in there if path.is_dir() and (name := _NAME.fullmatch(path.name))}
+    if not found:
+        raise RunError(
+            f"{run.folder} has no checkpoint; need checkpoints/checkpoint-N at least once. Train it, or give another."
+        )
+    return dict(sorted(found.items()))
+
+
+def tokens_by_step(run: Run) -> Callable[[int], int]:
+    """How many tokens a training run had been trained on at a step: as its log says, else as its sizes do.
+
+    Raises:
+        RunError: neither says.
+    """
+    known: dict[int, int] = {}
+    if "log" in run.tables:
+        log = run.tables["log"]
+        pairs = zip(floats(log, "step").tolist(), floats(log, "tokens").tolist(), strict=True)
+        known = {int(step): int(tokens) for step, tokens in pairs}
+    sizes = [run.config.get(name) for name in ("length", "batch")]
+    each = math.prod(size for size in sizes if isinstance(size, int))
+    if not all(isinstance(size, int) for size in sizes):
+        last = max(known, default=0)
+        if last == 0:
+            raise RunError(f"{run.folder} has no log, and no length and batch in its configuration; need the tokens")
+        each = known[last] / last
+    return lambda step: known.get(step, round(step * each))
+
+
+def _everywhere(n_layers: int) -> Finding:
+    """An aim that reads the neurons of every layer at position 0, so that the growth layers are among them."""
+    step = GrowthStep(first_layer=0, last_layer=n_layers - 1, ratio_before=1.0, ratio_after=1.0, dimension=0)
+    return Finding(positions=(0,), sink_found=False, steps=(step,), outliers={})
+
+
+def _grown(panel: Panel) -> Panel:
+    """The panel with the neurons of the growth layers only: no other layer has super neurons."""
+    kept = set(panel.finding.growth_layers)
+    values = {
+        name: {layer: tensor for layer, tensor in by_layer.items() if name not in _AT_ONCE or layer in kept}
+        for name, by_layer in panel.streamed.values.items()
+    }
+    return replace(panel, streamed=Streamed(values=values, kernel=panel.streamed.kernel))
+
+
+class _Rows:
+    """The tidy table while it is filled."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, int | None, int | None, float, float, str]] = []
+
+    def add(
+        self,
+        measure: str,
+        value: Tensor | float | int,
+        *,
+        layer: int | None = None,
+        position: int | None = None,
+        threshold: float = float("nan"),
+        unit: str | None = None,
+    ) -> None:
+        """One row; the unit is the measure's own in the table of measures if it is not given."""
+        unit = MEASURES[measure].unit if unit is None else unit
+        self._rows.append((measure, layer, position, threshold, float(value), unit))
+
+    def by_layer(self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None) -> None:
+        """One row a layer, the first of them ``first``, and one for the whole model."""
+        for index, value in enumerate(values):
+            self.add(measure, value, layer=first + index, unit=unit)
+        self.add(measure, whole, unit=unit)
+
+    def frame(self) -> pd.DataFrame:
+        """The table."""
+        columns = ["measure", "layer", "position", "threshold", "value", "unit"]
+        frame = pd.DataFrame(self._rows, columns=columns)
+        return frame.astype({name: COLUMNS[name] for name in columns})
+
+
+def _attention_rows(rows: _Rows, panel: Panel, *, levels: Sequence[float], lengths: Tensor) -> None:
+    score, mass = panel.at_key("sink_score", 0), panel.at_key("sink_mass", 0)
+    for level in levels:
+        over = (score > level).float().masked_fill(score.isnan(), torch.nan)
+        for layer, value in enumerate(over.nanmean(dim=(1, 2))):
+            rows.add("sink_rate", value, layer=layer, threshold=level)
+        rows.add("sink_rate", panel.sink_rate(level).nanmean(), threshold=level)
+    rows.by_layer("sink_mass", mass.nanmean(dim=(1, 2)), whole=mass.nanmean())
+    # Query i gives each of its i + 1 keys 1 / (i + 1).
+    uniform = [(1 / torch.arange(2, int(length) + 1).double()).mean() for length in lengths.cpu()]
+    rows.add("uniform_mass", torch.stack(uniform).mean(), unit=MEASURES["sink_mass"].unit)
+    s2 = panel["std:z"].nanmean(1)
+    for layer, by_position in enumerate(s2):
+        for position, value in zip(panel.positions.tolist(), by_position, strict=True):
+            rows.add("s2", value, layer=layer, position=position)
+    ratio = panel.std_ratio("z").nanmean(1)
+    rows.by_layer("s2_ratio", ratio, whole=ratio.nanmean(), unit="1")
+
+
+def _state_rows(rows: _Rows, panel: Panel) -> None:
+    dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.states()])
+    rows.by_layer("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
+    rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit
+    for index, name in enumerate(("effective_rank", "effective_rank_without")):
+        rows.by_layer(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
+    ratio = panel.norm_ratio().nanmean(1)
+    rows.by_layer("norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1")
+
+
+def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: float) -> None:
+    growing = panel.finding.growth_layers
+    rows.add("growth_steps", len(panel.finding.steps), unit="steps")
+    for layer in range(lens.n_layers):
+        rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
+    if lens.family.down is None:
+        return
+    splits = split_layers(lens, panel, super_share=super_share)
+    counts = {layer: int(super_neurons(splits, layer=layer).sum()) for layer in growing}
+    for layer, count in counts.items():
+        rows.add("super_neurons", count, layer=layer, unit="neurons")
+    rows.add("super_neurons", sum(counts.values()), unit="neurons")
+
+
+def _as_rows(frame: pd.DataFrame, *, step: int, seen: int, tokens: TokenBatch) -> pd.DataFrame:
+    whole = frame.assign(step=step, tokens=seen, tokens_sha256=tokens.hash)
+    return whole.reindex(columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def _empty() -> pd.DataFrame:
+    return pd.DataFrame(columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
+    """What was measured before, without the checkpoints that failed.
+
+    Raises:
+        RunError: it was measured on other tokens, or not at this threshold.
+    """
+    if not writer.has("watch"):
+        return _empty()
+    frame = read_run(writer.folder).tables["watch"]
+    whole = select(frame, frame["error"].isna().to_numpy(dtype=bool))
+    what = f"{writer.folder}/watch.parquet was measured"
+    todo = "Give the same, or measure all again (--again)."
+    if others := sorted(set(whole["tokens_sha256"].tolist()) - {batch.hash}):
+        raise RunError(f"{what} on other tokens ({others[0][:12]}; these are {batch.hash[:12]}); need the same. {todo}")
+    levels = sorted(set(whole["threshold"].dropna().tolist()))
+    if len(whole) and threshold not in levels:
+        raise RunError(f"{what} at the thresholds {', '.join(f'{one:g}' for one in levels)}, not {threshold:g}. {todo}")
+    return whole.astype(COLUMNS).reset_index(drop=True)

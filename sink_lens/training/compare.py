@@ -1,0 +1,237 @@
+"""``compare``: arms of training runs, seed by seed: who is ahead, by how much, how sure, and what became of the sink.
+
+The unit is the seed. Arms see the same data in the same order, so that differences are taken seed by seed. Nothing
+is assumed of who wins: every sentence says what was found, "not reached" and "no difference can be told" included.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ..errors import InputError
+from ..records import create_run, versions
+from ..report.columns import floats, named
+from ..report.heatmap import png
+from ..report.training import comparison as draw
+from ..report.words import listed, number, plural, short
+from .arms import DATA, Arms, group
+from .birth import Birth
+from .course import plain_svg
+from .curves import SMOOTH_FRAC, band_table, curve_table, final_table
+from .differences import Difference, difference
+from .sides import birth_table, course_table, measure_table, sides, thresholds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Comparison", "compare", "write"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What a comparison found."""
+
+    arms: Arms
+    tables: dict[str, pd.DataFrame] = field(repr=False)
+    """``curves`` (every run's losses), ``bands`` (their means over seeds with intervals), ``finals`` (where every run
+    ended and when it reached the baseline's end), ``differences`` (final losses paired by seed); where the runs were
+    watched also ``measures`` (the last checkpoints side by side), ``course`` (along training) and ``births``."""
+    sentences: tuple[str, ...]
+    """The result in words."""
+    notes: tuple[str, ...]
+    """What a reader must know of it: few seeds, other software, what is missing."""
+
+    @property
+    def baseline(self) -> str:
+        """The arm that the others are compared with."""
+        return self.arms.baseline
+
+    @property
+    def headline(self) -> str:
+        """The sentences, one a line."""
+        return "\n".join(self.sentences)
+
+    def figure(self) -> "Figure":
+        """Loss curves, differences and the sink's course, an arm a colour."""
+        return draw(self.tables, arms=tuple(self.arms.runs))
+
+
+def compare(
+    runs: Sequence[str | os.PathLike[str]],
+    *,
+    generator: np.random.Generator,
+    by: str | Sequence[str] | None = None,
+    baseline: str | None = None,
+    threshold: float = 0.3,
+    smooth_frac: float = SMOOTH_FRAC,
+) -> Comparison:
+    """Compare finished training runs that differ in one thing and in the seed.
+
+    Args:
+        runs: their folders.
+        generator: of the bootstrap.
+        by: the field of the configuration that is compared; None finds it.
+        baseline: the arm that the others are compared with; softmax attention without a value norm if None.
+        threshold: of the sink score, for the births.
+        smooth_frac: share of the logged steps over which the training loss is averaged.
+
+    Raises:
+        InputError, RunError: runs that cannot be compared, and why (see ``arms.group``); a threshold that was not
+            measured.
+    """
+    if not 0 < smooth_frac <= 1:
+        raise InputError(f"smooth_frac is {smooth_frac}; need a share of the run over 0, at most 1")
+    arms = group(runs, by=by, baseline=baseline)
+    curves = curve_table(arms, smooth_frac=smooth_frac)
+    finals = final_table(arms, smooth_frac=smooth_frac)
+    found = _differences(arms, finals, generator=generator)
+    tables = {
+        "curves": curves,
+        "bands": band_table(curves, generator=generator),
+        "finals": finals,
+        "differences": pd.DataFrame([_row(*one) for one in found]),
+    }
+    notes = list(arms.notes)
+    said = [_opening(arms, finals)]
+    for arm, curve, one in found:
+        said += [_ahead(arm, curve, one, finals=finals, baseline=arms.baseline), _reaching(arm, curve, finals)]
+    side, why_not = sides(arms)
+    if why_not:
+        notes.append(why_not)
+    else:
+        known = thresholds(side)
+        if not any(np.isclose(one, threshold) for one in known):
+            raise InputError(
+                f"the runs were not watched at threshold {threshold:g}; need one of {', '.join(map(str, known))}"
+            )
+        if any("sigmoid" in arm.split("/") for arm in arms.runs):
+            notes.append("weights of sigmoid attention do not sum to 1: its mass is a mean weight, no share of a row")
+        tables["measures"] = measure_table(arms, side, generator=generator)
+        tables["course"] = course_table(arms, side, generator=generator)
+        tables["births"], born = birth_table(arms, threshold=threshold)
+        said += [_sinks(arm, one) for arm, one in born.items()]
+        said += _disparity(arms, tables["measures"])
+    return Comparison(arms=arms, tables=tables, sentences=tuple(said), notes=tuple(notes))
+
+
+def _differences(
+    arms: Arms, finals: pd.DataFrame, *, generator: np.random.Generator
+) -> list[tuple[str, str, Difference]]:
+    """(arm, curve, difference of the final losses); the evaluation first."""
+    found = []
+    for arm in arms.others:
+        for curve in dict.fromkeys(finals["curve"].tolist()):
+            rows = _of(finals, arm, curve)
+            found.append((arm, curve, difference(floats(rows, "difference"), generator=generator)))
+    return found
+
+
+def _row(arm: str, curve: str, found: Difference) -> dict[str, Any]:
+    return {"arm": arm, "curve": curve} | {one.name: getattr(found, one.name) for one in fields(found)}
+
+
+def _of(finals: pd.DataFrame, arm: str, curve: str) -> pd.DataFrame:
+    return named(named(finals, "arm", arm), "curve", curve)
+
+
+def _opening(arms: Arms, finals: pd.DataFrame) -> str:
+    tokens = float(floats(finals, "tokens").max())
+    others = listed(arms.others)
+    same = "" if "data_seed" in arms.by else ", same data in the same order"
+    return (
+        f"{', '.join(arms.by)}: {others} against {arms.baseline}, {plural(len(arms.seeds), 'seed')} each "
+        f"({', '.join(map(str, arms.seeds))}), {short(tokens)} tokens a run{same}"
+    )
+
+
+def _ahead(arm: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
+    own, base = (float(floats(_of(finals, name, curve), "loss").mean()) for name in (arm, baseline))
+    start = f"final {curve} loss: {arm} {own:.4f}, {baseline} {base:.4f} nats, difference {one.mean:+.4f}"
+    if one.n < 2:
+        return f"{start} (one seed: no interval)"
+    sure = f"95% t interval {one.low:+.4f} to {one.high:+.4f} over {one.n} seeds; " + (
+        f"paired t p = {number(one.t_p)}, " if one.t_p == one.t_p else ""
+    )
+    sure += f"sign flips p = {number(one.flip_p)}, at least {number(one.flip_smallest)} with so many seeds"
+    if not one.told:
+        return f"{start} ({sure}): no difference can be told"
+    return f"{start} ({sure}): {arm} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"
+
+
+def _reaching(arm: str, curve: str, finals: pd.DataFrame) -> str:
+    rows = _of(finals, arm, curve)
+    at, ratio = floats(rows, "reached"), floats(rows, "acceleration")
+    target = f"the baseline's final {curve} loss"
+    there = ~np.isnan(at)
+    n = len(at)
+    if not there.any():
+        return f"{arm} does not reach {target} in any of {plural(n, 'seed')}: no acceleration"
+    each = listed((f"{one:.2f}x" for one in ratio[there]), most=8)
+    own, base = (short(float(one[there].mean())) for one in (at, floats(rows, "baseline_reached")))
+    when = f"{own} tokens against {base}"
+    if not there.all():
+        return f"{arm} reaches {target} in {there.sum()} of {plural(n, 'seed')} only ({when}: {each}); elsewhere never"
+    mean = float(np.exp(np.log(ratio).mean()))
+    told = f"{mean:.2f}"
+    word = "at the same time" if told == "1.00" else "sooner" if mean > 1 else "later"
+    return f"{arm} reaches {target} {word}: after {when}, {told} times as fast (by seed {each})"
+
+
+def _sinks(arm: str, born: Sequence[Birth]) -> str:
+    threshold, least = born[0].threshold, born[0].min_rate
+    rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
+    now = (
+        f"at the end {rate:.1%} of layers and heads over {threshold:g}, the layer with most gives position 0 a mass of "
+        f"{number(mass)} (uniform attention {number(born[0].uniform)})"
+    )
+    whens = [one.tokens for one in born if one.tokens is not None]
+    if not whens:
+        return (
+            f"{arm} has no sink at {threshold:g} (fewer than {least:.0%}) in any of {plural(len(born), 'seed')}: {now}"
+        )
+    when = listed((f"{short(one)}" for one in whens), most=8)
+    return f"{arm} has a sink in {len(whens)} of {plural(len(born), 'seed')}, born by {when} tokens: {now}"
+
+
+def _disparity(arms: Arms, measures: pd.DataFrame) -> list[str]:
+    said = []
+    for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
+        rows = named(measures, "measure", measure)
+        parts = [f"{arm} {number(float(floats(named(rows, 'arm', arm), 'mean')[0]))}" for arm in arms.runs]
+        said.append(f"{word} (layer mean): {', '.join(parts)}")
+    return said
+
+
+def write(comparison: Comparison, folder: str | Path, *, threshold: float, seed: int, overwrite: bool = False) -> Path:
+    """A run folder of kind "compare": the tables, the figure, and what was compared with what.
+
+    Raises:
+        RunError: the folder holds another run, or cannot be written.
+    """
+    arms = comparison.arms
+    config = {"by": list(arms.by), "baseline": arms.baseline, "threshold": threshold, "seed": seed}
+    compared = {arm: {str(one): str(run.folder) for one, run in runs.items()} for arm, runs in arms.runs.items()}
+    config["runs"] = compared
+    of_first = arms.runs[arms.baseline][arms.seeds[0]].provenance
+    provenance = {name: of_first.get(name) for name in DATA} | {"versions": versions()}
+    figure = comparison.figure()
+    with create_run(
+        folder,
+        kind="compare",
+        config=config,
+        provenance=provenance,
+        expects=("curves", "bands", "finals", "differences", "compare"),
+        overwrite=overwrite,
+    ) as writer:
+        for name, table in comparison.tables.items():
+            writer.write_table(name, table)
+        said = [*comparison.sentences, *(f"note: {note}" for note in comparison.notes)]
+        writer.write_text("findings.txt", "\n".join(said) + "\n")
+        writer.write_bytes("compare.png", png(figure))
+        writer.write_bytes("compare.svg", plain_svg(figure))
+    return Path(folder)

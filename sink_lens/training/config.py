@@ -1,0 +1,394 @@
+"""What ``train`` is asked: one frozen record, by a named size and what differs from it, in Python or in a file."""
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+
+ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
+VALUE_NORMS = ("none", "shared", "per_head")
+VALUE_NORM_INITS = ("first_token", "ones")
+DTYPES = ("float32", "bf16")
+DEVICES = ("cpu", "cuda", "mps")
+TRACKERS = ("tensorboard", "wandb")
+
+SIZES: dict[str, dict[str, Any]] = {
+    "toy": {  # 3.4M parameters
+        "n_layers": 6,
+        "d_model": 192,
+        "d_mlp": 512,
+        "n_heads": 6,
+        "vocab_size": 4096,
+        "length": 128,
+        "batch": 32,
+        "accumulation": 1,
+        "steps": 600,
+        "lr": 2e-3,
+        "min_lr": 2e-4,
+        "warmup": 60,
+        "dtype": "float32",
+        "log_every": 10,
+        "eval_every": 100,
+        "save_every": 200,
+    },
+    "small": {  # 10M
+        "n_layers": 6,
+        "d_model": 320,
+        "d_mlp": 864,
+        "n_heads": 5,
+        "vocab_size": 8192,
+        "length": 512,
+        "batch": 64,
+        "accumulation": 1,
+        "steps": 3000,
+        "lr": 2e-3,
+        "min_lr": 2e-4,
+        "warmup": 200,
+        "dtype": "float32",
+        "log_every": 10,
+        "eval_every": 250,
+        "save_every": 500,
+    },
+    "medium": {  # 40M
+        "n_layers": 10,
+        "d_model": 512,
+        "d_mlp": 1408,
+        "n_heads": 8,
+        "vocab_size": 16384,
+        "length": 1024,
+        "batch": 128,
+        "accumulation": 4,
+        "steps": 5000,
+        "lr": 1.5e-3,
+        "min_lr": 1.5e-4,
+        "warmup": 500,
+        "dtype": "bf16",
+        "log_every": 10,
+        "eval_every": 500,
+        "save_every": 500,
+    },
+    "paper": {  # 152M: arXiv 2605.06611, Tables 3 and 4; the batch, which they do not give, is ours
+        "n_layers": 12,
+        "d_model": 768,
+        "d_mlp": 3072,
+        "n_heads": 12,
+        "vocab_size": 50304,
+        "length": 4096,
+        "batch": 128,
+        "accumulation": 16,
+        "steps": 40_000,
+        "lr": 1e-3,
+        "min_lr": 1e-4,
+        "warmup": 2000,
+        "dtype": "bf16",
+        "log_every": 20,
+        "eval_every": 1000,
+        "save_every": 1000,
+    },
+}
+"""Name -> the fields of ``TrainConfig`` that go with a size."""
+
+_OF_SIZE: Any = None
+_ENTRIES = {"betas": "number", "checkpoints": "whole number", "trackers": "text"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A model, its data, and how the one is trained on the other; every field that a size sets may be given."""
+
+    size: str = "toy"
+    """toy (3M parameters), small (10M), medium (40M) or paper (152M): what the fields without a default are."""
+
+    n_layers: int = _OF_SIZE
+    """Blocks."""
+    d_model: int = _OF_SIZE
+    """Width of the residual stream."""
+    d_mlp: int = _OF_SIZE
+    """Neurons of a block's SwiGLU."""
+    n_heads: int = _OF_SIZE
+    """Query heads."""
+    n_kv_heads: int = 0
+    """Key-value heads; 0: as many as query heads."""
+    vocab_size: int = _OF_SIZE
+    """Rows of the embedding; a tokenizer may have fewer ids, not more."""
+    rms_eps: float = 1e-6
+    """Added under the root of every RMSNorm."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    tied: bool = True
+    """One matrix embeds and unembeds."""
+    init_std: float = 0.02
+    """Of the initial weights; output projections have it over sqrt(2 n_layers)."""
+    attention: str = "softmax"
+    """softmax, sigmoid, gate_elementwise, gate_headwise or sink_logit."""
+    value_norm: str = "none"
+    """Head-wise RMSNorm of the aggregated values: none, shared (one gain for all heads) or per_head."""
+    value_norm_init: str = "first_token"
+    """Where its gain begins: first_token (what the first token of a noise input needs) or ones."""
+
+    data: str = "bundled"
+    """bundled, fetched (``sink-lens data fetch``; fetched:brown for parts), a text file, a folder, a saved data set."""
+    tokenizer: str = "bpe"
+    """bpe (a byte-level one of vocab_size ids, trained on the data), a saved tokenizer's folder or a model's name."""
+    bos: bool = True
+    """Every sequence begins with BOS."""
+    eval_frac: float = 0.02
+    """Share of the sequences that is kept for evaluation."""
+    eval_sequences: int = 64
+    """The most of them that an evaluation takes."""
+
+    length: int = _OF_SIZE
+    """Tokens a sequence, BOS included: the context."""
+    batch: int = _OF_SIZE
+    """Sequences a step, over all processes."""
+    accumulation: int = _OF_SIZE
+    """Forwards into which every process cuts its share of a step."""
+    steps: int = _OF_SIZE
+    """Updates."""
+    lr: float = _OF_SIZE
+    """Peak of the learning rate."""
+    min_lr: float = _OF_SIZE
+    """Where its cosine ends."""
+    warmup: int = _OF_SIZE
+    """Steps over which it rises to its peak."""
+    weight_decay: float = 0.1
+    """Of matrices; gains, biases and sink logits are not decayed."""
+    betas: tuple[float, ...] = (0.9, 0.95)
+    """AdamW's."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0: not clipped."""
+
+    seed: int = 0
+    """Of the initial weights."""
+    data_seed: int = 0
+    """Of the order of the sequences, and of nothing else: arms with the same one see the same tokens."""
+    dtype: str = _OF_SIZE
+    """float32, or bf16: autocast, with weights and optimizer in float32."""
+    compile: bool = False
+    """torch.compile."""
+    device: str | None = None
+    """cpu, cuda or mps; None picks."""
+    fsdp: bool = False
+    """Shard weights, gradients and optimizer over the processes; needs GPUs and a launcher."""
+
+    log_every: int = _OF_SIZE
+    """Steps between rows of the log."""
+    eval_every: int = _OF_SIZE
+    """Steps between evaluations; 0: none."""
+    save_every: int = _OF_SIZE
+    """Steps between checkpoints that are only kept to go on from; 0: none."""
+    checkpoints: tuple[int, ...] = ()
+    """Steps of checkpoints that are kept, beside 0, the powers of two and the end."""
+    watch: bool = False
+    """Measure the chain on every checkpoint that is kept, into watch.parquet."""
+    trackers: tuple[str, ...] = ()
+    """tensorboard, wandb: beside the log."""
+
+    def __post_init__(self) -> None:
+        """Fill in what the size says, and refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        _one_of("size", self.size, SIZES)
+        for name, value in SIZES[self.size].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        for field in fields(self):
+            object.__setattr__(self, field.name, _typed(field.name, getattr(self, field.name), field.type))
+        if self.n_kv_heads == 0:
+            object.__setattr__(self, "n_kv_heads", self.n_heads)
+        self._check_choices()
+        self._check_numbers()
+
+    @property
+    def d_head(self) -> int:
+        """Width of a head."""
+        return self.d_model // self.n_heads
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens a step."""
+        return self.batch * self.length
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The steps whose checkpoints are kept, in order: 0, the powers of two, the end, and those asked for."""
+        powers = {2**power for power in range(self.steps.bit_length())}
+        return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
+
+    def _check_choices(self) -> None:
+        for name, known in (
+            ("attention", ATTENTIONS),
+            ("value_norm", VALUE_NORMS),
+            ("value_norm_init", VALUE_NORM_INITS),
+            ("dtype", DTYPES),
+        ):
+            _one_of(name, getattr(self, name), known)
+        if self.device is not None:
+            _one_of("device", self.device, DEVICES)
+        for tracker in self.trackers:
+            _one_of("trackers", tracker, TRACKERS)
+        if self.fsdp and self.device in ("cpu", "mps"):
+            raise InputError(f"fsdp is asked for on {self.device}; need GPUs: device = 'cuda', or leave fsdp out")
+        for name in ("data", "tokenizer"):
+            if not getattr(self, name).strip():
+                raise InputError(f"{name} is empty; need a name or a path")
+
+    def _check_numbers(self) -> None:
+        for name, low in _LOWEST.items():
+            value = getattr(self, name)
+            if value < low:
+                raise InputError(f"{name} is {value}; need at least {low}")
+        for name in ("lr", "init_std", "rope_theta", "rms_eps"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)}; need a number above 0")
+        if self.d_model % self.n_heads or self.d_head % 2:
+            raise InputError(
+                f"d_model is {self.d_model} and n_heads {self.n_heads}; need heads of an equal, even width"
+            )
+        if self.n_heads % self.n_kv_heads:
+            raise InputError(f"n_heads is {self.n_heads} and n_kv_heads {self.n_kv_heads}; need a multiple of it")
+        if self.batch % self.accumulation:
+            raise InputError(f"batch is {self.batch} and accumulation {self.accumulation}; need a multiple of it")
+        if self.min_lr > self.lr:
+            raise InputError(f"min_lr is {self.min_lr} and lr {self.lr}; need at most that")
+        if self.warmup >= self.steps:
+            raise InputError(f"warmup is {self.warmup} and steps {self.steps}; need fewer steps of warm-up")
+        if not 0 < self.eval_frac <= 0.5:
+            raise InputError(f"eval_frac is {self.eval_frac}; need a number above 0, up to 0.5")
+        if self.watch and self.length < 10:
+            raise InputError(f"watch is asked for with sequences of {self.length} tokens; need a length of 10 at least")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas is {self.betas}; need two numbers from 0 to below 1")
+        if outside := [step for step in self.checkpoints if not 0 <= step <= self.steps]:
+            raise InputError(f"checkpoints has {outside}; need steps from 0 to {self.steps}")
+
+
+_LOWEST = (
+    dict.fromkeys(("n_layers", "n_heads", "n_kv_heads", "batch", "accumulation", "steps", "log_every"), 1)
+    | dict.fromkeys(("warmup", "seed", "data_seed", "eval_every", "save_every", "eval_sequences"), 0)
+    | dict.fromkeys(("min_lr", "weight_decay", "clip"), 0.0)
+    | {"d_model": 2, "d_mlp": 1, "vocab_size": 2, "length": 2, "eval_sequences": 1}
+)
+
+EXAMPLE = """\
+# A training of sink-lens. Everything has a default; what a size sets can be set here too.
+size = "toy"              # toy 3M, small 10M, medium 40M, paper 152M parameters
+# n_layers, d_model, d_mlp, n_heads, n_kv_heads, vocab_size, rms_eps, rope_theta, tied, init_std
+
+attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit
+value_norm = "none"       # shared, per_head: RMSNorm of each head's aggregated values
+# value_norm_init = "ones"  # instead of first_token
+
+data = "bundled"          # fetched (sink-lens data fetch), a text file, a folder of texts, a saved data set
+tokenizer = "bpe"         # trained on the data, vocab_size ids; or a tokenizer's folder, or a model's name
+# bos, eval_frac, eval_sequences
+
+steps = 600
+batch = 32                # sequences a step, over all processes
+# length, accumulation, lr, min_lr, warmup, weight_decay, betas, clip
+
+seed = 0                  # of the weights
+data_seed = 0             # of the order of the data: the same in every arm
+dtype = "float32"         # bf16: autocast
+compile = false           # torch.compile
+# device = "cpu"          # cuda, mps; without it the first GPU
+# fsdp = true             # shard over the GPUs of torchrun or accelerate launch
+
+log_every = 10
+eval_every = 100
+save_every = 200          # to go on from; those of 0, 1, 2, 4, 8, ... and the end are kept
+checkpoints = []          # more that are kept, by step
+watch = false             # measure the chain on every checkpoint that is kept
+trackers = []             # tensorboard, wandb
+"""
+"""A file to begin with."""
+
+
+def read_train(path: str | Path, **changes: Any) -> TrainConfig:
+    """The configuration in a TOML or JSON file.
+
+    Args:
+        path: the file.
+        **changes: fields of ``TrainConfig`` that replace the file's.
+
+    Raises:
+        InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as a training: {error}. Need a TOML or JSON file") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds no table; need one, such as {{}}")
+    return train_config(found, where=str(path), **changes)
+
+
+def train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:
+    """The configuration in a table, such as the one that a run folder keeps.
+
+    Raises:
+        InputError: a key that is not known, or a value that cannot be used.
+    """
+    known = {field.name: field.type for field in fields(TrainConfig)}
+    for table, of in ((given, where), (changes, "what replaces it")):
+        if unknown := sorted(set(table) - set(known)):
+            raise InputError(
+                f"{of} has {', '.join(unknown)}, which is not known; need some of {', '.join(sorted(known))}"
+            )
+    return TrainConfig(**{name: _typed(name, value, known[name]) for name, value in {**given, **changes}.items()})
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """``lr=3e-4`` as ("lr", 0.0003): the value as TOML has it, else a text.
+
+    Raises:
+        InputError: there is no name, or no "=".
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not name or not equals:
+        raise InputError(f"--set {text} is no setting; need NAME=VALUE, as in --set lr=3e-4")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def _one_of(name: str, value: object, known: Sequence[str] | Mapping[str, Any]) -> None:
+    if value not in known:
+        raise InputError(f"{name} is {value!r}; need one of {', '.join(known)}")
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:
+    """The value as the field has it: whole numbers become numbers where those are asked for, lists tuples."""
+    if name in _ENTRIES:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise InputError(f"{name} is {value!r}; need a list")
+        return tuple(_single(name, entry, _ENTRIES[name]) for entry in value)
+    if kind == "str | None" or kind == (str | None):
+        return None if value is None else _single(name, value, "text")
+    return _single(name, value, _WORDS[kind])
+
+
+_WORDS: dict[Any, str] = {int: "whole number", float: "number", bool: "truth", str: "text"}
+
+
+def _single(name: str, value: Any, word: str) -> Any:
+    truth = isinstance(value, bool)
+    if word == "truth" and truth:
+        return value
+    if word == "text" and isinstance(value, str):
+        return value
+    if word == "whole number" and isinstance(value, int) and not truth:
+        return value
+    if word == "number" and isinstance(value, int | float) and not truth and math.isfinite(value):
+        return float(value)
+    raise InputError(f"{name} is {value!r}; need a {'true or false' if word == 'truth' else word}")

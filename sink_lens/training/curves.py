@@ -1,0 +1,159 @@
+"""Loss curves of arms, seed by seed: smoothed, set beside the baseline's, and when they reach where it ends."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from ..errors import RunError
+from ..records import Run
+from ..report.columns import floats, named
+from ..stats import paired_differences
+from .arms import Arms
+
+CURVES = {"evaluation": "eval_loss", "training": "loss"}
+"""Curve -> column of ``log.parquet``; the evaluation's is drawn as it is, the training's smoothed."""
+SMOOTH_FRAC = 0.02
+"""Share of a run's logged steps over which its training loss is averaged."""
+_MOST_POINTS = 400
+
+
+def smoothed(loss: np.ndarray, *, window: int) -> np.ndarray:
+    """Mean of each loss and the ``window - 1`` before it; of fewer at the beginning.
+
+    It looks backwards only, so that no loss is seen before it was reached.
+    """
+    window = max(1, min(window, len(loss)))
+    total = np.concatenate([[0.0], np.cumsum(loss, dtype=np.float64)])
+    ends = np.arange(1, len(loss) + 1)
+    starts = np.maximum(0, ends - window)
+    return (total[ends] - total[starts]) / (ends - starts)
+
+
+def reached(tokens: np.ndarray, loss: np.ndarray, *, target: float) -> float:
+    """Tokens from which a loss stays at or under a target, on straight lines between the points; nan if never.
+
+    That it stays, not that it once touches: a noisy curve touches early, and the baseline is asked the same.
+    """
+    over = np.flatnonzero(loss > target)
+    if len(over) == 0:
+        return float(tokens[0])
+    last = over[-1]
+    if last == len(loss) - 1:
+        return float("nan")
+    share = (loss[last] - target) / (loss[last] - loss[last + 1])
+    return float(tokens[last] + share * (tokens[last + 1] - tokens[last]))
+
+
+def losses(run: Run, curve: str, *, smooth_frac: float = SMOOTH_FRAC) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and loss of a run; empty where the curve was not logged.
+
+    Raises:
+        RunError: the log lacks a column, or its loss is not finite.
+    """
+    log = run.tables["log"]
+    if absent := [name for name in ("tokens", "loss") if name not in log.columns]:
+        raise RunError(f"{run.folder}/log.parquet lacks {', '.join(absent)}; need tokens and losses. Train it again.")
+    if CURVES[curve] not in log.columns:
+        return np.array([]), np.array([])
+    tokens, loss = floats(log, "tokens"), floats(log, CURVES[curve])
+    there = ~np.isnan(loss)
+    tokens, loss = tokens[there], loss[there]
+    order = np.argsort(tokens, kind="stable")
+    tokens, loss = tokens[order], loss[order]
+    if not np.isfinite(loss).all():
+        raise RunError(f"{run.folder}/log.parquet has a loss that is not finite; need a run that did not diverge.")
+    if curve == "training":
+        loss = smoothed(loss, window=round(smooth_frac * len(loss)))
+    return tokens, loss
+
+
+def curve_table(arms: Arms, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:
+    """Every run's losses at the same tokens: arm, seed, curve, tokens, loss, difference to the baseline's same seed.
+
+    The tokens are those at which the baseline's first run logged, as far as all runs go.
+    """
+    frames = []
+    for curve in CURVES:
+        found = {
+            arm: {seed: losses(run, curve, smooth_frac=smooth_frac) for seed, run in runs.items()}
+            for arm, runs in arms.runs.items()
+        }
+        every = [one for runs in found.values() for one in runs.values()]
+        if any(len(tokens) == 0 for tokens, _ in every):
+            continue
+        grid = every[0][0]
+        inside = (grid >= max(tokens[0] for tokens, _ in every)) & (grid <= min(tokens[-1] for tokens, _ in every))
+        grid = grid[inside]
+        if len(grid) > _MOST_POINTS:
+            grid = grid[np.unique(np.linspace(0, len(grid) - 1, _MOST_POINTS).round().astype(int))]
+        for arm, runs in found.items():
+            for seed, (tokens, loss) in runs.items():
+                base = np.interp(grid, *found[arms.baseline][seed])
+                here = np.interp(grid, tokens, loss)
+                one = {"arm": arm, "seed": seed, "curve": curve, "tokens": grid, "loss": here}
+                frames.append(pd.DataFrame(one | {"difference": here - base}))
+    if not frames:
+        raise RunError("no loss is logged in every run; need the training or the evaluation loss in log.parquet")
+    return pd.concat(frames, ignore_index=True)
+
+
+def band_table(curves: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
+    """Means over seeds, intervals bootstrapped: arm, curve, quantity (loss, difference), tokens, mean, low, high, n."""
+    frames = []
+    pairs = dict.fromkeys(zip(curves["arm"].tolist(), curves["curve"].tolist(), strict=True))
+    for arm, curve in pairs:
+        rows = named(named(curves, "arm", arm), "curve", curve)
+        for quantity in ("loss", "difference"):
+            table = rows.pivot(index="tokens", columns="seed", values=quantity)
+            values = table.to_numpy(dtype=float)
+            found = paired_differences(values, np.zeros((1, values.shape[1])), generator=generator)
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "arm": arm,
+                        "curve": curve,
+                        "quantity": quantity,
+                        "tokens": table.index.to_numpy(dtype=float),
+                        "mean": [one.estimate for one in found],
+                        "low": [one.low for one in found],
+                        "high": [one.high for one in found],
+                        "n": [one.n for one in found],
+                    }
+                )
+            )
+    return pd.concat(frames, ignore_index=True)
+
+
+def final_table(arms: Arms, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:
+    """Where every run ended, and when it reached where the baseline of its seed ended.
+
+    Columns: arm, seed, curve, tokens, loss, difference, target (the baseline's final loss), reached (tokens from which
+    the loss stays at or under it; nan: not reached), baseline_reached (the same of the baseline), acceleration
+    (baseline_reached over reached).
+    """
+    rows: list[Mapping[str, object]] = []
+    for curve in CURVES:
+        for arm, runs in arms.runs.items():
+            for seed, run in runs.items():
+                tokens, loss = losses(run, curve, smooth_frac=smooth_frac)
+                base_tokens, base = losses(arms.runs[arms.baseline][seed], curve, smooth_frac=smooth_frac)
+                if len(loss) == 0 or len(base) == 0:
+                    continue
+                own = reached(tokens, loss, target=base[-1])
+                baseline = reached(base_tokens, base, target=base[-1])
+                rows.append(
+                    {
+                        "arm": arm,
+                        "seed": seed,
+                        "curve": curve,
+                        "tokens": float(tokens[-1]),
+                        "loss": float(loss[-1]),
+                        "difference": float(loss[-1] - base[-1]),
+                        "target": float(base[-1]),
+                        "reached": own,
+                        "baseline_reached": baseline,
+                        "acceleration": baseline / own if own > 0 else float("nan"),
+                    }
+                )
+    return pd.DataFrame(rows)

@@ -1,0 +1,132 @@
+"""What a training would take, before it is begun: two steps of its model on random tokens, timed."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from rich.console import RenderableType
+from rich.table import Table
+
+from ..models.headnorm import undecayed
+from ..models.wrapping import random_state_kept
+from .config import TrainConfig
+from .model import model_of
+from .trainer import check_device, check_trackers
+
+_STEPS = 2
+_MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}
+"""Of one forward and backward that is timed: where a step has more, fewer sequences are timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a training would take."""
+
+    config: TrainConfig
+    device: str
+    n_parameters: int
+    undecayed: int
+    """Parameters without weight decay."""
+    sequences: int
+    """How many of a step's sequences were timed."""
+    step_seconds: float
+    """A step on this device, in one process; of the timed sequences and the update, in proportion."""
+    peak_bytes: int
+    """Memory of weights, gradients, optimizer and the activations of one forward."""
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """All checkpoints of a finished run: weights in each, two moments in the last."""
+        return 4 * self.n_parameters * (len(self.config.kept) + 2)
+
+
+def estimate(config: TrainConfig) -> Estimate:
+    """Time two updates on random tokens; nothing is written, and no data is read.
+
+    Raises:
+        InputError: what ``train`` would refuse, the data apart.
+    """
+    device = check_device(config)
+    check_trackers(config)
+    with random_state_kept():
+        model: Any = model_of(config)
+        apart = undecayed(model)
+        model.to(device).train()
+        groups: list[dict[str, Any]] = [{"params": [], "weight_decay": config.weight_decay}]
+        groups.append({"params": [], "weight_decay": 0.0})
+        for name, parameter in model.named_parameters():
+            groups[name in apart]["params"].append(parameter)
+        optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]))
+        counted = {name: one.numel() for name, one in model.named_parameters()}
+        n_parameters = sum(counted.values())
+        micro = config.batch // config.accumulation
+        each = 6.0 * n_parameters * config.length
+        sequences = max(1, min(micro, int(_MOST_FLOPS[device] / each)))
+        ids = torch.randint(config.vocab_size, (sequences, config.length), device=device)
+        run = torch.compile(model) if config.compile else model
+        forwards, updates = [], []
+        for number in range(_STEPS + (0 if each > _MOST_FLOPS[device] else 1)):  # the first also warms up
+            begun = _now(device)
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
+                loss = run(input_ids=ids, labels=ids, use_cache=False).loss
+            loss.backward()
+            halfway = _now(device)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))
+            optimizer.step()
+            optimizer.zero_grad()
+            if number >= 1 or each > _MOST_FLOPS[device]:
+                forwards.append(halfway - begun)
+                updates.append(_now(device) - halfway)
+        return Estimate(
+            config=config,
+            device=device,
+            n_parameters=n_parameters,
+            undecayed=sum(counted[name] for name in apart),
+            sequences=sequences,
+            step_seconds=min(forwards) * config.batch / sequences + min(updates),
+            peak_bytes=_peak(device),
+        )
+
+
+def dry_run(config: TrainConfig) -> RenderableType:
+    """What ``train`` would take with this configuration, as a person reads it.
+
+    Raises:
+        InputError: what ``train`` would refuse, the data apart.
+    """
+    found = estimate(config)
+    total = found.step_seconds * config.steps
+    tokens = config.steps * config.step_tokens
+    part = "" if found.sequences == config.batch else f" (from {found.sequences} of its {config.batch} sequences)"
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in (
+        ("parameters", f"{found.n_parameters:,}, {found.undecayed:,} of them not decayed"),
+        ("steps", f"{config.steps:,} of {config.batch} sequences of {config.length} tokens"),
+        ("tokens", f"{tokens:,} ({tokens / found.n_parameters:.1f} a parameter)"),
+        ("a step", f"{found.step_seconds:.3g} s on {found.device} in one process{part}"),
+        ("tokens a second", f"{config.step_tokens / found.step_seconds:,.0f}"),
+        ("in all", f"{_duration(total)}, evaluations apart"),
+        ("memory", f"{found.peak_bytes / 1e9:.2f} GB at {found.sequences} sequences a forward"),
+        ("checkpoints", f"{len(config.kept)} kept, {found.checkpoint_bytes / 1e9:.2f} GB"),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _peak(device: str) -> int:
+    return torch.cuda.max_memory_allocated() if device == "cuda" else psutil.Process().memory_info().rss
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

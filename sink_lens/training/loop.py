@@ -1,0 +1,383 @@
+"""The Hugging Face Trainer with our order of the data, schedule, log and checkpoints.
+
+What it does at a step is decided by the step alone, so that a run that goes on from a checkpoint is the run that
+was never stopped.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Sampler
+from tqdm.auto import tqdm
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from ..errors import RunError
+from ..models.wrapping import random_state_kept
+from ..records import RunWriter
+from . import saving
+from .batches import Rows
+from .config import TrainConfig
+from .schedule import Order, learning_rate, stacked
+
+COLUMNS = {
+    "step": "int64",
+    "tokens": "int64",
+    "loss": "float64",
+    "lr": "float64",
+    "grad_norm": "float64",
+    "seconds": "float64",
+    "eval_loss": "float64",
+}
+"""Columns of the log: the loss is the mean over the steps since the row before; nan where there is nothing."""
+
+_LOG_SECONDS = 10.0
+"""The log is written this often, and before every checkpoint."""
+_UNWRITTEN = (OSError, RuntimeError, SafetensorError)
+"""What a full disk becomes: torch raises a RuntimeError."""
+
+
+class Loop(Trainer):
+    """One training."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        train: Rows,
+        evaluation: Rows,
+        args: TrainingArguments,
+        undecayed: Iterable[str],
+        folder: Path,
+        writer: RunWriter | None = None,
+        watch: Callable[[], object] | None = None,
+        progress: bool = False,
+    ) -> None:
+        """Set the Trainer up.
+
+        Args:
+            config: everything that decides the numbers.
+            model: what is trained.
+            tokenizer: saved in every checkpoint.
+            train: rows of input_ids and labels, of one length.
+            evaluation: the same, held out.
+            args: of the Trainer.
+            undecayed: names of the parameters without weight decay.
+            folder: of the checkpoints.
+            writer: of the log; None on every process but the first.
+            watch: called on the first process when a checkpoint that is kept has been written.
+            progress: show a bar.
+        """
+        self.config = config
+        self.rows: list[dict[str, Any]] = []
+        self.stopping = False
+        self._folder, self._writer, self._watch, self._progress = folder, writer, watch, progress
+        self._tokenizer = tokenizer
+        self._undecayed = frozenset(undecayed)
+        self._resumed: saving.Checkpoint | None = None
+        self._done = -1
+        self._seconds, self._begun, self._written = 0.0, time.perf_counter(), 0.0
+        self._part = folder
+        self._last_loss: Tensor | None = None
+        self._broken: Tensor | None = None
+        self._bar: Any = None
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=cast("Any", train),
+            eval_dataset=cast("Any", evaluation),
+            data_collator=stacked,
+            callbacks=[_Beginning(self._begin, self._end)],
+        )
+        self.remove_callback(PrinterCallback)
+
+    def run(self, checkpoint: saving.Checkpoint | None) -> None:
+        """Train to the end, from a checkpoint or from the initial weights.
+
+        Raises:
+            RunError: the loss or the gradient is not finite, or a checkpoint cannot be written.
+            KeyboardInterrupt: ``stopping`` was set; the state is saved.
+        """
+        self._resumed = checkpoint
+        if checkpoint is not None:
+            self.rows = rows_of(pd.read_parquet(checkpoint.folder / saving.LOG))
+            self._seconds, self._done = float(checkpoint.facts["seconds"]), checkpoint.step
+        try:
+            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
+        finally:
+            self._end()
+
+    def log_frame(self) -> pd.DataFrame:
+        """The log so far."""
+        return pd.DataFrame(self.rows, columns=list(COLUMNS)).astype(COLUMNS)
+
+    # --- what the Trainer asks
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        rows: Any = self.train_dataset if train_dataset is None else train_dataset
+        drawn = self.config.steps * self.config.batch
+        return Order(n_sequences=len(rows), drawn=drawn, seed=self.config.data_seed)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Every parameter but those that the model names."""
+        return [name for name, _ in model.named_parameters() if _plain_name(name) not in self._undecayed]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Ours, see ``learning_rate``."""
+        if self.lr_scheduler is None:
+            own: Any = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = LambdaLR(own, lambda step: learning_rate(step, config=self.config) / self.config.lr)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def training_step(self, *given: Any, **named: Any) -> Tensor:
+        """A forward and a backward; the loss is looked at before the weights are changed."""
+        self._last_loss = super().training_step(*given, **named)
+        return self._last_loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        norm = _whole(super()._get_grad_norm(model, grad_norm=grad_norm))
+        number = norm.detach()
+        if self.args.world_size == 1 and self._last_loss is not None:
+            number = number + 0 * self._last_loss  # not finite if either is not; the gradient is every process's
+        step = torch.where(torch.isfinite(number), math.inf, float(self.state.global_step + 1))
+        self._broken = step if self._broken is None else torch.minimum(self._broken, step)
+        if self.args.device.type == "cpu":  # elsewhere, reading it at each step would make the device wait
+            self._check_finite()
+        return norm
+
+    def _maybe_log_save_evaluate(  # pyright: ignore[reportIncompatibleMethodOverride]  # it is called so
+        self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, *rest: Any, learning_rate: float | None = None
+    ) -> None:
+        del rest
+        step, config = self.state.global_step, self.config
+        if step == self._done:
+            return  # the Trainer asks again at the end
+        self._done = step
+        if self._bar is not None:
+            self._bar.update(1)
+        last, kept = step == config.steps, step in config.kept
+        evaluated = config.eval_every > 0 and (step % config.eval_every == 0 or last)
+        if evaluated or kept or last or step % config.log_every == 0:
+            self._check_finite()
+            self._row(tr_loss, lr=learning_rate, grad_norm=grad_norm, evaluated=evaluated)
+        if kept:
+            self._checkpoint(model, tr_loss, prefix=saving.KEPT)
+        elif self.stopping or (config.save_every and step % config.save_every == 0):
+            self._checkpoint(model, tr_loss, prefix=saving.LATEST)
+        if self.stopping and not last:
+            raise KeyboardInterrupt
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._part)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        config = cast("Any", self.model).config
+        config.use_cache = True  # the Trainer puts it out for training; a saved model generates with it
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            config.use_cache = False
+        if self.args.should_save and self._tokenizer is not None:
+            self._tokenizer.save_pretrained(str(output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        weights = Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME
+        if self.is_fsdp_enabled or not weights.is_file():
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:  # strictly: the Trainer would pass over a parameter that is missing
+            safetensors.torch.load_model(cast("nn.Module", self.model), weights)
+
+    # --- what is done at a step
+
+    def _begin(self) -> None:
+        self._begun = time.perf_counter()
+        if self._progress:
+            self._bar = tqdm(
+                total=self.config.steps,
+                initial=max(0, self._done),
+                desc="train",
+                unit="step",
+                leave=False,
+                mininterval=0.5,
+            )
+        if self._resumed is not None:
+            self._tr_loss += float(self._resumed.facts["since_row"])
+            return
+        self._done = 0
+        self._row(self._tr_loss, lr=None, grad_norm=None, evaluated=self.config.eval_every > 0)
+        self._checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=saving.KEPT)
+
+    def _end(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _row(self, tr_loss: Tensor, *, lr: float | None, grad_norm: Any, evaluated: bool) -> None:
+        step = self.state.global_step
+        since = step - int(self.rows[-1]["step"]) if self.rows else 0
+        row: dict[str, Any] = {
+            "step": step,
+            "tokens": step * self.config.step_tokens,
+            "loss": self._mean(tr_loss) / since if since else math.nan,
+            "lr": math.nan if lr is None else lr,
+            "grad_norm": math.nan if grad_norm is None else float(grad_norm),
+            "seconds": self._clock(),
+            "eval_loss": self._evaluated() if evaluated else math.nan,
+        }
+        tr_loss.zero_()
+        self.rows.append(row)
+        if self.config.trackers:
+            self.log({name: value for name, value in row.items() if name != "step" and math.isfinite(value)})
+            self.state.log_history.clear()  # the log is the record
+        if self._bar is not None and since:
+            self._bar.set_postfix_str(f"loss {row['loss']:.3f}", refresh=False)
+        if time.perf_counter() - self._written > _LOG_SECONDS:
+            self.write_log()
+
+    def write_log(self) -> None:
+        """Write the log, on the first process."""
+        if self._writer is not None:
+            self._writer.write_table("log", self.log_frame())
+        self._written = time.perf_counter()
+
+    def _evaluated(self) -> float:
+        """Loss on the held-out sequences, in nats."""
+        with random_state_kept():
+            found = self.evaluation_loop(self.get_eval_dataloader(), description="eval", prediction_loss_only=True)
+        assert found.metrics is not None
+        return float(found.metrics["eval_loss"])
+
+    def _mean(self, value: Tensor) -> float:
+        """The mean over the processes."""
+        return float(cast("Tensor", self.accelerator.gather(value.detach().reshape(1))).mean())
+
+    def _clock(self) -> float:
+        return self._seconds + time.perf_counter() - self._begun
+
+    def _check_finite(self) -> None:
+        """Stop where a loss or a gradient was not finite.
+
+        Raises:
+            RunError: at which step, and what is left.
+        """
+        if self._broken is None or math.isinf(step := float(self._broken)):
+            return
+        broken = "gradient" if self._last_loss is not None and bool(torch.isfinite(self._last_loss)) else "loss"
+        raise RunError(
+            f"the {broken} is not finite at step {step:.0f}; need numbers. {self._last_good()} "
+            f"Nothing later was saved. Lower lr ({self.config.lr:g}), lengthen warmup or lower clip, and train into "
+            "another folder."
+        )
+
+    # --- checkpoints
+
+    def _checkpoint(self, model: nn.Module, tr_loss: Tensor, *, prefix: str) -> None:
+        self._check_finite()
+        since_row = self._mean(tr_loss)
+        step, first = self.state.global_step, self.args.should_save
+        target = self._folder / f"{prefix}{step}"
+        self._part = self._folder / f".part-{step}"
+        if first:
+            self.write_log()
+            self._prepare()
+        self.accelerator.wait_for_everyone()
+        try:
+            self._save_checkpoint(model, None)
+            self.accelerator.wait_for_everyone()
+            if first:
+                written = self._part / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+                self.log_frame().to_parquet(written / saving.LOG, index=False)
+                saving.seal(written, step=step, facts={"since_row": since_row, "seconds": self._clock()})
+                if target.exists():
+                    shutil.rmtree(target)
+                written.replace(target)
+                self._part.rmdir()
+                saving.tidy(self._folder, finished=step == self.config.steps)
+        except _UNWRITTEN as error:
+            shutil.rmtree(self._part, ignore_errors=True)
+            raise self._unwritten(target, str(error).splitlines()[0]) from error
+        self.accelerator.wait_for_everyone()
+        if first and prefix == saving.KEPT and self._watch is not None:
+            begun = time.perf_counter()
+            with random_state_kept():
+                self._watch()
+            self._begun += time.perf_counter() - begun  # the seconds of the log are those of training
+        self.accelerator.wait_for_everyone()
+
+    def _prepare(self) -> None:
+        """Refuse what cannot be saved: weights that are not finite, and more than the disk has room for."""
+        parameters = list(cast("nn.Module", self.model).parameters())
+        if not self.is_fsdp_enabled and not all(bool(torch.isfinite(one).all()) for one in parameters):
+            raise RunError(
+                f"the weights are not finite after step {self.state.global_step}; need finite ones. "
+                f"{self._last_good()} Nothing later was saved. Lower lr, and train into another folder."
+            )
+        shutil.rmtree(self._part, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        needed = 3 * sum(one.numel() * one.element_size() for one in parameters)  # AdamW has two moments
+        if shutil.disk_usage(self._folder).free < needed:
+            raise self._unwritten(self._part, f"it needs about {needed:,} bytes: the disk is full")
+
+    def _unwritten(self, path: Path, reason: str) -> RunError:
+        free = shutil.disk_usage(self._folder).free
+        return RunError(
+            f"the checkpoint of step {self.state.global_step} cannot be written to {path} ({reason}; {free:,} bytes "
+            f"are free). {self._last_good()} Free some space and run the same again: it goes on from there."
+        )
+
+    def _last_good(self) -> str:
+        there = saving.checkpoints(self._folder)
+        if not there:
+            return "There is no checkpoint yet."
+        return f"The last good checkpoint is {there[max(there)]}."
+
+
+class _Beginning(TrainerCallback):
+    """What the Trainer calls when everything is ready to train."""
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._begin, self._end = begin, end
+
+    def on_train_begin(self, *given: Any, **named: Any) -> None:
+        """Log and save the initial state."""
+        self._begin()
+
+    def on_train_end(self, *given: Any, **named: Any) -> None:
+        """Close the bar."""
+        self._end()
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a log."""
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))
+
+
+def _plain_name(name: str) -> str:
+    for wrapped in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
+        name = name.replace(wrapped, "")
+    return name
+
+
+def _whole(norm: Any) -> Tensor:
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)

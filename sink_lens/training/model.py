@@ -1,0 +1,83 @@
+"""The model that a configuration describes, with its initial weights."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import InputError
+from ..models.headnorm import HeadNormConfig, HeadNormForCausalLM
+from ..models.wrapping import random_state_kept
+from .config import TrainConfig
+
+
+def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None = None) -> PreTrainedModel:
+    """The model of a configuration, on the CPU in float32.
+
+    Arms of one seed begin alike: what a model has in common with plain softmax attention has the same first weights.
+    The caller's random state is left alone.
+
+    Raises:
+        InputError: the tokenizer has more ids than the model.
+    """
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, vocab_size=config.vocab_size)
+    model = _drawn(config, tokenizer, attention=config.attention, value_norm=config.value_norm)
+    if (config.attention, config.value_norm) == ("softmax", "none"):
+        return model
+    alike = dict(_drawn(config, tokenizer, attention="softmax", value_norm="none").named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in alike:
+                parameter.copy_(alike[name])
+    with random_state_kept():
+        torch.default_generator.manual_seed(config.seed)
+        for module in model.modules():
+            if getattr(module, "gamma", None) is not None:  # of the other weights
+                own: Any = module
+                own.gamma._is_hf_initialized = False
+                own.begin_gamma()
+    return model
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> None:
+    """Refuse a tokenizer with ids that a model has no embedding for.
+
+    Raises:
+        InputError: how many it has, and how many are needed.
+    """
+    highest = max(len(tokenizer), *(number + 1 for number in tokenizer.get_vocab().values()))
+    if highest > vocab_size:
+        raise InputError(
+            f"the tokenizer has {highest:,} ids and the model {vocab_size:,}; need at least as many in the model: "
+            f"vocab_size = {highest}, or a smaller tokenizer"
+        )
+
+
+def _drawn(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None, *, attention: str, value_norm: str
+) -> PreTrainedModel:
+    asked: Any = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_mlp,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "max_position_embeddings": config.length,
+        "rms_norm_eps": config.rms_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tied,
+        "initializer_range": config.init_std,
+        "attention": attention,
+        "value_norm": value_norm,
+        "value_norm_init": config.value_norm_init,
+        "bos_token_id": None if tokenizer is None else tokenizer.bos_token_id,
+        "eos_token_id": None if tokenizer is None else tokenizer.eos_token_id,
+        "pad_token_id": None,
+    }
+    with random_state_kept(), torch.device("cpu"):
+        torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would reseed the GPUs of the caller too
+        model = HeadNormForCausalLM(HeadNormConfig(**asked))
+    model.set_attn_implementation("sdpa")
+    return model

@@ -1,0 +1,144 @@
+"""Checkpoints on disk: whole or not there, verified before they are trusted, and no more of them than are needed.
+
+A checkpoint is written into another folder and renamed when ``checkpoint.json``, which lists every file with its
+size and hash, lies in it. ``checkpoint-N`` is kept; ``latest-N`` only serves to go on from. The state of the
+optimizer is three times the size of the model: only the newest two checkpoints have it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+
+KEPT, LATEST = "checkpoint-", "latest-"
+LOG = "log.parquet"
+"""The log up to the checkpoint, in its folder."""
+_MANIFEST = "checkpoint.json"
+_STATE = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model_fsdp*")
+_NEEDED = "scheduler.pt"
+_RESUMABLE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A folder whose files are all there, byte for byte."""
+
+    folder: Path
+    step: int
+    facts: Mapping[str, Any]
+    """What ``seal`` was given."""
+    resumable: bool
+    """It has the state of the optimizer."""
+
+
+def seal(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
+    """List the files of a checkpoint in it, and see that they are on the disk."""
+    (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nothing reads it
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
+    _write(folder, {"step": step, "facts": dict(facts), "files": files})
+
+
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """Every checkpoint of a run, whole or not, by step, the newest first; kept ones before those to go on from."""
+    found: dict[int, Path] = {}
+    for prefix in (KEPT, LATEST):
+        for path in folder.glob(f"{prefix}*"):
+            number = path.name.removeprefix(prefix)
+            if path.is_dir() and number.isdecimal():
+                found.setdefault(int(number), path)
+    return dict(sorted(found.items(), reverse=True))
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint to go on from; one that is damaged is passed over with a warning."""
+    for path in checkpoints(folder).values():
+        try:
+            found = read_checkpoint(path)
+        except RunError as error:
+            warnings.warn(f"{error}; the one before it is taken", stacklevel=3)
+            continue
+        if found.resumable:
+            return found
+    return None
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """A checkpoint, verified.
+
+    Raises:
+        RunError: a file is missing or changed.
+    """
+    try:
+        listed = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        files, step, facts = listed["files"], listed["step"], listed["facts"]
+        for name, entry in files.items():
+            path = folder / name
+            if path.stat().st_size != entry["bytes"]:
+                raise ValueError(f"{name} has {path.stat().st_size:,} bytes, not {entry['bytes']:,}")
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                    raise ValueError(f"{name} is not what was written")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"the checkpoint {folder} is damaged ({error})") from error
+    return Checkpoint(folder=folder, step=step, facts=facts, resumable=_NEEDED in files)
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Remove what was written after a step, and what was not finished."""
+    for leftover in folder.glob(".part-*"):
+        shutil.rmtree(leftover)
+    for later, path in checkpoints(folder).items():
+        if later > step:
+            shutil.rmtree(path)
+
+
+def tidy(folder: Path, *, finished: bool) -> None:
+    """Keep the optimizer's state in the newest two checkpoints (of a finished run: one), and nothing superseded."""
+    found = checkpoints(folder)
+    keep = list(found)[: 1 if finished else _RESUMABLE]
+    for prefix in (LATEST, KEPT):
+        for path in folder.glob(f"{prefix}*"):
+            number = path.name.removeprefix(prefix)
+            if not number.isdecimal() or path in (found[step] for step in keep):
+                continue
+            if prefix == LATEST:
+                shutil.rmtree(path)
+            else:
+                _without_state(path)
+
+
+def _without_state(folder: Path) -> None:
+    """The manifest first: a checkpoint that was left half tidied is still what its manifest says."""
+    state = [path for pattern in _STATE for path in folder.glob(pattern)]
+    if not state:
+        return
+    listed = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    gone = {path.name for path in state}
+    listed["files"] = {name: entry for name, entry in listed["files"].items() if name.split("/")[0] not in gone}
+    _write(folder, listed)
+    for path in state:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _write(folder: Path, listed: Mapping[str, Any]) -> None:
+    part = folder / f"{_MANIFEST}.part"
+    with part.open("w", encoding="utf-8") as file:
+        json.dump(listed, file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(folder / _MANIFEST)

@@ -1,0 +1,350 @@
+"""``train``: a run folder from a configuration; the same call on a folder that holds part of it goes on from there.
+
+``config.json``, ``tokenizer/``, ``log.parquet``, ``checkpoints/`` and, where it is asked for, ``watch.parquet``.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import logging
+
+from ..errors import InputError, RunError, SinkLensError
+from ..models.headnorm import undecayed
+from ..models.wrapping import random_state_kept
+from ..records import RunWriter, create_run, versions
+from . import saving
+from .batches import Corpus, Rows, corpus_of, given_corpus, tokenizer_hash
+from .config import TrainConfig, read_train
+from .loop import Loop
+from .model import model_of
+
+FILES = ("config", "log")
+"""What a finished run has."""
+LAUNCH = "torchrun --nproc_per_node N --no-python sink-lens train FILE"
+"""How a training is spread over processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """A training that has ended."""
+
+    folder: Path
+    """Of the run."""
+    config: TrainConfig
+    log: pd.DataFrame
+    """step, tokens, loss, lr, grad_norm, seconds, eval_loss."""
+    checkpoints: dict[int, Path]
+    """Step -> folder that ``load`` opens."""
+    first: bool = True
+    """This is the process that wrote it."""
+
+    @property
+    def headline(self) -> str:
+        """What was trained, on how much, and how well it predicts."""
+        last, config = self.log.iloc[-1], self.config
+        norm = "" if config.value_norm == "none" else f", value norm {config.value_norm}"
+        held_out = self.log["eval_loss"].dropna()
+        tail = f", held out {held_out.iloc[-1]:.4f}" if len(held_out) else ""
+        return (
+            f"{config.size}, {config.attention}{norm}, seed {config.seed}: {int(last['step']):,} steps, "
+            f"{int(last['tokens']):,} tokens, {float(last['seconds']):,.0f} s; "
+            f"loss {float(last['loss']):.4f} nats{tail}"
+        )
+
+
+def train(
+    config: TrainConfig | str | Path,
+    *,
+    out: str | Path,
+    overwrite: bool = False,
+    progress: bool = True,
+    data: tuple[Rows, Rows] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> TrainResult:
+    """Train a model; the same call on a folder that holds part of the training does the rest.
+
+    On the CPU a training that was stopped, in whatever way, and goes on equals one that was not, bit for bit. Under
+    ``torchrun`` or ``accelerate launch`` every process calls this; the first one writes.
+
+    Args:
+        config: everything that decides the numbers, or a file of it.
+        out: the run folder.
+        overwrite: replace the run that the folder holds.
+        progress: show a bar.
+        data: rows to train on and rows held out, instead of the configuration's data.
+        tokenizer: of such rows, saved with the model.
+
+    Raises:
+        InputError: a configuration, data or tokenizer that cannot be used here.
+        RunError: the folder is in use or holds another run; the loss is not finite; a checkpoint cannot be written.
+        KeyboardInterrupt: it was stopped; everything up to that step is saved.
+    """
+    config = config if isinstance(config, TrainConfig) else read_train(config)
+    device = check_device(config)
+    check_trackers(config)
+    folder = Path(out)
+    with random_state_kept(), quiet():
+        args = arguments(config, folder, device=device)
+        check_processes(config, args.world_size)
+        with args.main_process_first(local=False, desc="packing"):
+            corpus = (
+                corpus_of(config, progress=progress and args.should_save)
+                if data is None
+                else given_corpus(config, data, tokenizer=tokenizer)
+            )
+        model = model_of(config, tokenizer=corpus.tokenizer)
+        with _opened(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
+            loop = Loop(
+                config,
+                model=model,
+                tokenizer=corpus.tokenizer,
+                train=corpus.train,
+                evaluation=corpus.evaluation,
+                args=args,
+                undecayed=undecayed(model),
+                folder=folder / "checkpoints",
+                writer=writer,
+                watch=_watch(config, folder, writer) if config.watch and writer is not None else None,
+                progress=progress and args.should_save,
+            )
+            with _interruptible(loop, args):
+                loop.run(checkpoint)
+        return TrainResult(
+            folder=folder,
+            config=config,
+            log=loop.log_frame(),
+            checkpoints=_kept(folder / "checkpoints"),
+            first=args.should_save,
+        )
+
+
+def arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
+    """What the Hugging Face Trainer is told; under a launcher this joins the processes."""
+    sharding: dict[str, Any] = {}
+    if config.fsdp:
+        sharding = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [_BLOCK]}}
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    micro = max(1, config.batch // (config.accumulation * launched))
+    args = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=config.steps,
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=config.accumulation,
+        learning_rate=config.lr,
+        weight_decay=config.weight_decay,
+        adam_beta1=config.betas[0],
+        adam_beta2=config.betas[1],
+        max_grad_norm=config.clip,
+        optim="adamw_torch_fused" if device == "cuda" else "adamw_torch",
+        seed=config.seed,
+        data_seed=config.data_seed,
+        bf16=config.dtype == "bf16",
+        torch_compile=config.compile,
+        use_cpu=device == "cpu",
+        ddp_find_unused_parameters=False,
+        dataloader_pin_memory=device == "cuda",
+        label_names=["labels"],
+        remove_unused_columns=False,
+        logging_strategy="no",
+        eval_strategy="no",
+        save_strategy="no",
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        log_level="error",
+        log_level_replica="error",
+        report_to=list(config.trackers) or "none",
+        run_name=folder.name,
+        project="sink-lens",
+        **sharding,
+    )
+    if args.n_gpu > 1:  # without a launcher: one GPU, and not the Trainer's old data parallel
+        args._n_gpu = 1
+    return args
+
+
+_BLOCK = "HeadNormDecoderLayer"
+
+
+def check_device(config: TrainConfig) -> str:
+    """Where the training runs: cpu, cuda or mps.
+
+    Raises:
+        InputError: it is not there, or sharding is asked for where it would be skipped.
+    """
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    device = config.device or next(name for name in ("cuda", "mps", "cpu") if there[name])
+    if not there[device]:
+        raise InputError(f"device is {device} and there is none; need one of {', '.join(n for n in there if there[n])}")
+    if config.fsdp and device != "cuda":
+        raise InputError(
+            f"fsdp is asked for on {device}, where it would be skipped in silence; need GPUs. Leave fsdp out: "
+            f"several processes share the work of a step without it too ({LAUNCH})"
+        )
+    if config.fsdp and "RANK" not in os.environ:
+        raise InputError(f"fsdp is asked for in one process; need a launcher: {LAUNCH}")
+    if config.dtype == "bf16" and device == "cuda" and not torch.cuda.is_bf16_supported():
+        raise InputError("dtype is bf16 and the GPU has none; need float32")
+    return device
+
+
+def check_trackers(config: TrainConfig) -> None:
+    """Refuse a tracker whose package is not there.
+
+    Raises:
+        InputError: how it is installed.
+    """
+    for tracker in config.trackers:
+        if importlib.util.find_spec(tracker) is None:
+            raise InputError(
+                f"the tracker {tracker} is asked for and not installed; need pip install 'sink-lens[{tracker}]', or "
+                "leave it out of trackers: the log is written in any case"
+            )
+
+
+def check_processes(config: TrainConfig, n_processes: int) -> None:
+    """Refuse a batch that the processes cannot share evenly.
+
+    Raises:
+        InputError: what it must be a multiple of.
+    """
+    if config.batch % (config.accumulation * n_processes):
+        raise InputError(
+            f"batch is {config.batch} sequences, for {n_processes} processes with {config.accumulation} "
+            f"forwards a step each; need a multiple of {config.accumulation * n_processes}"
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within it transformers shows neither messages nor bars; what was set before is set again."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _opened(
+    config: TrainConfig, corpus: Corpus, args: TrainingArguments, *, folder: Path, overwrite: bool
+) -> Iterator[tuple[RunWriter | None, saving.Checkpoint | None]]:
+    """The run folder, held by the first process, and the checkpoint that all go on from."""
+    writer: RunWriter | None = None
+    said: list[Any] = [None, None]
+    with contextlib.ExitStack() as stack:
+        if args.should_save:
+            try:
+                writer = stack.enter_context(_writer(config, corpus, args, folder=folder, overwrite=overwrite))
+                said = [None, _prepared(config, corpus, writer, overwrite=overwrite)]
+            except SinkLensError as error:
+                said = [error, None]
+        if args.world_size > 1:
+            broadcast_object_list(said)
+        error, checkpoint = said
+        if error is not None:
+            raise error
+        yield writer, checkpoint
+
+
+def _writer(
+    config: TrainConfig, corpus: Corpus, args: TrainingArguments, *, folder: Path, overwrite: bool
+) -> RunWriter:
+    asked = asdict(config)
+    arm = "with" if config.bos else "without"
+    provenance = {
+        "data_source": corpus.source,
+        "data_sha256": corpus.sha256,
+        "tokenizer_sha256": tokenizer_hash(corpus.tokenizer),
+        "tokens_sha256": corpus.sha256,
+        "token_source": corpus.source,
+        "bos_arm": arm,
+        "dtype": config.dtype,
+        "device": args.device.type,
+        "processes": args.world_size,
+        "kernel": "sdpa",
+        "versions": versions(),
+        "seeds": {"weights": config.seed, "order": config.data_seed},
+    }
+    expects = (*FILES, "watch") if config.watch else FILES
+    return create_run(
+        folder, kind="train", config=asked, provenance=provenance, expects=expects, overwrite=overwrite, reopen=True
+    )
+
+
+def _prepared(config: TrainConfig, corpus: Corpus, writer: RunWriter, *, overwrite: bool) -> saving.Checkpoint | None:
+    """Put what a run begins with into its folder, and find where it goes on."""
+    folder = writer.folder / "checkpoints"
+    if overwrite:
+        for name in ("checkpoints", "tokenizer"):
+            shutil.rmtree(writer.folder / name, ignore_errors=True)
+    writer.write_text("config.json", json.dumps(asdict(config), indent=2) + "\n")
+    if corpus.tokenizer is not None:
+        corpus.tokenizer.save_pretrained(str(writer.folder / "tokenizer"))
+    checkpoint = saving.newest(folder)
+    if checkpoint is None and any(saving.checkpoints(folder)):
+        raise RunError(
+            f"{folder} has checkpoints and none that training can go on from; need a whole one. Train into another "
+            "folder, or overwrite=True (--overwrite) to begin again."
+        )
+    saving.drop_after(folder, -1 if checkpoint is None else checkpoint.step)
+    return checkpoint
+
+
+def _kept(folder: Path) -> dict[int, Path]:
+    found = saving.checkpoints(folder)
+    return {step: path for step, path in reversed(found.items()) if path.name.startswith(saving.KEPT)}
+
+
+def _watch(config: TrainConfig, folder: Path, writer: RunWriter) -> Callable[[], object]:
+    def measure() -> object:
+        from .checkpoints import watch  # with the chain, which nothing else here needs
+
+        return watch(folder, writer=writer, device=config.device, progress=False)
+
+    return measure
+
+
+@contextlib.contextmanager
+def _interruptible(loop: Loop, args: TrainingArguments) -> Iterator[None]:
+    """Ctrl-C ends the step and saves it; a second one ends at once. What was logged is written, whatever happens."""
+    own = args.world_size == 1 and threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, frame: Any) -> None:
+        if loop.stopping or not callable(before):
+            raise KeyboardInterrupt
+        loop.stopping = True
+
+    if own:
+        signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    except BaseException as error:
+        try:
+            if loop.rows:
+                loop.write_log()
+        except RunError as unwritten:
+            error.add_note(f"the log was not written: {unwritten}")
+        raise
+    finally:
+        if own:
+            signal.signal(signal.SIGINT, before)
+    loop.write_log()

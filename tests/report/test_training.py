@@ -1,0 +1,130 @@
+"""Figures of training: what is drawn where, on which scale, from frames alone."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from sink_lens.report.drawing import ORANGE
+from sink_lens.report.heatmap import png
+from sink_lens.report.training import comparison, course
+
+from ..training.runs import log, watched
+
+
+def panels(figure):
+    return {axes.get_ylabel(): axes for axes in figure.axes}
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()] if axes.get_legend() else []
+
+
+def bands(*, curve="evaluation"):
+    rows = []
+    for arm, ends in (("none", 3.0), ("shared", 2.5)):
+        for quantity in ("loss", "difference"):
+            mean = np.array([5.0, ends]) if quantity == "loss" else np.array([0.0, ends - 3])
+            place = {"arm": arm, "curve": curve, "quantity": quantity, "tokens": [64.0, 128.0]}
+            rows.append(pd.DataFrame(place | {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 3}))
+    return pd.concat(rows)
+
+
+def tables(*, sinks=True, low=-0.6):
+    finals = pd.DataFrame(
+        {"arm": ["none"] * 2 + ["shared"] * 2, "seed": [0, 1] * 2, "curve": "evaluation", "loss": [3, 3, 2.4, 2.6]}
+    ).assign(difference=[0.0, 0.0, -0.6, -0.4])
+    curves = pd.concat([finals.assign(tokens=tokens) for tokens in (64, 128)])
+    row = {"arm": "shared", "curve": "evaluation", "mean": -0.5, "low": low, "high": low + 0.2}
+    made = {"curves": curves, "bands": bands(), "finals": finals, "differences": pd.DataFrame([row])}
+    if sinks:
+        one = {"measure": "top_mass", "tokens": [0.0, 128.0], "mean": [0.1, 0.5], "low": 0.1, "high": 0.6}
+        made["course"] = pd.concat([pd.DataFrame(one | {"arm": arm}) for arm in ("none", "shared")])
+    return made
+
+
+def test_the_course_has_a_panel_for_each_measure():
+    figure = course(watched([0.0, 0.2, 0.6]), log=log([5.0, 4.0, 3.0]), title="a run")
+    assert set(panels(figure)) == {
+        "loss, nats",
+        "share of heads with a sink",
+        "attention to position 0",
+        "S2: first token ÷ others",
+        "norm ÷ others' median",
+        "dominance ratio",
+        "effective rank, layer mean",
+        "how many",
+        "layer",
+    }
+    assert figure.get_suptitle() == "a run"
+    assert texts(panels(figure)["loss, nats"]) == ["training", "evaluation", "watched sequences"]
+    assert texts(panels(figure)["share of heads with a sink"]) == ["over 0.1", "over 0.3"]
+    assert png(figure).startswith(b"\x89PNG")
+
+
+def test_lines_hold_the_numbers_and_zero_tokens_have_a_place():
+    figure = course(watched([0.1, 0.2, 0.6]))
+    mass = panels(figure)["attention to position 0"]
+    line = mass.get_lines()[1]  # of layer 1
+    assert line.get_ydata().tolist() == [0.1, 0.2, 0.6]
+    x = line.get_xdata()
+    assert x[1:].tolist() == [640, 1280]
+    assert 0 < x[0] < 640
+    ticks = dict(zip(mass.get_xticks(), (text.get_text() for text in mass.get_xticklabels()), strict=True))
+    assert ticks[x[0]] == "0"
+    assert mass.get_xscale() == "log"
+
+
+def test_the_birth_and_the_uniform_level_are_marked():
+    figure = course(watched([0.1, 0.2, 0.6]), born=640)
+    mass = panels(figure)["attention to position 0"]
+    assert texts(mass) == ["uniform attention"]
+    level = next(line for line in mass.get_lines() if line.get_label() == "uniform attention")
+    assert level.get_ydata()[0] == 0.25
+    marks = [line for line in mass.get_lines() if line.get_color() == ORANGE]
+    assert [line.get_xdata()[0] for line in marks] == [640]
+    without = panels(course(watched([0.1, 0.2])))["attention to position 0"]
+    assert not [line for line in without.get_lines() if line.get_color() == ORANGE]
+
+
+@pytest.mark.parametrize("masses", [[0.1], [0.0], [0.1, np.nan], [np.nan, 0.1]])
+def test_short_and_undefined_courses_are_drawn(masses):
+    assert isinstance(course(watched(masses, layers=1)), Figure)
+
+
+def test_arms_are_drawn_with_their_differences_and_sinks():
+    figure = comparison(tables(), arms=("none", "shared"))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["none", "shared"]
+    by_label = panels(figure)
+    loss = by_label["evaluation loss, nats"]
+    assert [line.get_ydata().tolist() for line in loss.get_lines()[:2]] == [[5.0, 3.0], [5.0, 2.5]]
+    assert len(loss.collections) == 2  # the bands
+    gap = by_label["evaluation loss − baseline, nats"]
+    assert [0.0, -0.5] in [list(line.get_ydata()) for line in gap.get_lines()]
+    ends = by_label["final evaluation loss − baseline"]
+    assert [text.get_text() for text in ends.get_xticklabels()] == ["shared"]
+    assert ends.collections[0].get_offsets()[:, 1].tolist() == [-0.6, -0.4]
+    assert len(by_label["attention to position 0, top layer"].get_lines()) == 2
+
+
+def test_what_was_not_watched_says_so():
+    figure = comparison(tables(sinks=False), arms=("none", "shared"))
+    assert [text.get_text() for text in panels(figure)["attention to position 0, top layer"].texts] == ["not watched"]
+
+
+def test_one_seed_is_drawn_without_an_interval():
+    assert isinstance(comparison(tables(low=np.nan), arms=("none", "shared")), Figure)
+
+
+def test_the_training_loss_is_drawn_where_nothing_was_evaluated():
+    made = {name: table.replace("evaluation", "training") for name, table in tables().items()}
+    assert "training loss, nats" in panels(comparison(made, arms=("none", "shared")))
+
+
+def test_comparing_and_drawing_load_no_torch():
+    code = "import sys, sink_lens.report.training, sink_lens.training.compare; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,384 @@
+"""Watching: planted sinks are found and measured by hand, and a run's checkpoints become one table."""
+
+import random
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sink_lens.data.tokens import from_tensor
+from sink_lens.errors import InputError, RunError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
+from sink_lens.records import add_to_run, create_run, read_run
+from sink_lens.training import checkpoints
+from sink_lens.training.checkpoints import (
+    births,
+    chain_measures,
+    checkpoints_of,
+    measure_checkpoint,
+    tokens_by_step,
+    watch,
+)
+from sink_lens.training.evaluation import evaluation_tokens, run_tokenizer
+
+from .runs import CONFIG, EACH, PROVENANCE, log, watched, write_run
+
+
+def batch(sequences=3, length=24, seed=0):
+    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(seed))
+    tokens[:, 0] = BOS_ID
+    return from_tensor(tokens)
+
+
+def value(frame, measure, *, layer=None, position=None, threshold=None):
+    rows = frame[frame["measure"] == measure]
+    for name, at in (("layer", layer), ("position", position)):
+        rows = rows[rows[name].isna() if at is None else rows[name].eq(at).fillna(False)]
+    if threshold is not None:
+        rows = rows[np.isclose(rows["threshold"], threshold)]
+    (found,) = rows["value"].tolist()
+    return found
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return planted()
+
+
+@pytest.fixture(scope="module")
+def found(truth):
+    return chain_measures(wrap(truth.model), batch())
+
+
+@pytest.fixture(scope="module")
+def plain(truth):
+    """What Hugging Face itself gives for the same tokens."""
+    model = planted().model
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        return model(batch().tokens, output_attentions=True, output_hidden_states=True)
+
+
+# --- one model
+
+
+def test_a_planted_sink_is_found_where_it_was_planted(truth, found):
+    behind = range(truth.layer + 1, 5)
+    assert all(value(found, "sink_rate", layer=layer, threshold=0.3) > 0.9 for layer in behind)
+    assert all(value(found, "sink_rate", layer=layer, threshold=0.3) < 0.1 for layer in range(truth.layer + 1))
+    assert [value(found, "growth_layer", layer=layer) for layer in range(5)] == [
+        float(layer == truth.layer) for layer in range(5)
+    ]
+    assert value(found, "growth_steps") == 1
+    assert value(found, "super_neurons") == value(found, "super_neurons", layer=truth.layer) == 1
+
+
+def test_without_the_planted_neuron_there_is_no_sink_and_no_growth():
+    without = chain_measures(wrap(planted(sink=False).model), batch())
+    assert value(without, "sink_rate", threshold=0.3) < 0.05
+    assert value(without, "growth_steps") == value(without, "super_neurons") == 0
+    assert value(without, "dominance_ratio") < 10
+
+
+def test_mass_and_rate_are_those_of_hugging_faces_own_pattern(found, plain):
+    for layer, pattern in enumerate(plain.attentions):
+        column = pattern[..., 0]  # batch, head, query
+        assert value(found, "sink_mass", layer=layer) == pytest.approx(float(column[..., 1:].mean()), abs=1e-6)
+        for level in (0.05, 0.1, 0.2, 0.3):
+            rate = float((column.mean(-1) > level).float().mean())
+            assert value(found, "sink_rate", layer=layer, threshold=level) == pytest.approx(rate, abs=1e-6)
+    whole = np.mean([float(pattern[..., 1:, 0].mean()) for pattern in plain.attentions])
+    assert value(found, "sink_mass") == pytest.approx(whole, abs=1e-6)
+
+
+def test_dominance_norm_and_rank_are_those_of_the_stream(truth, found):
+    streams = []
+    hooks = [layer.register_forward_hook(lambda *given: streams.append(given[2])) for layer in truth.model.model.layers]
+    with torch.no_grad():
+        truth.model(batch().tokens)
+    for hook in hooks:
+        hook.remove()
+    for layer, stream in enumerate(streams):
+        first = stream[:, 0].abs()
+        ratio = float((first.amax(-1) / first.mean(-1)).mean())
+        assert value(found, "dominance_ratio", layer=layer) == pytest.approx(ratio, rel=1e-5)
+        norms = stream.norm(dim=-1).numpy()
+        grown = float(np.mean([one[0] / np.median(one[8:]) for one in norms]))
+        assert value(found, "norm_ratio", layer=layer) == pytest.approx(grown, rel=1e-5)
+        for name, start in (("effective_rank", 0), ("effective_rank_without", 1)):
+            ranks = []
+            for states in stream:
+                p = torch.linalg.svdvals(states[start:].double())
+                p = p / p.sum()
+                ranks.append(float((-p * p.log()).sum().exp()))
+            assert value(found, name, layer=layer) == pytest.approx(np.mean(ranks), rel=1e-4)
+    assert value(found, "norm_ratio") == max(value(found, "norm_ratio", layer=layer) for layer in range(-1, 5))
+
+
+def test_the_variance_of_the_first_token_is_over_that_of_the_others(found):
+    by_position = found[(found["measure"] == "s2") & (found["layer"] == 0)]
+    assert by_position["position"].tolist() == list(range(24))
+    # Of each sequence the ratio is taken first; over three sequences that is close to the ratio of the means.
+    curve = by_position["value"].to_numpy()
+    assert value(found, "s2_ratio", layer=0) == pytest.approx(curve[0] / np.median(curve[8:]), rel=0.2)
+    assert value(found, "s2_ratio") > 1
+
+
+def test_uniform_attention_is_the_floor():
+    # Query i gives key 0 a share 1 / (i + 1): over queries 1 to 9 that is (1/2 + 1/3 + ... + 1/10) / 9.
+    short = chain_measures(wrap(tiny("llama")), batch(sequences=2, length=10))
+    assert value(short, "uniform_mass") == pytest.approx(sum(1 / n for n in range(2, 11)) / 9)
+
+
+def test_loss_is_that_of_hugging_face(truth, found):
+    tokens = batch().tokens
+    with torch.no_grad():
+        expected = truth.model(tokens, labels=tokens).loss
+    assert value(found, "loss") == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_every_row_is_tidy(found):
+    assert list(found.columns) == ["measure", "layer", "position", "threshold", "value", "unit"]
+    assert not found.duplicated(["measure", "layer", "position", "threshold"]).any()
+    assert found["value"].notna().all()
+    assert (found["unit"] != "").all()
+
+
+def test_measuring_twice_gives_the_same_and_leaves_everything_as_it_was():
+    model = tiny("llama", attention_dropout=0.1).train()
+    model.model.layers[1].eval()
+    modes = [module.training for module in model.modules()]
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    one, two = (
+        measure_checkpoint(model, batch(length=12), tokenizer=tiny_tokenizer(), step=3, seen=99) for _ in range(2)
+    )
+    pd.testing.assert_frame_equal(one, two)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert (np.random.get_state()[1] == states[2]).all()  # noqa: NPY002
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert model.config._attn_implementation == "sdpa"
+    assert set(one["step"]) == {3}
+    assert set(one["tokens"]) == {99}
+
+
+def test_a_training_that_is_watched_takes_the_same_steps():
+    def trained(*, watching):
+        model = tiny("llama", num_hidden_layers=2).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        ids = batch(length=12).tokens
+        for step in range(2):
+            model(ids, labels=ids).loss.backward()
+            if watching:
+                measure_checkpoint(model, batch(length=12), tokenizer=None, step=step, seen=0)
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.state_dict()
+
+    plain, seen = trained(watching=False), trained(watching=True)
+    assert all(torch.equal(plain[name], seen[name]) for name in plain)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss"])
+def test_other_families_are_measured(family):
+    found = chain_measures(wrap(tiny(family, num_hidden_layers=2)), batch(sequences=2, length=12))
+    assert value(found, "sink_mass") > 0
+    assert ("super_neurons" in set(found["measure"])) == (family != "gpt_oss")  # a mixture of experts has none
+
+
+def test_what_cannot_be_measured_is_refused():
+    lens = wrap(tiny("llama", num_hidden_layers=2))
+    with pytest.raises(InputError, match=r"thresholds are \[.*1\.5\]; need numbers between 0 and 1"):
+        chain_measures(lens, batch(length=12), threshold=1.5)
+    with pytest.raises(InputError, match="shortest sequence has 9 tokens; need 10"):
+        chain_measures(lens, batch(length=9))
+
+
+# --- a run
+
+
+def course(folder, *, sinks, status="finished", tokenizer=False):
+    """A training run whose checkpoints at steps 0, 10, 20, ... have the planted sink or not."""
+    try:
+        with create_run(folder, kind="train", config=CONFIG, provenance=PROVENANCE) as writer:
+            writer.write_table("log", log([5.0] * len(sinks)))
+            if tokenizer:
+                tiny_tokenizer(adds_bos=True).save_pretrained(folder / "tokenizer")
+            for index, sink in enumerate(sinks):
+                planted(sink=sink).model.save_pretrained(folder / "checkpoints" / f"checkpoint-{10 * index}")
+            if status == "failed":
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run watched once: no sink, no sink, a sink."""
+    folder = course(tmp_path_factory.mktemp("made") / "run", sinks=(False, False, True))
+    return folder, watch(folder, tokens=batch(), progress=False)
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    """A copy of it to change."""
+    return shutil.copytree(made[0], tmp_path / "run")
+
+
+def test_every_checkpoint_of_a_run_is_measured_and_kept(made):
+    folder, frame = made
+    assert sorted(set(zip(frame["step"], frame["tokens"], strict=True))) == [(0, 0), (10, 640), (20, 1280)]
+    kept = read_run(folder)
+    pd.testing.assert_frame_equal(kept.tables["watch"], frame)
+    assert kept.status == "finished"
+    assert set(frame["tokens_sha256"]) == {batch().hash}
+
+
+def test_the_sink_of_a_run_is_born_between_two_checkpoints(made):
+    born = births(made[1])
+    assert (born.step, born.before, born.tokens) == (20, 640, 1280)
+    assert "the sink was born between 640 and 1.28k tokens (step 20)" in born.sentence
+
+
+def test_watching_again_goes_on_where_it_stopped(run, monkeypatch):
+    planted(sink=True).model.save_pretrained(run / "checkpoints" / "checkpoint-30")
+    measured = []
+
+    def counted(path, *given, step, **named):
+        measured.append(step)
+        return measure_checkpoint(path, *given, step=step, **named)
+
+    monkeypatch.setattr(checkpoints, "measure_checkpoint", counted)
+    frame = watch(run, tokens=batch(), progress=False)
+    assert measured == [30]
+    assert sorted(set(frame["step"])) == [0, 10, 20, 30]
+    watch(run, tokens=batch(), progress=False)
+    assert measured == [30]
+
+
+def test_a_stopped_watch_keeps_what_it_had(run, monkeypatch):
+    def stopped(path, *given, step, **named):
+        if step == 20:
+            raise KeyboardInterrupt
+        return measure_checkpoint(path, *given, step=step, **named)
+
+    monkeypatch.setattr(checkpoints, "measure_checkpoint", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        watch(run, tokens=batch(), progress=False, resume=False)
+    assert sorted(set(read_run(run).tables["watch"]["step"])) == [0, 10]
+    assert read_run(run).status == "finished"
+
+
+def test_a_damaged_checkpoint_is_named_and_the_rest_goes_on(run):
+    weights = run / "checkpoints" / "checkpoint-10" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    with pytest.warns(UserWarning, match="checkpoint 10 is left out: .*weights cannot be read"):
+        frame = watch(run, tokens=batch(), progress=False, resume=False)
+    assert sorted(set(frame["step"])) == [0, 10, 20]
+    (error,) = frame["error"].dropna().tolist()
+    assert "weights cannot be read" in error
+    assert births(frame).step == 20
+    weights.write_bytes(whole)
+    assert watch(run, tokens=batch(), progress=False)["error"].isna().all()
+
+
+def test_how_a_run_ended_stays_as_it_was(tmp_path):
+    folder = course(tmp_path / "failed", sinks=(False,), status="failed")
+    before = read_run(folder)
+    watch(folder, tokens=batch(), progress=False)
+    after = read_run(folder)
+    assert before.status == after.status == "failed"
+    assert (before.error, before.ended, before.config) == (after.error, after.ended, after.config)
+    assert "watch" in after.tables
+
+
+def test_what_was_measured_otherwise_is_not_gone_on_with(run):
+    with pytest.raises(RunError, match=r"was measured on other tokens .*; need the same\. Give the same, or measure"):
+        watch(run, tokens=batch(seed=1), progress=False)
+    with pytest.raises(RunError, match=r"at the thresholds 0\.05, 0\.1, 0\.2, 0\.3, not 0\.25"):
+        watch(run, tokens=batch(), threshold=0.25, progress=False)
+
+
+def test_runs_that_cannot_be_watched_are_refused(tmp_path):
+    with create_run(tmp_path / "trace", kind="trace", config={}, provenance={}) as writer:
+        writer.write_text("a", "b")
+    with pytest.raises(RunError, match="holds a trace run; need one of sink-lens train"):
+        watch(tmp_path / "trace", tokens=batch())
+    bare = write_run(tmp_path / "bare", [5.0])
+    (bare / "checkpoints" / "latest-10").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"has no checkpoint; need checkpoints/checkpoint-N"):
+        checkpoints_of(read_run(bare))
+    with pytest.raises(RunError, match="no run"):
+        watch(tmp_path, tokens=batch())
+
+
+def test_a_run_that_is_being_written_is_refused(run):
+    with add_to_run(run), pytest.raises(RunError, match="in use by another process"):
+        watch(run, tokens=batch(), progress=False)
+    with add_to_run(run) as writer:
+        assert len(watch(run, tokens=batch(), progress=False, writer=writer))
+
+
+def test_tokens_are_those_of_the_log_else_of_the_sizes(tmp_path):
+    run = read_run(write_run(tmp_path / "run", [5.0, 4.0]))
+    seen = tokens_by_step(run)
+    assert [seen(step) for step in (0, 1, 10, 20, 40)] == [0, EACH, 10 * EACH, 20 * EACH, 40 * EACH]
+    with create_run(tmp_path / "none", kind="train", config={}, provenance={}) as writer:
+        writer.write_text("a", "b")
+    with pytest.raises(RunError, match="no log, and no length and batch"):
+        tokens_by_step(read_run(tmp_path / "none"))
+
+
+def test_rows_that_cannot_be_had_again_are_replaced_by_the_prose_and_that_is_said(tmp_path):
+    run = read_run(course(tmp_path / "run", sinks=(), tokenizer=True))
+    with pytest.warns(UserWarning, match="measured on the bundled prose: .*given as rows"):
+        tokens = evaluation_tokens(run, run_tokenizer(run), sequences=4, length=64)
+    assert (tokens.n_sequences, tokens.n_positions) == (4, CONFIG["length"])  # the run's context is shorter than 64
+    assert tokens.source == "text:moby_dick"
+    with pytest.raises(RunError, match="has no tokenizer for other text"):
+        evaluation_tokens(run, None, sequences=4, length=64)
+
+
+# --- births
+
+
+@pytest.mark.parametrize(
+    ("masses", "step", "before"),
+    [
+        ([0.0, 0.2, 0.4], 10, 0),  # rates over 0.3 are half the masses: 0, 0.1, 0.2
+        ([0.0, 0.08, 0.1], 20, 640),  # 0.04 is not enough, 0.05 is
+        ([0.0, 0.4, 0.0, 0.4], 30, 1280),  # what comes and goes is no birth
+        ([0.4, 0.4], 0, None),
+        ([0.0, 0.4, 0.02], None, None),
+    ],
+)
+def test_a_birth_is_where_the_rate_stays(masses, step, before):
+    born = births(watched(masses))
+    assert (born.step, born.before) == (step, before)
+    assert born.tokens == (None if step is None else step * EACH)
+
+
+def test_a_sink_that_never_comes_is_said_plainly():
+    said = births(watched([0.0, 0.02, 0.08])).sentence
+    assert said == (
+        "no sink at threshold 0.3; at the last checkpoint (1.28k tokens) 4.0% of layers and heads over 0.3 "
+        "(8.0% at 0.1); layer 1 has most: mean mass 0.08, uniform attention 0.25"
+    )
+
+
+def test_a_sink_that_was_always_there_has_no_known_birth():
+    assert "at the first checkpoint already (0 tokens): when is not known" in births(watched([0.4, 0.4])).sentence
+
+
+def test_births_at_what_was_not_measured_are_refused():
+    with pytest.raises(InputError, match=r"not measured at threshold 0\.2; need one of 0\.1, 0\.3"):
+        births(watched([0.1]), threshold=0.2)
+    with pytest.raises(InputError, match="no checkpoint was measured"):
+        births(watched([0.1]).iloc[:0])

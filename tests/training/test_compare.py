@@ -1,0 +1,366 @@
+"""Comparing arms: known crossings and differences, and what may not be compared."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sink_lens.errors import InputError, RunError
+from sink_lens.records import create_run, read_run
+from sink_lens.training.arms import flat, group
+from sink_lens.training.compare import compare, write
+from sink_lens.training.curves import reached, smoothed
+from sink_lens.training.differences import difference
+
+from .runs import EACH, write_run
+
+BASE = [6.0, 5.0, 4.0, 3.0]
+"""At 640, 1280, 1920 and 2560 tokens."""
+
+
+def generator():
+    return np.random.default_rng(0)
+
+
+def arms(tmp_path, *, seeds=(0, 1, 2), norm=None, masses=None, other=None, **options):
+    """Runs of softmax, and of it with a norm; a seed adds a tenth of itself to both, so that pairs differ alike."""
+    curve = [5.5, 4.5, 3.0, 2.0] if norm is None else norm
+    runs = []
+    for seed in seeds:
+        base = [loss + seed / 10 for loss in BASE]
+        runs.append(write_run(tmp_path / f"base-{seed}", base, masses=masses, seed=seed, **options))
+        normed = [loss + seed / 10 + seed / 1000 for loss in curve]
+        runs.append(
+            write_run(
+                tmp_path / f"norm-{seed}", normed, masses=other or masses, seed=seed, value_norm="per_head", **options
+            )
+        )
+    return runs
+
+
+# --- the arithmetic
+
+
+def test_a_moving_mean_looks_backwards_only():
+    assert smoothed(np.array([4.0, 2.0, 6.0, 0.0]), window=2).tolist() == [4.0, 3.0, 4.0, 3.0]
+    assert smoothed(np.array([4.0, 2.0]), window=0).tolist() == [4.0, 2.0]
+    assert smoothed(np.array([4.0, 2.0, 0.0]), window=9).tolist() == [4.0, 3.0, 2.0]
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.integers(1, 25))
+def test_a_moving_mean_stays_within_its_window(values, window):
+    found = smoothed(np.array(values), window=window)
+    for index, one in enumerate(found):
+        seen = values[max(0, index - window + 1) : index + 1]
+        assert one == pytest.approx(np.mean(seen), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("losses", "target", "tokens"),
+    [
+        ([5.0, 4.0, 3.0], 3.5, 25.0),  # half way between 4 at 20 and 3 at 30
+        ([5.0, 4.0, 3.0], 3.0, 30.0),
+        ([5.0, 4.0, 3.0], 2.9, math.nan),
+        ([5.0, 3.0, 5.0, 3.0], 4.0, 35.0),  # it touches at 15, and stays from 35 on
+        ([5.0, 3.0, 5.0], 4.0, math.nan),
+        ([2.0, 1.0], 3.0, 10.0),  # under it from the first point on
+    ],
+)
+def test_a_target_is_reached_where_the_loss_stays_under_it(losses, target, tokens):
+    at = 10.0 * np.arange(1, len(losses) + 1)
+    assert reached(at, np.array(losses), target=target) == pytest.approx(tokens, nan_ok=True)
+
+
+def test_a_paired_difference_by_hand():
+    # Mean 2, standard deviation 1, over 3: t = 2 / (1 / sqrt 3) = 3.4641; t(0.975, 2) = 4.3027, so 2 -+ 2.4841.
+    found = difference([1.0, 2.0, 3.0], generator=generator())
+    assert found.mean == 2
+    assert (found.low, found.high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
+    assert found.t_p == pytest.approx(0.0742, abs=1e-4)
+    assert found.flip_p == found.flip_smallest == 0.25  # all of one sign: 2 of the 8 flips are as large
+    assert not found.told
+    assert 1 <= found.boot_low <= found.boot_high <= 3
+
+
+def test_few_seeds_tell_little():
+    one = difference([-1.0], generator=generator())
+    assert one.n == 1
+    assert math.isnan(one.low)
+    assert not one.told
+    assert difference([-1.0, -1.01], generator=generator()).flip_smallest == 0.5
+    alike = difference([-1.0, -1.0, -1.0], generator=generator())
+    assert (alike.low, alike.high) == (-1, -1)
+    assert math.isnan(alike.t_p)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=5))
+def test_turning_every_difference_round_turns_the_answer_round(values):
+    one, other = (difference([sign * value for value in values], generator=generator()) for sign in (1, -1))
+    assert one.mean == pytest.approx(-other.mean, abs=1e-12)
+    assert one.low == pytest.approx(-other.high, abs=1e-9)
+    assert one.flip_p == pytest.approx(other.flip_p)
+
+
+# --- a comparison
+
+
+def test_an_arm_that_is_ahead(tmp_path):
+    found = compare(arms(tmp_path), generator=generator())
+    assert found.arms.by == ("value_norm",)
+    assert list(found.arms.runs) == ["none", "per_head"]
+    assert found.arms.seeds == (0, 1, 2)
+    finals = found.tables["finals"].query("arm == 'per_head' and curve == 'evaluation'")
+    # 1 below the baseline at the end, and a thousandth of the seed more.
+    assert finals["difference"].tolist() == pytest.approx([-1.0, -0.999, -0.998])
+    # It is at 3.0 + seed / 10 + seed / 1000 at 1920 tokens, and loses 1 in the next 640.
+    wanted = [1920 + 640 * seed / 1000 for seed in range(3)]
+    assert finals["reached"].tolist() == pytest.approx(wanted)
+    assert finals["acceleration"].tolist() == pytest.approx([2560 / one for one in wanted])
+    row = found.tables["differences"].query("curve == 'evaluation'").iloc[0]
+    # Mean -0.999, standard deviation 0.001: -+ 4.3027 * 0.001 / sqrt 3.
+    assert (row["mean"], row["low"], row["high"]) == pytest.approx((-0.999, -1.00148, -0.99652), abs=1e-5)
+    assert "per_head 2.1010, none 3.1000 nats, difference -0.9990" in found.headline
+    assert "per_head is ahead of the baseline" in found.headline
+    assert "reaches the baseline's final evaluation loss sooner: after 1.92k tokens against 2.56k" in found.headline
+    assert "sign flips p = 0.25, at least 0.25 with so many seeds" in found.headline
+    assert "sink and disparity are not compared" in found.notes[0]
+
+
+def test_an_arm_that_is_behind_never_gets_there(tmp_path):
+    found = compare(arms(tmp_path, norm=[6.0, 5.5, 5.0, 4.5]), generator=generator())
+    assert "per_head is behind the baseline" in found.headline
+    assert "does not reach the baseline's final evaluation loss in any of 3 seeds: no acceleration" in found.headline
+    assert found.tables["finals"].query("arm == 'per_head'")["acceleration"].isna().all()
+
+
+def test_an_arm_that_gets_there_with_one_seed_only(tmp_path):
+    runs = [
+        write_run(tmp_path / f"{arm}-{seed}", [6.0, 5.0, end], seed=seed, value_norm=arm)
+        for arm, ends in (("none", (4.0, 4.0, 4.0)), ("shared", (3.0, 4.5, 4.6)))
+        for seed, end in enumerate(ends)
+    ]
+    found = compare(runs, generator=generator())
+    assert "shared reaches the baseline's final evaluation loss in 1 of 3 seeds only" in found.headline
+    assert "no difference can be told" in found.headline
+
+
+def test_equal_arms_are_equally_fast(tmp_path):
+    found = compare(arms(tmp_path, norm=BASE, seeds=(0, 1)), generator=generator())
+    first = found.tables["finals"].query("arm == 'per_head' and seed == 0")
+    assert first["acceleration"].tolist() == [1.0, 1.0]
+    assert first["difference"].tolist() == [0.0, 0.0]
+
+
+def test_without_an_evaluation_the_training_loss_is_compared(tmp_path):
+    found = compare(arms(tmp_path, evaluation=False), generator=generator())
+    assert set(found.tables["finals"]["curve"]) == {"training"}
+    assert "final training loss" in found.headline
+    found.figure()
+
+
+def test_curves_are_set_beside_each_other_seed_by_seed(tmp_path):
+    found = compare(arms(tmp_path), generator=generator())
+    curves = found.tables["curves"].query("arm == 'per_head' and seed == 1 and curve == 'evaluation'")
+    assert curves["tokens"].tolist() == [640, 1280, 1920, 2560]
+    assert curves["difference"].tolist() == pytest.approx([-0.499, -0.499, -0.999, -0.999])
+    bands = found.tables["bands"].query("arm == 'per_head' and curve == 'evaluation'")
+    loss = bands.query("quantity == 'loss'")
+    assert loss["mean"].tolist() == pytest.approx([5.601, 4.601, 3.101, 2.101])
+    assert (loss["low"] < loss["mean"]).all()
+    assert (loss["high"] > loss["mean"]).all()
+    # What the seeds share cancels in the difference: its interval is far narrower.
+    gap = bands.query("quantity == 'difference'")
+    assert ((gap["high"] - gap["low"]) < 0.1 * (loss["high"] - loss["low"]).to_numpy()).all()
+
+
+def test_runs_that_logged_at_other_steps_are_compared_where_both_were(tmp_path):
+    short = [write_run(tmp_path / f"n{seed}", [6.0, 4.0], seed=seed, value_norm="shared") for seed in (0, 1)]
+    long = [write_run(tmp_path / f"b{seed}", BASE, seed=seed) for seed in (0, 1)]
+    curves = compare(long + short, generator=generator()).tables["curves"]
+    assert curves["tokens"].max() == 2 * 10 * EACH
+
+
+# --- sinks
+
+
+def test_sinks_are_set_beside_each_other(tmp_path):
+    found = compare(arms(tmp_path, masses=[0.0, 0.2, 0.6], other=[0.0, 0.02, 0.04]), generator=generator())
+    assert "none has a sink in 3 of 3 seeds, born by 640, 640 and 640 tokens" in found.headline
+    assert "per_head has no sink at 0.3 (fewer than 5%) in any of 3 seeds" in found.headline
+    assert "dominance ratio (layer mean): none 11, per_head 5.4" in found.headline
+    assert "effective rank (layer mean): none 14, per_head 19.6" in found.headline
+    rows = found.tables["measures"].query("measure == 'top_mass'").set_index("arm")
+    assert rows.loc["per_head", "mean"] == pytest.approx(0.04)
+    assert rows.loc["per_head", "difference"] == pytest.approx(-0.56)
+    assert rows.loc["none", "step"] == 20
+    birth = found.tables["births"].set_index(["arm", "seed"])
+    assert birth.loc[("none", 0), "tokens"] == 640
+    assert pd.isna(birth.loc[("per_head", 0), "tokens"])
+    assert found.notes == ()
+
+
+def test_a_baseline_without_a_sink_is_said_to_have_none(tmp_path):
+    said = compare(arms(tmp_path, masses=[0.0, 0.02]), generator=generator()).headline
+    assert "none has no sink at 0.3 (fewer than 5%) in any of 3 seeds: at the end 1.0% of layers and heads" in said
+    assert "a mass of 0.02 (uniform attention 0.25)" in said
+
+
+def test_sinks_are_compared_at_a_step_that_all_runs_have(tmp_path):
+    runs = arms(tmp_path, seeds=(0, 1), masses=[0.0, 0.2, 0.6], other=[0.0, 0.1])
+    with pytest.warns(UserWarning, match="compared at step 10"):
+        found = compare(runs, generator=generator())
+    assert set(found.tables["measures"]["step"]) == {10}
+
+
+def test_runs_that_were_watched_on_other_sequences_have_their_losses_compared_only(tmp_path):
+    runs = arms(tmp_path, masses=[0.0, 0.2])
+    table = read_run(runs[0]).tables["watch"].assign(tokens_sha256="b" * 64)
+    from sink_lens.records import add_to_run
+
+    with add_to_run(runs[0]) as writer:
+        writer.write_table("watch", table)
+    found = compare(runs, generator=generator())
+    assert "watched on different sequences" in found.notes[0]
+    assert "measures" not in found.tables
+
+
+def test_a_threshold_that_was_not_measured_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"not watched at threshold 0\.2; need one of 0\.1, 0\.3"):
+        compare(arms(tmp_path, masses=[0.1]), generator=generator(), threshold=0.2)
+
+
+# --- what may be compared
+
+
+def test_any_field_can_be_compared_by_name(tmp_path):
+    runs = [write_run(tmp_path / f"{lr}-{seed}", BASE, lr=lr, seed=seed) for lr in (0.002, 0.001) for seed in (0, 1, 2)]
+    found = group(runs)
+    assert found.by == ("lr",)
+    assert list(found.runs) == ["0.002", "0.001"]  # the first run's arm is the baseline
+    assert group(runs, by="lr", baseline="0.001").baseline == "0.001"
+    with pytest.raises(InputError, match=r"no arm is '5'; need one of 0\.002, 0\.001"):
+        group(runs, baseline="5")
+
+
+def test_three_architectures_are_compared_with_the_one_that_changes_nothing(tmp_path):
+    made = [{"attention": "sigmoid"}, {"value_norm": "per_head"}, {}]
+    runs = [write_run(tmp_path / f"{i}-{s}", BASE, seed=s, **one) for i, one in enumerate(made) for s in (0, 1, 2)]
+    found = group(runs)
+    assert found.by == ("attention", "value_norm")
+    assert list(found.runs) == ["softmax/none", "sigmoid/none", "softmax/per_head"]
+
+
+def test_two_changes_at_once_must_be_asked_for(tmp_path):
+    runs = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
+    runs += [write_run(tmp_path / f"n{s}", BASE, seed=s, attention="sigmoid", value_norm="shared") for s in (0, 1, 2)]
+    with pytest.raises(RunError, match="differs from the baseline in attention and value_norm at once"):
+        group(runs)
+    assert list(group(runs, by="attention,value_norm").runs) == ["softmax/none", "sigmoid/shared"]
+
+
+@pytest.mark.parametrize("field", ["lr", "data_seed", "length", "steps", "batch"])
+def test_arms_that_differ_in_something_else_are_refused(tmp_path, field):
+    base = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
+    other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **{field: 7}) for s in (0, 1, 2)]
+    with pytest.raises(RunError, match=rf"the runs also differ in {field}: .*b0\), 7 \(.*n0\); need arms that differ"):
+        group(base + other)
+    with pytest.raises(RunError, match=f"also differ in {field}"):
+        group(base + other, by="value_norm")
+
+
+def test_what_does_not_touch_the_numbers_may_differ(tmp_path):
+    base = [write_run(tmp_path / f"b{s}", BASE, seed=s, watch=True, trackers=["wandb"]) for s in (0, 1, 2)]
+    other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared") for s in (0, 1, 2)]
+    assert group(base + other).notes == ()
+
+
+def test_other_software_or_devices_are_said_and_not_refused(tmp_path):
+    base = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
+    changed = {"provenance": {"versions": {"torch": "3.0"}}, "compile": True}
+    other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **changed) for s in (0, 1, 2)]
+    with pytest.warns(UserWarning, match="differ in") as said:
+        found = group(base + other)
+    assert len(said) == 2
+    assert 'versions: {"torch": "2.13.0"} and {"torch": "3.0"}' in found.notes[0]
+    assert "compile: null and true" in found.notes[1]
+
+
+@pytest.mark.parametrize("name", ["data_sha256", "tokenizer_sha256"])
+def test_other_data_is_refused(tmp_path, name):
+    base = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
+    options = {"value_norm": "shared", "provenance": {name: "other"}}
+    other = [write_run(tmp_path / f"n{s}", BASE, seed=s, **options) for s in (0, 1, 2)]
+    with pytest.raises(RunError, match=f"the runs have another {name}"):
+        group(base + other)
+
+
+def test_runs_that_are_no_arms_are_refused(tmp_path):
+    base = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
+    norm = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared") for s in (0, 1, 2)]
+    with pytest.raises(InputError, match="1 runs were given; need two"):
+        group(base[:1])
+    with pytest.raises(RunError, match="the same configuration but for the seed; need two arms"):
+        group(base)
+    with pytest.raises(RunError, match="all runs are softmax; need two arms"):
+        group(base, by="attention")
+    with pytest.raises(InputError, match="no run has colour; need a field of the configuration: attention, "):
+        group(base + norm, by="colour")
+    with pytest.raises(RunError, match=r"other seeds \(none: 0, 1, 2; shared: 0, 1\); need the same in each"):
+        group(base + norm[:2])
+    with pytest.raises(RunError, match="are both none with seed 0; need each once"):
+        group([*base, *norm, base[0]])
+
+
+def test_runs_that_are_not_whole_are_refused(tmp_path):
+    base = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1)]
+    failed = write_run(tmp_path / "n0", BASE, value_norm="shared", status="failed")
+    with pytest.raises(RunError, match="n0 is failed, not finished; need whole runs"):
+        group([*base, failed])
+    with create_run(tmp_path / "sweep", kind="sweep", config={}, provenance={}) as writer:
+        writer.write_text("a", "b")
+    with pytest.raises(RunError, match="holds a sweep run; need runs of sink-lens train"):
+        group([*base, tmp_path / "sweep"])
+    bad = write_run(tmp_path / "n1", [5.0, math.inf], value_norm="shared", seed=0)
+    with pytest.raises(RunError, match="a loss that is not finite"):
+        compare([base[0], bad], generator=generator())
+
+
+def test_an_interval_of_few_seeds_is_said_to_say_little(tmp_path):
+    two = compare(arms(tmp_path / "two", seeds=(0, 1)), generator=generator())
+    assert "an interval of two seeds says little" in two.notes
+    one = compare(arms(tmp_path / "one", seeds=(0,)), generator=generator())
+    assert "one seed has no interval: no difference can be told from chance" in one.notes
+    assert "(one seed: no interval)" in one.headline
+
+
+def test_fields_of_fields_are_named_by_both():
+    assert flat({"a": 1, "b": {"c": {"d": 2}}}) == {"a": 1, "b.c.d": 2}
+
+
+# --- what is kept
+
+
+def test_a_comparison_is_kept_as_a_run(tmp_path):
+    found = compare(arms(tmp_path, masses=[0.0, 0.2]), generator=generator())
+    folder = write(found, tmp_path / "out", threshold=0.3, seed=0)
+    kept = read_run(folder)
+    assert (kept.kind, kept.status, kept.missing) == ("compare", "finished", [])
+    assert set(kept.tables) == {"curves", "bands", "finals", "differences", "measures", "course", "births"}
+    pd.testing.assert_frame_equal(kept.tables["finals"], found.tables["finals"])
+    assert kept.config["runs"]["per_head"]["2"].endswith("norm-2")
+    assert (folder / "findings.txt").read_text().startswith(found.sentences[0])
+    assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (folder / "compare.svg").read_bytes()
+    with pytest.raises(RunError, match="holds a compare run that finished"):
+        write(found, folder, threshold=0.3, seed=0)
+
+
+def test_the_same_generator_gives_the_same_comparison(tmp_path):
+    runs = arms(tmp_path, seeds=(0, 1), masses=[0.0, 0.2])
+    one, two = (compare(runs, generator=generator()) for _ in range(2))
+    for name, table in one.tables.items():
+        pd.testing.assert_frame_equal(table, two.tables[name])

@@ -1,0 +1,146 @@
+"""What a training can be asked: sizes, the file, settings, and every refusal."""
+
+import json
+from dataclasses import FrozenInstanceError, asdict
+
+import pytest
+
+from sink_lens.errors import InputError
+from sink_lens.training.config import EXAMPLE, SIZES, TrainConfig, read_train, setting, train_config
+
+
+def n_parameters(config):
+    """Embedding, and per layer four attention matrices, three of the MLP and two gains; the final gain."""
+    attention = 2 * config.d_model * (config.n_heads + config.n_kv_heads) * config.d_head
+    layer = attention + 3 * config.d_model * config.d_mlp + 2 * config.d_model
+    return config.vocab_size * config.d_model + config.n_layers * layer + config.d_model
+
+
+@pytest.mark.parametrize(
+    ("size", "millions"),
+    [("toy", 3.4), ("small", 10.0), ("medium", 40.5), ("paper", 151.9)],
+)
+def test_a_size_has_about_as_many_parameters_as_it_says(size, millions):
+    assert n_parameters(TrainConfig(size=size)) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_the_papers_size_is_its_tables_3_and_4():
+    config = TrainConfig(size="paper")
+    assert (config.d_model, config.d_mlp, config.n_layers, config.n_heads, config.n_kv_heads) == (768, 3072, 12, 12, 12)
+    assert (config.vocab_size, config.rms_eps, config.rope_theta, config.tied) == (50304, 1e-6, 1e4, True)
+    assert (config.betas, config.weight_decay, config.clip) == ((0.9, 0.95), 0.1, 1.0)
+    assert (config.lr, config.min_lr, config.warmup, config.steps) == (1e-3, 1e-4, 2000, 40_000)
+    assert (config.length, config.dtype, config.init_std) == (4096, "bf16", 0.02)
+
+
+def test_every_size_sets_the_same_fields_and_each_can_be_replaced():
+    assert len({frozenset(fields) for fields in SIZES.values()}) == 1
+    config = TrainConfig(size="paper", n_layers=3, lr=5e-4, dtype="float32")
+    assert (config.n_layers, config.lr, config.dtype, config.d_model) == (3, 5e-4, "float32", 768)
+
+
+def test_a_configuration_is_whole_frozen_and_can_be_written_and_read_back():
+    config = TrainConfig(checkpoints=(3, 5), trackers=("wandb",), n_kv_heads=2)
+    assert None not in {name: value for name, value in asdict(config).items() if name != "device"}.values()
+    assert train_config(json.loads(json.dumps(asdict(config)))) == config
+    with pytest.raises(FrozenInstanceError):
+        config.lr = 1.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "more", "kept"),
+    [(1, (), (0, 1)), (8, (), (0, 1, 2, 4, 8)), (10, (), (0, 1, 2, 4, 8, 10)), (10, (7, 4), (0, 1, 2, 4, 7, 8, 10))],
+)
+def test_kept_are_zero_the_powers_of_two_and_the_end(steps, more, kept):
+    assert TrainConfig(steps=steps, warmup=0, checkpoints=more).kept == kept
+
+
+def test_a_step_has_the_tokens_of_its_batch():
+    assert TrainConfig(batch=6, accumulation=3, length=10).step_tokens == 60
+
+
+def test_the_example_is_a_file_to_begin_with(tmp_path):
+    (tmp_path / "train.toml").write_text(EXAMPLE)
+    assert read_train(tmp_path / "train.toml") == TrainConfig()
+    changed = read_train(tmp_path / "train.toml", seed=3, size="small", steps=9, warmup=1)
+    assert (changed.seed, changed.d_model, changed.steps, changed.batch) == (3, 320, 9, 32)
+    named = {line.strip("# ") for line in EXAMPLE.replace(",", "\n").splitlines()}
+    words = " ".join(named)
+    assert [name for name in asdict(TrainConfig()) if name not in words] == []
+
+
+def test_json_is_read_too(tmp_path):
+    (tmp_path / "train.json").write_text('{"lr": 1, "betas": [0, 0.5]}')
+    config = read_train(tmp_path / "train.json", min_lr=0.5)
+    assert (config.lr, type(config.lr), config.betas) == (1.0, float, (0.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("colour = 1", "has colour, which is not known; need some of accumulation"),
+        ("size = [", "cannot be read as a training"),
+        ('size = "huge"', "size is 'huge'; need one of toy, small, medium, paper"),
+        ('attention = "linear"', "attention is 'linear'; need one of softmax, sigmoid"),
+        ('value_norm = "all"', "value_norm is 'all'; need one of none, shared, per_head"),
+        ('lr = "fast"', "lr is 'fast'; need a number"),
+        ("lr = nan", "lr is nan; need a number"),
+        ("lr = 0", "lr is 0.0; need a number above 0"),
+        ("steps = 1.5", "steps is 1.5; need a whole number"),
+        ("steps = true", "steps is True; need a whole number"),
+        ("compile = 1", "compile is 1; need a true or false"),
+        ("data = 3", "data is 3; need a text"),
+        ('data = " "', "data is empty"),
+        ("n_layers = 0", "n_layers is 0; need at least 1"),
+        ("seed = -1", "seed is -1; need at least 0"),
+        ("n_heads = 7", "d_model is 192 and n_heads 7; need heads of an equal, even width"),
+        ("n_heads = 64", "need heads of an equal, even width"),
+        ("n_kv_heads = 4", "n_heads is 6 and n_kv_heads 4; need a multiple of it"),
+        ("accumulation = 5", "batch is 32 and accumulation 5; need a multiple of it"),
+        ("min_lr = 1.0", "min_lr is 1.0 and lr 0.002; need at most that"),
+        ("steps = 60", "warmup is 60 and steps 60; need fewer steps of warm-up"),
+        ("eval_frac = 1", "eval_frac is 1.0; need a number above 0, up to 0.5"),
+        ("watch = true\nlength = 9", "watch is asked for with sequences of 9 tokens"),
+        ("betas = [0.9]", "betas is (0.9,); need two numbers"),
+        ("betas = 0.9", "betas is 0.9; need a list"),
+        ("checkpoints = [700]", "checkpoints has [700]; need steps from 0 to 600"),
+        ('trackers = "wandb"', "trackers is 'wandb'; need a list"),
+        ('trackers = ["mlflow"]', "trackers is 'mlflow'; need one of tensorboard, wandb"),
+        ('device = "tpu"', "device is 'tpu'; need one of cpu, cuda, mps"),
+        ('device = "cpu"\nfsdp = true', "fsdp is asked for on cpu; need GPUs"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_what_is_needed(tmp_path, text, says):
+    (tmp_path / "train.toml").write_text(text)
+    with pytest.raises(InputError) as refused:
+        read_train(tmp_path / "train.toml")
+    assert says in str(refused.value)
+
+
+def test_a_file_that_is_not_there_and_an_unknown_change_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"none\.toml cannot be read as a training"):
+        read_train(tmp_path / "none.toml")
+    with pytest.raises(InputError, match="what replaces it has speed, which is not known"):
+        train_config({}, speed=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("lr=3e-4", ("lr", 3e-4)),
+        ("steps = 20", ("steps", 20)),
+        ("watch=true", ("watch", True)),
+        ("attention=sigmoid", ("attention", "sigmoid")),
+        ('data="my folder"', ("data", "my folder")),
+        ("checkpoints=[3, 5]", ("checkpoints", [3, 5])),
+        ("data=a=b.txt", ("data", "a=b.txt")),
+    ],
+)
+def test_a_setting_is_a_name_and_a_toml_value_or_a_text(text, found):
+    assert setting(text) == found
+
+
+@pytest.mark.parametrize("text", ["lr", "=3", ""])
+def test_a_setting_without_a_name_or_a_value_is_refused(text):
+    with pytest.raises(InputError, match="need NAME=VALUE"):
+        setting(text)

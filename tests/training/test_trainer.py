@@ -1,0 +1,568 @@
+"""Training: it learns, stops and goes on bit for bit, keeps whole checkpoints, and says what went wrong."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors.torch
+import torch
+
+from sink_lens.errors import InputError, RunError
+from sink_lens.models.headnorm import undecayed
+from sink_lens.models.tiny import tiny_tokenizer
+from sink_lens.records import read_run
+from sink_lens.training import loop as loop_module
+from sink_lens.training import saving
+from sink_lens.training.batches import corpus_of, tokenizer_hash
+from sink_lens.training.loop import Loop
+from sink_lens.training.model import model_of
+from sink_lens.training.schedule import Order, learning_rate
+from sink_lens.training.trainer import arguments, check_device, check_processes, train
+
+HERE = Path(__file__).parent
+_SCRIPT = spec_from_file_location("tiny_run", HERE / "tiny_run.py")
+tiny_run = module_from_spec(_SCRIPT)
+_SCRIPT.loader.exec_module(tiny_run)
+config_of, data, rows, trained = tiny_run.config_of, tiny_run.data, tiny_run.rows, tiny_run.trained
+LENGTH, VOCAB_SIZE = tiny_run.LENGTH, tiny_run.VOCAB_SIZE
+KEPT = [0, 1, 2, 4, 8, 12]
+
+
+def weights(folder):
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def same(a, b):
+    """Whether two nests of tensors and numbers are equal, bit for bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    return a == b or (a != a and b != b)
+
+
+def state(folder, name):
+    with torch.serialization.safe_globals(
+        [np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+    ):
+        return torch.load(folder / name, weights_only=True)
+
+
+def same_run(a, b):
+    """Two run folders hold the same training: every checkpoint, the optimizer at the end, and the log."""
+    left, right = (pd.read_parquet(folder / "log.parquet").drop(columns="seconds") for folder in (a, b))
+    pd.testing.assert_frame_equal(left, right, check_exact=True)
+    names = sorted(path.name for path in (a / "checkpoints").iterdir())
+    assert names == sorted(path.name for path in (b / "checkpoints").iterdir())
+    for name in names:
+        assert same(weights(a / "checkpoints" / name), weights(b / "checkpoints" / name)), name
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        one, two = (state(folder / f"checkpoints/checkpoint-{KEPT[-1]}", name) for folder in (a, b))
+        one.pop("python", None)  # Python's generator: the checker of shapes draws from it while the tests run
+        two.pop("python", None)
+        assert same(one, two), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A training that was never stopped."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return trained(out)
+
+
+def copy_of(whole, folder):
+    shutil.copytree(whole.folder, folder)
+    return folder
+
+
+# --- what is decided by the configuration
+
+
+def test_the_rate_rises_from_its_first_step_and_falls_to_its_end():
+    config = config_of(steps=12, warmup=4, lr=8.0, min_lr=2.0)
+    # 8/4, 16/4, 24/4, 32/4; then 2 + 6 (1 + cos(pi k/8)) / 2: 8 at k = 0, 5 at k = 4
+    assert [learning_rate(step, config=config) for step in range(5)] == [2.0, 4.0, 6.0, 8.0, 8.0]
+    assert learning_rate(8, config=config) == pytest.approx(5.0)
+    assert learning_rate(11, config=config) > 2.0
+    assert learning_rate(12, config=config) == 2.0
+    falling = [learning_rate(step, config=config) for step in range(4, 13)]
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_without_warm_up_the_rate_begins_at_its_peak():
+    assert learning_rate(0, config=config_of(warmup=0)) == 1e-2
+
+
+def test_the_order_is_passes_over_the_data_by_the_data_seed_alone():
+    drawn = list(Order(n_sequences=5, drawn=12, seed=3))
+    assert len(drawn) == len(Order(n_sequences=5, drawn=12, seed=3)) == 12
+    assert sorted(drawn[:5]) == sorted(drawn[5:10]) == [0, 1, 2, 3, 4]
+    assert drawn[:5] != drawn[5:10]
+    torch.manual_seed(7)
+    assert drawn == list(Order(n_sequences=5, drawn=12, seed=3))
+    assert drawn != list(Order(n_sequences=5, drawn=12, seed=4))
+
+
+def test_the_seed_makes_the_weights_and_nothing_else_does():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = model_of(config_of(seed=1))
+    assert torch.equal(before, torch.get_rng_state())
+    again = model_of(config_of(seed=1, data_seed=9, lr=1e-3, steps=40))
+    other = model_of(config_of(seed=2))
+    assert same(first.state_dict(), again.state_dict())
+    assert not same(first.state_dict(), other.state_dict())
+
+
+def test_the_model_is_the_configuration():
+    config = config_of(
+        attention="gate_headwise", value_norm="per_head", value_norm_init="ones", n_kv_heads=1, rms_eps=1e-5, tied=False
+    )
+    model = model_of(config)
+    found = model.config
+    assert (found.attention, found.value_norm, found.value_norm_init) == ("gate_headwise", "per_head", "ones")
+    assert (found.num_hidden_layers, found.hidden_size, found.intermediate_size) == (2, 16, 24)
+    assert (found.num_attention_heads, found.num_key_value_heads, found.rms_norm_eps) == (2, 1, 1e-5)
+    assert (found.tie_word_embeddings, found.vocab_size, found.max_position_embeddings) == (False, VOCAB_SIZE, LENGTH)
+    assert model.model.layers[0].self_attn.gamma.shape == (2, 8)
+
+
+def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
+    plain = dict(model_of(config_of()).named_parameters())
+    arm = model_of(config_of(attention="gate_elementwise", value_norm="shared"))
+    arms = dict(arm.named_parameters())
+    assert plain.keys() < arms.keys()
+    assert all(torch.equal(plain[name], arms[name]) for name in plain)
+    attention = arm.model.layers[1].self_attn
+    # gamma is the size of the first token's head output, which these value weights make: std of 16 products
+    expected = attention.v_proj.weight.detach().norm(dim=1).mean()
+    assert float(attention.gamma.detach()[0]) == pytest.approx(float(expected), rel=0.2)
+
+
+def test_more_ids_than_the_model_has_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"the tokenizer has 300 ids and the model 40; .*vocab_size = 300"):
+        model_of(config_of(), tokenizer=tiny_tokenizer())
+    bad = rows(4, seed=0)
+    bad[2]["input_ids"] = bad[2]["input_ids"].clone()
+    bad[2]["input_ids"][3] = VOCAB_SIZE
+    with pytest.raises(InputError, match="the train data has the id 40 and the model 40 ids"):
+        train(config_of(), out=tmp_path / "run", data=(bad, bad))
+    with pytest.raises(InputError, match="the evaluation data has no sequence"):
+        train(config_of(), out=tmp_path / "run", data=(rows(4, seed=0), []))
+    with pytest.raises(InputError, match="a sequence of the train data has 12 tokens; need length = 11"):
+        train(config_of(length=11), out=tmp_path / "run", data=data())
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_trainer_is_told_is_the_configuration(tmp_path):
+    config = config_of(batch=8, accumulation=2, dtype="bf16", compile=True, betas=(0.8, 0.9), clip=0.5, seed=3)
+    args = arguments(config, tmp_path, device="cpu")
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
+    assert (args.max_steps, args.learning_rate, args.weight_decay, args.max_grad_norm) == (12, 1e-2, 0.1, 0.5)
+    assert (args.adam_beta1, args.adam_beta2, args.seed) == (0.8, 0.9, 3)
+    assert (args.bf16, args.torch_compile, args.report_to) == (True, True, [])
+
+
+def test_sharding_is_configured_and_refused_where_it_would_be_skipped(tmp_path, monkeypatch):
+    config = config_of(device=None, fsdp=True)
+    with pytest.raises(InputError, match="fsdp is asked for on cpu, where it would be skipped in silence; need GPUs"):
+        check_device(config)
+    args = arguments(config, tmp_path, device="cpu")
+    assert args.fsdp_plugin_args["fsdp_version"] == 2
+    assert args.fsdp_plugin_args["transformer_cls_names_to_wrap"] == "HeadNormDecoderLayer"
+    assert args.fsdp_plugin_args["state_dict_type"] == "FULL_STATE_DICT"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match="fsdp is asked for in one process; need a launcher: torchrun"):
+        check_device(config)
+    monkeypatch.setenv("RANK", "0")
+    assert check_device(config) == "cuda"
+
+
+def test_a_device_that_is_not_there_a_tracker_and_a_batch_that_cannot_be_shared_are_refused(tmp_path):
+    with pytest.raises(InputError, match="device is cuda and there is none; need one of cpu"):
+        check_device(config_of(device="cuda"))
+    with pytest.raises(InputError, match=r"the tracker tensorboard .* not installed; need pip install 'sink-lens\["):
+        trained(tmp_path / "run", config=config_of(trackers=("tensorboard",)))
+    with pytest.raises(InputError, match="batch is 4 sequences, for 3 processes with 2 forwards a step each"):
+        check_processes(config_of(accumulation=2), 3)
+
+
+# --- a run
+
+
+def test_it_learns_and_the_folder_is_a_whole_run(whole):
+    log = whole.log
+    assert log["step"].tolist() == [0, 1, 2, 3, 4, 6, 8, 9, 12]
+    assert log["tokens"].tolist() == [step * 4 * LENGTH for step in log["step"]]
+    assert np.isnan(log["loss"][0])
+    assert log["loss"].iloc[-1] < log["loss"][1] - 0.2
+    assert log["eval_loss"].dropna().index.tolist() == [0, 5, 8]
+    assert log["eval_loss"].iloc[-1] < log["eval_loss"][0] - 0.2
+    expected = [learning_rate(step - 1, config=config_of()) for step in log["step"][1:]]
+    assert log["lr"].tolist()[1:] == pytest.approx(expected, rel=1e-12)
+    assert (log["grad_norm"][1:] > 0).all()
+    run = read_run(whole.folder)
+    assert (run.kind, run.status, run.missing) == ("train", "finished", [])
+    assert run.config == json.loads((whole.folder / "config.json").read_text())
+    assert run.config == json.loads(json.dumps(asdict(config_of())))
+    pd.testing.assert_frame_equal(run.tables["log"], log)
+    assert {"data_sha256", "tokenizer_sha256", "bos_arm", "device", "versions"} <= run.provenance.keys()
+    assert "12 steps, 576 tokens" in whole.headline
+
+
+def test_the_first_loss_is_that_of_the_first_sequences_of_the_order(whole):
+    model = model_of(config_of())
+    numbers = list(Order(n_sequences=50, drawn=48, seed=0))[:4]
+    ids = torch.stack([data()[0][number]["input_ids"] for number in numbers])
+    assert whole.log["loss"][1] == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-6)
+    held_out = torch.stack([row["input_ids"] for row in data()[1]])
+    assert whole.log["eval_loss"][0] == pytest.approx(model(input_ids=held_out, labels=held_out).loss.item(), abs=1e-6)
+
+
+def test_checkpoints_are_those_of_the_powers_of_two_and_the_end_and_hold_no_arguments(whole):
+    assert sorted(path.name for path in (whole.folder / "checkpoints").iterdir()) == sorted(
+        f"checkpoint-{step}" for step in KEPT
+    )
+    assert list(whole.checkpoints) == KEPT
+    assert not list(whole.folder.rglob("training_args.bin"))
+    first = model_of(config_of()).state_dict()
+    del first["lm_head.weight"]
+    assert same(weights(whole.checkpoints[0]), first)
+    assert [step for step, path in whole.checkpoints.items() if (path / "optimizer.pt").exists()] == [12]
+    for path in whole.checkpoints.values():
+        assert saving.read_checkpoint(path).folder == path
+        assert json.loads((path / "config.json").read_text())["use_cache"] is True
+
+
+def test_a_checkpoint_is_opened_by_load(whole):
+    import sink_lens
+
+    lens = sink_lens.load(whole.checkpoints[8])
+    assert (lens.n_layers, lens.d_model) == (2, 16)
+    assert same(
+        {name: tensor for name, tensor in lens.plain.state_dict().items() if name != "lm_head.weight"},
+        weights(whole.checkpoints[8]),
+    )
+
+
+def test_gains_and_sink_logits_are_not_decayed(tmp_path):
+    config = config_of(attention="sink_logit", value_norm="per_head", steps=4, warmup=0, eval_every=0)
+    trained(tmp_path / "run", config=config)
+    groups = state(tmp_path / "run/checkpoints/checkpoint-4", "optimizer.pt")["param_groups"]
+    model = model_of(config)
+    apart = undecayed(model)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert len(groups[1]["params"]) == len(apart) == 2 * 4 + 1  # two norms, gamma and the logits a layer; the last norm
+    assert len(groups[0]["params"]) == len(list(model.parameters())) - len(apart)
+
+
+def test_accumulation_is_the_same_training(whole, tmp_path):
+    cut = trained(tmp_path / "run", config=config_of(accumulation=2))
+    assert np.allclose(cut.log["loss"][1:], whole.log["loss"][1:], atol=2e-5)
+
+
+def test_bf16_trains_weights_that_stay_in_float32(tmp_path):
+    half = trained(tmp_path / "run", config=config_of(dtype="bf16"))
+    assert half.log["loss"].iloc[-1] < half.log["loss"][1]
+    assert {tensor.dtype for tensor in weights(half.checkpoints[12]).values()} == {torch.float32}
+
+
+def test_training_leaves_the_callers_random_state_and_messages_alone(tmp_path):
+    from transformers.utils import logging
+
+    def states():
+        legacy = np.random.get_state()  # noqa: NPY002  # Python's own is drawn from by the checker of shapes
+        return torch.get_rng_state(), legacy, logging.get_verbosity(), logging.is_progress_bar_enabled()
+
+    torch.manual_seed(3)
+    before = states()
+    trained(tmp_path / "run", config=config_of(steps=1, warmup=0))
+    assert same(before, states())
+
+
+# --- stopped, and gone on
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Runs that were killed (kill -9): in the forward of step 8, and while the checkpoint of step 8 was written."""
+    out = tmp_path_factory.mktemp("killed") / "run"
+    done = subprocess.run(
+        [sys.executable, HERE / "tiny_run.py", out, "both"], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return {place: out.with_name(f"run-{place}") for place in ("forward", "saving")}
+
+
+@pytest.mark.parametrize("place", ["forward", "saving"])
+def test_a_killed_training_goes_on_bit_for_bit(whole, killed, place):
+    out = killed[place]
+    assert read_run(out).status == "running"
+    assert max(saving.checkpoints(out / "checkpoints")) == 5
+    assert bool(list((out / "checkpoints").glob(".part-*"))) == (place == "saving")
+    again = trained(out)
+    assert again.log["step"].tolist() == whole.log["step"].tolist()
+    same_run(whole.folder, out)
+
+
+def test_an_interrupt_ends_the_step_saves_it_and_the_same_call_goes_on(whole, tmp_path, monkeypatch):
+    out, forward = tmp_path / "run", Loop.training_step
+
+    def pressed(self, *given, **named):
+        if self.state.global_step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return forward(self, *given, **named)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Loop, "training_step", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        trained(out)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert read_run(out).status == "interrupted"
+    assert max(saving.checkpoints(out / "checkpoints")) == 7
+    monkeypatch.setattr(Loop, "training_step", forward)
+    trained(out)
+    same_run(whole.folder, out)
+
+
+def test_a_finished_run_is_read_and_not_trained_again(whole, tmp_path, monkeypatch):
+    out = copy_of(whole, tmp_path / "run")
+    monkeypatch.setattr(Loop, "training_step", lambda *given, **named: pytest.fail("it trains"))
+    again = trained(out)
+    pd.testing.assert_frame_equal(again.log, whole.log)
+    same_run(whole.folder, out)
+
+
+def test_another_configuration_or_other_data_is_refused_with_the_difference(whole, tmp_path):
+    out = copy_of(whole, tmp_path / "run")
+    with pytest.raises(RunError, match=r"holds a run that differs in lr: 0\.01 there, 0\.02 here"):
+        trained(out, config=config_of(lr=2e-2))
+    with pytest.raises(RunError, match="differs in tokens_sha256"):
+        train(config_of(), out=out, data=(rows(50, seed=9), rows(6, seed=2)), progress=False)
+    same_run(whole.folder, out)
+    fresh = trained(out, config=config_of(steps=2, warmup=0), overwrite=True)
+    assert list(fresh.checkpoints) == [0, 1, 2]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(whole, tmp_path):
+    out = tmp_path / "run"
+    stop_at(out, 10)
+    weights_file = out / "checkpoints/latest-10/model.safetensors"
+    content = bytearray(weights_file.read_bytes())
+    content[-3] ^= 1
+    weights_file.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"latest-10 is damaged \(model.safetensors is not what was written\)"):
+        trained(out)
+    same_run(whole.folder, out)
+
+
+def test_where_no_checkpoint_is_whole_it_is_said(whole, tmp_path):
+    out = copy_of(whole, tmp_path / "run")
+    (out / "checkpoints/checkpoint-12/optimizer.pt").unlink()
+    with (
+        pytest.warns(UserWarning, match="checkpoint-12 is damaged"),
+        pytest.raises(RunError, match="has checkpoints and none that training can go on from"),
+    ):
+        trained(out)
+
+
+def test_a_pickle_beside_the_weights_is_never_read(whole, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    stop_at(out, 10)
+    (out / "checkpoints/latest-10/pytorch_model.bin").write_bytes(b"not to be opened")
+    asked = []
+    load = torch.load
+
+    def watched(path, *given, **named):
+        asked.append((Path(path).name, named.get("weights_only")))
+        return load(path, *given, **named)
+
+    monkeypatch.setattr(torch, "load", watched)
+    trained(out)
+    assert {name for name, _ in asked} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    assert {only for _, only in asked} == {True}
+    same_run(whole.folder, out)
+
+
+def stop_at(out, step):
+    """A run that was stopped after a step."""
+    forward = Loop.training_step
+
+    def stopped(self, *given, **named):
+        if self.state.global_step == step:
+            raise KeyboardInterrupt
+        return forward(self, *given, **named)
+
+    Loop.training_step = stopped
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trained(out)
+    finally:
+        Loop.training_step = forward
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_with_its_step_and_nothing_later_is_saved(tmp_path, monkeypatch, value):
+    out, forward = tmp_path / "run", Loop.compute_loss
+
+    def broken(self, *given, **named):
+        loss, outputs = forward(self, *given, **{**named, "return_outputs": True})
+        loss = loss * value if self.state.global_step == 6 else loss
+        return (loss, outputs) if named.get("return_outputs") else loss
+
+    monkeypatch.setattr(Loop, "compute_loss", broken)
+    with pytest.raises(RunError, match=r"the loss is not finite at step 7; .*The last good checkpoint is .*latest-5\."):
+        trained(out)
+    assert read_run(out).status == "failed"
+    assert max(saving.checkpoints(out / "checkpoints")) == 5
+    assert all(torch.isfinite(tensor).all() for tensor in weights(out / "checkpoints/latest-5").values())
+    assert pd.read_parquet(out / "log.parquet")["step"].max() == 6
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path, monkeypatch):
+    out, forward = tmp_path / "run", Loop.training_step
+
+    def poisoned(self, *given, **named):
+        loss = forward(self, *given, **named)
+        if self.state.global_step == 3:
+            with torch.no_grad():
+                self.model.model.norm.weight[0] = torch.nan
+        return loss
+
+    monkeypatch.setattr(Loop, "training_step", poisoned)
+    with pytest.raises(RunError, match=r"the weights are not finite after step 4; .*checkpoint-2\."):
+        trained(out)
+    assert not (out / "checkpoints/checkpoint-4").exists()
+
+
+def test_a_full_disk_is_said_and_the_last_good_checkpoint_is_whole(whole, tmp_path, monkeypatch):
+    out, save = tmp_path / "run", torch.save
+
+    def full(thing, path, *given, **named):
+        if "part-8" in str(path) and str(path).endswith("optimizer.pt"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(thing, path, *given, **named)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(
+        RunError, match=r"the checkpoint of step 8 cannot be written .*No space left.*latest-5\. Free some"
+    ):
+        trained(out)
+    assert not list((out / "checkpoints").glob(".part-*"))
+    assert saving.newest(out / "checkpoints").step == 5
+    monkeypatch.setattr(torch, "save", save)
+    trained(out)
+    same_run(whole.folder, out)
+
+
+def test_too_little_room_is_seen_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_module.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(RunError, match=r"checkpoint of step 0 cannot be written .*the disk is full; 1 bytes are free"):
+        trained(tmp_path / "run")
+
+
+# --- watching
+
+
+def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_path, monkeypatch):
+    from sink_lens.training import checkpoints
+
+    seen = []
+
+    def measured(folder, *, writer, device, progress):
+        torch.rand(3)
+        np.random.rand(3)  # noqa: NPY002
+        assert pd.read_parquet(folder / "log.parquet")["step"].max() == max(
+            checkpoints.checkpoints_of(read_run(folder))
+        )
+        seen.append(sorted(checkpoints.checkpoints_of(read_run(folder))))
+        writer.write_table("watch", pd.DataFrame({"step": seen[-1]}))
+
+    monkeypatch.setattr(checkpoints, "watch", measured)
+    watched = trained(tmp_path / "run", config=config_of(watch=True))
+    assert seen == [KEPT[: n + 1] for n in range(len(KEPT))]
+    assert read_run(watched.folder).missing == []
+    same_run(whole.folder, watched.folder)
+
+
+# --- data from text
+
+
+def test_text_is_packed_once_and_the_tokenizer_lies_beside_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("It was the best of times, it was the worst of times, and nobody knew which. " * 60)
+    config = config_of(data=str(text), vocab_size=280, steps=2, warmup=0, eval_every=2)
+    made = train(config, out=tmp_path / "run", progress=False)
+    provenance = read_run(made.folder).provenance
+    corpus = corpus_of(config, progress=False)
+    assert provenance["data_sha256"] == corpus.sha256
+    assert provenance["tokenizer_sha256"] == tokenizer_hash(corpus.tokenizer)
+    assert corpus.train[0]["input_ids"][0] == corpus.tokenizer.bos_token_id
+    assert len(list((tmp_path / "cache/packed").glob("*/manifest.json"))) == 1
+    for folder in (made.folder / "tokenizer", made.checkpoints[2]):
+        assert (folder / "tokenizer.json").is_file()
+    other = train(
+        config_of(**{**asdict(config), "seed": 5, "value_norm": "shared"}), out=tmp_path / "b", progress=False
+    )
+    assert read_run(other.folder).provenance["data_sha256"] == corpus.sha256
+    with pytest.raises(InputError, match="vocab_size"):
+        train(config_of(data=str(text), tokenizer=str(made.folder / "tokenizer")), out=tmp_path / "c")
+    with pytest.raises(InputError, match="the tokenizer nowhere cannot be read"):
+        train(config_of(data=str(text), tokenizer="nowhere"), out=tmp_path / "c")
+
+
+# --- several processes
+
+
+def test_two_processes_are_one_process_with_the_doubled_batch(whole, tmp_path):
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            "2",
+            HERE / "tiny_run.py",
+            out,
+            "-",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    log = pd.read_parquet(out / "log.parquet")
+    assert log["step"].tolist() == whole.log["step"].tolist()
+    for name in ("loss", "eval_loss", "grad_norm"):
+        assert np.allclose(log[name], whole.log[name], atol=1e-5, equal_nan=True), name
+    for step in KEPT:
+        one, two = weights(whole.checkpoints[step]), weights(out / f"checkpoints/checkpoint-{step}")
+        assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one), step
+    run = read_run(out)
+    assert (run.status, run.provenance["processes"]) == ("finished", 2)
+    assert sorted(path.name for path in (out / "checkpoints/checkpoint-12").glob("rng_state*")) == [
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    ]

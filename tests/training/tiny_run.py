@@ -1,0 +1,92 @@
+"""A training of seconds: rows in memory, a model of two layers; as a script it kills itself where it is told."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sink_lens.training import saving
+from sink_lens.training.config import TrainConfig
+from sink_lens.training.loop import Loop
+from sink_lens.training.trainer import train
+
+VOCAB_SIZE, LENGTH = 40, 12
+FIELDS: dict[str, Any] = {
+    "n_layers": 2,
+    "d_model": 16,
+    "d_mlp": 24,
+    "n_heads": 2,
+    "vocab_size": VOCAB_SIZE,
+    "length": LENGTH,
+    "batch": 4,
+    "steps": 12,
+    "warmup": 3,
+    "lr": 1e-2,
+    "log_every": 3,
+    "eval_every": 6,
+    "save_every": 5,
+    "device": "cpu",
+}
+
+
+def config_of(**changes):
+    return TrainConfig(**{**FIELDS, **changes})
+
+
+def rows(n, *, seed):
+    """Sequences that count up from a random id, with noise: there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(VOCAB_SIZE, (n, 1), generator=generator)
+    noise = torch.randint(3, (n, LENGTH), generator=generator)
+    ids = (first + torch.arange(LENGTH) + noise) % VOCAB_SIZE
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def data():
+    return rows(50, seed=1), rows(6, seed=2)
+
+
+def trained(out, *, config=None, **options):
+    return train(config_of() if config is None else config, out=out, data=data(), progress=False, **options)
+
+
+def _kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _main(out, place):
+    """Train; be killed in the forward of step 8, or while the checkpoint of step 8 is written, or one after the other.
+
+    The second is done by a copy of the process that has not trained: to import everything takes the most time.
+    """
+    if place == "both":
+        if os.fork() == 0:
+            _main(f"{out}-forward", "forward")
+        os.wait()
+        _main(f"{out}-saving", "saving")
+    if place == "forward":
+        forward = Loop.training_step
+
+        def step(self, *given, **named):
+            if self.state.global_step == 7:
+                _kill()
+            return forward(self, *given, **named)
+
+        Loop.training_step = step
+    if place == "saving":
+        seal = saving.seal
+
+        def half(folder, *, step, facts):
+            if step == 8:
+                _kill()
+            seal(folder, step=step, facts=facts)
+
+        saving.seal = half
+    trained(Path(out))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
