@@ -367,9 +367,10 @@ def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.Da
     Raises:
         RunError: it was measured on other tokens, or not at this threshold.
     """
-    if not writer.has("watch"):
+    tables = read_run(writer.folder).tables
+    if "watch" not in tables:
         return _empty()
-    frame = read_run(writer.folder).tables["watch"]
+    frame = tables["watch"]
     whole = select(frame, frame["error"].isna().to_numpy(dtype=bool))
     what = f"{writer.folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (--again)."

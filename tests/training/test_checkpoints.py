@@ -289,6 +289,13 @@ def test_a_damaged_checkpoint_is_named_and_the_rest_goes_on(run):
     assert watch(run, tokens=batch(), progress=False)["error"].isna().all()
 
 
+def test_a_table_that_was_deleted_is_measured_again(tmp_path):
+    folder = course(tmp_path / "run", sinks=(False,))
+    first = watch(folder, tokens=batch(), progress=False)
+    (folder / "watch.parquet").unlink()
+    pd.testing.assert_frame_equal(watch(folder, tokens=batch(), progress=False), first)
+
+
 def test_how_a_run_ended_stays_as_it_was(tmp_path):
     folder = course(tmp_path / "failed", sinks=(False,), status="failed")
     before = read_run(folder)
