@@ -229,7 +229,7 @@ def main() -> None:
     width = lens.d_mlp or 0
     neurons = range(0, width, width // (6 if options.quick else 32))
     # Depths that are on average those of all heads.
-    depths, heads_each = ((7, 22), 5) if options.quick else ((2, 8, 14, 21, 27), lens.n_heads)
+    depths, heads_each = ((7, 22), 4) if options.quick else ((2, 8, 14, 21, 27), lens.n_heads)
     heads = [(lens.n_layers * depth // 30, head) for depth in depths for head in range(heads_each)]
     if options.whole:
         heads = [(at, head) for at in range(lens.n_layers) for head in range(lens.n_heads)]
@@ -238,9 +238,15 @@ def main() -> None:
     cases: dict[str, tuple[Bench, list[Site], Mode]] = {
         "neurons, 8 prompts, exact": (eight, every if options.whole else some, "exact"),
         "heads, 8 prompts, exact": (eight, [Site(layer=at, unit=head, is_head=True) for at, head in heads], "exact"),
-        "neurons, 1 prompt, exact": (one, every if options.whole else every[:: width // 32], "exact"),
+        "neurons, 1 prompt, exact": (
+            one,
+            every if options.whole else every[:: width // (16 if options.quick else 32)],
+            "exact",
+        ),
         "neurons, 8 prompts, fast": (eight, some[:4] if options.quick else some, "fast"),
     }
+    for bench in (eight, one):
+        bench.bridge(some[0])  # to warm up
     found = [_case(name, *case, quick=options.quick) for name, case in cases.items()]
     site = Site(layer=layer, unit=0, is_head=False)
     memory = _peak(eight, lambda: _all(eight.engine([site], mode="exact"))) / _peak(eight, lambda: eight.bridge(site))
@@ -270,7 +276,6 @@ def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool
     """The speedup of some cells, and whether every number is equal; the slow ways run a few cells of each block."""
     engine = bench.engine(sites, mode=mode)
     engine.baseline()  # the unedited run, once for all cells
-    bench.bridge(sites[0])
     ways: dict[str, Callable[[Site], Tensor]] = {"theirs": bench.bridge}
     if not quick:
         ways |= {"theirs without logits": partial(bench.bridge, logits=False), "Hugging Face hooks": bench.hugging_face}
@@ -287,7 +292,8 @@ def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool
                 found = {way: bench.timed(lambda run=run, site=sites[cell]: run(site)) for way, run in ways.items()}
                 for way, (_, spent) in found.items():
                     seconds[way] += spent * share
-                floor += bench.products(sites[cell], cells=len(pack.cells)) / len(pack.cells) * share
+                if cell == compared[0]:
+                    floor += bench.products(sites[cell], cells=len(pack.cells)) * len(block.cells) / len(pack.cells)
                 wanted = found["theirs"][0].float()
                 got = torch.tensor(frame.loc[frame["cell"] == cell, "value"].tolist(), dtype=torch.float32)
                 is_equal = is_equal and torch.equal(got, wanted)
