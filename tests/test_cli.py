@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
 from sink_lens.cli import trace as command
+from sink_lens.data.cache import cache_entries
 from sink_lens.errors import RunError, SinkLensError
 from sink_lens.models import bundled
 
@@ -322,7 +323,7 @@ def models(tmp_path, monkeypatch):
 
 
 def test_an_empty_cache_says_where_it_is(tmp_path):
-    assert run("cache").stdout == f"{tmp_path / 'cache'} holds no converted model\n"
+    assert run("cache").stdout == f"{tmp_path / 'cache'} holds nothing\n"
     assert run("cache", "--clear").exit_code == 0
 
 
@@ -334,14 +335,14 @@ def test_cache_shows_names_sizes_and_states(models):
 
 def test_cache_asks_before_it_clears(models):
     assert run("cache", "--clear", input="n\n").exit_code == 1
-    assert len(bundled.cache_entries()) == 2
+    assert len(cache_entries()) == 2
     assert run("cache", "--clear", input="y\n").exit_code == 0
-    assert bundled.cache_entries() == []
+    assert cache_entries() == []
 
 
 def test_cache_clears_one_by_name_without_asking(models):
     assert run("cache", "--clear", "--yes", "--name", "whole.gguf").stdout == "freed 1.0 MB\n"
-    assert [entry.name for entry in bundled.cache_entries()] == ["cut.gguf"]
+    assert [entry.name for entry in cache_entries()] == ["cut.gguf"]
 
 
 def test_cache_refuses_a_name_that_it_does_not_hold(models):

@@ -20,33 +20,34 @@ def report(
 
 @app.command()
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove converted models.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove it; what is needed is made again.")] = False,
     name: Annotated[
-        str | None, typer.Option(help="With --clear: only this one, by the name shown.", metavar="NAME")
+        str | None, typer.Option(help="With --clear: only this one, or this kind, as shown.", metavar="NAME")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clear: do not ask.")] = False,
 ) -> None:
-    """Show the converted models in the cache (SINK_LENS_CACHE says where), or clear them."""
-    from ..models.bundled import cache_entries, cache_folder, clear_cache
+    """Show what was converted, fetched and packed into the cache (SINK_LENS_CACHE says where), or clear it."""
+    from ..data.cache import cache_entries, cache_folder, clear_cache
 
     if (name or yes) and not clear:
         raise typer.BadParameter("--name and --yes go with --clear")
     entries = cache_entries()
     if not entries and name is None:
-        typer.echo(f"{cache_folder()} holds no converted model")
+        typer.echo(f"{cache_folder()} holds nothing")
         return
     if not clear:
         from rich.table import Table
 
-        table = Table("model", "size", "state", "folder", title=f"{cache_folder()}", title_justify="left", box=None)
+        table = Table("kind", "name", "size", "state", title=f"{cache_folder()}", title_justify="left", box=None)
         for entry in entries:
             state = "whole" if entry.complete else "unfinished or damaged"
-            table.add_row(entry.name, shown_size(entry.bytes), state, entry.path.name[:12])
+            table.add_row(entry.kind, entry.name, shown_size(entry.bytes), state)
         console().print(table)
         return
-    size = sum(entry.bytes for entry in entries if name in (None, entry.name))
-    what = name or f"{len(entries)} converted model{'s' if len(entries) > 1 else ''}"
-    if not yes:
+    chosen = [entry for entry in entries if name in (None, entry.name, entry.kind)]
+    size = sum(entry.bytes for entry in chosen)
+    what = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} folders"
+    if chosen and not yes:
         typer.confirm(f"Remove {what} ({shown_size(size)}) from {cache_folder()}?", abort=True)
     typer.echo(f"freed {shown_size(clear_cache(name=name))}")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..data.cache import cache_folder, locked, new_folder
+from ..data.cache import cache_folder, locked, new_folder, write_manifest
 from ..data.packing import pack, texts_of
 from ..data.vocabulary import train_vocabulary
 from ..errors import InputError
@@ -111,6 +111,7 @@ def tokenizer_of(config: TrainConfig, *, source: str) -> PreTrainedTokenizerBase
                 trained = train_vocabulary(texts_of(config.data), vocab_size=config.vocab_size)
                 with new_folder(folder) as part:
                     trained.save_pretrained(part)
+                    write_manifest(part, {"text_sha256": source, "vocab_size": config.vocab_size})
         return PreTrainedTokenizerFast.from_pretrained(folder)
     name = str(converted(bundled_gguf())) if config.tokenizer == DEFAULT_MODEL else config.tokenizer
     try:

@@ -286,8 +286,8 @@ class Loop(Trainer):
         broken = "gradient" if self._last_loss is not None and bool(torch.isfinite(self._last_loss)) else "loss"
         raise RunError(
             f"the {broken} is not finite at step {step:.0f}; need numbers. {self._last_good()} "
-            f"Nothing later was saved. Lower lr ({self.config.lr:g}), lengthen warmup or lower clip, and train into "
-            "another folder."
+            f"Nothing later was saved. Lower lr ({self.config.lr:g}), lengthen warmup or "
+            f"{'lower clip' if self.config.clip else 'set clip'}, and train into another folder."
         )
 
     # --- checkpoints

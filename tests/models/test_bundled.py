@@ -15,7 +15,9 @@ import torch
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sink_lens.errors import InputError, ModelError
+from sink_lens.data import cache as cache_module
+from sink_lens.data.cache import cache_entries, sha256_of
+from sink_lens.errors import ModelError
 from sink_lens.models import bundled, conversion
 
 ROOT = Path(__file__).parents[2]
@@ -213,7 +215,7 @@ def test_two_processes_convert_once(tmp_path, cache):
     lines = [out.splitlines() for out, _ in outputs]
     assert lines[0][-1] == lines[1][-1]
     assert sum("said Converting" in line for line in lines[0] + lines[1]) == 1
-    assert [entry.complete for entry in bundled.cache_entries()] == [True]
+    assert [entry.complete for entry in cache_entries()] == [True]
     assert parts(cache) == []
 
 
@@ -250,7 +252,7 @@ def test_what_is_no_gguf_file_is_refused_by_name(tmp_path, cache, content, found
         bundled.converted(file)
     assert found in str(caught.value)
     assert parts(cache) == []
-    assert bundled.cache_entries() == []
+    assert cache_entries() == []
 
 
 @pytest.mark.parametrize("kept", [0.02, 0.5, 0.999])
@@ -302,7 +304,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path, cache, monke
     with pytest.raises(ModelError, match="No space left on device"):
         bundled.converted(some_gguf(tmp_path / "a.gguf"))
     assert parts(cache) == []
-    assert bundled.cache_entries() == []
+    assert cache_entries() == []
 
 
 def test_ctrl_c_leaves_nothing_half_written(tmp_path, cache, monkeypatch):
@@ -329,7 +331,8 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch, stubbe
 def test_a_second_call_converts_nothing_and_hashes_nothing(tmp_path, stubbed, monkeypatch):
     file = some_gguf(tmp_path / "a.gguf")
     folder = bundled.converted(file)
-    monkeypatch.setattr(bundled, "_sha256", lambda path: pytest.fail(f"hashed {path}"))
+    for module in (bundled, cache_module):
+        monkeypatch.setattr(module, "sha256_of", lambda path: pytest.fail(f"hashed {path}"))
     assert bundled.converted(file) == folder
     assert len(stubbed) == 1
 
@@ -375,7 +378,7 @@ def test_a_damaged_cache_is_made_again_with_a_warning(tmp_path, stubbed, damage,
         assert bundled.converted(file) == folder
     assert (folder / "model.safetensors").read_bytes() == whole
     assert len(stubbed) == 2
-    assert [entry.complete for entry in bundled.cache_entries()] == [True]
+    assert [entry.complete for entry in cache_entries()] == [True]
 
 
 def test_a_damaged_cache_whose_gguf_is_gone_is_an_error(tmp_path, stubbed):
@@ -388,13 +391,12 @@ def test_a_damaged_cache_whose_gguf_is_gone_is_an_error(tmp_path, stubbed):
 
 def test_what_a_killed_process_left_is_removed(tmp_path, cache, stubbed):
     file = some_gguf(tmp_path / "a.gguf")
-    digest = bundled._sha256(file)
+    digest = sha256_of(file)
     left = cache / "models" / f"{digest}.part"
     left.mkdir(parents=True)
+    left.with_suffix(".lock").touch()
     (left / "half.safetensors").write_bytes(b"half")
-    assert [(entry.name, entry.bytes, entry.complete) for entry in bundled.cache_entries()] == [
-        (f"{digest}.part", 4, False)
-    ]
+    assert [(entry.name, entry.bytes, entry.complete) for entry in cache_entries()] == [(f"{digest}.part", 4, False)]
     folder = bundled.converted(file)
     assert parts(cache) == []
     assert not (folder / "half.safetensors").exists()
@@ -402,7 +404,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path, cache, stubbed):
 
 def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache, stubbed):
     file = some_gguf(tmp_path / "a.gguf")
-    digest = bundled._sha256(file)
+    digest = sha256_of(file)
     folder = cache / "models" / digest
     folder.parent.mkdir(parents=True)
     held, asked = threading.Event(), threading.Event()
@@ -422,75 +424,3 @@ def test_a_second_process_is_waited_for_and_its_folder_is_found(tmp_path, cache,
     assert len(said) == 1
     assert "waiting" in said[0]
     assert len(stubbed) == 1
-
-
-# --- showing and clearing
-
-
-def test_entries_have_the_name_and_the_bytes_of_what_was_converted(tmp_path, stubbed):
-    folder = bundled.converted(some_gguf(tmp_path / "a.gguf"))
-    (entry,) = bundled.cache_entries()
-    assert (entry.name, entry.path, entry.complete) == ("a.gguf", folder, True)
-    assert entry.bytes == sum(path.stat().st_size for path in folder.iterdir())
-
-
-def test_an_empty_cache_has_no_entries_and_clears_nothing():
-    assert bundled.cache_entries() == []
-    assert bundled.clear_cache() == 0
-
-
-def test_clearing_frees_what_the_entries_said(tmp_path, stubbed):
-    bundled.converted(some_gguf(tmp_path / "a.gguf", b"GGUF a"))
-    bundled.converted(some_gguf(tmp_path / "b.gguf", b"GGUF b"))
-    sizes = {entry.name: entry.bytes for entry in bundled.cache_entries()}
-    assert bundled.clear_cache(name="a.gguf") == sizes["a.gguf"]
-    assert [entry.name for entry in bundled.cache_entries()] == ["b.gguf"]
-    assert bundled.clear_cache() == sizes["b.gguf"]
-    assert bundled.cache_entries() == []
-
-
-def test_clearing_leaves_files_that_no_conversion_made(tmp_path, cache, stubbed):
-    bundled.converted(some_gguf(tmp_path / "a.gguf"))
-    (cache / "thesis.tex").write_text("years of work")
-    (cache / "models" / "thesis").mkdir()
-    bundled.clear_cache()
-    assert (cache / "thesis.tex").exists()
-    assert (cache / "models" / "thesis").exists()
-
-
-@pytest.mark.parametrize("name", ["../outside", "/", ".", "b.gguf", ""])
-def test_clearing_a_name_that_is_no_entry_is_refused(tmp_path, stubbed, name):
-    folder = bundled.converted(some_gguf(tmp_path / "a.gguf"))
-    with pytest.raises(InputError, match=r"holds a\.gguf"):
-        bundled.clear_cache(name=name)
-    assert folder.exists()
-
-
-def test_clearing_follows_no_links(tmp_path, cache, stubbed):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "kept").write_text("kept")
-    folder = bundled.converted(some_gguf(tmp_path / "a.gguf"))
-    (folder / "link").symlink_to(outside)
-    (cache / "models" / ("0" * 64)).symlink_to(outside)
-    bundled.clear_cache()
-    assert not folder.exists()
-    assert (outside / "kept").read_text() == "kept"
-
-
-def test_a_folder_of_models_that_is_a_link_out_of_the_cache_is_refused(tmp_path, cache):
-    outside = tmp_path / "outside"
-    entry = outside / ("0" * 64)
-    entry.mkdir(parents=True)
-    cache.mkdir()
-    (cache / "models").symlink_to(outside)
-    with pytest.raises(InputError, match="link out of the cache"):
-        bundled.clear_cache()
-    assert entry.exists()
-
-
-def test_clearing_an_entry_in_conversion_is_refused(tmp_path, stubbed):
-    folder = bundled.converted(some_gguf(tmp_path / "a.gguf"))
-    with FileLock(folder.with_suffix(".lock")), pytest.raises(ModelError, match="being converted"):
-        bundled.clear_cache()
-    assert folder.exists()
