@@ -1,12 +1,16 @@
 """What holds for every test: no network, and nothing is looked up on a model hub."""
 
 import os
+import signal
 import sys
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny models are several times faster on one thread
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _HERE = ("localhost", "::1", "", None)
 
