@@ -190,7 +190,7 @@ def watch(
     tokenizer = run_tokenizer(run)
     batch = evaluation_tokens(run, tokenizer, sequences=sequences, length=length) if tokens is None else tokens
     seen = tokens_by_step(run)
-    with _without_bars(), add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
+    with without_bars(), add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
         frame = _earlier(kept, batch, threshold=threshold) if resume else _empty()
         have = set(frame["step"].tolist())
         missing = {step: path for step, path in found.items() if step not in have}
@@ -211,7 +211,7 @@ def watch(
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """Within it transformers shows no bar for each checkpoint that is loaded."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

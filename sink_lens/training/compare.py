@@ -15,6 +15,7 @@ import pandas as pd
 
 from ..errors import InputError
 from ..records import create_run, versions
+from ..report import notebook
 from ..report.columns import floats, named
 from ..report.heatmap import png
 from ..report.training import comparison as draw
@@ -55,6 +56,12 @@ class Comparison:
     def headline(self) -> str:
         """The sentences, one a line."""
         return "\n".join(self.sentences)
+
+    def _repr_html_(self) -> str:
+        shown = ("arm", "curve", "mean", "low", "high", "n")
+        differences = self.tables["differences"]
+        table = notebook.table(differences, [name for name in shown if name in differences.columns])
+        return notebook.result(self.sentences, notebook.drawn(self.figure()), table, notes=self.notes)
 
     def figure(self) -> "Figure":
         """Loss curves, differences and the sink's course, an arm a colour."""

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InputError
 
 ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
-VALUE_NORMS = ("none", "shared", "per_head")
+VALUE_NORMS = ("none", "shared", "per_head", "position")
 VALUE_NORM_INITS = ("first_token", "ones")
 DTYPES = ("float32", "bf16")
 DEVICES = ("cpu", "cuda", "mps")
@@ -127,7 +127,8 @@ class TrainConfig:
     attention: str = "softmax"
     """softmax, sigmoid, gate_elementwise, gate_headwise or sink_logit."""
     value_norm: str = "none"
-    """Head-wise RMSNorm of the aggregated values: none, shared (one gain for all heads) or per_head."""
+    """Head-wise RMSNorm of the aggregated values: none, shared (one gain for all heads) or per_head; position instead
+    scales them by the root of how many they average."""
     value_norm_init: str = "first_token"
     """Where its gain begins: first_token (what the first token of a noise input needs) or ones."""
 
@@ -283,7 +284,7 @@ size = "toy"              # toy 3M, small 10M, medium 40M, paper 152M parameters
 # n_layers, d_model, d_mlp, n_heads, n_kv_heads, vocab_size, rms_eps, rope_theta, tied, init_std
 
 attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit
-value_norm = "none"       # shared, per_head: RMSNorm of each head's aggregated values
+value_norm = "none"       # shared, per_head: RMSNorm of each head's aggregated values; position: scaled by position
 # value_norm_init = "ones"  # instead of first_token
 
 data = "bundled"          # fetched (sink-lens data fetch), a text file, a folder of texts, a saved data set

@@ -59,6 +59,7 @@ def calls(monkeypatch, tmp_path):
         return trainer.TrainResult(folder=tmp_path / "the" / "run", config=config, log=log, checkpoints={})
 
     monkeypatch.setattr(trainer, "train", train)
+    monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
     monkeypatch.setattr(estimate, "dry_run", lambda config: made.append((config, "dry")) or "what it would take")
     return made
 
@@ -113,8 +114,9 @@ def test_options_reach_the_training(calls, file):
 def test_it_ends_with_the_headline_and_the_folder(calls, file, tmp_path):
     done = run("train", file)
     assert done.exit_code == 0
-    headline, folder = done.stdout.splitlines()
+    headline, report, folder = done.stdout.splitlines()
     assert headline == "toy, softmax, seed 0: 600 steps, 9 tokens, 3 s; loss 2.5000 nats, held out 2.7500"
+    assert report == f"report: {tmp_path / 'the' / 'run' / 'report.html'}"
     assert folder == str(tmp_path / "the" / "run")
     assert run("train", file, "--quiet").stdout == f"{folder}\n"
 

@@ -39,10 +39,12 @@ class QueryBridge(LinearBridge):
 class HeadOutputBridge(GeneralizedComponent):
     """Hooks around ``HeadOutput``: aggregated values by heads go in, the input of W_O comes out."""
 
-    def forward(self, z_raw: Tensor, gamma: Tensor | None, gate: Tensor | None) -> Tensor:
-        """The norm and the gate, between the hooks."""
+    def forward(
+        self, z_raw: Tensor, gamma: Tensor | None, gate: Tensor | None, positions: Tensor | None = None
+    ) -> Tensor:
+        """The norm or the scale, and the gate, between the hooks."""
         assert self.original_component is not None
-        return self.hook_out(self.original_component(self.hook_in(z_raw), gamma, gate))
+        return self.hook_out(self.original_component(self.hook_in(z_raw), gamma, gate, positions))
 
 
 class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
@@ -52,6 +54,13 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         **PositionEmbeddingsAttentionBridge.hook_aliases,
         "hook_z_raw": "head_out.hook_in",
     }
+
+    _positions: Tensor | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the stock one, with the positions kept until the heads' output is scaled by them."""
+        self._positions = self._attention.counted(kwargs.get("position_ids"))
+        return super().forward(*args, **kwargs)
 
     def _masked_softmax(self, attn_scores: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         if self._attention.variant == "sigmoid":
@@ -68,7 +77,8 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
                 )
             gate = self.head_gate(seen)
         z_raw = attn_output.unflatten(-1, (-1, self._attention.head_dim))
-        return self.head_out(z_raw, self._attention.gamma, gate)
+        positions, self._positions = self._positions, None
+        return self.head_out(z_raw, self._attention.gamma, gate, positions)
 
     @property
     def _attention(self) -> Any:

@@ -8,8 +8,8 @@ from ...errors import InputError
 
 ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
 """How scores become weights, and what is done to the head's output: see ``HeadNormConfig.attention``."""
-VALUE_NORMS = ("none", "shared", "per_head")
-"""Norms of the aggregated values: none, one gain for all heads, or one a head."""
+VALUE_NORMS = ("none", "shared", "per_head", "position")
+"""What is done to the aggregated values: nothing, a norm with one gain for all heads or one a head, or a scale."""
 VALUE_NORM_INITS = ("first_token", "ones")
 """How the gain begins."""
 
@@ -31,7 +31,9 @@ class HeadNormConfig(LlamaConfig):
     values of a head alike, a ``value_norm`` gives back: the two together learn almost nothing of it."""
     value_norm: str = "none"
     """``z / RMS(z) * gamma`` in each head, after aggregation and before the gate and W_O: ``none``, ``shared`` (gamma
-    of d_head numbers) or ``per_head`` (of n_heads x d_head)."""
+    of d_head numbers) or ``per_head`` (of n_heads x d_head). ``position`` is no norm and has no weights: z times
+    ``sqrt(position + 1)``, which undoes what an average of so many independent values takes from their spread. It goes
+    by the position ids; the model counts them itself unless they are given, as left-padded sequences need it."""
     value_norm_init: str = "first_token"
     """gamma at first: ``first_token``, the size of the first token's head output on random inputs, or ``ones``."""
     value_norm_eps: float = 1e-6
@@ -67,6 +69,11 @@ class HeadNormConfig(LlamaConfig):
         for field, values in known.items():
             if getattr(self, field) not in values:
                 raise InputError(f"{field} is {getattr(self, field)!r}; need one of {', '.join(values)}")
+        if self.value_norm == "position" and self.attention == "sigmoid":
+            raise InputError(
+                "value_norm is 'position' and attention 'sigmoid', whose weights do not sum to 1; need an average to "
+                "undo: another attention, or value_norm = 'shared'"
+            )
         for field in ("qk_norm", "output_bias"):
             if not isinstance(getattr(self, field), bool):
                 raise InputError(f"{field} is {getattr(self, field)!r}; need true or false")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import initialization
 from transformers.cache_utils import Cache
@@ -29,6 +29,7 @@ from transformers.models.llama.modeling_llama import (
     repeat_kv,
 )
 
+from ...errors import InputError
 from .configuration import HeadNormConfig
 
 _DRAWS = 64
@@ -42,12 +43,22 @@ def head_norm(z: Float[Tensor, "... d_head"], gamma: Tensor, *, eps: float) -> F
     return gamma * normed.to(z.dtype)
 
 
+def calibrated(
+    z: Float[Tensor, "batch position head d_head"], positions: Int[Tensor, "#batch position"]
+) -> Float[Tensor, "batch position head d_head"]:
+    """``z * sqrt(position + 1)``: the average of t independent values is ``sqrt(t)`` times narrower than one of them.
+
+    The idea is that of arXiv 2602.05927 (variance calibration); the formula is ours.
+    """
+    return z * (positions + 1).to(torch.float32).sqrt().to(z.dtype)[..., None, None]
+
+
 class StreamWriter(nn.Linear):
     """A projection whose output is added to the residual stream; its weights begin smaller."""
 
 
 class HeadOutput(nn.Module):
-    """From the aggregated values, ``z_raw``, to the input of W_O, ``z``: the norm, then the gate. It has no weights."""
+    """From the aggregated values, ``z_raw``, to the input of W_O, ``z``: norm or scale, then gate. No weights."""
 
     def __init__(self, *, eps: float) -> None:
         super().__init__()
@@ -58,9 +69,15 @@ class HeadOutput(nn.Module):
         z_raw: Float[Tensor, "batch position head d_head"],
         gamma: Tensor | None,
         gate: Tensor | None,
+        positions: Tensor | None = None,
     ) -> Float[Tensor, "batch position value"]:
-        """The heads side by side; the gate is [batch position], and a number an element or a head."""
+        """The heads side by side; the gate is [batch position], and a number an element or a head.
+
+        With a gain they are normed, with positions scaled.
+        """
         z = z_raw if gamma is None else head_norm(z_raw, gamma, eps=self.eps)
+        if positions is not None:
+            z = calibrated(z, positions)
         if gate is not None:
             z = z * gate.sigmoid().unflatten(-1, (z.shape[-2], -1))
         return z.flatten(-2)
@@ -81,7 +98,7 @@ class HeadNormAttention(LlamaAttention):
         if config.qk_norm:
             self.q_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
             self.k_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
-        shape = {"none": None, "shared": (d_head,), "per_head": (n_heads, d_head)}[config.value_norm]
+        shape = {"shared": (d_head,), "per_head": (n_heads, d_head)}.get(config.value_norm)
         self.gamma = None if shape is None else nn.Parameter(torch.ones(shape))
         self.sinks = nn.Parameter(torch.zeros(n_heads)) if config.attention == "sink_logit" else None
         self.head_out = HeadOutput(eps=config.value_norm_eps)
@@ -92,9 +109,11 @@ class HeadNormAttention(LlamaAttention):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
         """As Llama's, up to the aggregated values, which pass through ``head_out`` before W_O; no pattern from SDPA."""
+        positions = self.counted(position_ids)
         by_head = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(by_head)
         key = self.k_proj(hidden_states).view(by_head)
@@ -122,7 +141,19 @@ class HeadNormAttention(LlamaAttention):
             **kwargs,
         )
         gate = self.head_gate(hidden_states) if self.gated else None
-        return self.o_proj(self.head_out(z_raw, self.gamma, gate)), pattern
+        return self.o_proj(self.head_out(z_raw, self.gamma, gate, positions)), pattern
+
+    def counted(self, position_ids: Tensor | None) -> Tensor | None:
+        """The positions by which the heads' output is scaled; None where it is not.
+
+        Raises:
+            InputError: it is, and they were not given.
+        """
+        if self.config.value_norm != "position":
+            return None
+        if position_ids is None:
+            raise InputError("value_norm 'position' was given no position_ids; need those of the tokens, from 0 on")
+        return position_ids
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
         implementation = str(self.config._attn_implementation)

@@ -12,6 +12,7 @@ VARIANTS = {
     "softmax": {},
     "shared": {"value_norm": "shared"},
     "per_head": {"value_norm": "per_head", "value_norm_init": "ones"},
+    "position": {"value_norm": "position"},
     "sigmoid": {"attention": "sigmoid"},
     "sigmoid_norm": {"attention": "sigmoid", "value_norm": "per_head"},
     "elementwise": {"attention": "gate_elementwise"},

@@ -26,7 +26,7 @@ with torch.no_grad():
     assert torch.equal(bridge(ids, use_cache=False), expected)
 print("found", type(bridge.adapter).__name__)
 
-norms = ("shared", "per_head", "none", "shared", "shared")
+norms = ("position", "per_head", "none", "shared", "shared")
 for attention, norm in zip(("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit"), norms):
     model = model_of(attention=attention, value_norm=norm).train()
     assert model.config._attn_implementation == "sdpa"

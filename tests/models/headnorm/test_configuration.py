@@ -40,8 +40,12 @@ def test_it_comes_back_from_a_folder(tmp_path, fields):
     ("fields", "text"),
     [
         ({"attention": "relu"}, r"attention is 'relu'; need one of softmax, sigmoid, gate_elementwise, .*sink_logit"),
-        ({"value_norm": "layer"}, r"value_norm is 'layer'; need one of none, shared, per_head"),
+        ({"value_norm": "layer"}, r"value_norm is 'layer'; need one of none, shared, per_head, position"),
         ({"value_norm_eps": "small"}, r"value_norm_eps is 'small'; need a number"),
+        (
+            {"value_norm": "position", "attention": "sigmoid"},
+            r"'sigmoid', whose weights do not sum to 1; need an average",
+        ),
         ({"qk_norm": "yes"}, r"qk_norm is 'yes'; need true or false"),
         ({"value_norm_init": "zeros"}, r"value_norm_init is 'zeros'; need one of first_token, ones"),
         ({"value_norm_eps": -1.0}, r"value_norm_eps is -1.0; need a number, 0 or more"),

@@ -86,6 +86,15 @@ def test_a_variant_adds_its_own_weights_only(changes, new, tokens):
     assert torch.equal(logits(back, tokens), logits(source, tokens))
 
 
+def test_scaling_by_position_adds_no_weights(tokens):
+    source = tiny("llama")
+    made = convert(source, value_norm="position")
+    assert [name for name, _ in made.named_parameters()] == [name for name, _ in source.named_parameters()]
+    found, was = logits(made, tokens), logits(source, tokens)
+    assert torch.equal(found[:, 0], was[:, 0])  # times 1
+    assert not torch.allclose(found[:, 1:], was[:, 1:])
+
+
 def test_a_model_of_the_class_keeps_its_variant(tokens):
     source = tiny("headnorm_gate")
     made = convert(source)

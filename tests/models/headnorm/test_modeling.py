@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, StaticCache
 
+from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM, convert, undecayed
 from sink_lens.models.headnorm.modeling import HeadOutput, head_norm, sigmoid_attention, sink_attention
 from sink_lens.models.tiny import tiny
@@ -64,6 +65,16 @@ def test_the_norm_comes_before_the_gate_and_heads_have_their_own():
     elementwise = torch.tensor([[[0.0, 100.0, 0.0, -100.0]]])
     assert HeadOutput(eps=0.0)(z_raw, None, elementwise)[0, 0].tolist() == pytest.approx([1.5, 4, 0, 0])
     assert HeadOutput(eps=0.0)(z_raw, None, None)[0, 0].tolist() == [3, 4, 0, 5]
+
+
+def test_the_scale_by_position_by_hand():
+    """At positions 0, 3 and 8 the roots of 1, 4 and 9; the scale comes before the gate, here 1/2."""
+    z_raw = torch.ones(1, 3, 1, 2)
+    positions = torch.tensor([[0, 3, 8]])
+    assert HeadOutput(eps=0.0)(z_raw, None, None, positions)[0, :, 0].tolist() == [1, 2, 3]
+    assert HeadOutput(eps=0.0)(z_raw, None, torch.zeros(1, 3, 1), positions)[0, :, 0].tolist() == [0.5, 1, 1.5]
+    half = HeadOutput(eps=0.0)(z_raw.half(), None, None, positions)
+    assert half.dtype == torch.float16
 
 
 def test_sigmoid_weights_by_hand():
@@ -148,6 +159,23 @@ def test_all_positions_have_one_size_at_first(norm, attention, tokens):
     gamma = model.model.layers[0].self_attn.gamma
     assert gamma.shape == ((12,) if norm == "shared" else (4, 12))
     torch.testing.assert_close(size[0, 0].mean(), gamma.mean(), rtol=1e-3, atol=0)
+
+
+def test_the_scale_by_position_makes_all_positions_of_one_size_at_first():
+    """Of independent tokens under nearly uniform attention: the values' average is as wide as one of them again."""
+    torch.manual_seed(0)
+    fields = tiny("headnorm").config.to_dict() | {"value_norm": "position", "initializer_range": 0.02}
+    model = HeadNormForCausalLM(HeadNormConfig(**fields)).eval()
+    ids = torch.randint(3, 300, (64, 40), generator=torch.Generator().manual_seed(0))
+    sizes = {name: captured(model, ids, name).std(0).flatten(1).mean(1) for name in ("head_out", "o_proj")}
+    assert sizes["head_out"][0] / sizes["head_out"][35:].mean() > 5
+    assert sizes["o_proj"][0] / sizes["o_proj"][35:].mean() == pytest.approx(1, rel=0.1)
+
+
+def test_the_scale_by_position_refuses_to_guess_the_positions():
+    attention = tiny("headnorm", value_norm="position").model.layers[0].self_attn
+    with pytest.raises(InputError, match="value_norm 'position' was given no position_ids; need those of the tokens"):
+        attention(torch.zeros(1, 2, 48), position_embeddings=(torch.ones(1, 2, 12), torch.zeros(1, 2, 12)))
 
 
 def test_gamma_begins_at_the_size_of_the_first_tokens_output():

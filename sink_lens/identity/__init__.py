@@ -1,0 +1,1 @@
+"""What is there before training: token preference, contraction, and the seed that a model keeps."""

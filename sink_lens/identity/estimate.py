@@ -1,0 +1,97 @@
+"""What a survey would take, before it is begun: a few sequences of each arm's first model, timed."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import pandas as pd
+import psutil
+
+from ..capture.record import stream
+from ..data.tokens import TokenBatch
+from ..models.lens import LensModel
+from .contraction import passes
+from .preference import Votes, last_logits, size_of_forward
+from .subjects import Draws, Subject
+
+_FLOPS = 2e11
+"""Of the sequences that are timed, at most."""
+Step = Callable[[TokenBatch], None]
+
+
+def preference_step(lens: LensModel, draws: Draws) -> Step:
+    """What ``preference`` does with some sequences."""
+    votes = Votes.of(lens, seed=draws.seed)
+    return lambda part: votes.add(last_logits(lens, part))
+
+
+def contraction_step(lens: LensModel, draws: Draws) -> Step:
+    """What ``contraction`` does with some sequences."""
+
+    def step(part: TokenBatch) -> None:
+        stream(lens, part, passes(lens, draws)[2])
+
+    return step
+
+
+def calibration_step(lens: LensModel, draws: Draws) -> Step:
+    """Some five times what ``contraction`` does: a pass of the bridge for each calibration, and one to set the norm."""
+    step = contraction_step(lens, draws)
+
+    def steps(part: TokenBatch) -> None:
+        for _ in range(5):
+            step(part)
+
+    return steps
+
+
+STEPS: Mapping[str, Callable[[LensModel, Draws], Step]] = {
+    "preference": preference_step,
+    "contraction": contraction_step,
+    "calibration": calibration_step,
+}
+"""Kind of survey -> what it does with some sequences."""
+
+
+def estimate(
+    kind: str,
+    found: Sequence[Subject],
+    *,
+    draws: Draws,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> pd.DataFrame:
+    """One row an arm: arm, models, parameters, tokens (of all its models), seconds (of them), memory (bytes, now).
+
+    Memory is that of this process after a forward; what is summed is among it, and no number of sequences changes it.
+
+    Raises:
+        SinkLensError: what measuring the first model of an arm would raise.
+    """
+    rows = []
+    for arm in dict.fromkeys(one.arm for one in found):
+        of_arm = [one for one in found if one.arm == arm]
+        begun = time.perf_counter()
+        lens = of_arm[0].open(device=device, dtype=dtype)
+        opened = time.perf_counter() - begun
+        draws.check(lens)
+        n_parameters = lens.plain.num_parameters()
+        affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
+        size = min(size_of_forward(lens, length=draws.length), affordable, draws.sequences)
+        part = next(iter(draws.chunk(lens, 0).batches(size)))
+        step, seconds = STEPS[kind](lens, draws), []
+        for _ in range(2):  # the first also warms up
+            begun = time.perf_counter()
+            step(part)
+            seconds.append(time.perf_counter() - begun)
+        each = opened + min(seconds) / part.n_sequences * draws.sequences
+        rows.append(
+            {
+                "arm": arm,
+                "models": len(of_arm),
+                "parameters": n_parameters,
+                "tokens": len(of_arm) * draws.sequences * draws.length,
+                "seconds": len(of_arm) * each,
+                "memory": psutil.Process().memory_info().rss,
+            }
+        )
+    return pd.DataFrame(rows)

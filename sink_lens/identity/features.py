@@ -1,0 +1,243 @@
+"""Identity features: the last token's last state after the final norm, over inputs that several models share.
+
+Inputs are random token ids that every model knows, or random embeddings where all have one width. They are drawn and
+read chunk by chunk; only the states are kept, 4 d_model bytes an input. Kept states lie in the cache under the hash of
+the weights, the configuration and the inputs, so that no model reads the same inputs twice.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..capture.forward import evaluating
+from ..data.cache import cache_folder, fault, locked, new_folder, read_manifest, write_manifest
+from ..data.tokens import _ordinary_ids as ordinary_ids
+from ..errors import InputError, ModelError
+from ..models.lens import LensModel
+from ..models.load import weights_hash
+
+KINDS = ("tokens", "embeddings")
+FEWEST = 50
+"""Inputs below which tau over them says nothing."""
+EMBEDDING_STD = 0.02
+"""Of random embeddings: what most models initialise theirs with (ours: arXiv 2509.26404 does not say)."""
+_CHUNK = 50
+_TOKENS_A_FORWARD = 4096
+_FORMAT = 1
+"""Raised when the states of today would differ from those that lie in a cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What must be known of a model before inputs can be shared with it."""
+
+    weights: str
+    """Hash of its parameters."""
+    config: str
+    """Hash of its configuration and buffers: the same weights under another activation are another model."""
+    tokenizer: str | None
+    """Hash of its tokenizer's vocabulary; None where it has none."""
+    ids: tuple[int, ...]
+    """The ordinary token ids that it knows, ascending."""
+    width: int
+    context: int | None
+    dtype: str
+
+
+def facts(lens: LensModel) -> Facts:
+    """The facts of a model."""
+    size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
+    vocabulary = None if lens.tokenizer is None else _digest(sorted(lens.tokenizer.get_vocab().items()))
+    buffers = hashlib.sha256()  # what is neither a weight nor configured, as rotary frequencies that were switched off
+    for name, buffer in lens.plain.named_buffers():
+        buffers.update(name.encode())
+        buffers.update(buffer.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    told = {
+        name: value
+        for name, value in lens.config.to_dict().items()
+        if name not in ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
+    }
+    return Facts(
+        weights=weights_hash(lens),
+        config=_digest([type(lens.plain).__name__, told, buffers.hexdigest()]),
+        tokenizer=vocabulary,
+        ids=tuple(ordinary_ids(lens.tokenizer, size)),
+        width=lens.d_model,
+        context=lens.n_context,
+        dtype=str(lens.dtype).removeprefix("torch."),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Random inputs that are the same for every model: sequence i depends on the seed and i only, not on how many."""
+
+    kind: str
+    """``tokens`` or ``embeddings``."""
+    sequences: int
+    length: int
+    seed: int
+    ids: tuple[int, ...] = ()
+    """Tokens are drawn from these, uniformly."""
+    width: int = 0
+    """Of embeddings."""
+
+    @property
+    def digest(self) -> str:
+        """What tells these inputs from others."""
+        return _digest(asdict(self))
+
+    def chunks(self) -> Iterator[Tensor]:
+        """The inputs in order: token ids [b, length], or embeddings [b, length, width]."""
+        ids = torch.tensor(self.ids)
+        for index in range(-(-self.sequences // _CHUNK)):
+            draw = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]
+            generator = torch.Generator().manual_seed(int(draw >> np.uint64(1)))
+            rows = min(_CHUNK, self.sequences - index * _CHUNK)
+            if self.kind == "tokens":
+                yield ids[torch.randint(len(ids), (_CHUNK, self.length), generator=generator)][:rows]
+            else:
+                drawn = torch.randn((_CHUNK, self.length, self.width), generator=generator)
+                yield drawn[:rows] * EMBEDDING_STD
+
+
+def shared_inputs(
+    known: dict[str, Facts],
+    *,
+    kind: str = "tokens",
+    sequences: int,
+    length: int,
+    seed: int,
+    any_tokenizer: bool = False,
+) -> Inputs:
+    """Inputs that all of some models can take.
+
+    Args:
+        known: name -> facts of each model.
+        kind: ``tokens`` or ``embeddings``.
+        sequences: how many, 50 at least.
+        length: tokens of each.
+        seed: of the draw.
+        any_tokenizer: take models whose tokenizers differ: an id then stands for another text in each, and only the
+            numbers are shared.
+
+    Raises:
+        InputError: too few, a length over a context, tokenizers or (for embeddings) widths that differ, no common id.
+    """
+    if kind not in KINDS:
+        raise InputError(f"the inputs are {kind!r}; need one of {', '.join(KINDS)}")
+    if sequences < FEWEST:
+        raise InputError(
+            f"{sequences} inputs were asked for; need at least {FEWEST}, and 2,000 for a test with power: tau over few "
+            "inputs says nothing. Ask for more"
+        )
+    if length < 1:
+        raise InputError(f"the length is {length}; need one token or more")
+    for name, one in known.items():
+        if one.context is not None and length > one.context:
+            raise InputError(f"the length is {length} tokens; {name} takes at most {one.context}: use a shorter length")
+    if kind == "embeddings":
+        widths = {one.width for one in known.values()}
+        if len(widths) > 1:
+            raise InputError(
+                f"random embeddings for models of widths {_listed(sorted(widths))}; need one width. Use random tokens"
+            )
+        return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, width=widths.pop())
+    vocabularies = {one.tokenizer for one in known.values()} - {None}
+    if len(vocabularies) > 1 and not any_tokenizer:
+        raise InputError(
+            f"{_listed(known)} have {len(vocabularies)} different tokenizers, so that a token id is another text in "
+            "each; need one tokenizer for inputs that are shared. To share the ids alone, as arXiv 2509.26404 does "
+            "between families, say so: --any-tokenizer"
+        )
+    ids = sorted(set.intersection(*(set(one.ids) for one in known.values())))
+    if not ids:
+        raise InputError(f"{_listed(known)} have no token id in common; need some. Compare others")
+    return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, ids=tuple(ids))
+
+
+def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, progress: bool = False) -> np.ndarray:
+    """The last token's last state after the final norm, of each input: [n, d_model], float32.
+
+    One forward pass of the body; nothing but the result grows with the number of inputs.
+
+    Args:
+        lens: the model.
+        inputs: what it reads.
+        batch_size: inputs a forward; chosen by length if None.
+        progress: show a bar.
+
+    Raises:
+        ModelError: states that are not finite, as where half precision overflows.
+
+    Reference: arXiv 2509.26404 (code).
+    """
+    found = np.empty((inputs.sequences, lens.d_model), dtype=np.float32)
+    size = batch_size or max(1, _TOKENS_A_FORWARD // inputs.length)
+    done = 0
+    with (
+        evaluating(lens.plain),
+        torch.no_grad(),
+        tqdm(total=inputs.sequences, desc=lens.name, unit="input", disable=not progress, leave=False) as bar,
+    ):
+        for chunk in inputs.chunks():
+            for part in chunk.split(size):
+                given = part.to(lens.device)
+                kind = {"input_ids": given} if inputs.kind == "tokens" else {"inputs_embeds": given.to(lens.dtype)}
+                states = lens.plain.base_model(**kind, use_cache=False).last_hidden_state[:, -1].float()
+                if not bool(states.isfinite().all()):
+                    raise ModelError(
+                        f"the last states of {lens.name} in {str(lens.dtype).removeprefix('torch.')} are not finite "
+                        f"(input {done}); need a type that holds them: load it in float32 or bfloat16 (--dtype)"
+                    )
+                found[done : done + len(part)] = states.cpu().numpy()
+                done += len(part)
+                bar.update(len(part))
+    return found
+
+
+def kept_features(
+    lens: LensModel, inputs: Inputs, *, of: Facts, batch_size: int | None = None, progress: bool = False
+) -> np.ndarray:
+    """``features``, computed once: from the cache where these weights have read these inputs before."""
+    folder = _place(of, inputs)
+    with locked(folder):
+        found = _read(folder)
+        if found is None:
+            found = features(lens, inputs, batch_size=batch_size, progress=progress)
+            with new_folder(folder) as part:
+                save_file({"features": found}, part / "features.safetensors")
+                write_manifest(part, {"name": lens.name, "weights_sha256": of.weights, "inputs": inputs.digest})
+    return found
+
+
+def cached_features(of: Facts, inputs: Inputs) -> np.ndarray | None:
+    """What the cache has of a model's states on some inputs; None where it has nothing whole."""
+    return _read(_place(of, inputs))
+
+
+def _place(of: Facts, inputs: Inputs) -> Path:
+    return cache_folder() / "features" / _digest([_FORMAT, of.weights, of.config, of.dtype, inputs.digest])
+
+
+def _read(folder: Path) -> np.ndarray | None:
+    manifest = read_manifest(folder)
+    if manifest is None or fault(folder, manifest) is not None:
+        return None
+    return load_file(folder / "features.safetensors")["features"]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _listed(values: Sequence[object] | dict[str, Facts]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,178 @@
+"""What a mean Kendall tau would be by chance: the formula of the paper, its simulations, and two nulls of our own.
+
+``tau_bar`` is the mean over the shared coordinates S of tau between two models, over n inputs (arXiv 2509.26404).
+
+* ``analytical`` (paper): n independent inputs, |S| independent coordinates: ``sigma(n) / sqrt(|S|)``.
+* ``matrices`` (paper): random normal [n, |S|], softmax and tau.
+* ``pipeline`` (paper): random normal [n, d] through the whole of it, the choice of coordinates included.
+* ``shuffled`` (ours): the two models' own states, the inputs of one in random order. Keeps how the coordinates of a
+  model go together, which the three above do not know of.
+* ``relabelled`` (ours): the two models' own states, input by input, coordinate j of one with coordinate pi(j) of the
+  other. Keeps also what any two models have in common because they read the same inputs, such as a factor by which one
+  input scales all coordinates. Where two models were initialised and trained apart, no coordinate of one belongs to
+  any of the other: their numbering could have been another, so this null is exact for them, given S. Its mean and
+  variance over all |S|! relabellings have a closed form (Hoeffding 1951).
+
+All are summarised by mean and standard deviation, so that a p far below what any number of draws can show can be given
+(in log space); the share of draws is given beside it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import log_ndtr, log_softmax
+
+from ..errors import InputError
+from .kendall import tau
+
+CONVENTIONS = {"paper": "p = 1 - Phi(z)", "code": "p = min(1, 2 (1 - Phi(z)))"}
+"""How z becomes p: in the text of arXiv 2509.26404, and in its released code (whose p is two-sided for z > 0 only)."""
+_VALUES_AT_ONCE = 2**21
+NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")
+
+
+def sigma(n: int) -> float:
+    """Standard deviation of Kendall's tau of n independent pairs: sqrt(2 (2n + 5) / (9 n (n - 1))).
+
+    Raises:
+        InputError: fewer than two.
+    """
+    if n < 2:
+        raise InputError(f"Kendall's tau over {n} inputs; need two or more")
+    return math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))
+
+
+def log10_p(z: float, *, convention: str = "paper") -> float:
+    """log10 of p for a z, without underflow: z = 153.76 gives -5136. nan where z is.
+
+    Args:
+        z: how many standard deviations over the null's mean.
+        convention: ``paper`` or ``code`` (see ``CONVENTIONS``).
+
+    Raises:
+        InputError: another convention.
+    """
+    if convention not in CONVENTIONS:
+        raise InputError(f"the convention of p is {convention!r}; need one of {', '.join(CONVENTIONS)}")
+    found = float(log_ndtr(-z)) / math.log(10)
+    return found if convention == "paper" else min(0.0, found + math.log10(2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Null:
+    """What tau_bar would be by chance."""
+
+    name: str
+    mean: float
+    sd: float
+    draws: np.ndarray | None = None
+    """Simulated values of tau_bar; None where the null is a formula alone."""
+    floor: float = -math.inf
+    """log10 of the smallest p that there is: of |S|! relabellings, 1 / |S|!."""
+
+    def z(self, tau_bar: float) -> float:
+        """How many standard deviations over the mean."""
+        return (tau_bar - self.mean) / self.sd if self.sd > 0 else math.nan
+
+    def log10_p(self, tau_bar: float, *, convention: str = "paper") -> float:
+        """log10 of p by the normal approximation, not under the smallest p that there is."""
+        return max(log10_p(self.z(tau_bar), convention=convention), self.floor)
+
+    def share(self, tau_bar: float) -> float:
+        """(1 + draws at or over tau_bar) / (1 + draws): p without the normal approximation; nan without draws."""
+        if self.draws is None or not len(self.draws):
+            return math.nan
+        return (1 + int((self.draws >= tau_bar).sum())) / (1 + len(self.draws))
+
+
+def analytical(n: int, *, shared: int) -> Null:
+    """The paper's formula."""
+    return Null(name="analytical", mean=0.0, sd=sigma(n) / math.sqrt(shared))
+
+
+def identity_coordinates(features: np.ndarray, *, count: int) -> np.ndarray:
+    """The ``count`` coordinates of [n, d] states whose mean over the inputs is smallest, ascending by index."""
+    return np.sort(np.argsort(features.mean(0, dtype=np.float64), kind="stable")[:count])
+
+
+def softened(features: np.ndarray, *, coordinates: np.ndarray, temperature: float) -> np.ndarray:
+    """Log softmax over the coordinates at a temperature, per input: [n, |S|], float64.
+
+    The log changes no order, so no tau, and cannot underflow to ties.
+    """
+    return log_softmax(np.asarray(features[:, coordinates], dtype=np.float64) / temperature, axis=1)
+
+
+def simulated(
+    name: str,
+    *,
+    n: int,
+    width: int,
+    count: int,
+    temperature: float,
+    draws: int,
+    generator: np.random.Generator,
+    advance: Callable[[int], object] | None = None,
+) -> Null:
+    """A null of random normal states [n, width]: ``pipeline``, or ``matrices`` where every coordinate is kept.
+
+    Args:
+        name: of the null.
+        n: inputs.
+        width: columns of each random matrix.
+        count: how many of them a model has for its own; ``width`` keeps all.
+        temperature: of the softmax.
+        draws: pairs of matrices, two at least.
+        generator: where they come from.
+        advance: called with 1 after each draw.
+    """
+    found = []
+    for _ in range(draws):
+        pair = [generator.standard_normal((n, width)) for _ in range(2)]
+        first, second = (identity_coordinates(one, count=count) for one in pair)
+        shared = np.intersect1d(first, second)
+        if len(shared) > 1:
+            soft = [softened(one, coordinates=shared, temperature=temperature) for one in pair]
+            found.append(float(tau(*soft).mean()))
+        if advance is not None:
+            advance(1)
+    return _of_draws(name, np.array(found))
+
+
+def shuffled(x: np.ndarray, y: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
+    """The null in which the inputs of one model come in random order: softened states [n, |S|] of two models."""
+    at_once = max(1, min(draws, _VALUES_AT_ONCE // x.size))
+    found: list[float] = []
+    while len(found) < draws:
+        orders = [generator.permutation(len(y)) for _ in range(at_once)]
+        many = tau(np.tile(x, at_once), np.hstack([y[order] for order in orders]))
+        found += many.reshape(at_once, -1).mean(1).tolist()
+    return _of_draws("shuffled", np.array(found[:draws]))
+
+
+def relabelled(matrix: np.ndarray, *, draws: int, generator: np.random.Generator) -> Null:
+    """The null in which the coordinates of one model are numbered anew, from tau of each with each: [|S|, |S|].
+
+    Mean and standard deviation are exact, over all permutations.
+    """
+    size = len(matrix)
+    found = np.array([matrix[np.arange(size), generator.permutation(size)].mean() for _ in range(draws)])
+    floor = -math.lgamma(size + 1) / math.log(10)
+    return Null(name="relabelled", mean=float(matrix.mean()), sd=spread(matrix), draws=found, floor=floor)
+
+
+def spread(matrix: np.ndarray) -> float:
+    """Standard deviation, over all permutations, of the mean of a square matrix along a permutation.
+
+    With d the matrix centred by rows and columns, the sum has the variance sum d^2 / (size - 1) (Hoeffding 1951).
+    """
+    centred = matrix - matrix.mean(0) - matrix.mean(1, keepdims=True) + matrix.mean()
+    return math.sqrt((centred**2).sum() / (len(matrix) - 1)) / len(matrix)
+
+
+def _of_draws(name: str, draws: np.ndarray) -> Null:
+    if len(draws) < 2:
+        return Null(name=name, mean=math.nan, sd=math.nan, draws=draws)
+    return Null(name=name, mean=float(draws.mean()), sd=float(draws.std(ddof=1)), draws=draws)

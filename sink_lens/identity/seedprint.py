@@ -1,0 +1,278 @@
+"""SeedPrint: do two models come from one initialisation? A test of their states on the same random inputs.
+
+    coordinates of a model  = those whose mean over the inputs is smallest           (m of d)
+    S                       = the coordinates that both models have
+    x_j                     = log softmax over S, at temperature 10, of coordinate j: one number an input
+    tau_bar                 = mean over S of Kendall's tau-b of x_j of the one with x_j of the other
+
+tau_bar is the effect size; p, from the nulls of ``nulls``, says how sure we are, and grows with the number of inputs
+alone. The published nulls take inputs and coordinates for independent. They are not: whatever both models know of an
+input goes into many coordinates at once, so that unrelated models differ from 0 by more than the formula says. The null
+that decides here is ``relabelled``, which keeps all of that; the others are reported beside it.
+
+Reference: Tong et al., arXiv 2509.26404 (the statistic, ``analytical``, ``matrices`` and ``pipeline``); ``shuffled``,
+``relabelled`` and the test of a common factor are ours.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from ..errors import InputError
+from . import nulls
+from .kendall import tau, tau_matrix
+from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, softened
+
+SAME, NOT_SHOWN, NO_ANSWER = "same lineage", "no common lineage shown", "no answer"
+"""What is said of a pair. That nothing is shown is no proof of different seeds: training can wash a print out."""
+FEWEST_SHARED = 8
+"""Coordinates in common below which there is no answer: a mean over fewer is not one."""
+_MOST_COORDINATES = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FingerprintConfig:
+    """How models are compared.
+
+    Raises:
+        InputError: a value that cannot be used.
+    """
+
+    inputs: str = "tokens"
+    """``tokens``, or ``embeddings``: equal widths only, and unrelated models then look related (the stream carries an
+    embedding's own coordinates to the end)."""
+    sequences: int = 2000
+    """Random inputs, 50 at least."""
+    length: int = 16
+    """Tokens of each (ours: short, since only the last state is read)."""
+    coordinates: int | None = None
+    """m, how many a model has for its own; None is a third of its width, 400 at most (paper: 10%; code: 400)."""
+    temperature: float = 10.0
+    """Of the softmax over the shared coordinates."""
+    draws: int = 100
+    """Of each simulated null."""
+    relabellings: int = 1999
+    """Random ones, beside the closed form."""
+    alpha: float = 0.01
+    """Same lineage where p is under it."""
+    decides: str = "relabelled"
+    """The null whose p that is."""
+    any_tokenizer: bool = False
+    """Compare models whose tokenizers differ, on the same ids."""
+    seed: int = 0
+    """Of the inputs and of every draw."""
+
+    def __post_init__(self) -> None:
+        if self.decides not in NULLS:
+            raise InputError(f"the null that decides is {self.decides!r}; need one of {', '.join(NULLS)}")
+        for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
+            if not low < getattr(self, name) < high:
+                raise InputError(f"{name} is {getattr(self, name)}; need a number over {low}, under {high}")
+        if self.coordinates is not None and self.coordinates < FEWEST_SHARED:
+            raise InputError(f"{self.coordinates} coordinates a model; need at least {FEWEST_SHARED}")
+        # A share of draws cannot be under 1 / (draws + 1).
+        for name in ("draws", "relabellings"):
+            if getattr(self, name) < 1 / self.alpha - 1:
+                need = math.ceil(1 / self.alpha - 1)
+                raise InputError(f"{name} is {getattr(self, name)}; need {need} for a p under {self.alpha:g}")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; need a whole number from 0 on, below 2**63")
+
+    def count(self, width: int) -> int:
+        """How many coordinates a model of a width has for its own.
+
+        Raises:
+            InputError: more than there are, or so few that no answer can come of it.
+        """
+        count = min(_MOST_COORDINATES, width // 3) if self.coordinates is None else self.coordinates
+        if not FEWEST_SHARED <= count <= width:
+            raise InputError(
+                f"{count} of {width} coordinates a model; need {FEWEST_SHARED} to {width}. Choose with --coordinates"
+            )
+        return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two models, compared."""
+
+    a: str
+    b: str
+    verdict: str
+    """``same lineage``, ``no common lineage shown``, or ``no answer``."""
+    why: str
+    """What decided, or why there is no answer."""
+    shared: int
+    """|S|, how many coordinates both have for their own."""
+    expected: float
+    """How many two models would share by chance: m m' / d."""
+    tau_bar: float
+    """The effect size: mean tau over the shared coordinates; 1 for equal models, about 0 for unrelated ones."""
+    across: float
+    """The same between different coordinates: what does not belong to any one."""
+    too_narrow: float
+    """Standard deviation of tau_bar were no coordinate matched, from tau between different ones, over the formula's."""
+    scale_tau: float
+    """tau of the size of a row over S (norm, centred) between the models: a factor common to all coordinates."""
+    scale_log10_p: float
+    """log10 of its two-sided p."""
+    nulls: Mapping[str, Null] = field(repr=False, default_factory=dict)
+
+    @property
+    def shares_scale(self) -> bool:
+        """Whether an input scales all coordinates of both models alike, and no coordinate more than by that.
+
+        The published nulls may then call unrelated models related. One initialisation shows beyond the factor.
+        """
+        if not self.nulls:
+            return False
+        by_chance = not self.nulls["relabelled"].share(self.tau_bar) < 0.01
+        return by_chance and self.scale_log10_p < -4 and self.too_narrow > 1.5
+
+    def rows(self) -> list[dict[str, object]]:
+        """A null a row: its mean and deviation, z, log10 p in both conventions, and the share of draws."""
+        return [
+            {
+                "a": self.a,
+                "b": self.b,
+                "null": name,
+                "mean": null.mean,
+                "sd": null.sd,
+                "z": null.z(self.tau_bar),
+                "log10_p_paper": null.log10_p(self.tau_bar, convention="paper"),
+                "log10_p_code": null.log10_p(self.tau_bar, convention="code"),
+                "p_draws": null.share(self.tau_bar),
+            }
+            for name, null in self.nulls.items()
+        ]
+
+    def row(self) -> dict[str, object]:
+        """Everything but the nulls."""
+        kept: dict[str, object] = {name: value for name, value in asdict(self).items() if name != "nulls"}
+        return kept | {"shares_scale": self.shares_scale}
+
+
+class Simulated:
+    """The published nulls, which depend on sizes alone: each is simulated when it is first asked for."""
+
+    def __init__(self, config: FingerprintConfig, *, n: int, advance: Callable[[int], object] | None = None) -> None:
+        self._config, self._n, self._advance = config, n, advance
+        self._made: dict[tuple[str, int, int], Null] = {}
+
+    def of(self, name: str, *, width: int, count: int) -> Null:
+        """The null of random matrices of a width, of which a model has ``count`` coordinates for its own."""
+        key = (name, width, count)
+        if key not in self._made:
+            self._made[key] = nulls.simulated(
+                name,
+                n=self._n,
+                width=width,
+                count=count,
+                temperature=self._config.temperature,
+                draws=self._config.draws,
+                generator=np.random.default_rng([self._config.seed, NULLS.index(name), width, count]),
+                advance=self._advance,
+            )
+        return self._made[key]
+
+
+def compare(
+    a: tuple[str, np.ndarray],
+    b: tuple[str, np.ndarray],
+    *,
+    config: FingerprintConfig,
+    simulated: Simulated,
+    generator: np.random.Generator,
+) -> Pair:
+    """Two models' states on the same inputs, [n, d] each: is coordinate j of the one that of the other?
+
+    Models of different widths, or with too few coordinates in common, get no answer, and the reason; never a p.
+
+    Args:
+        a: name and states.
+        b: the other's.
+        config: how.
+        simulated: the published nulls.
+        generator: of ``shuffled`` and ``relabelled``.
+
+    Raises:
+        InputError: states on another number of inputs, or that are not finite.
+    """
+    (name_a, x), (name_b, y) = a, b
+    if len(x) != len(y):
+        raise InputError(f"{name_a} read {len(x)} inputs and {name_b} {len(y)}; need the same ones. Read them again")
+    for name, one in (a, b):
+        if not np.isfinite(one).all():
+            raise InputError(f"the states of {name} are not finite; need numbers. Load it in float32 (--dtype)")
+    if x.shape[1] != y.shape[1]:
+        why = f"widths {x.shape[1]} and {y.shape[1]}: no initialisation has both, and coordinates cannot be matched"
+        return _unanswered(name_a, name_b, why=why, shared=0, expected=math.nan)
+    n, width = x.shape
+    count = config.count(width)
+    shared = np.intersect1d(identity_coordinates(x, count=count), identity_coordinates(y, count=count))
+    expected = count * count / width
+    if len(shared) < FEWEST_SHARED:
+        why = (
+            f"{len(shared)} of {count} coordinates in common ({expected:.3g} by chance), where {FEWEST_SHARED} "
+            "are needed; a larger --coordinates would have more"
+        )
+        return _unanswered(name_a, name_b, why=why, shared=len(shared), expected=expected)
+    soft = [softened(one, coordinates=shared, temperature=config.temperature) for one in (x, y)]
+    matrix = tau_matrix(*soft)
+    if not np.isfinite(matrix).all():
+        why = "a coordinate is the same on every input in one of the models, so that tau is undefined"
+        return _unanswered(name_a, name_b, why=why, shared=len(shared), expected=expected)
+    tau_bar = float(np.diag(matrix).mean())
+    across = float((matrix.sum() - np.trace(matrix)) / (matrix.size - len(matrix)))
+    every = (
+        nulls.analytical(n, shared=len(shared)),
+        simulated.of("matrices", width=len(shared), count=len(shared)),
+        simulated.of("pipeline", width=width, count=count),
+        nulls.shuffled(*soft, draws=config.draws, generator=generator),
+        nulls.relabelled(matrix, draws=config.relabellings, generator=generator),
+    )
+    by_name = {one.name: one for one in every}
+    verdict, why = _decided(by_name[config.decides], tau_bar, alpha=config.alpha)
+    sizes = [np.linalg.norm(one - one.mean(1, keepdims=True), axis=1)[:, None] for one in soft]
+    scale = float(tau(*sizes)[0])
+    return Pair(
+        a=name_a,
+        b=name_b,
+        verdict=verdict,
+        why=why,
+        shared=len(shared),
+        expected=expected,
+        tau_bar=tau_bar,
+        across=across,
+        too_narrow=nulls.spread(np.where(np.eye(len(matrix), dtype=bool), across, matrix)) / by_name["analytical"].sd,
+        scale_tau=scale,
+        scale_log10_p=log10_p(abs(scale) / sigma(n), convention="code"),
+        nulls=by_name,
+    )
+
+
+def _decided(null: Null, tau_bar: float, *, alpha: float) -> tuple[str, str]:
+    """By the share of draws where there are any: it needs no normal approximation."""
+    exact = null.share(tau_bar)
+    p = 10 ** null.log10_p(tau_bar) if math.isnan(exact) else exact
+    if math.isnan(p):
+        return NO_ANSWER, f"the {null.name} null has no draws"
+    return (SAME if p < alpha else NOT_SHOWN), f"p {p:.3g} under the {null.name} null"
+
+
+def _unanswered(a: str, b: str, *, why: str, shared: int, expected: float) -> Pair:
+    return Pair(
+        a=a,
+        b=b,
+        verdict=NO_ANSWER,
+        why=why,
+        shared=shared,
+        expected=expected,
+        tau_bar=math.nan,
+        across=math.nan,
+        too_narrow=math.nan,
+        scale_tau=math.nan,
+        scale_log10_p=math.nan,
+    )

@@ -1,0 +1,228 @@
+"""One measurement of many models, into a run folder: each model is opened, measured, written and let go.
+
+What a model gave is on disk before the next one is opened, so that a survey that was stopped goes on behind it. A model
+that cannot be opened or measured becomes a row whose ``error`` says why, unless none can.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import safetensors
+import safetensors.numpy
+import torch
+from tqdm.auto import tqdm
+
+from ..errors import SinkLensError
+from ..models.lens import LensModel
+from ..models.load import weights_hash
+from ..records import RunWriter, create_run, read_run, versions
+from ..report.columns import select
+from ..report.page import render
+from .contrasts import arm_table
+from .subjects import Draws, Subject
+
+_PARTIAL = "partial.safetensors"
+_EVERY = 30.0
+"""Seconds between two times that the sums of a model in work are kept."""
+_COLUMNS = ("model", "arm", "seed", "step", "n_layers", "d_model", "d_vocab", "weights_sha256", "seconds", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one model gave."""
+
+    frames: Mapping[str, pd.DataFrame]
+    """Table -> rows; ``summary`` has measure and value."""
+    tensors: Mapping[str, np.ndarray]
+    """Name -> tensor, kept in ``directions``."""
+
+
+Measure = Callable[[LensModel, "Partial"], Measured]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A finished survey."""
+
+    folder: Path
+    tables: Mapping[str, pd.DataFrame]
+    """``models``, ``summary``, ``arms`` and the tables of its kind."""
+    report: Path
+
+
+class Partial:
+    """The sums of the model that is being measured, kept beside the run so that a stop does not lose them."""
+
+    def __init__(self, folder: Path, *, model: str) -> None:
+        self._path, self._model, self._kept = folder / _PARTIAL, model, time.monotonic()
+
+    def load(self) -> dict[str, np.ndarray] | None:
+        """What was kept of this model, if anything."""
+        if not self._path.is_file():
+            return None
+        with safetensors.safe_open(self._path, framework="np") as file:
+            if (file.metadata() or {}).get("model") != self._model:
+                return None
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+
+    def keep(self, state: dict[str, np.ndarray]) -> None:
+        """Keep the sums, unless they were kept a moment ago."""
+        if time.monotonic() - self._kept < _EVERY:
+            return
+        part = self._path.with_name(f"{_PARTIAL}.part")
+        part.write_bytes(safetensors.numpy.save(state, metadata={"model": self._model}))
+        part.replace(self._path)
+        self._kept = time.monotonic()
+
+    def drop(self) -> None:
+        """The model is finished."""
+        self._path.unlink(missing_ok=True)
+
+
+def arms_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]) -> dict[str, pd.DataFrame]:
+    """The arms over their seeds; the checkpoints of a training are no repetitions, and are left out."""
+    summary = tables["summary"]
+    return {"arms": arm_table(select(summary, summary["step"].isna().to_numpy(dtype=bool)))}
+
+
+def survey(
+    kind: str,
+    found: Sequence[Subject],
+    measure: Measure,
+    *,
+    draws: Draws,
+    config: Mapping[str, Any],
+    out: str | os.PathLike[str],
+    tables: Sequence[str],
+    finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], Mapping[str, pd.DataFrame]] = arms_of,
+    device: str | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> Survey:
+    """Measure every model and write what it gives; an unfinished run of the same question is continued.
+
+    Args:
+        kind: of the run.
+        found: the models.
+        measure: gives the tables of an open model.
+        draws: the sequences, for the record.
+        config: what was asked, for the record.
+        out: folder of the run.
+        tables: names of the tables that ``measure`` gives, ``summary`` among them.
+        finish: gives what is computed from the tables and tensors of all models, written as CSV.
+        device: where the models go.
+        dtype: of the weights of those that are loaded.
+        overwrite: replace the run that the folder holds.
+        progress: show a bar over models.
+
+    Raises:
+        RunError: the folder cannot be used.
+        SinkLensError: no model could be measured: what is wrong with the first.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    provenance = {
+        "models": [one.name for one in found],
+        "token_source": "random, of each model's own ordinary tokens",
+        "sequences": draws.sequences,
+        "length": draws.length,
+        "token_seed": draws.seed,
+        "bos_arm": draws.bos,
+        "dtype": dtype or "float32",
+        "device": device,
+        "versions": versions(),
+    }
+    expects = ["models", *tables, "arms"]
+    writer = create_run(out, kind=kind, config=config, provenance=provenance, expects=expects, overwrite=overwrite)
+    with writer:
+        done = _Done(writer, tables=tables)
+        failed: SinkLensError | None = None
+        for one in tqdm(found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False):
+            if one.name in done.names:
+                continue
+            partial, begun = Partial(writer.folder, model=one.name), time.perf_counter()
+            try:
+                lens = one.open(device=device, dtype=dtype)
+                given = measure(lens, partial)
+            except SinkLensError as error:
+                if len(found) > 1:
+                    warnings.warn(f"{one.name} is left out: {error}", stacklevel=1)
+                failed = failed or error
+                done.add(one, error=str(error))
+                continue
+            done.add(one, lens=lens, given=given, seconds=time.perf_counter() - begun)
+            partial.drop()
+        if not done.names and failed is not None:
+            raise failed
+        for name, frame in finish(done.whole, done.tensors).items():
+            writer.write_csv(name, frame)
+    return Survey(folder=writer.folder, tables=read_run(writer.folder).tables, report=render(writer.folder))
+
+
+class _Done:
+    """The tables of a survey while they grow, on disk after each model."""
+
+    def __init__(self, writer: RunWriter, *, tables: Sequence[str]) -> None:
+        self._writer, self._tables = writer, tables
+        earlier = read_run(writer.folder).tables
+        models = earlier.get("models", pd.DataFrame(columns=list(_COLUMNS)))
+        self.names = set(select(models, models["error"].isna().to_numpy(dtype=bool))["model"].tolist())
+        # A stop may have come between two tables of one model: its rows are left out.
+        self.frames = {
+            name: [select(frame, frame["model"].isin(sorted(self.names)).to_numpy(dtype=bool))]
+            for name, frame in {"models": models, **{name: earlier[name] for name in tables if name in earlier}}.items()
+        }
+        self.tensors: dict[str, np.ndarray] = {}
+        if writer.has("directions"):
+            self.tensors = read_run(writer.folder).tensors("directions")
+        self._write("models")
+
+    def add(
+        self,
+        one: Subject,
+        *,
+        lens: LensModel | None = None,
+        given: Measured | None = None,
+        seconds: float = float("nan"),
+        error: str | None = None,
+    ) -> None:
+        """Write what one model gave, or why it gave nothing."""
+        row: dict[str, Any] = {"model": one.name, "arm": one.arm, "seed": one.seed, "step": one.step, "error": error}
+        if lens is not None and given is not None:
+            row |= {"n_layers": lens.n_layers, "d_model": lens.d_model, "d_vocab": lens.d_vocab, "seconds": seconds}
+            row["weights_sha256"] = weights_hash(lens)
+            key = {"model": one.name, "arm": one.arm, "seed": one.seed, "step": one.step}
+            for name in self._tables:
+                self.frames.setdefault(name, []).append(given.frames[name].assign(**key))
+                self._write(name)
+            if given.tensors:
+                self.tensors |= {f"{one.name}|{name}": tensor for name, tensor in given.tensors.items()}
+                self._writer.write_tensors("directions", self.tensors)
+            self.names.add(one.name)
+        self.frames["models"].append(pd.DataFrame([row], columns=list(_COLUMNS)))
+        self._write("models")
+
+    @property
+    def whole(self) -> dict[str, pd.DataFrame]:
+        """The tables of all models."""
+        return {name: self._whole(name) for name in self.frames}
+
+    def _whole(self, name: str) -> pd.DataFrame:
+        frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
+        whole = pd.concat(frames, ignore_index=True)
+        front = [column for column in ("model", "arm", "seed", "step") if column in whole.columns]
+        whole = whole.reindex(columns=[*front, *(column for column in whole.columns if column not in front)])
+        for column in ("seed", "step"):
+            whole[column] = whole[column].astype("Int64")
+        return whole
+
+    def _write(self, name: str) -> None:
+        write = self._writer.write_csv if name in ("models", "summary") else self._writer.write_table
+        write(name, self._whole(name))

@@ -1,0 +1,277 @@
+"""Untrained models on demand: any configuration and seed to a ``LensModel``.
+
+A model is a Hugging Face class of its style (Llama, Qwen3 or GPT-2) whose parts may be switched one by one. Arms that
+differ in one switch and share a seed draw the same weights, so that they are compared in pairs: an attention or MLP
+that is off has an output projection of zeros; an MLP without its gate reads a gate of ones; the norm and the positions
+are replaced where the class has others. Nothing here is a model to be saved: it is made again from its configuration
+and its seed.
+
+Untrained transformers are the subject of arXiv 2602.05927. Which configurations that paper used is not public: the
+defaults here are the sizes of GPT-2 small for every style, and ours.
+"""
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from ..errors import InputError
+from ..models.checks import check_architecture
+from ..models.families import Family
+from ..models.lens import LensModel
+from ..models.wrapping import assemble, random_state_kept
+
+STYLES = ("llama", "qwen", "gpt2")
+NORMS = ("rms", "layer")
+POSITIONS = ("rotary", "learned", "none")
+ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "identity")
+"""The activations of the experiments; every other name that Hugging Face knows is taken too."""
+
+_OWN: dict[str, dict[str, Any]] = {
+    "llama": {"activation": "silu", "gated": True, "norm": "rms", "positions": "rotary", "tied": False},
+    "qwen": {"activation": "silu", "gated": True, "norm": "rms", "positions": "rotary", "tied": True},
+    "gpt2": {"activation": "gelu", "gated": False, "norm": "layer", "positions": "learned", "tied": True},
+}
+"""What each style has where nothing else is asked for; only GPT-2 begins with smaller writers to the stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UntrainedConfig:
+    """A model before training. None is the style's own choice, and is filled in.
+
+    Raises:
+        InputError: an unknown value, or parts that the style cannot have.
+    """
+
+    style: str = "gpt2"
+    """``llama``; ``qwen``: Qwen3, which norms queries and keys in each head; or ``gpt2``."""
+    activation: str | None = None
+    """Of the MLP: relu, gelu, silu, tanh, identity, or another name of Hugging Face."""
+    gated: bool | None = None
+    """``act(gate x) * up x``, or ``act(gate x)`` alone; a gate needs the style llama or qwen."""
+    norm: str | None = None
+    """``rms`` or ``layer`` (centred), without biases or gains that differ from 1."""
+    positions: str | None = None
+    """``rotary`` (not in gpt2), ``learned`` (added to the embedding) or ``none``."""
+    tied: bool | None = None
+    """Whether the unembedding is the embedding. Where it is, a token at first predicts itself."""
+    scaled_writers: bool | None = None
+    """Whether projections that write to the stream begin at ``init_std / sqrt(2 n_layers)``; GPT-2's do."""
+    n_layers: int = 12
+    d_model: int = 768
+    n_heads: int = 12
+    n_kv_heads: int | None = None
+    """Key and value heads; None is as many as query heads, and gpt2 has no other choice."""
+    d_mlp: int | None = None
+    """Neurons; None is 4 d_model, or 8/3 of it (a multiple of 64) with a gate, for as many weights."""
+    vocab_size: int = 50257
+    n_context: int = 1024
+    init_std: float = 0.02
+    """Standard deviation of every weight at first."""
+    attention: bool = True
+    """Whether attention writes to the stream."""
+    mlp: bool = True
+    """Whether the MLP does."""
+
+    def __post_init__(self) -> None:
+        if self.style not in STYLES:
+            raise InputError(f"style is {self.style!r}; need one of {', '.join(STYLES)}")
+        for name, own in {**_OWN[self.style], "scaled_writers": self.style == "gpt2"}.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, own)
+        if self.n_kv_heads is None:
+            object.__setattr__(self, "n_kv_heads", self.n_heads)
+        if self.d_mlp is None:
+            width = 64 * math.ceil(self.d_model * 8 / 3 / 64) if self.gated else 4 * self.d_model
+            object.__setattr__(self, "d_mlp", width)
+        self._check()
+
+    def _check(self) -> None:
+        for name, known in {"norm": NORMS, "positions": POSITIONS}.items():
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} is {getattr(self, name)!r}; need one of {', '.join(known)}")
+        if _activation(self.activation) not in ACT2FN:
+            raise InputError(
+                f"activation is {self.activation!r}; need one of {', '.join(ACTIVATIONS)}, or another "
+                "name of transformers.activations.ACT2FN"
+            )
+        for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_mlp", "vocab_size", "n_context"):
+            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
+                raise InputError(f"{name} is {getattr(self, name)!r}; need a whole number from 1 on")
+        if not (isinstance(self.init_std, (int, float)) and 0 < self.init_std < math.inf):
+            raise InputError(f"init_std is {self.init_std!r}; need a positive number")
+        assert self.n_kv_heads is not None
+        if self.d_model % self.n_heads or self.n_heads % self.n_kv_heads:
+            raise InputError(
+                f"{self.n_heads} heads over {self.n_kv_heads} of width {self.d_model}; need heads that "
+                "divide the width, and key-value heads that divide the heads"
+            )
+        if self.positions == "rotary" and (self.d_model // self.n_heads) % 2:
+            raise InputError(f"a head has {self.d_model // self.n_heads} dimensions; need an even number to rotate")
+        if self.style == "gpt2" and (self.gated or self.positions == "rotary" or self.n_kv_heads != self.n_heads):
+            raise InputError(
+                "GPT-2 has no gate, no rotary positions and no grouped heads; need style='llama', which "
+                "takes norm='layer' and positions='learned' too"
+            )
+
+    @property
+    def label(self) -> str:
+        """The style, its activation and what differs, as ``gpt2,activation=relu``: read by ``read_untrained``."""
+        own = UntrainedConfig(style=self.style)
+        follows = asdict(
+            UntrainedConfig(style=self.style, gated=self.gated, d_model=self.d_model, n_heads=self.n_heads)
+        )
+        plain = follows | {"gated": own.gated, "d_model": own.d_model, "n_heads": own.n_heads, "activation": None}
+        return ",".join([self.style, *(f"{k}={v}" for k, v in asdict(self).items() if plain[k] != v)])
+
+
+def read_untrained(text: str) -> UntrainedConfig:
+    """The configuration that a text describes: a style and fields, as ``gpt2,activation=relu,n_layers=4``.
+
+    Raises:
+        InputError: an unknown field, or a value that is not of its kind.
+    """
+    style, *rest = [part.strip() for part in text.split(",")]
+    kinds = {field.name: field.type for field in fields(UntrainedConfig)}
+    given: dict[str, Any] = {"style": style}
+    for part in rest:
+        name, equals, value = part.partition("=")
+        if not equals or name not in kinds:
+            raise InputError(f"{part!r} in {text!r} is no field=value; need fields of {', '.join(kinds)}")
+        given[name] = _value(name, value, kinds[name])
+    return UntrainedConfig(**given)
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
+    kinds = get_args(kind) or (kind,)
+    if bool in kinds:
+        words = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+        if text.lower() in words:
+            return words[text.lower()]
+        raise InputError(f"{name} is {text!r}; need true or false")
+    of = next(one for one in kinds if one is not type(None))
+    try:
+        return of(text)
+    except ValueError:
+        raise InputError(f"{name} is {text!r}; need a {'whole ' if of is int else ''}number") from None
+
+
+def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device = "cpu") -> LensModel:
+    """The model of a configuration with the weights of a seed, float32, in eval mode, without a tokenizer.
+
+    Equal configuration and seed give equal weights on every device; the caller's random state is left alone.
+
+    Args:
+        config: what to build.
+        seed: of the weights.
+        device: where the model goes.
+
+    Raises:
+        InputError: the seed is no whole number from 0 on.
+        ModelError: TransformerLens computes something else than the model (checked on eight tokens).
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise InputError(f"seed is {seed!r}; need a whole number from 0 on, below 2**63")
+    with random_state_kept(), torch.device("cpu"), torch.no_grad():
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
+        model: Any = AutoModelForCausalLM.from_config(
+            _hugging_face(config), dtype=torch.float32, attn_implementation="sdpa"
+        )
+        family = replace(check_architecture(model), centred_norm=config.norm == "layer")
+        _switch(model, family=family, config=config)
+    name = f"untrained {config.label} seed {seed}"
+    return assemble(model.to(device).eval(), tokenizer=None, family=family, name=name)
+
+
+class PositionedEmbedding(nn.Embedding):
+    """Tokens and their learned positions, added: for a class that has none of its own."""
+
+    def __init__(self, tokens: nn.Embedding, *, positions: Float[Tensor, "position d_model"]) -> None:
+        super().__init__(tokens.num_embeddings, tokens.embedding_dim, _weight=tokens.weight)
+        self.weight = tokens.weight  # the same parameter, which may be tied
+        self.positions = nn.Parameter(positions)
+
+    def forward(self, input: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d_model"]:
+        """Of whole sequences: the first token is at position 0."""
+        return super().forward(input) + self.positions[: input.shape[1]]
+
+
+def _hugging_face(config: UntrainedConfig) -> PreTrainedConfig:
+    """The configuration of the style's class, before anything is switched."""
+    special: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    activation = _activation(config.activation)
+    shared = special | {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "max_position_embeddings": config.n_context,
+        "initializer_range": config.init_std,
+        "tie_word_embeddings": config.tied,
+    }
+    if config.style == "gpt2":
+        dropouts = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+        return GPT2Config(**shared, **dropouts, n_inner=config.d_mlp, activation_function=activation)
+    of_class = Qwen3Config if config.style == "qwen" else LlamaConfig
+    assert config.d_mlp is not None
+    return of_class(
+        **shared,
+        num_key_value_heads=config.n_kv_heads,
+        head_dim=config.d_model // config.n_heads,
+        intermediate_size=config.d_mlp,
+        hidden_act=activation,
+    )
+
+
+def _activation(name: str | None) -> str:
+    return "linear" if name == "identity" else str(name)
+
+
+def _switch(model: Any, *, family: Family, config: UntrainedConfig) -> None:
+    """Give a freshly drawn model the parts that its class has not, in place."""
+    drawn_scaled = config.style == "gpt2"
+    shrink = (2 * config.n_layers) ** -0.5
+    scale = 1.0 if config.scaled_writers == drawn_scaled else shrink if config.scaled_writers else 1 / shrink
+    for layer in model.get_submodule(family.layers):
+        mlp = layer.get_submodule(str(family.mlp))
+        writers = {layer.get_submodule(f"{family.attention}.{family.o}"): config.attention}
+        writers[mlp.get_submodule(str(family.down))] = config.mlp
+        for writer, on in writers.items():
+            writer.weight.mul_(scale if on else 0.0)
+        if family.gate is not None and not config.gated:
+            mlp.up_proj = nn.Linear(config.d_model, config.d_mlp)  # type: ignore[arg-type]  # filled in
+            mlp.up_proj.weight.zero_()
+            mlp.up_proj.bias.fill_(1.0)
+    if config.norm != _OWN[config.style]["norm"]:
+        of_class = nn.LayerNorm if config.norm == "layer" else LlamaRMSNorm
+        for path in _norms(model, family):
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, of_class(config.d_model, eps=1e-5))
+    _place(model, config)
+
+
+def _norms(model: nn.Module, family: Family) -> list[str]:
+    """Where the norms of the stream stand."""
+    layers = range(len(model.get_submodule(family.layers)))  # type: ignore[arg-type]
+    return [f"{family.layers}.{n}.{norm}" for n in layers for norm in (family.attn_norm, family.mlp_norm)] + [
+        family.final_norm
+    ]
+
+
+def _place(model: Any, config: UntrainedConfig) -> None:
+    """Give the model the positions that were asked for."""
+    if config.style == "gpt2":
+        if config.positions == "none":
+            model.transformer.wpe.weight.zero_()
+        return
+    if config.positions != "rotary":
+        model.model.rotary_emb.inv_freq.zero_()  # every angle is 0
+    if config.positions == "learned":
+        drawn = torch.randn(config.n_context, config.d_model) * config.init_std
+        model.set_input_embeddings(PositionedEmbedding(model.get_input_embeddings(), positions=drawn))

@@ -1,0 +1,56 @@
+"""Contrasts: one switch at a time, and differences paired by seed."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sink_lens.errors import InputError
+from sink_lens.identity.contrasts import SWITCHES, arm_table, contrasts
+from sink_lens.identity.untrained import UntrainedConfig
+
+
+def test_each_arm_differs_from_the_base_in_one_switch():
+    base = UntrainedConfig(style="llama")
+    arms = contrasts(base, switches=("activation", "gating", "attention"))
+    assert [arm.label for arm in arms] == [
+        "llama,activation=silu", "llama,activation=relu", "llama,activation=gelu", "llama,activation=tanh",
+        "llama,activation=identity", "llama,activation=silu,gated=False", "llama,activation=silu,attention=False",
+    ]  # fmt: skip
+    assert (arms[0].d_mlp, arms[5].d_mlp) == (2048, 3072)  # as many weights without the gate
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_every_switch_has_another_value_than_the_base(switch):
+    assert len(contrasts(UntrainedConfig(style="llama"), switches=(switch,))) > 1
+
+
+def test_what_cannot_be_switched_is_refused():
+    with pytest.raises(InputError, match="there is no switch colour; need some of activation"):
+        contrasts(UntrainedConfig(), switches=("colour",))
+    with pytest.raises(InputError, match="GPT-2 has no gate"):
+        contrasts(UntrainedConfig(), switches=("gating",))
+
+
+def summary(values):
+    rows = [
+        {"measure": "m", "arm": arm, "seed": seed, "value": value}
+        for arm, found in values.items()
+        for seed, value in enumerate(found)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_differences_are_paired_by_seed():
+    table = arm_table(summary({"a": [1.0, 5.0, 9.0], "b": [2.0, 6.0, 10.1]})).set_index("arm")
+    assert table.loc["a", "mean"] == 5
+    # differences 1, 1, 1.1: mean 31 / 30, standard error 1 / 30, t = 4.303 with 2 degrees of freedom
+    assert table.loc["b", "difference"] == pytest.approx(31 / 30)
+    assert table.loc["b", "difference_low"] == pytest.approx(31 / 30 - 4.303 / 30, abs=1e-3)
+    assert table.loc["b", "low"] < 0 < table.loc["b", "difference_low"]
+    assert np.isnan(table.loc["a", "difference"])
+
+
+def test_one_seed_has_no_interval():
+    table = arm_table(summary({"a": [1.0], "b": [2.0]})).set_index("arm")
+    assert table.loc["b", "difference"] == 1
+    assert np.isnan(table.loc["b", "difference_low"])

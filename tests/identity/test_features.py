@@ -1,0 +1,133 @@
+"""Identity features: what is read, on what inputs, and that nothing is read twice."""
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from sink_lens import load
+from sink_lens.capture.record import capture
+from sink_lens.errors import InputError, ModelError
+from sink_lens.identity import features as reading
+from sink_lens.identity.features import Inputs, cached_features, facts, features, kept_features, shared_inputs
+from sink_lens.models.tiny import tiny, tiny_tokenizer
+
+INPUTS = Inputs(kind="tokens", sequences=60, length=6, seed=0, ids=tuple(range(3, 300)))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+
+
+def lens(family="llama", *, seed=0, tokenizer=None, **fields):
+    return load(tiny(family, seed=seed, **fields), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "headnorm"])
+def test_it_is_the_last_state_after_the_final_norm(family):
+    model = lens(family)
+    found = torch.from_numpy(features(model, INPUTS))
+    tokens = torch.cat(list(INPUTS.chunks()))
+    expected = capture(model, tokens, sites=("final",))["final"][:, -1]
+    assert torch.allclose(found, expected, atol=1e-5 * expected.norm(dim=-1).max().item())
+
+
+def test_inputs_depend_on_the_seed_and_not_on_how_many_there_are():
+    few, many, other = (
+        torch.cat(list(Inputs(kind="tokens", sequences=n, length=6, seed=seed, ids=tuple(range(9))).chunks()))
+        for n, seed in ((60, 0), (130, 0), (60, 1))
+    )
+    assert few.shape == (60, 6)
+    assert torch.equal(few, many[:60])
+    assert not torch.equal(few, other)
+    assert set(many.ravel().tolist()) == set(range(9))
+
+
+def test_the_batch_size_does_not_matter():
+    model = lens()
+    assert features(model, INPUTS, batch_size=7) == pytest.approx(features(model, INPUTS), abs=1e-5)
+
+
+def test_embeddings_are_shared_where_the_width_is():
+    known = {"a": facts(lens()), "b": facts(lens(seed=1))}
+    inputs = shared_inputs(known, kind="embeddings", sequences=50, length=4, seed=0)
+    assert inputs.width == 48
+    assert features(lens(), inputs).shape == (50, 48)
+    with pytest.raises(InputError, match=r"widths 32, 48; need one width. Use random tokens"):
+        wide = {"a": facts(lens()), "b": facts(lens(hidden_size=32))}
+        shared_inputs(wide, kind="embeddings", sequences=50, length=4, seed=0)
+
+
+def test_tokens_are_those_that_every_model_has():
+    small = lens(vocab_size=40)
+    known = {"small": facts(small), "large": facts(lens(tokenizer=tiny_tokenizer()))}
+    inputs = shared_inputs(known, sequences=50, length=4, seed=0)
+    assert inputs.ids == tuple(range(3, 40))  # 0 to 2 are the special tokens of the one that has a tokenizer
+
+
+def test_different_tokenizers_are_refused_unless_asked_for():
+    other = tiny_tokenizer()
+    other.add_tokens(["zzz"])
+    known = {
+        "a": facts(lens(tokenizer=tiny_tokenizer())),
+        "b": facts(lens(tokenizer=other, vocab_size=310)),
+    }
+    with pytest.raises(InputError, match=r"a, b have 2 different tokenizers.*--any-tokenizer"):
+        shared_inputs(known, sequences=50, length=4, seed=0)
+    assert shared_inputs(known, sequences=50, length=4, seed=0, any_tokenizer=True).ids == tuple(range(3, 300))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sequences": 49}, "49 inputs were asked for; need at least 50"),
+        ({"length": 257}, "the length is 257 tokens; a takes at most 256"),
+        ({"length": 0}, "need one token or more"),
+        ({"kind": "text"}, "need one of tokens, embeddings"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(change, says):
+    known = {"a": facts(lens())}
+    with pytest.raises(InputError, match=says):
+        shared_inputs(known, **{"sequences": 50, "length": 4, "seed": 0} | change)
+
+
+def test_half_precision_that_overflows_is_refused():
+    model = tiny("llama").half()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(6e4)
+    lens = load(tiny("llama"))
+    object.__setattr__(lens, "plain", model)
+    with pytest.raises(ModelError, match=r"in float16 are not finite.*float32 or bfloat16"):
+        features(lens, INPUTS)
+
+
+def test_states_are_read_once(monkeypatch, tmp_path):
+    model = lens()
+    of = facts(model)
+    assert cached_features(of, INPUTS) is None
+    first = kept_features(model, INPUTS, of=of)
+    monkeypatch.setattr(reading, "features", lambda *_, **__: pytest.fail("read again"))
+    assert (kept_features(model, INPUTS, of=of) == first).all()
+    (file,) = (tmp_path / "cache").rglob("*.safetensors")
+    assert load_file(file)["features"].shape == (60, 48)
+
+
+def test_other_weights_configurations_or_inputs_have_states_of_their_own():
+    model = lens()
+    kept_features(model, INPUTS, of=facts(model))
+    for other in (lens(seed=1), lens(hidden_act="relu")):  # the second has the same weights
+        assert cached_features(facts(other), INPUTS) is None
+    longer = Inputs(kind="tokens", sequences=60, length=7, seed=0, ids=INPUTS.ids)
+    assert cached_features(facts(model), longer) is None
+    assert cached_features(facts(lens()), INPUTS) is not None
+
+
+def test_a_damaged_file_is_read_again(tmp_path):
+    model = lens()
+    of = facts(model)
+    first = kept_features(model, INPUTS, of=of)
+    (file,) = (tmp_path / "cache").rglob("*.safetensors")
+    file.write_bytes(b"damaged")
+    assert cached_features(of, INPUTS) is None
+    assert (kept_features(model, INPUTS, of=of) == first).all()

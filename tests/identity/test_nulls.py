@@ -1,0 +1,120 @@
+from itertools import permutations
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from sink_lens.errors import InputError
+from sink_lens.identity import nulls
+from sink_lens.identity.kendall import tau, tau_matrix
+
+
+def test_the_standard_deviation_of_the_paper():
+    assert nulls.sigma(2000) == pytest.approx(0.0149202, abs=5e-8)
+    assert nulls.sigma(10_000) == pytest.approx(0.0066678, abs=5e-8)
+    with pytest.raises(InputError, match="two or more"):
+        nulls.sigma(1)
+
+
+def test_the_check_value_of_the_paper():
+    # n 2000, |S| 81, z 153.7581: tau_bar .2549 and two-sided log10 p -5135.98 (arXiv 2509.26404).
+    null = nulls.analytical(2000, shared=81)
+    tau_bar = 153.7581 * null.sd
+    assert tau_bar == pytest.approx(0.2549, abs=5e-5)
+    assert null.z(tau_bar) == pytest.approx(153.7581, abs=1e-9)
+    assert nulls.log10_p(153.7581, convention="code") == pytest.approx(-5135.98, abs=5e-3)
+    assert nulls.log10_p(153.7581, convention="paper") == pytest.approx(-5135.98 - np.log10(2), abs=5e-3)
+
+
+def test_the_check_value_to_more_digits():
+    # log10 of erfc(z / sqrt 2), from its asymptotic series with the terms 1 - 1/z^2 + 3/z^4.
+    z = 153.7581
+    series = -(z**2) / 2 - np.log(z) - np.log(2 * np.pi) / 2 + np.log1p(-1 / z**2 + 3 / z**4)
+    assert nulls.log10_p(z, convention="code") == pytest.approx((series + np.log(2)) / np.log(10), abs=1e-6)
+
+
+def test_the_conventions_differ_by_a_factor_of_two_and_at_one():
+    assert 10 ** nulls.log10_p(1.0) == pytest.approx(0.158655, abs=1e-6)
+    assert 10 ** nulls.log10_p(1.0, convention="code") == pytest.approx(0.317311, abs=1e-6)
+    assert nulls.log10_p(-3.0, convention="code") == 0.0  # cut at 1: never significant on the other side
+    assert 10 ** nulls.log10_p(-3.0) == pytest.approx(0.99865, abs=1e-5)
+    assert np.isnan(nulls.log10_p(np.nan))
+    with pytest.raises(InputError, match="paper, code"):
+        nulls.log10_p(1.0, convention="two-sided")
+
+
+def test_relabelling_has_the_moments_of_all_permutations():
+    matrix = np.random.default_rng(0).standard_normal((5, 5))
+    every = np.array([matrix[np.arange(5), list(order)].mean() for order in permutations(range(5))])
+    null = nulls.relabelled(matrix, draws=300, generator=np.random.default_rng(1))
+    assert null.mean == pytest.approx(every.mean(), abs=1e-12)
+    assert null.sd == pytest.approx(every.std(), abs=1e-12)
+    assert null.draws.mean() == pytest.approx(every.mean(), abs=5 * every.std() / 300**0.5)
+    assert set(np.round(null.draws, 9)) <= set(np.round(every, 9))
+
+
+@pytest.mark.parametrize("name", ["matrices", "pipeline"])
+def test_simulations_agree_with_the_formula_where_all_is_independent(name):
+    count = 12 if name == "matrices" else 24
+    null = nulls.simulated(
+        name,
+        n=100,
+        width=count if name == "matrices" else 48,
+        count=count,
+        temperature=10.0,
+        draws=400,
+        generator=np.random.default_rng(0),
+    )
+    formula = nulls.analytical(100, shared=12)  # 24 of 48 in each: 12 in common on average
+    assert len(null.draws) == 400
+    assert null.sd == pytest.approx(formula.sd, rel=0.15)
+    assert abs(null.mean) < 4 * formula.sd / 20
+
+
+def test_shuffled_inputs_keep_how_coordinates_go_together():
+    # One factor moves all coordinates of a model: their taus are one number, and the mean is no surer than one of them.
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal((200, 1)) + 0.01 * generator.standard_normal((200, 30)) for _ in range(2))
+    null = nulls.shuffled(x, y, draws=200, generator=generator)
+    assert null.sd == pytest.approx(nulls.sigma(200), rel=0.2)
+    assert null.sd > 4 * nulls.analytical(200, shared=30).sd
+
+
+def test_the_softmax_is_scipys_order():
+    # log changes no order: tau of the logs is tau of the softmax.
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((2, 60, 9))
+    coordinates = np.array([0, 2, 3, 7])
+    soft = [np.exp(one[:, coordinates] / 10) for one in (x, y)]
+    soft = [one / one.sum(1, keepdims=True) for one in soft]
+    found = tau(*(nulls.softened(one, coordinates=coordinates, temperature=10.0) for one in (x, y)))
+    assert found.tolist() == [kendalltau(a, b).statistic for a, b in zip(soft[0].T, soft[1].T, strict=True)]
+
+
+def test_the_smallest_means_are_chosen():
+    states = np.array([[3.0, -1, 5, 0], [3.0, -1, 4, -4]])
+    assert nulls.identity_coordinates(states, count=2).tolist() == [1, 3]
+
+
+def test_no_p_is_under_that_of_the_only_matching_relabelling():
+    null = nulls.relabelled(np.eye(9), draws=10, generator=np.random.default_rng(0))
+    assert 10 ** null.log10_p(1.0) == pytest.approx(1 / 362_880)  # 9!
+    assert nulls.analytical(2000, shared=81).log10_p(1.0) < -10_000
+
+
+def test_a_share_of_draws_is_never_zero():
+    null = nulls.Null(name="any", mean=0.0, sd=1.0, draws=np.array([0.1, 0.2, 0.3]))
+    assert null.share(0.25) == 0.5
+    assert null.share(9.0) == 0.25
+    assert np.isnan(nulls.analytical(50, shared=8).share(1.0))
+
+
+def test_the_diagonal_of_unrelated_models_is_one_relabelling_of_many():
+    # A factor that both models see: every tau is far from 0, none belongs to its own coordinate.
+    generator = np.random.default_rng(3)
+    factor = generator.standard_normal((400, 1))
+    x, y = (factor * generator.choice([-1, 1], 20) + generator.standard_normal((400, 20)) for _ in range(2))
+    matrix = tau_matrix(x, y)
+    null = nulls.relabelled(matrix, draws=99, generator=generator)
+    assert abs(null.z(float(np.diag(matrix).mean()))) < 3
+    assert null.sd > 3 * nulls.analytical(400, shared=20).sd
