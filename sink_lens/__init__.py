@@ -21,6 +21,11 @@ if TYPE_CHECKING:
         repeated_tokens,
     )
     from sink_lens.errors import SinkLensError
+    from sink_lens.identity.contraction import contraction
+    from sink_lens.identity.fingerprint import Fingerprint, FingerprintConfig, fingerprint
+    from sink_lens.identity.origin import OriginConfig, seed_to_sink
+    from sink_lens.identity.preference import preference
+    from sink_lens.identity.untrained import UntrainedConfig, untrained
     from sink_lens.interventions.amplification import amplification, centring_means
     from sink_lens.interventions.attribution import attribution_patch
     from sink_lens.interventions.edits import Edit
@@ -36,7 +41,9 @@ if TYPE_CHECKING:
     from sink_lens.models.load import LensModel, load, wrap
     from sink_lens.models.sites import SITES, Site
     from sink_lens.records import read_run
+    from sink_lens.report.circuit import Circuit, circuit_of
     from sink_lens.report.page import render
+    from sink_lens.report.views import attention_heads, attention_patterns, colored_tokens, neuron_activations
     from sink_lens.sweep.config import SweepConfig, read_sweep
     from sink_lens.sweep.grid import EditGrid, Grid, cell_of
     from sink_lens.sweep.reads import MetricSpec
@@ -97,8 +104,23 @@ _MODULES = {
     "TrainConfig": "training.config",
     "watch": "training.checkpoints",
     "compare": "training.compare",
+    "fingerprint": "identity.fingerprint",
+    "Fingerprint": "identity.fingerprint",
+    "FingerprintConfig": "identity.fingerprint",
+    "seed_to_sink": "identity.origin",
+    "untrained": "identity.untrained",
+    "UntrainedConfig": "identity.untrained",
+    "preference": "identity.preference",
+    "contraction": "identity.contraction",
+    "OriginConfig": "identity.origin",
     "read_run": "records",
     "render": "report.page",
+    "attention_heads": "report.views",
+    "attention_patterns": "report.views",
+    "colored_tokens": "report.views",
+    "neuron_activations": "report.views",
+    "Circuit": "report.circuit",
+    "circuit_of": "report.circuit",
     "SinkLensError": "errors",
 }
 """Public name -> the module of this package that defines it."""
@@ -106,13 +128,17 @@ _MODULES = {
 __all__ = [
     "MEASURES",
     "SITES",
+    "Circuit",
     "Edit",
     "EditGrid",
+    "Fingerprint",
+    "FingerprintConfig",
     "Grid",
     "HeadNormConfig",
     "HeadNormForCausalLM",
     "LensModel",
     "MetricSpec",
+    "OriginConfig",
     "Reading",
     "SinkLensError",
     "Site",
@@ -122,16 +148,23 @@ __all__ = [
     "Trace",
     "TraceConfig",
     "TrainConfig",
+    "UntrainedConfig",
     "__version__",
     "ablate",
     "amplification",
     "amplify",
+    "attention_heads",
+    "attention_patterns",
     "attribution_patch",
     "capture",
     "cell_of",
     "centring_means",
+    "circuit_of",
+    "colored_tokens",
     "compare",
+    "contraction",
     "effect",
+    "fingerprint",
     "from_dataset",
     "from_prompts",
     "from_tensor",
@@ -141,18 +174,22 @@ __all__ = [
     "isolate",
     "isolation",
     "load",
+    "neuron_activations",
     "patch",
     "path_patch",
+    "preference",
     "random_tokens",
     "read_run",
     "read_sweep",
     "render",
     "repeated_tokens",
     "run_with",
+    "seed_to_sink",
     "stream",
     "sweep",
     "trace",
     "train",
+    "untrained",
     "variance_calibration",
     "watch",
     "wrap",

@@ -303,9 +303,10 @@ def test_third_party_libraries_are_quieted_by_the_command_and_not_by_the_library
 
 def test_report_renders_a_run_again(monkeypatch):
     fake = types.ModuleType("sink_lens.report.page")
-    fake.render = lambda folder: folder / "report.html"
+    fake.render = lambda *folders, out: out or folders[0] / "report.html"
     monkeypatch.setitem(sys.modules, "sink_lens.report.page", fake)
     assert run("report", "runs/a").stdout == "report: runs/a/report.html\n"
+    assert run("report", "runs/a", "runs/b", "--out", "both.html").stdout == "report: both.html\n"
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ def calls(monkeypatch, tmp_path):
     for name in ("isolate", "amplify", "ablate"):
         setattr(fake, name, study(name))
     monkeypatch.setitem(sys.modules, "sink_lens.chain.studies", fake)
+    monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
     return made
 
 
@@ -42,7 +43,7 @@ def test_a_command_ends_with_its_table_the_headline_and_the_run(calls, command, 
     result = run(command)
     assert result.exit_code == 0
     assert f"the headline of {command}" in result.stdout
-    assert result.stdout.splitlines()[-1] == f"run: {tmp_path}"
+    assert result.stdout.splitlines()[-2:] == [f"report: {tmp_path / 'report.html'}", f"run: {tmp_path}"]
     ((name, config, options),) = calls
     assert name == command
     assert config == TraceConfig(model=config.model, sequences=8, cut_sequences=8, cut_length=64)

@@ -27,6 +27,7 @@ def run(*arguments):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "png", lambda figure: b"a picture")
+    monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ def here(tmp_path, monkeypatch, request):
         for module in (comparing, courses):
             monkeypatch.setattr(module, "png", lambda figure: b"a picture")
             monkeypatch.setattr(module, "plain_svg", lambda figure: b"a drawing")
+        monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..report import notebook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,14 @@ class Streamed:
     """Reading -> layer -> tensor, its first axis the sequences in their order."""
     kernel: str
     """The attention kernel of the pass: fused, eager, or the model's own where no attention was read."""
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, len(by_layer), str(tuple(next(iter(by_layer.values())).shape)) if by_layer else "")
+            for name, by_layer in self.values.items()
+        ]
+        frame = pd.DataFrame(rows, columns=["reading", "layers", "shape in a layer"])
+        return notebook.result(f"Read with the {self.kernel} attention kernel.", notebook.table(frame))
 
     def __getitem__(self, key: tuple[str, int]) -> Tensor:
         """The tensor of a reading at a layer."""
@@ -94,6 +103,12 @@ class Captured:
     """The positions that were kept (of the queries in scores and pattern); None is all."""
     path: str
     """``plain`` or ``bridge``."""
+
+    def _repr_html_(self) -> str:
+        rows = [(site, layer, str(tuple(one.shape)), str(one.dtype)) for (site, layer), one in self.tensors.items()]
+        size = sum(one.numel() * one.element_size() for one in self.tensors.values())
+        frame = pd.DataFrame(rows, columns=["site", "layer", "shape", "dtype"])
+        return notebook.result(f"{len(rows)} tensors, {size / 1e6:,.1f} MB, {self.path} path.", notebook.table(frame))
 
     def __getitem__(self, key: tuple[str, int] | str) -> Tensor:
         """The tensor of a site at a layer."""

@@ -31,6 +31,8 @@ COLUMNS = {
 }
 """Columns of ``neurons.parquet`` and their types; ranks are missing where the MLP has no such projection."""
 
+_COLUMN_ENTRIES = 8
+
 _CRITERIA = (
     ("gate_norm", "gate_norm_rank", -1),
     ("up_norm", "up_norm_rank", -1),
@@ -164,6 +166,21 @@ def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -
                 means = [float(values[:, place].nanmean()) for values in found]
                 rows.append((layer, neuron, position, *means))
     return pd.DataFrame(rows, columns=["layer", "neuron", "position", *measures.Selectivity._fields])
+
+
+def column_table(lens: LensModel, splits: list[LayerSplit]) -> pd.DataFrame:
+    """The largest entries of each super neuron's down-projection column: which dimensions it writes, and how much."""
+    rows = []
+    for layer in sorted({split.layer for split in splits}):
+        weights = mlp_weights(lens, layer=layer)
+        assert weights is not None
+        for neuron in super_neurons(splits, layer=layer).nonzero().flatten().tolist():
+            column = weights.w_down[:, neuron].float().cpu()
+            energy = float(column.square().sum())
+            for dimension in column.abs().argsort(descending=True, stable=True)[:_COLUMN_ENTRIES].tolist():
+                entry = float(column[dimension])
+                rows.append((layer, neuron, dimension, entry, entry**2 / energy if energy else np.nan))
+    return pd.DataFrame(rows, columns=["layer", "neuron", "dimension", "weight", "energy_share"])
 
 
 def criteria_agreement(table: pd.DataFrame) -> pd.DataFrame:

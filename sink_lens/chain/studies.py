@@ -25,6 +25,7 @@ from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..ranges import span
 from ..records import create_run
+from ..report import notebook
 from ..stats import paired_difference
 from .bench import Bench, bar, bench, cannot_cut
 from .carriers import curve_text
@@ -50,10 +51,7 @@ class Study:
     """The result in words."""
 
     def _repr_html_(self) -> str:
-        """For notebooks: the headline and the summary."""
-        from html import escape
-
-        return f"<p>{escape(self.headline)}</p>{self.frames['summary'].to_html(index=False)}"
+        return notebook.result(self.headline, notebook.table(self.frames["summary"], most=20), folder=self.folder)
 
 
 def isolate(

@@ -1,5 +1,6 @@
 """The tables of a trace: from a panel to tidy data frames with the run folder's columns."""
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from .config import TraceConfig
 from .find import Finding, outliers_of
+from .key import ADVANTAGES, KEY_COSINES, LOGIT_PARTS
 from .panel import Panel
 from .readings import SITES_BY_POSITION
 
@@ -95,6 +97,22 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
                 )
     columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
     return pd.DataFrame(rows, columns=columns).astype({"is_outlier": bool})
+
+
+def key_table(panel: Panel) -> pd.DataFrame:
+    """One row a layer that outlier dimensions enter: what makes the studied key there, and its logit (means).
+
+    ``dimension``, ``rest`` and ``bias`` are parts of the logit that later queries give the key, before the softmax;
+    ``random_dimensions`` is what as many random dimensions make of it. Parts are missing where the key is turned.
+    """
+    frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
+    for name, parts in (("key_cosine", KEY_COSINES), ("logit_split", LOGIT_PARTS), ("logit_advantage", ADVANTAGES)):
+        prefix = "" if name == "logit_split" else f"{name}_"
+        values = panel[name].nanmean((1, 2)).numpy() if name in panel else np.empty((0, len(parts)))
+        columns = pd.DataFrame(values, columns=[f"{prefix}{part}" for part in parts])
+        columns.insert(0, "layer", panel.layers(name) if name in panel else [])
+        frame = frame.merge(columns.astype({"layer": "int64"}), on="layer", how="outer")
+    return frame
 
 
 def layer_table(panel: Panel) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import random_twin
 from ..records import RunWriter, create_run
+from ..report import notebook
 from ..report.page import render
 from . import summary, tables
 from .bench import cannot_cut, check_interior
@@ -35,7 +36,7 @@ from .estimate import estimate
 from .find import Finding
 from .inputs import other_arm, provenance
 from .links import gather, link_table, link_values
-from .neurons import criteria_agreement, neuron_table, selectivity_table, super_neurons
+from .neurons import column_table, criteria_agreement, neuron_table, selectivity_table, super_neurons
 from .panel import ARM_READINGS, Panel, aimed, measure, scout, shortened
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ FILES = (
     "growth_steps",
     "neurons",
     "selectivity",
+    "columns",
     "criteria",
+    "key_split",
     "patterns",
     "arms",
     "links",
@@ -90,6 +93,9 @@ class Trace:
     def report(self) -> Path:
         """The report: one self-contained HTML file."""
         return self.folder / "report.html"
+
+    def _repr_html_(self) -> str:
+        return notebook.trace(self.folder, links=self.links)
 
     def table(self) -> "RenderableType":
         """The result as a person reads it, for ``rich``."""
@@ -188,7 +194,9 @@ def _run(
     keep("growth_steps", tables.step_table(panel, errors))
     keep("neurons", neuron_table(lens, panel, evidence.splits))
     keep("selectivity", selectivity_table(lens, panel, evidence.splits))
+    keep("columns", column_table(lens, evidence.splits))
     keep("criteria", criteria_agreement(frames["neurons"]))
+    keep("key_split", tables.key_table(panel))
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
     once("arms", lambda: _arms(lens, panel, batch, config=config, progress=progress, other=other))
     if config.twin:

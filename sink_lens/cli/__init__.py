@@ -19,6 +19,9 @@ from . import train  # noqa: F401
 from . import data  # noqa: F401
 from . import watch  # noqa: F401
 from . import compare  # noqa: F401
+from . import preference  # noqa: F401
+from . import fingerprint  # noqa: F401
+from . import origin  # noqa: F401
 from . import tools  # noqa: F401
 
 # isort: on

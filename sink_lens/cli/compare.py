@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import app, console, say
+from .console import app, console, reported, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,6 +63,7 @@ def compare(
         console().print(sentence, soft_wrap=True)
     for note in found.notes:
         say("warning", note)
+    reported(folder, quiet=quiet)
     typer.echo(str(folder))
 
 

@@ -106,6 +106,15 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(stderr=stderr, highlight=False, markup=False)
 
 
+def reported(folder: Path, *, quiet: bool = False) -> None:
+    """Render a run's page, and say where it is."""
+    from ..report.page import render
+
+    path = render(folder)
+    if not quiet:
+        typer.echo(f"report: {path}")
+
+
 def _disk_full(error: OSError) -> str:
     where = f" at {error.filename}" if error.filename else ""
     return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"

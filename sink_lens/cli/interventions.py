@@ -10,7 +10,7 @@ import typer
 from ..chain.config import BOS_ARMS, TOKEN_KINDS, TraceConfig
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
-from .console import PACKAGE, app, console, numbers
+from .console import PACKAGE, app, console, numbers, reported
 
 if TYPE_CHECKING:
     from ..chain.studies import Study
@@ -197,6 +197,7 @@ def _factors(text: str) -> tuple[float, ...]:
 
 def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], table: str = "summary") -> None:
     if quiet:
+        reported(study.folder, quiet=True)
         typer.echo(study.folder)
         return
     from rich.table import Table
@@ -210,4 +211,5 @@ def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], table: str 
         shown.add_row(*(number(value) if isinstance(value, float) else str(value) for value in row))
     console().print(shown)
     console().print(study.headline, soft_wrap=True)
+    reported(study.folder)
     typer.echo(f"run: {study.folder}")

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
-from .console import app, console, numbers
+from .console import app, console, numbers, reported
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -155,6 +155,7 @@ def patch(
             writer.write_bytes("heatmap.png", _png(result))
         writer.write_csv("summary", _summary(result, top=top))
     if quiet:
+        reported(folder, quiet=True)
         typer.echo(folder)
         return
     console().print(
@@ -165,6 +166,7 @@ def patch(
     console().print(_strongest(result, top=top))
     if sentence:
         typer.echo(sentence)
+    reported(folder)
     typer.echo(f"run: {folder}")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import app, console
+from .console import app, console, reported
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -135,6 +135,7 @@ def _show(result: "SweepResult", *, quiet: bool) -> None:
             console().print(_strongest(result, str(metric)))
         for row in result.failed.head(3).to_dict("records"):
             console(stderr=True).print(f"failed: {named(row)}: {row['error']}", soft_wrap=True)
+    reported(result.folder, quiet=quiet)
     typer.echo(str(result.folder))
 
 

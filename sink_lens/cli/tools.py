@@ -5,17 +5,44 @@ from typing import Annotated
 
 import typer
 
-from .console import app, console, shown_size
+from .console import app, console, say, shown_size
+
+_REPORT_EXAMPLES = """\
+[bold]Examples[/bold]
+
+sink-lens report runs/default  [dim]again, from its tables; a run of any kind, from any machine[/dim]
+
+sink-lens report runs/with-bos-a runs/with-bos-b --out both.html  [dim]side by side[/dim]
+
+sink-lens report runs/default --figures figures/  [dim]every figure as PNG, SVG and PDF[/dim]
+"""
 
 
-@app.command()
+@app.command(epilog=_REPORT_EXAMPLES)
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, as written by sink-lens trace.", metavar="RUN")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folder of a run; several are set side by side.", metavar="RUN...")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Of the page. Default: report.html in the run's folder, here for several.", metavar="FILE"),
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write the figures there too.", metavar="DIR")] = None,
 ) -> None:
-    """Render report.html of a run again, from its tables."""
+    """Render the page of a run again, or of several runs side by side, from their tables: no model is needed.
+
+    Runs beside each other must be of one kind, on the same tokens and with the same settings.
+    """
     from ..report.page import render
 
-    typer.echo(f"report: {render(run)}")
+    typer.echo(f"report: {render(*runs, out=out)}")
+    if figures is not None:
+        from ..report.export import save_figures
+
+        files, missing = save_figures(runs, figures)
+        typer.echo(f"figures: {figures} ({len(files)} files)")
+        for why in missing:
+            say("warning", f"not drawn: {why}")
 
 
 @app.command()

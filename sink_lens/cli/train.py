@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .console import INTERRUPTED, app, console
+from .console import INTERRUPTED, app, console, reported
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -77,4 +77,5 @@ def train(
         return
     if not quiet:
         console().print(result.headline, soft_wrap=True)
+    reported(result.folder, quiet=quiet)
     typer.echo(str(result.folder))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import app, console
+from .console import app, console, reported
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +69,7 @@ def watch(
     if not quiet:
         console().print(_table(frame, threshold=threshold))
     console().print(born.sentence, soft_wrap=True)
+    reported(run, quiet=quiet)
     if not quiet:
         typer.echo(str(run / "course.png"))
 

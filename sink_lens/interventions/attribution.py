@@ -24,6 +24,7 @@ from ..errors import InputError
 from ..measures.attention import sink_mass
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
+from ..report import notebook
 from ..report.heatmap import patch_map
 from .cells import Cell, place
 from .metrics import Metric, evaluate
@@ -90,6 +91,11 @@ class AttributionResult:
         """The screen as a heat map; over three axes, the strongest along the third."""
         title = f"{self.direction}, to first order: {self.site} patched, {self.metric}"
         return patch_map(self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit)
+
+    def _repr_html_(self) -> str:
+        said = f"{self.site}, {self.direction}, to first order: {self.metric} is {self.unpatched:.4g} unpatched."
+        drawn = notebook.drawn(self.heatmap()) if self.by else ""
+        return notebook.result(said, drawn, notebook.table(self.strongest()))
 
     def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = False) -> Check:
         """Really patch some of the cells whose values differ, drawn without replacement, and compare.

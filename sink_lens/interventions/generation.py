@@ -18,6 +18,7 @@ from ..capture.forward import check_tokens
 from ..data.tokens import TokenBatch, from_prompts, from_tensor
 from ..errors import InputError
 from ..models.lens import LensModel
+from ..report import notebook
 from .applied import Applied, check_edits
 from .edits import Edit
 
@@ -37,6 +38,10 @@ class Generated:
     """Token ids of ``text``, that of the end included where it was reached."""
     plain_ids: tuple[int, ...]
     """Token ids of ``plain``."""
+
+    def _repr_html_(self) -> str:
+        said = f"Both continue the same for {self.same} tokens."
+        return notebook.result(said, notebook.facts({"prompt": self.prompt, "edited": self.text, "plain": self.plain}))
 
     @property
     def same(self) -> int:

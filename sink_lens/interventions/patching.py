@@ -28,7 +28,8 @@ from tqdm.auto import tqdm
 from ..data.tokens import TokenBatch
 from ..models.lens import LensModel
 from ..models.sites import SITES
-from ..report.heatmap import patch_map, picture
+from ..report import notebook
+from ..report.heatmap import patch_map
 from .cells import Cell, cells, differs, patch_edit
 from .edits import Edit
 from .metrics import Metric, as_metric, evaluate
@@ -76,12 +77,12 @@ class PatchResult:
         return patch_map(self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit)
 
     def _repr_html_(self) -> str:
-        note = (
-            f"<p>{self.site}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched and "
-            f"{self.source:.4g} in the run that the values come from.</p>"
+        said = (
+            f"{self.site}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched and "
+            f"{self.source:.4g} in the run that the values come from."
         )
-        drawn = picture(self.heatmap()) if self.by else ""
-        return note + drawn + str(self.strongest().to_html(index=False))
+        drawn = notebook.drawn(self.heatmap()) if self.by else ""
+        return notebook.result(said, drawn, notebook.table(self.strongest()))
 
 
 def patch(

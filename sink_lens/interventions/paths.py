@@ -34,6 +34,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES
+from ..report import notebook
 from .applied import check_edits
 from .cells import SWEPT, cells, place
 from .edits import ORDER, Edit, hold
@@ -90,6 +91,10 @@ class PathResult:
     source: float
     differences: pd.DataFrame = field(repr=False)
     """Where the clean and the corrupted tokens differ."""
+
+    def _repr_html_(self) -> str:
+        said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched."
+        return notebook.result(said, notebook.table(self.frame))
 
 
 def path_patch(

@@ -21,6 +21,7 @@ from ..errors import InputError, SiteError
 from ..measures.attention import sink_mass
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook, site_of
+from ..report import notebook
 from .applied import Applied, check_edits
 from .edits import Edit, EditError
 
@@ -52,6 +53,12 @@ class Outcome:
     """The positions that ``logits`` holds, in order; None is all."""
     sequences: slice = field(default_factory=lambda: slice(None))
     """Which sequences these are of those that a metric has numbers for, where a sweep runs them in batches."""
+
+    def _repr_html_(self) -> str:
+        means = {f"attention to position {key}": float(self.mass_at(key).nanmean()) for key in self.keys}
+        loss = {} if self.loss is None else {"loss, nats": float(self.loss.nanmean())}
+        said = f"Means over {len(self.layers)} layers, the heads and {len(self.valid)} sequences."
+        return notebook.result(said, notebook.facts(means | loss))
 
     def mass_at(self, key: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
         """Mean attention to a key over heads and over layers (all that were read if None), by sequence."""

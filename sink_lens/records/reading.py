@@ -1,6 +1,7 @@
 """Reading a run folder: its provenance at once, its tables and tensors when they are asked for."""
 
 import hashlib
+import html
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -71,10 +72,16 @@ class Run:
     """The whole configuration."""
     provenance: dict[str, Any]
     """What it was run on."""
-    tables: Tables
+    tables: Mapping[str, pd.DataFrame]
     """Name of a table (.parquet or .csv) -> data frame."""
     missing: list[str]
     """What a finished run of this kind has and this one has not, or has no longer."""
+
+    def _repr_html_(self) -> str:
+        model = self.provenance.get("model") or "no model"
+        said = {"run": f"{self.kind}, {self.status}", "of": model, "in": self.folder, "tables": ", ".join(self.tables)}
+        said |= {"missing": ", ".join(self.missing)} if self.missing else {}
+        return "".join(f"<div><b>{name}</b> {html.escape(str(value)[:400])}</div>" for name, value in said.items())
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
         """The tensors of NAME.safetensors."""

@@ -1,7 +1,6 @@
 """The figures of the page: from a run's tables to each figure, and the sentence that says what to see."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -9,27 +8,20 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report import figures
+from sink_lens.report import circuit, figures, mechanism
 from sink_lens.report.columns import at, by_size, flags, floats, named, need, numbers, select
-from sink_lens.report.findings import optional, real, setting, studied
-from sink_lens.report.words import Story, number, plural, token
+from sink_lens.report.findings import find_story, optional, real, setting, studied
+from sink_lens.report.pages import Drawn
+from sink_lens.report.words import Story, listed, number, plural, token
 
 _OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
 _STRONGEST, _WEAKEST = 4, 2
+_MOST_POSITIONS = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """A figure of the page."""
-
-    key: str
-    title: str
-    make: Callable[[Run, Story], tuple[str, Figure]]
-    """What to see in it, and the figure; RunError where the run lacks what it needs."""
-
-
-def _sink_scores(run: Run, story: Story) -> tuple[str, Figure]:
+def _sink_scores(run: Run) -> tuple[str, Figure]:
+    story = find_story(run)
     heads = need(run, "heads", columns=["layer", "head", "position", "sink_score"])
     position = studied(story)
     best = by_size(at(heads, position), "sink_score").head(1)
@@ -42,7 +34,8 @@ def _sink_scores(run: Run, story: Story) -> tuple[str, Figure]:
     return see, figures.sink_scores(heads, position=position, threshold=story.threshold)
 
 
-def _sink_mass(run: Run, story: Story) -> tuple[str, Figure]:
+def _sink_mass(run: Run) -> tuple[str, Figure]:
+    story = find_story(run)
     heads = need(run, "heads", columns=["layer", "head", "position", "sink_score", "sink_mass"])
     position, threshold = studied(story), story.threshold or 0.3
     onset = figures.onset_layer(heads, position=position, threshold=threshold)
@@ -55,7 +48,8 @@ def _sink_mass(run: Run, story: Story) -> tuple[str, Figure]:
     return see, figures.sink_mass(heads, position=position, threshold=threshold)
 
 
-def _norms(run: Run, story: Story) -> tuple[str, Figure]:
+def _norms(run: Run) -> tuple[str, Figure]:
+    story = find_story(run)
     steps = optional(run, "growth_steps", ["first_layer", "last_layer", "ratio_before", "ratio_after"])
     curve = _curve(run, studied(story))
     see = (
@@ -96,14 +90,13 @@ def _curve(run: Run, position: int) -> pd.DataFrame:
     return curve
 
 
-def _variance(run: Run, story: Story) -> tuple[str, Figure]:
+def _variance(run: Run) -> tuple[str, Figure]:
+    story = find_story(run)
     table = need(run, "positions", columns=["layer", "site", "position", "s1", "s2"])
     z = named(table, "site", "z")
-    layers = sorted({int(layer) for layer in floats(z, "layer")})
+    layers = _drawn_layers(z, story)
     if not layers:
         raise RunError("the table 'positions' has no rows of the site z. Run again to see it.")
-    spread = [layers[round(part * (len(layers) - 1))] for part in (0.0, 0.5, 1.0)]
-    growing = [first for first, _, _ in story.steps or () if first in layers][:3]
     see = (
         "Spread of z, what attention hands to its output projection, by position (both axes logarithmic). "
         "Evenly averaged independent values would follow the dashed σ/√t: the first token keeps the most, "
@@ -112,10 +105,30 @@ def _variance(run: Run, story: Story) -> tuple[str, Figure]:
     start = select(z, floats(z, "position") == 0)
     if len(start) and (floats(start, "s1") == 0).all():
         see += " S1 is zero at position 0, where every sequence has the same token: it starts at the next."
-    return see, figures.variance_by_position(table, layers=sorted({*growing, *spread}))
+    return see, figures.variance_by_position(_thinned(table), layers=layers)
 
 
-def _neurons(run: Run, story: Story) -> tuple[str, Figure]:
+def _drawn_layers(z: pd.DataFrame, story: Story) -> list[int]:
+    """The first, middle and last layer, and the first of each growth step."""
+    layers = sorted({int(layer) for layer in floats(z, "layer")})
+    if not layers:
+        return []
+    spread = [layers[round(part * (len(layers) - 1))] for part in (0.0, 0.5, 1.0)]
+    growing = [first for first, _, _ in story.steps or () if first in layers][:3]
+    return sorted({*growing, *spread})
+
+
+def _thinned(table: pd.DataFrame) -> pd.DataFrame:
+    """Positions as far apart as the eye can tell on a logarithmic axis."""
+    known = np.unique(floats(table, "position"))
+    if len(known) <= _MOST_POSITIONS:
+        return table
+    wanted = np.geomspace(known[0] + 1, known[-1] + 1, _MOST_POSITIONS) - 1
+    return select(table, np.isin(floats(table, "position"), known[np.searchsorted(known, wanted.clip(max=known[-1]))]))
+
+
+def _neurons(run: Run) -> tuple[str, Figure]:
+    story = find_story(run)
     columns = [
         "layer",
         "neuron",
@@ -143,7 +156,8 @@ def _neurons(run: Run, story: Story) -> tuple[str, Figure]:
     return see, figures.super_neurons(table, position=studied(story), share=share)
 
 
-def _dimensions(run: Run, story: Story) -> tuple[str, Figure]:
+def _dimensions(run: Run) -> tuple[str, Figure]:
+    story = find_story(run)
     columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = need(run, "dimensions", columns=columns)
     here = at(table, studied(story))
@@ -157,7 +171,8 @@ def _dimensions(run: Run, story: Story) -> tuple[str, Figure]:
     return see, figures.top_dimensions(table, position=studied(story), layer=int(layer))
 
 
-def _patterns(run: Run, story: Story) -> tuple[str, Figure]:
+def _patterns(run: Run) -> tuple[str, Figure]:
+    story = find_story(run)
     tensors = [tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4]
     if not tensors:
         raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
@@ -194,12 +209,101 @@ def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
     return [(int(place), token(text)) for place, text in zip(floats(table, "position"), table["text"], strict=True)]
 
 
+def _columns(run: Run) -> tuple[str, Figure]:
+    story = find_story(run)
+    table = need(run, "columns", columns=["layer", "neuron", "dimension", "weight"])
+    if not len(table):
+        raise RunError("no super neuron was found, so there is no column to show.")
+    outliers = tuple(story.dimensions or ())
+    largest = by_size(table, "weight").drop_duplicates(["layer", "neuron"])
+    into = int(np.isin(floats(largest, "dimension"), outliers).sum())
+    see = (
+        "The largest entries of each super neuron's column of the down-projection: where it writes when it fires. "
+        f"The largest entry is named; in {into} of {plural(len(largest), 'super neuron')} it is an outlier dimension "
+        f"of the sink token ({listed(outliers, most=4) or 'none'})."
+    )
+    return see, mechanism.written_columns(_strongest_first(run, table), outliers=outliers)
+
+
+def _strongest_first(run: Run, table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each super neuron, in the order of what the neurons contribute where that is known."""
+    order = find_story(run).super_neurons or []
+    names = [f"{layer:.0f}.{neuron:.0f}" for layer, neuron in numbers(table, ["layer", "neuron"])]
+    rank = {name: place for place, name in enumerate(order)}
+    return select(table, np.argsort([rank.get(name, len(rank)) for name in names], kind="stable"))
+
+
+def _qk(run: Run) -> tuple[str, Figure]:
+    table = need(run, "key_split", columns=["layer", "key_cosine_sink", "logit_advantage_sink"])
+    if not len(table):
+        raise RunError("no outlier dimension enters any layer, so there is no key to split.")
+    see = (
+        "Left: how far the outlier dimensions alone make the sink's key (1: nothing else is needed), beside other keys "
+        "and random dimensions. Right: the logit that later queries give it, split; the link from dimension to key "
+        "holds where the outlier dimensions carry most of it."
+    )
+    if "dimension" not in table.columns or not np.isfinite(floats(table, "dimension")).any():
+        see += " Here the key is turned by its position, so only its advantage over other keys is shown."
+    return see, mechanism.qk_split(table)
+
+
+def _circuit(run: Run) -> tuple[str, Figure]:
+    see = (
+        "The chain as it is in this model: token, aggregated values, neurons, outlier dimensions, key and heads. "
+        "Arrows are as wide as the share of the sink that their cut makes or takes away, and dashed where a link fails."
+    )
+    return see, circuit.draw(circuit.circuit_of(run))
+
+
+def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
+    """The numbers behind a figure: some columns of a table, of the studied position."""
+
+    def rows(run: Run) -> pd.DataFrame:
+        return at(need(run, name, columns=["position"]), studied(find_story(run))).filter(items=columns)
+
+    return rows
+
+
+def _variance_rows(run: Run) -> pd.DataFrame:
+    table = need(run, "positions", columns=["layer", "site", "position", "s1", "s2"])
+    z = named(table, "site", "z")
+    return select(z, np.isin(floats(z, "layer"), _drawn_layers(z, find_story(run))))
+
+
 FIGURES = (
-    Drawn(key="scores", title="Where the sink is", make=_sink_scores),
-    Drawn(key="mass", title="From which layer on", make=_sink_mass),
-    Drawn(key="variance", title="Variance by position", make=_variance),
-    Drawn(key="norms", title="The sink token grows", make=_norms),
-    Drawn(key="dims", title="Into few dimensions", make=_dimensions),
-    Drawn(key="neurons", title="Super neurons write them", make=_neurons),
+    Drawn(key="circuit", title="The circuit", make=_circuit, data=lambda run: circuit.circuit_of(run).edges),
+    Drawn(
+        key="scores",
+        title="Where the sink is",
+        make=_sink_scores,
+        data=_rows("heads", ["layer", "head", "sink_score", "sink_rate", "sink_mass"]),
+    ),
+    Drawn(
+        key="mass",
+        title="From which layer on",
+        make=_sink_mass,
+        data=_rows("layers", ["layer", "sink_score", "sink_mass"]),
+    ),
+    Drawn(
+        key="norms",
+        title="The sink token grows",
+        make=_norms,
+        data=lambda run: _curve(run, studied(find_story(run))),
+    ),
+    Drawn(key="variance", title="Variance by position", make=_variance, data=_variance_rows),
+    Drawn(
+        key="dims",
+        title="Into few dimensions",
+        make=_dimensions,
+        data=_rows("dimensions", ["layer", "dimension", "value", "dominance_ratio", "is_outlier"]),
+    ),
+    Drawn(key="columns", title="The columns they come from", make=_columns, data=lambda run: run.tables["columns"]),
+    Drawn(
+        key="neurons",
+        title="Super neurons write them",
+        make=_neurons,
+        data=lambda run: by_size(at(run.tables["neurons"], studied(find_story(run))), "contribution").head(500),
+    ),
+    Drawn(key="qk", title="What makes the key", make=_qk, data=lambda run: run.tables["key_split"]),
     Drawn(key="patterns", title="What the heads do", make=_patterns),
 )

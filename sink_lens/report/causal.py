@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.captions import Drawn
 from sink_lens.report.columns import by_size, flags, floats, named, need, select
 from sink_lens.report.drawing import (
     BLUE,
@@ -21,13 +20,15 @@ from sink_lens.report.drawing import (
     legend,
     panel,
 )
-from sink_lens.report.tables import Listed, Table, shown_table
-from sink_lens.report.words import Story, interval, number
+from sink_lens.report.mechanism import loss_changes
+from sink_lens.report.pages import Drawn, Listed
+from sink_lens.report.tables import Table, shown_table
+from sink_lens.report.words import interval, number
 
 _HOLDS = ("z", "neurons", "dimensions", "key")
 _ANOTHER_PATH = 0.5
-_CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "s")}
-_NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm only"}
+CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "s")}
+NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm only"}
 
 
 def _cut(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
@@ -45,10 +46,10 @@ def amplification_curve(table: pd.DataFrame) -> Figure:
     """
     figure = canvas(width=WIDTH, height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="attention to the position")
-    for centre, (colour, marker) in _CENTRES.items():
+    for centre, (colour, marker) in CENTRES.items():
         part = named(table, "centre", centre)
         if len(part):
-            axes.plot(floats(part, "factor"), floats(part, "mass"), color=colour, marker=marker, label=_NAMES[centre])
+            axes.plot(floats(part, "factor"), floats(part, "mass"), color=colour, marker=marker, label=NAMES[centre])
     axes.set_ylim(bottom=0)
     legend(axes, columns=3)
     return finished(figure)
@@ -86,7 +87,7 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
     return finished(figure)
 
 
-def _curve(run: Run, story: Story) -> tuple[str, Figure]:
+def _curve(run: Run) -> tuple[str, Figure]:
     table = _cut(
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "position", "read_layers", "times"]
     )
@@ -95,13 +96,13 @@ def _curve(run: Run, story: Story) -> tuple[str, Figure]:
     see = (
         f"Position {first['position']}: its aggregated values are moved away from a mean by a factor, up to the end "
         f"of the first growth step, and its attention is read in layers {first['read_layers']}. "
-        f"Most at {best['factor']:g} from the mean of {_NAMES[best['centre']]}: {number(best['times'])} times. "
+        f"Most at {best['factor']:g} from the mean of {NAMES[best['centre']]}: {number(best['times'])} times. "
         "The norm-only line is the control: scaling alone should bring no sink."
     )
     return see, amplification_curve(table)
 
 
-def _matrix(run: Run, story: Story) -> tuple[str, Figure]:
+def _matrix(run: Run) -> tuple[str, Figure]:
     columns = ["intervention", "hold", "step", "layers_from", "layers_to", "surviving_share", "control_surviving_share"]
     table = _cut(run, "mediation", columns)
     shares = {hold: floats(named(table, "hold", hold), "surviving_share") for hold in _HOLDS[1:]}
@@ -116,7 +117,17 @@ def _matrix(run: Run, story: Story) -> tuple[str, Figure]:
     return see, mediation_matrix(table)
 
 
-def _effect_table(run: Run, story: Story) -> tuple[str, Table]:
+def _losses(run: Run) -> tuple[str, Figure]:
+    table = _cut(run, "effects", ["link", "edit", "baseline_loss_nats", "loss_nats"])
+    before = floats(table, "baseline_loss_nats")[0]
+    see = (
+        f"What each cut costs beside the sink that it takes or makes: the uncut loss is {number(float(before))} nats. "
+        "A long bar is a cut that broke the model, not only its sink."
+    )
+    return see, loss_changes(table)
+
+
+def _effect_table(run: Run) -> tuple[str, Table]:
     table = _cut(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     bounds = zip(floats(table, "ci_low"), floats(table, "ci_high"), strict=True)
     table = table.assign(interval=[interval(low, high) for low, high in bounds])
@@ -143,7 +154,7 @@ def _effect_table(run: Run, story: Story) -> tuple[str, Table]:
     return see, shown_table(table, heads)
 
 
-def _placement_table(run: Run, story: Story) -> tuple[str, Table]:
+def _placement_table(run: Run) -> tuple[str, Table]:
     table = _cut(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
     table = table.assign(
         isolated=np.where(flags(table, "isolated"), "yes", "no"), is_sink=np.where(flags(table, "is_sink"), "yes", "no")
@@ -162,11 +173,34 @@ def _placement_table(run: Run, story: Story) -> tuple[str, Table]:
     return see, shown_table(table, heads)
 
 
+def _asked(run: Run) -> bool:
+    return bool(run.config.get("cuts"))
+
+
 FIGURES = (
-    Drawn(key="mediation", title="Which link carries the sink", make=_matrix),
-    Drawn(key="amplification", title="Variance makes a sink", make=_curve),
+    Drawn(
+        key="mediation",
+        title="Which link carries the sink",
+        make=_matrix,
+        data=lambda run: run.tables["mediation"],
+        when=_asked,
+    ),
+    Drawn(
+        key="amplification",
+        title="Variance makes a sink",
+        make=_curve,
+        data=lambda run: run.tables["amplification"],
+        when=_asked,
+    ),
+    Drawn(
+        key="loss",
+        title="What the cuts cost",
+        make=_losses,
+        data=lambda run: run.tables["effects"].filter(items=["link", "edit", "baseline_loss_nats", "loss_nats"]),
+        when=_asked,
+    ),
 )
 TABLES = (
-    Listed(key="effect-table", title="The links, cut", make=_effect_table),
-    Listed(key="placement-table", title="Position or token?", make=_placement_table),
+    Listed(key="effect-table", title="The links, cut", make=_effect_table, when=_asked),
+    Listed(key="placement-table", title="Position or token?", make=_placement_table, when=_asked),
 )

@@ -23,6 +23,7 @@ BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#009e73", "#a8507f",
 WIDTH, FONT = 5.0, 9.5
 """Inches and points of an ordinary figure."""
 
+_NO_GLYPH = r"Glyph \d+ .* missing from font"
 _IN_PAGE = {
     INK: "currentColor",
     QUIET: "var(--quiet)",
@@ -36,9 +37,18 @@ _IN_PAGE = {
 """Colour of a figure on paper -> what the page's light or dark style decides."""
 
 
+class Picture(Figure):
+    """A figure that a notebook shows although pyplot does not know it."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
 def canvas(*, width: float = WIDTH, height: float = 2.9) -> Figure:
     """An empty figure, in inches."""
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+    return Picture(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def panel(
@@ -142,17 +152,28 @@ def finished(figure: Figure) -> Figure:
     return figure
 
 
+def placed(figure: Figure) -> None:
+    """Lay a figure out once and for all, so that drawing it does not do so again for every format."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        with mpl.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_NO_GLYPH)
+            engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
 def svg(figure: Figure, *, name: str) -> str:
     """The figure as an SVG element to stand in an HTML page, coloured by the page's style.
 
     Text stays text. Its ids begin with `name`, so figures of one page do not mix; nothing points outside.
     """
     buffer = io.StringIO()
+    placed(figure)
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with mpl.rc_context(settings), warnings.catch_warnings():
         # the reader's browser has fonts that matplotlib lacks; only the space was guessed
-        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        warnings.filterwarnings("ignore", message=_NO_GLYPH)
         warnings.filterwarnings("ignore", message=r"Matplotlib currently does not support")
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     root = ElementTree.fromstring(buffer.getvalue())

@@ -10,7 +10,7 @@ import pandas as pd
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.columns import at, by_size, flags, floats, named, need, numbers, select
-from sink_lens.report.words import LINKS, Story, interval, number, visible
+from sink_lens.report.words import LINKS, Story, interval, number, percent, visible
 
 _NOT = "not measured"
 
@@ -34,6 +34,13 @@ class LinkRow:
     """Name and value."""
     criterion: str = ""
     """Empty where it is the link's again."""
+    cut: str = ""
+    """What was cut, on the primary statistic, where the link was cut; the next three too."""
+    cut_share: str = ""
+    """Share of the sink that the cut makes or removes."""
+    cut_interval: str = ""
+    control_share: str = ""
+    """The same of the matched controls' mean."""
 
 
 def setting(run: Run, name: str) -> Any:
@@ -144,10 +151,31 @@ def links(run: Run) -> list[LinkRow]:
     wanted = [*columns, *(("is_primary",) if "is_primary" in table.columns else ())]
     rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
     names = [*LINKS, *(name for name in dict.fromkeys(row["link"] for row in rows) if name not in LINKS)]
-    return [shown for name in names for shown in _link(str(name), [row for row in rows if row["link"] == name])]
+    cuts = _cuts(run)
+    return [
+        shown for name in names for shown in _link(str(name), [row for row in rows if row["link"] == name], cuts=cuts)
+    ]
 
 
-def _link(name: str, rows: list[dict[str, Any]]) -> list[LinkRow]:
+def _cuts(run: Run) -> dict[str, dict[str, str]]:
+    """Link -> what its cut did, as it is shown; empty where nothing was cut."""
+    table = optional(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "is_primary"])
+    if table is None:
+        return {}
+    table = select(table, flags(table, "is_primary"))
+    shares = numbers(table, ["share", "ci_low", "ci_high", "control_share"])
+    return {
+        str(link): {
+            "cut": visible(edit),
+            "cut_share": percent(share),
+            "cut_interval": interval(low, high, shown=percent),
+            "control_share": percent(control),
+        }
+        for link, edit, (share, low, high, control) in zip(table["link"], table["edit"], shares, strict=True)
+    }
+
+
+def _link(name: str, rows: list[dict[str, Any]], *, cuts: Mapping[str, dict[str, str]]) -> list[LinkRow]:
     """The rows of a link, its primary statistic first; what the others share with it is not repeated."""
     if not rows:
         return [LinkRow(link=name, claim=LINKS[name], verdict=_NOT, own=_NOT)]
@@ -172,6 +200,7 @@ def _link(name: str, rows: list[dict[str, Any]]) -> list[LinkRow]:
                 nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
                 criterion=criterion if primary or criterion != _text(rows[0]["criterion"]) else "",
                 own=decided if primary or decided != _text(rows[0]["verdict"]) else "",
+                **(cuts.get(name, {}) if primary else {}),
             )
         )
     return shown

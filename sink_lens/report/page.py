@@ -1,52 +1,47 @@
-"""One self-contained page of a run: what was found in plain words, the verdicts, figures, tables, provenance.
+"""One self-contained page of a run, or of several beside each other: verdicts, figures, tables, provenance.
 
-The page is HTML with its style and figures inside: no script, no address, nothing fetched. What a partial run
-lacks is said where it would stand, and the rest is shown. Rendering needs the run folder and no model.
+The page is HTML with its style, script, figures and numbers inside: nothing is fetched, and its content security
+policy lets no other script run. What a partial run lacks is said where it would stand, and the rest is shown.
+Rendering needs the run folder and no model.
 """
 
+import functools
+import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import matplotlib as mpl
 
 from sink_lens.errors import RunError
-from sink_lens.records import Run, read_run
-from sink_lens.report import causal, words
-from sink_lens.report.captions import FIGURES, Drawn, drawn_tokens
-from sink_lens.report.drawing import svg
-from sink_lens.report.findings import find_story, links
-from sink_lens.report.tables import TABLES, Listed, Table
+from sink_lens.records import read_run
+from sink_lens.report import frame, views, words
+from sink_lens.report.captions import drawn_tokens
+from sink_lens.report.content import Content, content, told
+from sink_lens.report.patterns import MOST_BYTES, embedded
+from sink_lens.report.several import side_by_side
 
 _NAME = "report.html"
-_MOST_PROVENANCE = 300
+_HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """One figure or table of the page, or why it is not there."""
+def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out: Path | None = None) -> Path:
+    """Write the page of a run, or of several side by side, whole or not at all, and return its path.
 
-    key: str
-    title: str
-    see: str
-    """What to see in it, in a sentence or two."""
-    svg: str = ""
-    table: Table | None = None
-    wide: bool = False
-    missing: str = ""
-
-
-def render(folder: Path) -> Path:
-    """Write report.html into a run folder, whole or not at all, and return its path.
+    Args:
+        folder: Of a run.
+        *others: Of further runs, of the same kind, on the same tokens and with the same settings.
+        out: The page; report.html in the folder if None, of several runs report.html here.
 
     Raises:
-        RunError: There is no run in the folder, its run.json is damaged, or the page cannot be written.
+        RunError: A folder has no run, its run.json is damaged, the runs are not comparable, or the page cannot be
+            written.
+        InputError: Too many runs.
     """
-    folder = Path(folder)
-    text = html(folder)
-    path, part = folder / _NAME, folder / f"{_NAME}.part"
+    path = Path(out) if out is not None else Path(_NAME) if others else Path(folder) / _NAME
+    text, part = html(folder, *others), path.with_name(f"{path.name}.part")
     try:
         try:
             part.write_text(text, encoding="utf-8")
@@ -55,107 +50,86 @@ def render(folder: Path) -> Path:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"{path} cannot be written ({error.strerror}); need room there. Make room, or copy the run."
+            f"{path} cannot be written ({error.strerror}); need a folder with room. Make room, or copy the run."
         ) from error
     return path
 
 
-def html(folder: str | os.PathLike[str]) -> str:
-    """The page of a run folder.
+def html(*folders: str | os.PathLike[str]) -> str:
+    """The page of a run folder, or of several.
 
     Raises:
-        RunError: There is no run in the folder, or its run.json is damaged.
+        RunError: There is no run in a folder, its run.json is damaged, or the runs are not comparable.
+        InputError: Too many runs.
     """
-    run = read_run(folder)
-    story = find_story(run)
-    rows, untold = _told(run, lambda: links(run))
-    cut = bool(run.config.get("cuts"))
-    verdicts = {row.link: row.verdict for row in rows or ()}
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
+    runs = [read_run(folder) for folder in folders]
+    if len(runs) == 1:
+        parts, beside = [content(runs[0])], None
+    else:
+        parts, beside = side_by_side(runs)
+    patterns = [_patterns(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    shown = _views(parts[0]) if beside is None and parts[0].chained else {}
+    vis = views.script({key: view for key, (_, view) in shown.items()}) if shown else ""
+    template = _environment().get_template("page.html")
     return template.render(
-        model=words.visible(story.model),
-        title=words.title(story),
-        headline=words.headline(story),
-        notes=[words.visible(note, limit=400) for note in _notes(run)],
-        incomplete=_incomplete(run),
-        links=rows or (),
-        links_missing=untold,
-        chain=[(node, verdicts.get(link, "")) for node, link in zip(words.NODES, [*words.LINKS, ""], strict=True)],
-        signs=words.VERDICTS,
-        traced=words.traced(verdicts) if verdicts else "",
-        figures=[_figure(run, story, of) for of in (*FIGURES, *(causal.FIGURES if cut else ()))],
-        tables=[_table(run, story, of) for of in (*(causal.TABLES if cut else ()), *TABLES)],
-        tokens=drawn_tokens(run),
-        provenance=_provenance(run),
+        parts=parts,
+        beside=beside,
+        words=words,
+        tokens=[drawn_tokens(part.run) for part in parts],
+        embedded=patterns,
+        data=_json({"csv": _numbers(parts, beside), "colours": _colours()}),
+        patterns=_json([one["data"] for one in patterns]),
+        views={key: title for key, (title, _) in shown.items()},
+        views_script=vis,
+        script=script,
+        script_hashes=frame.hashes(script, *((vis, views.bundle()) if vis else ())),
     )
 
 
-def _told(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
-    """What is made, or why it cannot be."""
-    try:
-        return make(), ""
-    except RunError as error:
-        text = words.visible(str(error).replace(f"{run.folder}{os.sep}", ""), limit=400)
-        return None, text[:1].upper() + text[1:] if text.startswith(("this ", "the ", "no ")) else text
+def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
+    """Patterns for the script, and which; none where the run has none, or its kind has none."""
+    nothing = {"data": None, "said": ""}
+    if not part.chained:
+        return nothing
+    found, _ = told(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
+    return nothing if found is None else {"data": found.data, "said": found.said}
 
 
-def _figure(run: Run, story: words.Story, of: Drawn) -> Shown:
-    made, missing = _told(run, lambda: of.make(run, story))
-    if made is None:
-        return Shown(key=of.key, title=of.title, see="", missing=missing, wide=True)
-    see, figure = made
-    return Shown(
-        key=of.key,
-        title=of.title,
-        see=see,
-        svg=svg(figure, name=of.key),
-        wide=bool(figure.get_figwidth() > 6),
+def _views(part: Content) -> dict[str, tuple[str, views.View]]:
+    """What CircuitsVis shows of a run: id of its element -> title and view."""
+    asked = {
+        "view-heads": ("Attention heads, the strongest", views.attention_heads),
+        "view-tokens": ("Tokens, by the attention that they get", views.colored_tokens),
+        "view-neurons": ("Tokens, by what super neurons read there", views.neuron_activations),
+    }
+    made = {key: (title, told(part.run, lambda make=make: make(part.run))[0]) for key, (title, make) in asked.items()}
+    return {key: (title, view) for key, (title, view) in made.items() if view is not None}
+
+
+def _numbers(parts: Sequence[Content], beside: Any) -> dict[str, str]:
+    shown = [one for part in parts for one in (*part.figures, *part.tables)]
+    return {one.key: one.csv for one in (*shown, *(beside.tables if beside else ())) if one.csv}
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand in a script element, whatever it holds."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@functools.cache
+def _colours() -> str:
+    """Viridis, 256 colours of six digits."""
+    rows = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype(int)
+    return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in rows.tolist())
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-
-
-def _table(run: Run, story: words.Story, of: Listed) -> Shown:
-    made, missing = _told(run, lambda: of.make(run, story))
-    if made is None:
-        return Shown(key=of.key, title=of.title, see="", missing=missing)
-    see, table = made
-    return Shown(key=of.key, title=of.title, see=see, table=table)
-
-
-def _notes(run: Run) -> list[object]:
-    notes = run.provenance.get("notes") or []
-    return notes if isinstance(notes, list) else [notes]
-
-
-def _incomplete(run: Run) -> str:
-    missing = [words.visible(name) for name in run.missing if name not in (_NAME, Path(_NAME).stem)]
-    ended = {"interrupted": "was interrupted", "failed": "failed"}.get(run.status, "")
-    said = [f"This run {ended}"] if ended else []
-    if run.error:
-        said.append(words.visible(run.error, limit=300))
-    if missing:
-        said.append(f"Not in this folder: {words.listed(missing, most=20)}")
-    return f"{'. '.join(said)}. Everything else is shown." if said else ""
-
-
-def _provenance(run: Run) -> list[tuple[str, str]]:
-    run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
-    rows = [*_flat(run_itself), *_flat(run.provenance), *_flat(run.config, "config.")]
-    shown = [(words.visible(name), value) for name, value in rows[:_MOST_PROVENANCE]]
-    if len(rows) > len(shown):
-        shown.append(("", f"{len(rows) - len(shown)} more in run.json"))
-    return shown
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested values as dotted names, texts cut."""
-    rows = []
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{name}.")
-        else:
-            listed = ", ".join(words.visible(one) for one in value) if isinstance(value, list) else value
-            rows.append((f"{prefix}{name}", "–" if listed in (None, "") else words.visible(listed, limit=400)))
-    return rows

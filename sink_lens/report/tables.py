@@ -1,17 +1,17 @@
-"""The tables of the page: from a run's tables to the rows and columns that are shown, as text."""
+"""A table as a page shows it: text in every cell, from a data frame."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from sink_lens.records import Run
-from sink_lens.report.columns import at, by_size, flags, floats, need, select
-from sink_lens.report.findings import links, outliers, real, setting, studied
-from sink_lens.report.words import Story, interval, number
+from sink_lens.report.words import number
 
-_MOST_ROWS = 25
+MOST_ROWS = 25
+"""More rows than these are not shown, but counted."""
+_MOST_COPIED = 2_000
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,19 +21,16 @@ class Table:
     heads: tuple[str, ...]
     numeric: tuple[bool, ...]
     rows: list[tuple[str, ...]]
+    frame: pd.DataFrame | None = None
+    """All rows, as they are in the run; None where the text is all that there is."""
+
+    @property
+    def numbers(self) -> pd.DataFrame:
+        """What a reader copies."""
+        return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """A table of the page."""
-
-    key: str
-    title: str
-    make: Callable[[Run, Story], tuple[str, Table]]
-    """What it says, and the table; RunError where the run lacks what it needs."""
-
-
-def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = _MOST_ROWS) -> Table:
+def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = MOST_ROWS) -> Table:
     """A data frame as text: the columns that it has, under other names, undefined texts empty."""
     columns = [name for name in heads if name in frame.columns]
     numeric = [
@@ -43,7 +40,12 @@ def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = _M
     for row in frame[columns].head(most).itertuples(index=False):
         cells = zip(row, numeric, strict=True)
         rows.append(tuple(_cell(value, is_number=is_number) for value, is_number in cells))
-    return Table(heads=tuple(heads[name] for name in columns), numeric=tuple(numeric), rows=rows)
+    return Table(
+        heads=tuple(heads[name] for name in columns),
+        numeric=tuple(numeric),
+        rows=rows,
+        frame=frame.filter(items=columns),
+    )
 
 
 def _cell(value: Any, *, is_number: bool) -> str:
@@ -52,153 +54,21 @@ def _cell(value: Any, *, is_number: bool) -> str:
     return number(value)
 
 
-def _more(total: int, name: str) -> str:
-    return f" The first {_MOST_ROWS} of {total}; all are in {name}.parquet." if total > _MOST_ROWS else ""
+def more(total: int, name: str, *, most: int = MOST_ROWS) -> str:
+    """What is said where a table has more rows than are shown; nothing where it has not."""
+    return f" The first {most} of {total}; all are in {name}.parquet." if total > most else ""
 
 
-def _step_table(run: Run, story: Story) -> tuple[str, Table]:
-    heads = {
-        "step": "step",
-        "first_layer": "first layer",
-        "last_layer": "last layer",
-        "ratio_before": "ratio before",
-        "ratio_after": "ratio after",
-        "position": "position",
-        "outlier_dimension": "outlier dimension",
-    }
-    table = need(run, "growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
-    factor = real(setting(run, "growth_factor"))
-    see = "Runs of layers in each of which the norm of the sink token, over the median of other tokens, "
-    see += f"grows at least {factor:g}-fold." if factor else "grows at once."
-    return (see if len(table) else f"{see} There are none."), shown_table(table, heads)
+def csv(frame: pd.DataFrame) -> str:
+    """A data frame as CSV to be pasted: numbers to six digits, and no text that a spreadsheet takes for a formula.
+
+    Of a longer frame than a page holds, evenly spaced rows, and a last line that says so.
+    """
+    step = -(-len(frame) // _MOST_COPIED)
+    part = frame.iloc[:: max(step, 1)].map(lambda value: f"'{value}" if _is_formula(value) else value)
+    text = part.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    return text if step <= 1 else f"{text}# every {step}th of {len(frame)} rows; all are in the run's folder\n"
 
 
-def _super_table(run: Run, story: Story) -> tuple[str, Table]:
-    heads = {
-        "layer": "layer",
-        "neuron": "neuron",
-        "outlier_dimension": "dimension",
-        "contribution": "contribution",
-        "contribution_share": "share of change",
-        "activation": "activation",
-        "spike_ratio": "÷ other positions",
-        "gate_norm_rank": "gate rank",
-        "up_norm_rank": "up rank",
-        "column_kurtosis": "column kurtosis",
-    }
-    table = at(
-        need(run, "neurons", columns=["layer", "neuron", "position", "contribution", "is_super"]),
-        studied(story),
-    )
-    chosen = by_size(select(table, flags(table, "is_super")), "contribution")
-    see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
-    see += _more(len(chosen), "neurons") if len(chosen) else " There are none."
-    return see, shown_table(chosen, heads)
-
-
-def _outlier_table(run: Run, story: Story) -> tuple[str, Table]:
-    columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
-    table = at(need(run, "dimensions", columns=columns), studied(story))
-    table = by_size(select(table, flags(table, "is_outlier")), "value")
-    rows = []
-    for dimension in outliers(table, None):
-        one = select(table, floats(table, "dimension") == dimension)
-        layer = floats(one, "layer")
-        rows.append(
-            (
-                dimension,
-                len(one),
-                int(layer.min()),
-                int(layer.max()),
-                floats(one, "value")[0],
-                int(layer[0]),
-                floats(one, "dominance_ratio")[0],
-            )
-        )
-    heads = {
-        name: name
-        for name in (
-            "dimension",
-            "layers",
-            "first layer",
-            "last layer",
-            "largest value",
-            "at layer",
-            "÷ mean |value|",
-        )
-    }
-    see = "Dimensions that hold most of the sink token's energy, and after how many layers they do."
-    see += _more(len(rows), "dimensions") if rows else " There are none."
-    return see, shown_table(pd.DataFrame(rows, columns=list(heads)), heads)
-
-
-def _arm_table(run: Run, story: Story) -> tuple[str, Table]:
-    heads = {
-        "arm": "BOS",
-        "chosen": "studied",
-        "sink_rate": "sink rate",
-        "s2_ratio": "S2 ratio",
-        "outlier_dimensions": "outlier dimensions",
-        "growth_steps": "growth layers",
-        "loss_nats": "loss, nats",
-    }
-    table = need(run, "arms", columns=["arm", "sink_rate"])
-    see = "The same text with and without a first BOS token. S2 ratio: spread of z at the sink over the others."
-    return see, shown_table(table, heads)
-
-
-def _summary_table(run: Run, story: Story) -> tuple[str, Table]:
-    table = need(run, "summary", columns=["quantity", "value"])
-    if {"ci_low", "ci_high"} <= set(table.columns):
-        bounds = zip(floats(table, "ci_low"), floats(table, "ci_high"), strict=True)
-        table = table.assign(interval=[interval(low, high) for low, high in bounds])
-    values = zip(table["value"].tolist(), floats(table, "value").tolist(), strict=True)
-    table = table.assign(value=[number(value) if value == value else text for text, value in values])
-    heads = {"quantity": "quantity", "value": "value", "interval": "interval", "unit": "unit", "note": "note"}
-    return "The run in numbers, as in summary.csv.", shown_table(table, heads, most=100)
-
-
-def _criteria_table(run: Run, story: Story) -> tuple[str, Table]:
-    heads = {
-        "layer": "layer",
-        "criterion": "criterion",
-        "n_super": "super neurons",
-        "found": "found",
-        "missed": "missed",
-        "invented": "invented",
-    }
-    table = need(run, "criteria", columns=["layer", "criterion", "found"])
-    see = "Of the super neurons of a layer, how many the same number of top neurons by another criterion finds."
-    return see, shown_table(table, heads)
-
-
-def _beside_table(run: Run, story: Story) -> tuple[str, Table]:
-    rows = [
-        (
-            row.link,
-            row.statistic,
-            row.value,
-            row.interval,
-            "; ".join(" ".join(null) for null in row.nulls),
-            row.own,
-        )
-        for row in links(run)
-        if not row.primary
-    ]
-    heads = ("link", "statistic", "value", "interval", "compare", "verdict")
-    see = "What else was measured of each link, beside the statistic that its verdict rests on."
-    numeric = (False, False, True, False, False, False)
-    width = 6 if any(row[-1] for row in rows) else 5
-    table = Table(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])
-    return (see if rows else f"{see} Nothing."), table
-
-
-TABLES = (
-    Listed(key="beside-table", title="Further statistics of the links", make=_beside_table),
-    Listed(key="growth-table", title="Growth steps", make=_step_table),
-    Listed(key="outlier-table", title="Outlier dimensions", make=_outlier_table),
-    Listed(key="super-table", title="Super neurons", make=_super_table),
-    Listed(key="criteria-table", title="Do other criteria agree?", make=_criteria_table),
-    Listed(key="arm-table", title="With and without BOS", make=_arm_table),
-    Listed(key="summary-table", title="Summary", make=_summary_table),
-)
+def _is_formula(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(_FORMULA)

@@ -152,6 +152,20 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str]) -> Fi
     return finished(figure)
 
 
+def losses(log: pd.DataFrame) -> Figure:
+    """The loss of a run against tokens, training and held out.
+
+    Args:
+        log: tokens, loss, and eval_loss where the run was evaluated.
+    """
+    figure = canvas(width=7.4, height=3.2)
+    axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
+    scale = _Tokens(floats(log, "tokens"))
+    _losses(axes, None, log, scale)
+    scale.on(axes)
+    return finished(figure)
+
+
 class _Tokens:
     """Tokens on a logarithmic axis; 0 stands one step before the smallest other, and says so."""
 
@@ -203,7 +217,7 @@ def _line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
     axes.plot(scale.places(floats(rows, "tokens")), floats(rows, "value"), **style)
 
 
-def _losses(axes: Axes, watched: pd.DataFrame, log: pd.DataFrame | None, scale: _Tokens) -> None:
+def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, scale: _Tokens) -> None:
     if log is not None and "loss" in log.columns:
         tokens, loss = floats(log, "tokens"), floats(log, "loss")
         there = np.isfinite(loss)
@@ -212,7 +226,8 @@ def _losses(axes: Axes, watched: pd.DataFrame, log: pd.DataFrame | None, scale: 
         tokens, loss = floats(log, "tokens"), floats(log, "eval_loss")
         there = np.isfinite(loss)
         axes.plot(scale.places(tokens[there]), loss[there], color=BLUE, marker="o", markersize=3, label="evaluation")
-    _line(axes, _whole(watched, "loss"), scale, color=INK, marker="x", linestyle=":", label="watched sequences")
+    if watched is not None:
+        _line(axes, _whole(watched, "loss"), scale, color=INK, marker="x", linestyle=":", label="watched sequences")
     legend(axes, columns=3)
 
 

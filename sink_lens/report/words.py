@@ -2,7 +2,7 @@
 
 import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -83,11 +83,16 @@ def number(value: Any) -> str:
     return text.replace("-", "−")
 
 
-def interval(low: Any, high: Any) -> str:
+def percent(share: float) -> str:
+    """A share in percent, whole; 'undefined' where it has no value."""
+    return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
+
+
+def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
     """An interval in brackets; nothing where there is none."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
         return ""
-    return f"[{number(low)}, {number(high)}]"
+    return f"[{shown(low)}, {shown(high)}]"
 
 
 def short(count: float | int) -> str:

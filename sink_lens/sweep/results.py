@@ -12,9 +12,9 @@ import pandas as pd
 from ..errors import InputError, RunError
 from ..interventions.metrics import Metric
 from ..interventions.patching import strongest
+from ..report import notebook
 from ..report.columns import floats, select
 from ..report.columns import named as rows_named
-from ..report.heatmap import picture
 from ..report.sweeps import effect_figure
 from ..stats import Interval, paired_differences
 from .grid import Cell
@@ -64,13 +64,13 @@ class SweepResult:
         return rows_named(self.frame, "metric", names[0] if metric is None else metric)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the headline, the picture, the strongest cells."""
-        from html import escape
-
         drawn = ""
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
-            drawn = picture(self.figure())
-        return f"<p>{escape(self.headline)}</p>{drawn}{self.top().to_html(index=False)}"
+            drawn = notebook.drawn(self.figure())
+        top = self.top()
+        cells = top.assign(edit=[named(row) for row in top.to_dict("records")])
+        shown = ("edit", "metric", "baseline", "effect", "ci_low", "ci_high", "control_effect", "error")
+        return notebook.result(self.headline, drawn, notebook.table(cells, shown), folder=self.folder)
 
 
 def failed_cells(frame: pd.DataFrame) -> list[Any]:

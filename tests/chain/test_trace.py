@@ -25,7 +25,7 @@ from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import create_run, read_run
 
 TABLES = ("tokens", "heads", "positions", "layers", "law", "dimensions", "growth_steps", "neurons", "selectivity")
-TABLES += ("criteria", "arms", "links", "twin_heads", "twin_links")
+TABLES += ("columns", "criteria", "key_split", "arms", "links", "twin_heads", "twin_links")
 COLUMNS = {
     "tokens": "sequence position token_id text",
     "heads": "layer head position sink_score sink_rate sink_mass entropy label",
@@ -34,6 +34,9 @@ COLUMNS = {
     "neurons": "layer neuron position activation spike_ratio contribution outlier_dimension gate_norm_rank "
     "up_norm_rank column_kurtosis is_super",
     "dimensions": "layer position dimension value dominance_ratio is_outlier",
+    "columns": "layer neuron dimension weight energy_share",
+    "key_split": "layer key_cosine_sink key_cosine_random_dimensions key_cosine_other_positions dimension rest bias "
+    "random_dimensions logit_advantage_sink logit_advantage_other_positions",
     "growth_steps": "step first_layer last_layer ratio_before ratio_after position outlier_dimension",
     "arms": "arm chosen sink_rate s2_ratio outlier_dimensions loss_nats",
     "links": "link statistic value ci_low ci_high null_name null_value criterion verdict",
@@ -46,6 +49,8 @@ KEYS = {
     "positions": ["layer", "site", "position"],
     "neurons": ["layer", "neuron", "position"],
     "dimensions": ["layer", "position", "dimension"],
+    "columns": ["layer", "neuron", "dimension"],
+    "key_split": ["layer"],
     "growth_steps": ["step"],
     "arms": ["arm"],
     "links": ["link", "statistic", "null_name"],
@@ -161,7 +166,7 @@ def test_the_folder_has_exactly_the_named_files(tmp_path):
     assert set(FILES) | {"twin_heads", "twin_links"} == {Path(name).stem for name in names} - {"run", "report"}
     report = (tmp_path / "run" / "report.html").read_text()
     assert "key_sink" in report
-    assert "<script" not in report
+    assert "default-src 'none'; script-src 'sha256-" in report
 
 
 def test_the_report_is_drawn_without_growth_and_without_neurons(tmp_path):
@@ -201,6 +206,18 @@ def test_the_planted_chain_is_found(tmp_path, drawn):
     assert [verdicts[name] for name in CHAIN] == ["holds"] * 4
     assert result.frames["growth_steps"]["split_error"].max() < 1e-4
     check_folder(tmp_path / "run")
+    columns, split = result.frames["columns"], result.frames["key_split"]
+    assert columns.iloc[0][["layer", "neuron", "dimension"]].tolist() == [
+        truth.layer,
+        truth.neuron,
+        truth.outlier_dimension,
+    ]
+    assert columns["energy_share"].between(0, 1).all()
+    value_of = result.links.drop_duplicates("statistic").set_index("statistic")["value"]
+    assert split["key_cosine_sink"].mean() == pytest.approx(value_of["key_cosine"], rel=1e-4)
+    assert split["logit_advantage_sink"].mean() == pytest.approx(value_of["logit_advantage_nats"], rel=1e-4)
+    share = split["dimension"].mean() / split[["dimension", "rest", "bias"]].sum(axis=1).mean()
+    assert share == pytest.approx(value_of["dimension_share_of_logit"], rel=1e-3)
     shown = text_of(result.table())
     assert "attention sink at position 0" in shown
     assert f"{truth.layer}.{truth.neuron} (100%)" in shown

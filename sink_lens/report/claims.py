@@ -1,0 +1,205 @@
+"""What a claim of ``analyses/`` says, how its numbers are judged by it, and the tables that show the verdicts.
+
+A claim is a folder with a ``claim.md``: a title, the question, the prediction, what would refute it, and a TOML block
+with the rule of each number, all written before the run. ``result.csv`` beside it holds what came.
+"""
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sink_lens.errors import InputError
+from sink_lens.stats import Interval
+
+VERDICTS = ("reproduced", "not reproduced", "contradicted")
+_TABLE = re.compile(r"(<!-- result -->\n).*?(<!-- /result -->)", flags=re.S)
+_BLOCK = re.compile(r"^```toml\n(.*?)^```$", flags=re.S | re.M)
+_AT = " @ "
+_BAR = r"\|"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How one number is judged: the whole interval must lie in a range that was written before the run."""
+
+    says: str
+    """What the number is, with its unit."""
+    theirs: str = "none given"
+    """The paper's number."""
+    reproduced: tuple[float, float]
+    """Where the interval must lie for the claim to be reproduced."""
+    contradicted: tuple[float, float] = (math.nan, math.nan)
+    """Where it must lie for it to be contradicted; nan is nowhere."""
+
+    def verdict(self, found: Interval) -> str:
+        """One of ``VERDICTS``; a number that is not defined, or has no interval, reproduces nothing."""
+        for name, (low, high) in (("reproduced", self.reproduced), ("contradicted", self.contradicted)):
+            if low <= found.low and found.high <= high:
+                return name
+        return "not reproduced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What ``claim.md`` says."""
+
+    folder: Path
+    title: str
+    paper: str
+    """Short name of the paper and its figure, as in ``A, figure 3``."""
+    model: str | None
+    """What it is about where it makes models of its own; None where it studies a model that is loaded."""
+    rules: Mapping[str, Rule]
+    """Number -> its rule, the most important one first."""
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.folder.name
+
+
+def read_claim(folder: Path) -> Claim:
+    """The claim of a folder.
+
+    Raises:
+        InputError: there is no ``claim.md``, or it has no title, no TOML block, or a rule that cannot be used.
+    """
+    path = folder / "claim.md"
+    if not path.is_file():
+        raise InputError(f"{folder} has no claim.md; need the folder of an analysis. Check the name.")
+    text = path.read_text(encoding="utf-8")
+    block, title = _BLOCK.search(text), text.partition("\n")[0]
+    if block is None or not title.startswith("# "):
+        raise InputError(f"{path} has no title or no TOML block; need both. Write the rules down before the run.")
+    fields = tomllib.loads(block[1])
+    rules = {name: _rule(name, fields.pop(name)) for name, value in list(fields.items()) if isinstance(value, dict)}
+    if not rules or set(fields) - {"paper", "model"} or "paper" not in fields:
+        raise InputError(f"{path}: the TOML block has {sorted(fields)} and {len(rules)} rules; need paper and a rule.")
+    return Claim(folder=folder, title=title[2:], paper=fields["paper"], model=fields.get("model"), rules=rules)
+
+
+def judged(claim: Claim, numbers: pd.DataFrame, *, model: str) -> pd.DataFrame:
+    """The result: one row a number, with the paper's, the rule and the verdict.
+
+    Raises:
+        InputError: a number without a rule, or a rule without a number.
+    """
+    names = [str(name) for name in numbers["number"]]
+    if {name.partition(_AT)[0] for name in names} != set(claim.rules):
+        raise InputError(f"{claim.name} gives {names} and has rules for {list(claim.rules)}; need one for each.")
+    rows = []
+    for name, row in zip(names, numbers.to_dict("records"), strict=True):
+        rule = claim.rules[name.partition(_AT)[0]]
+        found = Interval(estimate=row["value"], low=row["low"], high=row["high"], n=row["n"])
+        rows.append(
+            {
+                "number": name,
+                "says": rule.says,
+                "value": row["value"],
+                "low": row["low"],
+                "high": row["high"],
+                "n": row["n"],
+                "theirs": rule.theirs,
+                "reproduced_if": span(*rule.reproduced),
+                "contradicted_if": span(*rule.contradicted),
+                "verdict": rule.verdict(found),
+                "model": model,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def keep(claim: Claim, result: pd.DataFrame, *, out: Path) -> None:
+    """Put a finished run's result and figure into the claim's folder, and its table into ``claim.md``."""
+    result.to_csv(claim.folder / "result.csv", index=False, float_format="%.6g", lineterminator="\n")
+    (claim.folder / "figure.png").write_bytes((out / "figure.png").read_bytes())
+    show(claim)
+
+
+def show(claim: Claim) -> None:
+    """Write the table of the committed result into ``claim.md``."""
+    result, path = read_result(claim), claim.folder / "claim.md"
+    if not result.empty:
+        path.write_text(with_table(path.read_text(encoding="utf-8"), result), encoding="utf-8")
+
+
+def read_result(claim: Claim) -> pd.DataFrame:
+    """The committed result of a claim, judged by the rules as they stand; empty where it has none."""
+    path = claim.folder / "result.csv"
+    if not path.is_file():
+        return pd.DataFrame()
+    table = pd.read_csv(path, dtype={"number": str})
+    return judged(claim, table, model=str(table["model"].iloc[0]))
+
+
+def with_table(text: str, result: pd.DataFrame) -> str:
+    """The text of a ``claim.md`` with the table of a result between its two marks."""
+    lines = ["| number | ours (95%) | theirs | verdict |", "| --- | --- | --- | --- |"]
+    for row in result.to_dict("records"):
+        where = row["number"].partition(_AT)[2]
+        says = f"{row['says']}, {where}" if where else row["says"]
+        lines.append(_line(says, shown(row), row["theirs"], row["verdict"]))
+    return _TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
+
+
+def overview(claims: Sequence[Claim]) -> str:
+    """The table of all claims: one line each, its first number, and how many others went which way."""
+    lines = [
+        "| claim | paper | model | what | ours (95%) | theirs | verdict | further numbers |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for claim in claims:
+        result = read_result(claim)
+        link = f"[{claim.title}]({claim.name}/claim.md) ([figure]({claim.name}/figure.png))"
+        if result.empty:
+            lines.append(_line(f"[{claim.title}]({claim.name}/claim.md)", claim.paper, "", "not run yet", *[""] * 4))
+            continue
+        first, others = result.iloc[0], result["verdict"].iloc[1:]
+        counted = [f"{int((others == name).sum())} {name}" for name in VERDICTS if (others == name).any()]
+        cells = (link, claim.paper, first["model"], first["says"], shown(first), first["theirs"], first["verdict"])
+        lines.append(_line(*cells, ", ".join(counted)))
+    return "\n".join(lines)
+
+
+def shown(row: Mapping[Any, Any] | pd.Series) -> str:
+    """A number with its interval as a table shows it."""
+    if math.isnan(row["value"]):
+        return "not defined"
+    value = f"{row['value']:.3g}"
+    if math.isnan(row["low"]) or row["low"] == row["high"]:
+        return value
+    return f"{value} ({row['low']:.3g} to {row['high']:.3g})"
+
+
+def span(low: float, high: float) -> str:
+    """A range in words."""
+    if math.isnan(low):
+        return "never"
+    if math.isinf(high):
+        return "always" if math.isinf(low) else f">= {low:g}"
+    return f"<= {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
+
+
+def _line(*cells: str) -> str:
+    """One line of a Markdown table."""
+    return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |"
+
+
+def _rule(name: str, fields: dict[str, Any]) -> Rule:
+    for key in ("reproduced", "contradicted"):
+        if key in fields:
+            fields[key] = tuple(float(bound) for bound in fields[key])
+    try:
+        rule = Rule(**fields)
+    except TypeError as error:
+        raise InputError(f"the rule {name!r}: {error}; need says, reproduced, and theirs, contradicted") from error
+    (low, high), (other_low, other_high) = rule.reproduced, rule.contradicted
+    if low <= other_high and other_low <= high:
+        raise InputError(f"the rule {name!r} can be reproduced and contradicted at once; need ranges that do not meet")
+    return rule

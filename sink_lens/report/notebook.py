@@ -1,0 +1,140 @@
+"""How a result shows itself in a notebook: its sentences, a short table, the verdicts. HTML with everything escaped.
+
+A class of results gives it as its ``_repr_html_``. Nothing is fetched, and no script runs.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from sink_lens.errors import RunError
+from sink_lens.records import read_run
+from sink_lens.report import words
+from sink_lens.report.columns import flags, floats, named, select
+from sink_lens.report.findings import find_story
+from sink_lens.report.tables import shown_table
+from sink_lens.report.words import LINKS, VERDICTS, interval, number, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = {"holds": "#00795a", "fails": "#b3400a"}
+_QUIET = "#777777"
+_CELL = "padding: .15em .8em .15em 0; vertical-align: top;"
+
+
+def result(
+    sentences: str | Iterable[str],
+    *parts: str,
+    notes: Sequence[str] = (),
+    folder: Path | None = None,
+) -> str:
+    """A result: its sentences, parts of HTML, notes, and where its run folder and report are."""
+    lines = sentences.split("\n") if isinstance(sentences, str) else list(sentences)
+    said = "".join(f"<p style='margin: .2em 0; max-width: 60em'>{_text(line)}</p>" for line in lines if line)
+    small = [f"Note: {_text(note)}" for note in notes]
+    if folder is not None:
+        report = folder / "report.html"
+        small.append(f"In <code>{_text(report if report.exists() else folder)}</code>")
+    tail = "".join(f"<p style='margin: .2em 0; color: {_QUIET}'>{line}</p>" for line in small)
+    return f"<div>{said}{''.join(parts)}{tail}</div>"
+
+
+def trace(folder: Path, *, links: pd.DataFrame) -> str:
+    """A trace: what it found in plain words, and the verdict on every link."""
+    try:
+        story = find_story(read_run(folder))
+        sentences = [words.title(story), *words.headline(story)]
+    except RunError:  # the folder was moved: the tables in memory still say what follows
+        sentences = ["A finished trace"]
+    return result(sentences, verdicts(links), folder=folder)
+
+
+def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 10) -> str:
+    """The first rows of a data frame, with some of its columns, under other names where they are given."""
+    names = frame.columns if heads is None else heads
+    named_as = dict(names) if isinstance(names, Mapping) else {name: str(name).replace("_", " ") for name in names}
+    shown = shown_table(frame, named_as, most=most)
+    align = [f"{_CELL} text-align: {'right' if numeric else 'left'}" for numeric in shown.numeric]
+    cells = zip(shown.heads, align, strict=True)
+    head = "".join(f"<th style='{style}'>{_text(name)}</th>" for name, style in cells)
+    rows = [
+        "".join(f"<td style='{style}'><bdi>{_text(cell)}</bdi></td>" for cell, style in zip(row, align, strict=True))
+        for row in shown.rows
+    ]
+    rest = len(frame) - len(rows)
+    more = f"<p style='margin: 0; color: {_QUIET}'>and {rest:,} more</p>" if rest > 0 else ""
+    return _scrolled(f"<thead><tr>{head}</tr></thead><tbody>{_rows(rows)}</tbody>") + more
+
+
+def verdicts(links: pd.DataFrame) -> str:
+    """The links of a chain: the verdict, the statistic with its interval and nulls, and what the cut did.
+
+    Args:
+        links: the table of a trace: link, statistic, value, ci_low, ci_high, null_name, null_value, is_primary,
+            verdict.
+    """
+    rows = []
+    for link in LINKS:
+        of = named(links, "link", link)
+        primary = select(of, flags(of, "is_primary"))
+        if not len(primary):
+            rows.append(_row(link, _verdict("not measured"), "", "", ""))
+            continue
+        first = primary.to_dict("records")[0]
+        nulls = zip(primary["null_name"].tolist(), floats(primary, "null_value").tolist(), strict=True)
+        cut = named(of, "statistic", "cut_share").to_dict("records")[:1]
+        rows.append(
+            _row(
+                link,
+                _verdict(str(first["verdict"])),
+                f"{visible(first['statistic'])} {number(first['value'])} {interval(first['ci_low'], first['ci_high'])}",
+                "; ".join(f"{visible(name)} {number(value)}" for name, value in nulls if name != "none"),
+                f"{number(cut[0]['value'])} {interval(cut[0]['ci_low'], cut[0]['ci_high'])}" if cut else "not cut",
+            )
+        )
+    names = ("link", "verdict", "statistic", "beside", "share of the sink that its cut moves")
+    head = "".join(f"<th style='{_CELL} text-align: left'>{name}</th>" for name in names)
+    return _scrolled(f"<thead><tr>{head}</tr></thead><tbody>{_rows(rows)}</tbody>")
+
+
+def facts(values: Mapping[str, Any]) -> str:
+    """Names and values, one a line."""
+    style = f"{_CELL} text-align: left"
+    rows = [
+        f"<th style='{style}'>{_text(name)}</th><td style='{style}'>{_text(number(value))}</td>"
+        for name, value in values.items()
+    ]
+    return _scrolled(f"<tbody>{_rows(rows)}</tbody>")
+
+
+def drawn(figure: "Figure") -> str:
+    """A figure as an image."""
+    from sink_lens.report.heatmap import picture  # matplotlib is not imported until something is drawn
+
+    return picture(figure)
+
+
+def _text(text: object) -> str:
+    return escape(visible(text, limit=400))
+
+
+def _verdict(word: str) -> str:
+    colour = _COLOURS.get(word, _QUIET)
+    return f"<b style='color: {colour}; white-space: nowrap'>{VERDICTS.get(word, '?')} {_text(word)}</b>"
+
+
+def _row(link: str, verdict: str, *cells: str) -> str:
+    shown = [f"<b>{_text(link)}</b>", verdict, *(_text(cell) for cell in cells)]
+    return "".join(f"<td style='{_CELL} text-align: left'>{cell}</td>" for cell in shown)
+
+
+def _rows(rows: Iterable[str]) -> str:
+    return "".join(f"<tr>{row}</tr>" for row in rows)
+
+
+def _scrolled(inside: str) -> str:
+    return f"<div style='overflow-x: auto'><table style='border-collapse: collapse'>{inside}</table></div>"

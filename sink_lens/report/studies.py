@@ -1,0 +1,274 @@
+"""The pages of single interventions: isolation, amplification, ablation."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.records import Run
+from sink_lens.report import causal
+from sink_lens.report.columns import by_size, floats, named, need, numbers, select
+from sink_lens.report.drawing import (
+    BLUE,
+    FONT,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    canvas,
+    finished,
+    legend,
+    panel,
+    whole_numbers,
+)
+from sink_lens.report.findings import optional
+from sink_lens.report.pages import Drawn, Listed, Page
+from sink_lens.report.tables import Table, more, shown_table
+from sink_lens.report.words import interval, listed, number, percent, plural, visible
+
+_MASSES = ["baseline_mass_new", "mass_new", "baseline_mass_old", "mass_old", "outcome", "read_layers"]
+_LINES = (
+    ("baseline_mass_new", "there, before", BLUE, "--", ""),
+    ("mass_new", "there, edited", BLUE, "-", "o"),
+    ("baseline_mass_old", "at the old sink, before", ORANGE, "--", ""),
+    ("mass_old", "at the old sink, edited", ORANGE, "-", "s"),
+)
+_HEADS = {
+    "position": "position",
+    "centre": "centre",
+    "factor": "factor",
+    "layers": "in layers",
+    "times": "times",
+    "read_layers": "read in layers",
+    "baseline_mass_new": "there, before",
+    "mass_new": "there, edited",
+    "baseline_mass_old": "old sink, before",
+    "mass_old": "old sink, edited",
+    "outcome": "the sink is",
+    "loss_change_nats": "loss change, nats",
+    "interval": "95%",
+}
+_KINDS = (("set", ORANGE, "^"), ("single", BLUE, "o"), ("left out", GREEN, "v"), ("random", QUIET, "s"))
+
+
+def mass_by_layer(layers: pd.DataFrame) -> Figure:
+    """Attention to the edited position and to the old sink by layer, without and with the edit.
+
+    Args:
+        layers: layer, baseline_mass_new, mass_new, baseline_mass_old, mass_old; one row a layer.
+    """
+    layers = select(layers, np.argsort(floats(layers, "layer"), kind="stable"))
+    figure = canvas(width=7.4, height=3.2)
+    axes = panel(figure, xlabel="layer", ylabel="attention")
+    for name, label, colour, style, mark in _LINES:
+        axes.plot(
+            floats(layers, "layer"), floats(layers, name), color=colour, linestyle=style, marker=mark, markersize=3.5,
+            label=label,
+        )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    whole_numbers(axes, y=False)
+    legend(axes, columns=2)
+    return finished(figure)
+
+
+def loss_by_factor(summary: pd.DataFrame) -> Figure:
+    """The change of the loss by factor, a line a centre, with its interval.
+
+    Args:
+        summary: centre, factor, loss_change_nats, loss_change_low, loss_change_high.
+    """
+    figure = canvas(height=3.2)
+    axes = panel(figure, xlabel="factor", ylabel="loss change, nats")
+    for centre, (colour, mark) in causal.CENTRES.items():
+        part = named(summary, "centre", centre)
+        x, low, high = floats(part, "factor"), floats(part, "loss_change_low"), floats(part, "loss_change_high")
+        if len(part):
+            axes.vlines(x, low, high, color=colour, linewidth=1, alpha=0.6)
+            change = floats(part, "loss_change_nats")
+            axes.plot(x, change, color=colour, marker=mark, markersize=4, label=causal.NAMES[centre])
+    axes.axhline(0, color=QUIET, linewidth=0.8)
+    legend(axes, columns=3)
+    return finished(figure)
+
+
+def removed_shares(ablations: pd.DataFrame) -> Figure:
+    """Share of the sink that each ablation removes: the set, its neurons alone, each left out, random sets.
+
+    Args:
+        ablations: step, kind, removed_share, ci_low, ci_high.
+    """
+    steps = sorted(set(floats(ablations, "step").tolist()))
+    figure = canvas(width=7.4, height=0.6 + 2.0 * max(len(steps), 1))
+    for place, step in enumerate(steps, start=1):
+        rows = select(ablations, floats(ablations, "step") == step)
+        last = place == len(steps)
+        axes = panel(figure, place=(len(steps), 1, place), xlabel="share of the sink removed, %" if last else "")
+        kinds = list(dict.fromkeys(rows["kind"].tolist()))
+        for row, kind in enumerate(kinds):
+            part = named(rows, "kind", kind)
+            colour, mark = next((style for name, *style in _KINDS if str(kind).startswith(name)), (PURPLE, "D"))
+            share = 100 * floats(part, "removed_share")
+            spread = np.linspace(-0.22, 0.22, len(part)) if len(part) > 1 else np.zeros(len(part))
+            axes.hlines(
+                row + spread, 100 * floats(part, "ci_low"), 100 * floats(part, "ci_high"), color=colour, alpha=0.5
+            )
+            axes.scatter(share, row + spread, color=colour, marker=mark, s=22)
+        axes.set_yticks(range(len(kinds)), [visible(kind, limit=32, counted=False) for kind in kinds])
+        axes.set_ylim(len(kinds) - 0.5, -0.5)
+        axes.axvline(0, color=QUIET, linewidth=0.8)
+        axes.axvline(100, color=QUIET, linewidth=0.8, linestyle=":")
+        axes.set_title(f"growth step {step:g}", fontsize=FONT, loc="left", color=INK)
+    return finished(figure)
+
+
+def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
+    return need(run, "summary", columns=columns)
+
+
+def _sentence(row: dict[Any, Any], what: str) -> str:
+    return (
+        f"{what}: attention there {number(row['baseline_mass_new'])} → {number(row['mass_new'])}, at the old sink "
+        f"{number(row['baseline_mass_old'])} → {number(row['mass_old'])} (layers {row['read_layers']}): "
+        f"the sink is {visible(row['outcome'])}."
+    )
+
+
+def _isolated(run: Run) -> list[str]:
+    rows = _summary(run, ["position", *_MASSES]).to_dict("records")
+    return [_sentence(row, f"Position {row['position']} isolated in {_in(row)}") for row in rows]
+
+
+def _in(row: dict[Any, Any]) -> str:
+    layers = row.get("layers", "all")
+    return "all layers" if layers == "all" else f"layers {layers}"
+
+
+def _outcomes(run: Run) -> str:
+    table = optional(run, "summary", ["position", "outcome"])
+    if table is None:
+        return "Isolation by the attention mask"
+    places = listed([f"{place:.0f}" for place in floats(table, "position")])
+    return f"Isolating position {places}: the sink is {listed(dict.fromkeys(table['outcome'].tolist()))}"
+
+
+def _layer_curves(run: Run) -> tuple[str, Figure]:
+    layers = need(run, "layers", columns=["layer", *(name for name, *_ in _LINES)])
+    first = layers.drop_duplicates("layer")
+    which = f"position {first['position'].iloc[0]}" if "position" in first.columns else "the position"
+    see = (
+        f"Attention to {which} and to the old sink, layer by layer: dashed without the edit, solid with it. A sink "
+        "that moves leaves the old one; one that is shared leaves part of it."
+    )
+    return see, mass_by_layer(first)
+
+
+def _strongest(run: Run) -> pd.DataFrame:
+    """The layers of the cell that makes the largest sink."""
+    summary = _summary(run, ["centre", "factor", *_MASSES])
+    layers = need(run, "layers", columns=["layer", "centre", "factor", *(name for name, *_ in _LINES)])
+    best = by_size(summary, "mass_new").to_dict("records")[0]
+    part = named(layers, "centre", str(best["centre"]))
+    return select(part, np.isclose(floats(part, "factor"), float(best["factor"])))
+
+
+def _strongest_curves(run: Run) -> tuple[str, Figure]:
+    layers = _strongest(run)
+    first = layers.iloc[0]
+    see = (
+        f"The cell that makes the largest sink, factor {first['factor']:g} from {causal.NAMES[first['centre']]}, layer "
+        "by layer: dashed without the edit, solid with it."
+    )
+    return see, mass_by_layer(layers)
+
+
+def _amplified(run: Run) -> list[str]:
+    table = _summary(run, ["centre", "factor", "times", *_MASSES])
+    said = []
+    for centre in causal.CENTRES:
+        part = named(table, "centre", centre)
+        if len(part):
+            best = by_size(part, "mass_new").iloc[0].to_dict()
+            what = f"Factor {best['factor']:g} from {causal.NAMES[centre]} ({number(best['times'])} times)"
+            said.append(_sentence(best, what))
+    return said
+
+
+def _factor_curve(run: Run) -> tuple[str, Figure]:
+    table = _summary(run, ["centre", "factor", "baseline_mass_new", "mass_new"])
+    see = (
+        "Attention to the position by factor, a line for what its aggregated values are moved away from. The norm-only "
+        "line is the control: scaling alone should bring no sink."
+    )
+    return see, causal.amplification_curve(table.rename(columns={"mass_new": "mass"}))
+
+
+def _factor_losses(run: Run) -> tuple[str, Figure]:
+    columns = ["centre", "factor", "loss_change_nats", "loss_change_low", "loss_change_high"]
+    see = "What the same edits do to the loss, with 95% intervals over sequences."
+    return see, loss_by_factor(_summary(run, columns))
+
+
+def _removed(run: Run) -> list[str]:
+    table = _summary(run, ["step", "neurons", "size", "removes", "removed_share", "random_mean", "random_max"])
+    said = []
+    for row in table.to_dict("records"):
+        random = f"random sets of that size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
+        removes = "together remove" if row["removes"] else "are not enough: they remove"
+        said.append(
+            f"Growth step {row['step']}: {plural(int(row['size']), 'neuron')} ({visible(row['neurons'])}) {removes} "
+            f"{percent(row['removed_share'])} of the sink in layers {row['read_layers']}; {random}."
+        )
+    return said
+
+
+def _removed_shares(run: Run) -> tuple[str, Figure]:
+    table = need(run, "ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
+    see = (
+        "Each mark is one ablation with its interval over sequences. A set that carries the sink stands far right of "
+        "its neurons alone and of the random sets; what is left when one neuron is left out tells if all are needed."
+    )
+    return see, removed_shares(table)
+
+
+def _ablation_table(run: Run) -> tuple[str, Table]:
+    table = need(run, "ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
+    table = table.assign(interval=[interval(*one) for one in numbers(table, ["ci_low", "ci_high"])])
+    names = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
+    heads = {name: name.replace("_", " ") for name in names}
+    return "Every ablation." + more(len(table), "ablations", most=60), shown_table(table, heads, most=60)
+
+
+def _summary_table(run: Run) -> tuple[str, Table]:
+    table = _summary(run, [])
+    if {"loss_change_low", "loss_change_high"} <= set(table.columns):
+        bounds = zip(floats(table, "loss_change_low"), floats(table, "loss_change_high"), strict=True)
+        table = table.assign(interval=[interval(low, high) for low, high in bounds])
+    heads = _HEADS if "mass_new" in table.columns else {str(name): str(name).replace("_", " ") for name in table}
+    return "What each edit did: attention at the position and at the old sink, and the loss.", shown_table(table, heads)
+
+
+_SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
+ISOLATE = Page(
+    title=_outcomes,
+    headline=_isolated,
+    figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=lambda run: run.tables["layers"]),),
+    tables=(_SUMMARY,),
+)
+AMPLIFY = Page(
+    title=lambda run: f"Amplifying position {run.config.get('amplify_position', 'unknown')}",
+    headline=_amplified,
+    figures=(
+        Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve),
+        Drawn(key="losses", title="What it costs", make=_factor_losses),
+        Drawn(key="layers", title="Layer by layer", make=_strongest_curves, data=_strongest),
+    ),
+    tables=(_SUMMARY,),
+)
+ABLATE = Page(
+    title=lambda _: "The neurons that carry the sink",
+    headline=_removed,
+    figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares),),
+    tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
+)

@@ -1,0 +1,75 @@
+"""A real browser without a network, and what it was asked for, complained of and was tricked into."""
+
+import os
+import shutil
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The system's Chromium, headless."""
+    path = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip("no Chromium was found: apt-get install chromium, or name it in CHROMIUM")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, chromium_sandbox=False)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Opened:
+    """A page, and what happened on it."""
+
+    page: object
+    asked: list = field(default_factory=list)
+    complained: list = field(default_factory=list)
+    tricked: list = field(default_factory=list)
+
+    @property
+    def quiet(self):
+        """Whether nothing was fetched, nothing was complained of and no foreign script ran."""
+        return (self.asked, self.complained, self.tricked) == ([], [], [])
+
+
+@pytest.fixture
+def opened(chromium):
+    """Opens files; options are those of a browser context."""
+    contexts = []
+
+    def open_file(path, **options):
+        context = chromium.new_context(offline=True, **({"viewport": {"width": 1200, "height": 900}} | options))
+        contexts.append(context)
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        found = Opened(page=context.new_page())
+
+        def heard(message):
+            if message.type in ("error", "warning") and "GL Driver" not in message.text:
+                found.complained.append(message.text)
+
+        def dismissed(dialog):
+            found.tricked.append(dialog.message)
+            dialog.dismiss()
+
+        found.page.on("console", heard)
+        found.page.on("pageerror", lambda error: found.complained.append(str(error)))
+        found.page.on("dialog", dismissed)
+        found.page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith((f"file://{path}", "data:", "blob:"))
+                else found.asked.append(request.url)
+            ),
+        )
+        found.page.goto(f"file://{path}")
+        return found
+
+    yield open_file
+    for context in contexts:
+        context.close()

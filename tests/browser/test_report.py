@@ -1,0 +1,212 @@
+"""The page in a real browser with no network: whole, quiet, interactive, and harmless whatever the tokens say."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from sink_lens.report.page import render
+
+from ..report.test_page import HOSTILE, patterns, synthetic_run, tables
+
+SIZE = {"layers": 6, "heads": 4, "length": 16}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run like the default model's, smaller."""
+    place = tmp_path_factory.mktemp("browser") / "run"
+    return synthetic_run(place, frames=tables(**SIZE, neurons=40), drawn=patterns(**SIZE))
+
+
+@pytest.fixture(scope="module")
+def report(folder):
+    return render(folder)
+
+
+def few(names, **size):
+    """Some tables of a run, for a page that is drawn sooner."""
+    return {name: frame for name, frame in tables(**size).items() if name in names}
+
+
+def rows(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_every_section_is_there_and_the_page_is_quiet(opened, report):
+    found = opened(report)
+    page = found.page
+    assert [
+        page.locator(f"#{name}").count() for name in ("verdicts", "figures", "circuitsvis", "tables", "provenance")
+    ] == [1] * 5
+    for figure in page.locator("figure").all():
+        assert figure.locator("svg").first.bounding_box()["height"] > 100, figure.get_attribute("id")
+    assert page.locator("#verdicts tbody tr:not(.criterion)").count() == 6
+    assert found.quiet, vars(found)
+
+
+def test_a_click_on_a_head_shows_its_pattern(opened, report):
+    found = opened(report)
+    page = found.page
+    strongest = page.locator(".chosen").inner_text()
+    image = page.locator("[data-map] image").first
+    image.scroll_into_view_if_needed()
+    box = image.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 2.5 / 6, box["y"] + box["height"] * 3.5 / 4)
+    chosen = page.locator(".chosen").inner_text()
+    assert chosen.startswith("Layer 2, head 3: sink score 0.")
+    assert chosen != strongest
+    page.locator("canvas").hover(position={"x": 2, "y": 2})
+    assert page.locator(".cell").inner_text() == "Query 0 “Call” gives key 0 “Call” 100% of its attention."
+    drawn = page.evaluate("[...document.querySelector('canvas').getContext('2d').getImageData(0, 1, 1, 1).data]")
+    share = patterns(**SIZE)[2, 3, 1, 0]
+    light, dark = np.array([253, 231, 37]), np.array([68, 1, 84])  # the ends of viridis
+    nearer_light = np.abs(drawn[:3] - light).sum() < np.abs(drawn[:3] - dark).sum()
+    assert nearer_light == (share > 128)
+    assert found.quiet
+
+
+def test_the_keyboard_chooses_heads_and_reads_cells(opened, report):
+    page = opened(report).page
+    page.locator("[data-map]").focus()
+    page.locator("[data-layer]").fill("1")
+    page.locator("[data-head]").fill("1")
+    page.locator("[data-head]").press("Enter")
+    page.locator("[data-map]").press("ArrowRight")
+    page.locator("[data-map]").press("ArrowDown")
+    assert page.locator(".chosen").inner_text().startswith("Layer 2, head 2:")
+    for _ in range(9):
+        page.locator("[data-map]").press("ArrowLeft")
+    assert page.locator(".chosen").inner_text().startswith("Layer 0, head 2:")
+    page.locator("canvas").press("ArrowUp")
+    page.locator("canvas").press("ArrowRight")
+    assert page.locator(".cell").inner_text().startswith("Query 14 “·years” gives key 1 “·me” ")
+    page.get_by_role("button", name="Weaker").click()
+    assert page.locator(".chosen").inner_text() != ""
+
+
+def test_numbers_are_copied_as_csv(opened, report):
+    found = opened(report)
+    page = found.page
+    page.locator("#scores-figure [data-copy]").click()
+    page.locator("#scores-figure .said", has_text="24 rows copied").wait_for()
+    copied = rows(page.evaluate("navigator.clipboard.readText()"))
+    assert len(copied) == 24
+    frame = tables(**SIZE, neurons=40)["heads"]
+    assert float(copied[7]["sink_score"]) == pytest.approx(frame["sink_score"][7], rel=1e-4)
+    buttons = page.locator("[data-copy]").all()
+    assert len(buttons) > 15
+    for button in buttons:
+        button.click()
+    assert found.quiet
+
+
+def test_where_nothing_can_be_copied_the_numbers_are_shown(opened, report):
+    page = opened(report).page
+    page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
+    page.locator("#mass-figure [data-copy]").click()
+    assert len(rows(page.locator("#mass-figure textarea").input_value())) == 6
+
+
+def test_the_views_open_and_fetch_nothing(opened, report):
+    found = opened(report)
+    page = found.page
+    assert page.evaluate("typeof CircuitsVis") == "undefined"
+    page.get_by_role("button", name="Open the views").click()
+    for name in ("view-heads", "view-tokens", "view-neurons"):
+        page.wait_for_function(f"document.getElementById('{name}').innerText.length > 5", timeout=60_000)
+    assert "Call" in page.locator("#view-tokens").inner_text()
+    assert found.asked == []
+    assert found.complained == []
+
+
+def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
+    frames = few(
+        ("heads", "tokens", "links", "arms", "neurons", "selectivity"), layers=3, heads=2, length=8, neurons=40
+    )
+    frames["tokens"]["text"] = [HOSTILE[index % len(HOSTILE)] for index in range(16)]
+    frames["arms"]["arm"] = HOSTILE[1:3]
+    frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
+    folder = synthetic_run(
+        tmp_path / "run",
+        frames=frames,
+        drawn=patterns(layers=3, heads=2, length=8),
+        model=HOSTILE[0],
+        notes=list(HOSTILE),
+        prompts={text: text for text in HOSTILE},
+    )
+    found = opened(render(folder))
+    page = found.page
+    assert page.locator(".kicker").inner_text() == HOSTILE[0]
+    page.locator("canvas").press("ArrowUp")
+    assert "gives key 0 “<img·src=x·onerror=alert" in page.locator(".cell").inner_text()
+    page.get_by_role("button", name="Open the views").click()
+    page.wait_for_function("document.getElementById('view-tokens').innerText.length > 5", timeout=60_000)
+    page.wait_for_timeout(300)
+    for button in page.locator("[data-copy]").all():
+        button.click()
+    assert page.locator("main img[src='x'], main script:not([type])").count() == 0
+    assert found.quiet, vars(found)
+
+
+@pytest.mark.parametrize("width", [390, 820])
+def test_a_narrow_screen_is_not_overflown(opened, report, width):
+    found = opened(report, viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True)
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert found.page.locator("canvas").bounding_box()["width"] > 200
+    found.page.locator("[data-map]").tap()
+    assert found.quiet
+
+
+def test_dark_and_light_follow_the_reader(opened, report):
+    shade = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number).reduce((a, b) => a + b)"
+    assert opened(report, color_scheme="dark").page.evaluate(shade) < 150
+    assert opened(report, color_scheme="light").page.evaluate(shade) > 600
+
+
+def test_print_leaves_out_what_cannot_be_pressed(opened, report):
+    page = opened(report, color_scheme="dark").page
+    page.emulate_media(media="print")
+    assert not any(button.is_visible() for button in page.locator("button").all())
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--paper').trim()") == "#fff"
+
+
+def test_without_its_script_the_page_can_be_read(opened, report):
+    page = opened(report, java_script_enabled=False).page
+    assert not any(button.is_visible() for button in page.locator("button").all())
+    assert page.locator("#scores-figure svg").is_visible()
+    assert page.locator("#verdicts tbody tr").first.is_visible()
+
+
+def test_runs_beside_each_other_have_a_viewer_each(opened, tmp_path):
+    frames = few(("heads", "tokens", "links"), **SIZE, neurons=40)
+    folder = synthetic_run(tmp_path / "run", frames=frames, drawn=patterns(**SIZE))
+    found = opened(render(folder, folder, out=tmp_path / "both.html"))
+    page = found.page
+    assert page.locator("[data-viewer]:visible").count() == 2
+    page.locator("[data-map='1']").press("ArrowLeft")
+    one, other = page.locator(".chosen").all_inner_texts()
+    assert one != other
+    assert found.quiet
+
+
+def test_a_large_run_stays_under_5_mb_and_says_which_patterns_it_holds(opened, tmp_path):
+    size = {"layers": 32, "heads": 32, "length": 4096}
+    report = render(synthetic_run(tmp_path / "run", frames=tables(**size, neurons=14_336), drawn=patterns(**size)))
+    assert report.stat().st_size < 5_000_000
+    found = opened(report)
+    page = found.page
+    assert "of 1,024 heads are in this page" in page.locator(".viewer").inner_text()
+    for _ in range(3):
+        page.get_by_role("button", name="Weaker").click()
+    scores = page.evaluate("parsed('pattern-data')[0].scores.flat()")
+    held = set(page.evaluate("parsed('pattern-data')[0].chosen"))
+    out = max(score for head, score in enumerate(scores) if head not in held)
+    assert out <= min(scores[head] for head in held) + 1e-3
+    weak = next(head for head in range(1024) if head not in held)
+    page.locator("[data-layer]").fill(str(weak // 32))
+    page.locator("[data-head]").fill(str(weak % 32))
+    page.locator("[data-head]").press("Enter")
+    assert "its pattern is not in this page" in page.locator(".chosen").inner_text()
+    assert found.quiet

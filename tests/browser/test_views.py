@@ -1,0 +1,98 @@
+"""Views and interactive figures in a real browser, network off: they draw, they answer, and no token runs a script."""
+
+import numpy as np
+
+from sink_lens.records import read_run
+from sink_lens.report import interactive, views
+
+from ..report.circuits import tables, traced
+
+HOSTILE = (
+    "<img src=x onerror=window.hit=1>",
+    "</script><script>window.hit=2</script>",
+    "\"'><svg onload=window.hit=3>",
+    "\u202eevil\u200f",
+    "a" * 10_000,
+    "&lt;b&gt;",
+    "<b>bold</b>",
+    "<iframe srcdoc='<script>parent.hit=4</script>'></iframe>",
+)
+PATTERN = np.tril(np.ones((2, 8, 8))) / np.arange(1, 9)[:, None]
+SHOWN = {
+    "heads": views.attention_heads(PATTERN, HOSTILE, names=HOSTILE[:2]),
+    "patterns": views.attention_patterns(PATTERN, HOSTILE, names=HOSTILE[:2]),
+    "tokens": views.colored_tokens(np.arange(8), HOSTILE),
+    "neurons": views.neuron_activations(np.arange(16.0).reshape(8, 2, 1), HOSTILE, layers=HOSTILE[:2]),
+}
+AS_TEXT = ("</script><script>window", "⟨U+202E⟩evil", "aaaa…", "&lt;b&gt;", "<b>bold</b>")
+
+
+def text_of(frame, selector):
+    """What a reader sees there, without the joiners that nobody sees."""
+    return frame.locator(selector).inner_text().replace("\u2060", "").replace("\xa0", " ")
+
+
+def test_every_view_draws_and_hostile_tokens_are_text(opened, tmp_path):
+    path = tmp_path / "views.html"
+    path.write_text(views.page(SHOWN), encoding="utf-8")
+    found = opened(path)
+    page = found.page
+    for name in SHOWN:
+        page.wait_for_selector(f"#{name} *")
+    for name in ("tokens", "neurons"):
+        page.wait_for_function(f"document.querySelector('#{name}').innerText.includes('evil')")
+        for text in AS_TEXT:
+            assert text in text_of(page, f"#{name}")
+    page.wait_for_selector("#heads canvas")
+    assert HOSTILE[0][:12].replace(" ", "·") in text_of(page, "#heads")
+    for selector in ("#tokens span", "#heads canvas >> nth=1"):  # and what appears under the mouse
+        page.locator(selector).first.hover(force=True)
+    assert page.evaluate("window.hit") is None
+    assert page.locator("img, iframe, svg[onload]").count() == 0
+    assert found.quiet, vars(found)
+
+
+def test_another_layer_can_be_chosen(opened, tmp_path):
+    page = opened(SHOWN["neurons"].save(tmp_path / "neurons.html")).page
+    page.wait_for_selector("#layer-selector")
+    before = page.locator(".colored-tokens span span").first.get_attribute("style")
+    page.select_option("#layer-selector", "1")
+    page.wait_for_function(f"document.querySelector('.colored-tokens span span').getAttribute('style') !== {before!r}")
+
+
+def test_a_notebook_frame_draws_and_reaches_nothing(opened, tmp_path):
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><body>{SHOWN['tokens']._repr_html_()}</body>", encoding="utf-8")
+    found = opened(path)
+    page = found.page
+    inside = page.frame_locator("iframe")
+    inside.locator(".colored-tokens").wait_for()
+    assert "<b>bold</b>" in text_of(inside, "body")
+    frame = page.frames[1]
+    assert frame.evaluate("window.hit") is None
+    reach = "(() => { try { return parent.document.title } catch (error) { return 'refused' } })()"
+    assert frame.evaluate(reach) == "refused"
+    assert found.quiet, vars(found)
+
+
+def test_a_run_is_shown_by_one_call(opened, tmp_path):
+    run = read_run(traced(tmp_path / "run", frames=tables()))
+    found = opened(views.attention_heads(run).save(tmp_path / "heads.html"))
+    page = found.page
+    page.wait_for_selector("#view canvas")
+    assert "11.3" in text_of(page, "#view")
+    assert found.quiet, vars(found)
+
+
+def test_an_interactive_figure_draws_in_a_notebook_and_hostile_texts_are_text(opened, tmp_path):
+    path = tmp_path / "figure.html"
+    figure = interactive.attention_patterns((PATTERN * 255).astype(np.uint8), titles=HOSTILE[:2], tokens=HOSTILE)
+    path.write_text(f"<!doctype html><body>{figure._repr_html_()}</body>", encoding="utf-8")
+    found = opened(path)
+    inside = found.page.frame_locator("iframe")
+    inside.locator(".heatmaplayer image").first.wait_for()
+    said = inside.locator("#figure").text_content()
+    for text in ("<b>bold<…", "⟨U+202E⟩", "&lt;b&gt…", HOSTILE[1]):
+        assert text in said
+    assert all(frame.evaluate("window.hit") is None for frame in found.page.frames)
+    assert found.quiet, vars(found)

@@ -1,0 +1,199 @@
+"""The circuit: its numbers are those of the tables, what was not measured is said, and it is drawn at every size."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from sink_lens.errors import InputError, RunError
+from sink_lens.records import read_run
+from sink_lens.report.circuit import Circuit, circuit_of, draw
+from sink_lens.report.drawing import GREEN, ORANGE, PURPLE, QUIET, svg
+from sink_lens.report.words import LINKS
+
+from .circuits import SHARES, VERDICTS, tables, traced
+
+
+@pytest.fixture(scope="module")
+def circuit(tmp_path_factory):
+    return circuit_of(read_run(traced(tmp_path_factory.mktemp("run") / "run")))
+
+
+def row(frame, **where):
+    """The only row of a frame with these values."""
+    for name, value in where.items():
+        frame = frame[frame[name] == value]
+    assert len(frame) == 1, where
+    return frame.iloc[0]
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_every_link_joins_two_nodes_with_the_share_of_its_cut(circuit):
+    assert row(circuit.edges, source="position", target="z")["value"] == SHARES["aggregation_variance"]
+    edge = row(circuit.edges, source="neurons:1", target="dimension:1")
+    assert edge[["link", "quantity", "value", "verdict"]].tolist() == [
+        "neurons_dimension",
+        "cut_share",
+        0.18,
+        "undecided",
+    ]
+    assert edge[["ci_low", "ci_high", "control"]].tolist() == pytest.approx([0.13, 0.23, 0.01])
+    assert edge[["statistic", "statistic_value"]].tolist() == ["of_neurons_dimension", 2.5]
+    whole = circuit.edges[circuit.edges["quantity"] == "cut_share"]
+    assert {link: set(part["verdict"]) for link, part in whole.groupby("link")} == {k: {v} for k, v in VERDICTS.items()}
+    assert len(whole) == 2 + 2 * 4  # the first two once, the others for each growth step
+    assert set(circuit.edges["source"]) | set(circuit.edges["target"]) <= set(circuit.nodes["id"])
+
+
+def test_neurons_and_heads_stand_under_their_growth_step(circuit):
+    parts = circuit.nodes[circuit.nodes["group"] == "neurons:0"]
+    assert parts["label"].tolist() == ["1.100", "2.100", "1.101", "2.101"]
+    assert parts["value"].tolist() == [0.5, 0.5, 0.25, 0.25]
+    assert row(circuit.nodes, id="neurons:0")[["layers", "value"]].tolist() == ["layers 1–2", 4]
+    assert row(circuit.edges, source="neuron:7.101")[["target", "value"]].tolist() == ["dimension:1", 0.25]
+    heads = row(
+        circuit.nodes, id="heads:0"
+    )  # layers 3 to 6 lie between the steps: 4 layers of 4 heads, score layer / 12
+    assert heads[["layers", "detail", "value"]].tolist() == ["layers 3–6", "12 of 16\nover 0.3", 12]
+    assert row(circuit.edges, target="head:11.3")["source"] == "key:1"
+
+
+def test_what_holding_a_node_does_is_of_the_natural_sink_and_its_step(circuit):
+    assert row(circuit.nodes, id="neurons:0")["held_share"] == 0.75
+    assert row(circuit.nodes, id="dimension:1")["held_share"] == pytest.approx(0.2)
+    assert np.isnan(row(circuit.nodes, id="z")["held_share"])
+
+
+def test_an_arrow_leads_past_a_node_whose_hold_leaves_most_of_the_sink(circuit):
+    past = circuit.edges[circuit.edges["verdict"] == "another path"]
+    assert past[["source", "target", "link", "value"]].to_numpy().tolist() == [
+        ["neurons:0", "key:0", "past dimension", 0.8],
+        ["neurons:1", "key:1", "past dimension", 0.8],
+    ]
+
+
+def test_json_comes_back_the_same(circuit):
+    back = Circuit.from_json(circuit.to_json())
+    pd.testing.assert_frame_equal(back.nodes, circuit.nodes)
+    pd.testing.assert_frame_equal(back.edges, circuit.edges)
+    assert back.about == circuit.about
+    assert "NaN" not in circuit.to_json()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "sink_lens circuit 1"}', '{"format": "other"}'])
+def test_other_json_is_refused(text):
+    with pytest.raises(InputError, match="need what Circuit"):
+        Circuit.from_json(text)
+
+
+def test_a_row_with_a_foreign_column_is_refused(circuit):
+    held = json.loads(circuit.to_json())
+    held["nodes"][0]["onclick"] = "x"
+    with pytest.raises(InputError, match="a row has onclick"):
+        Circuit.from_json(json.dumps(held))
+
+
+def test_arrows_are_as_wide_as_their_share_and_dashed_where_the_link_fails(circuit):
+    lines = {}
+    for line in draw(circuit).axes[0].lines:
+        lines.setdefault(line.get_color(), []).append((line.get_linewidth(), line.is_dashed()))
+    assert lines.keys() == {GREEN, ORANGE, QUIET, PURPLE}
+    assert [dashed for _, dashed in lines[GREEN]] == [False] * 5
+    assert lines[ORANGE] == [(pytest.approx(1.2 + 7.8 * 0.6), True)]
+    assert [dashed for _, dashed in lines[QUIET]] == [True] * 4
+    widths = sorted({round(width, 6) for found in lines.values() for width, _ in found})
+    assert widths == pytest.approx(sorted({1.2 + 7.8 * share for share in (*SHARES.values(), 0.8)}))
+
+
+def test_the_drawing_says_the_numbers(circuit):
+    said = texts(draw(circuit))
+    for text in (
+        "cut +50% ✓",
+        "cut −75% ✓",
+        "? undecided",
+        "held: −75%",
+        "80% of the sink survives",
+        "7.100",
+        "controls −1%",
+    ):
+        assert text in said
+    assert any("at position 5" in text for text in said)
+
+
+def test_a_run_that_cut_nothing_says_so(tmp_path):
+    run = traced(tmp_path / "run", without=("effects", "mediation"))
+    circuit = circuit_of(read_run(run))
+    assert circuit.edges.loc[circuit.edges["quantity"] == "cut_share", "value"].isna().all()
+    said = texts(draw(circuit))
+    assert said.count("not cut") == len(LINKS)
+    assert "No link of this run was cut, so every arrow is thin." in said
+
+
+@pytest.mark.parametrize(
+    "gone", ["tokens", "layers", "neurons", "growth_steps", "effects", "mediation", "patterns", "selectivity"]
+)
+def test_a_partial_run_still_has_its_circuit(tmp_path, gone):
+    circuit = circuit_of(read_run(traced(tmp_path / "run", without=(gone,))))
+    assert isinstance(draw(circuit), Figure)
+    assert {"position", "z", "attn_out", "neurons:0", "key:0"} <= set(circuit.nodes["id"])
+
+
+@pytest.mark.parametrize("gone", ["links", "heads"])
+def test_without_links_or_sink_position_there_is_none(tmp_path, gone):
+    with pytest.raises(RunError, match=gone):
+        circuit_of(read_run(traced(tmp_path / "run", without=(gone,))))
+
+
+def test_without_a_growth_step_there_is_one_lane_that_says_so(tmp_path):
+    frames = tables(steps=())
+    circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
+    assert row(circuit.nodes, kind="neurons")["layers"] == "no growth step"
+    assert row(circuit.nodes, kind="heads")["layers"] == "layers 0–11"
+    assert "no growth step" in texts(draw(circuit))
+
+
+SIZES = [(4, 4, ((1, 1),), 1), (80, 128, ((0, 9), (12, 30), (40, 41), (50, 50)), 7)]
+SIZES.append((80, 64, tuple((4 * n, 4 * n) for n in range(12)), 30))
+
+
+@pytest.mark.parametrize(("n_layers", "n_heads", "steps", "supers"), SIZES)
+def test_it_is_readable_at_every_size(tmp_path, n_layers, n_heads, steps, supers):
+    frames = tables(n_layers=n_layers, n_heads=n_heads, steps=steps, supers=supers)
+    frames["neurons"] = frames["neurons"].assign(neuron=frames["neurons"]["neuron"] + 28_000)
+    run = traced(tmp_path / "run", frames=frames, n_layers=n_layers, n_heads=1)
+    figure = draw(circuit_of(read_run(run)))
+    assert figure.get_figwidth() < 9.7
+    assert figure.get_figheight() < 16
+    canvas = FigureCanvasAgg(figure)
+    drawn, (width, height) = canvas.get_renderer(), canvas.get_width_height()
+    boxes = [text.get_window_extent(drawn) for text in figure.axes[0].texts]
+    assert all(box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height for box in boxes)
+    if len(steps) > 6:
+        assert any("6 more growth steps are not drawn" in text for text in texts(figure))
+    sizes = []
+    for form in ("png", "svg", "pdf") if n_layers == 4 else ("svg",):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=form)
+        sizes.append(buffer.tell())
+    assert all(1_000 < size < 2_000_000 for size in sizes)
+
+
+def test_hostile_texts_are_shown_as_text(tmp_path):
+    frames = tables()
+    frames["tokens"]["text"] = "</text><script>alert(1)</script>$\\frac{1}{0}$" + "a" * 10_000
+    frames["effects"]["layers"] = "<img src=x onerror=alert(1)>"
+    frames["links"]["statistic"] = "<b>$x$"
+    circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
+    drawn = svg(draw(circuit), name="circuit")
+    assert not re.search("<(script|img|b)[ >]", drawn)
+    assert "&lt;/text&gt;" in drawn
+    assert Circuit.from_json(circuit.to_json()).about == circuit.about
+    assert circuit._repr_png_().startswith(b"\x89PNG")

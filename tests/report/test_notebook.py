@@ -1,0 +1,97 @@
+"""What a result shows in a notebook: sentences, a short table, verdicts; everything escaped, nothing fetched."""
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from IPython.core.formatters import DisplayFormatter
+
+from sink_lens.records import read_run
+from sink_lens.report import figures, notebook
+from sink_lens.report.drawing import canvas
+
+from .circuits import tables, traced
+from .test_figures import heads
+
+HOSTILE = "<img src=x onerror=alert(1)></script>\u202e" + "a" * 10_000
+
+
+class Reader(HTMLParser):
+    """The tags and the text of some HTML."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.text += data + " "
+
+
+def test_a_trace_says_what_it_found_and_every_verdict(tmp_path):
+    folder = traced(tmp_path / "run")
+    (folder / "report.html").write_text("")
+    shown = Reader(notebook.trace(folder, links=tables()["links"]))
+    for text in ("The attention sink is position 0", "✓ holds", "✗ fails", "? undecided", "of_key_sink 2.5 [0.1, 9]"):
+        assert text in shown.text
+    assert "random_twin 1" in shown.text
+    assert "0.95 [0.1, 9]" in shown.text
+    assert str(folder / "report.html") in shown.text
+
+
+def test_a_trace_whose_folder_is_gone_still_shows_its_verdicts(tmp_path):
+    shown = Reader(notebook.trace(tmp_path / "gone", links=tables()["links"].head(2)))
+    assert "✓ holds" in shown.text
+    assert shown.text.count("not measured") == 5
+
+
+def test_a_long_table_is_cut_and_counted():
+    shown = Reader(notebook.table(pd.DataFrame({"a_b": range(1200), "c": None}), ["a_b"], most=3))
+    assert shown.text.split() == ["a", "b", "0", "1", "2", "and", "1,197", "more"]
+
+
+def test_hostile_text_is_text():
+    frame = pd.DataFrame({HOSTILE: [HOSTILE], "x": [1.0]})
+    found = notebook.result(
+        [HOSTILE], notebook.table(frame), notebook.facts({HOSTILE: HOSTILE}), notes=[HOSTILE], folder=Path("<b>")
+    )
+    shown = Reader(found)
+    assert set(shown.tags) <= {"div", "p", "table", "thead", "tbody", "tr", "th", "td", "bdi", "code"}
+    assert "\u202e" not in shown.text
+    assert "<img src=x" in shown.text
+    assert len(found) < 8_000
+
+
+def test_a_run_says_what_it_is_and_what_it_holds(tmp_path):
+    shown = Reader(read_run(traced(tmp_path / "run", without=("effects",)))._repr_html_())
+    assert set(shown.tags) == {"div", "b"}
+    for text in ("trace, finished", "toy", "heads, tokens, layers", "missing  effects"):
+        assert text in shown.text
+
+
+def test_a_data_frame_shows_hostile_text_as_text():
+    assert "<img" not in pd.DataFrame({"text": [HOSTILE]})._repr_html_()
+
+
+@pytest.mark.parametrize("make", [canvas, lambda: figures.sink_scores(heads(), position=0)])
+def test_a_figure_shows_itself_without_pyplot(make):
+    bundle, _ = DisplayFormatter().format(make())
+    assert bundle["image/png"].startswith(b"\x89PNG")
+
+
+def test_showing_a_result_loads_neither_torch_nor_matplotlib(tmp_path):
+    folder = traced(tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from sink_lens.records import read_run; from sink_lens.report import notebook\n"
+        f"folder = Path({str(folder)!r}); notebook.trace(folder, links=read_run(folder).tables['links'])\n"
+        "assert not {'torch', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert read_run(folder).kind == "trace"

@@ -1,0 +1,245 @@
+"""Every kind of run has a page, from its tables; what is not there is named; figures go to files; numbers to CSV."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from sink_lens.errors import RunError
+from sink_lens.records import create_run, read_run
+from sink_lens.report.content import content
+from sink_lens.report.export import save_figures
+from sink_lens.report.page import html
+from sink_lens.report.pages import PAGES
+from sink_lens.report.plotted import plotted
+from sink_lens.report.tables import csv, shown_table
+
+MASSES = {"baseline_mass_new": 0.01, "mass_new": 0.3, "baseline_mass_old": 0.6, "mass_old": 0.2}
+LOSSES = {"loss_change_nats": 0.1, "loss_change_low": 0.05, "loss_change_high": 0.2}
+READ = {"outcome": "shared", "read_layers": "3-7", "layers": "all"}
+LAYERS = pd.DataFrame({"layer": range(4), **MASSES})
+
+
+def frames_of(kind):
+    """Small tables of a kind of run, as its command writes them."""
+    if kind == "isolate":
+        return {
+            "layers": LAYERS.assign(position=9),
+            "summary": pd.DataFrame([{"position": 9} | READ | MASSES | LOSSES]),
+        }
+    if kind == "amplify":
+        rows = [(centre, factor) for centre in ("values", "none") for factor in (1.0, 5.0)]
+        cells = pd.DataFrame(rows, columns=["centre", "factor"])
+        summary = cells.assign(times=2.0, **READ, **MASSES, **LOSSES)
+        summary.loc[1, "mass_new"] = 0.9  # five times from the values
+        return {"layers": cells.merge(LAYERS, how="cross"), "summary": summary}
+    if kind == "ablate":
+        kinds = ["set", "single", "single", "left out", "random, same layers"]
+        ablations = pd.DataFrame({"step": 0, "kind": kinds, "removed_share": [0.9, 0.2, 0.1, 0.5, 0.0]})
+        ablations = ablations.assign(ci_low=0.0, ci_high=1.0, neurons="2.90,2.430", method="mean")
+        row = {"step": 0, "neurons": "2.90,2.430", "size": 2, "removes": True, "removed_share": 0.9}
+        row |= {"best_single": 0.2, "random_mean": 0.01, "random_max": 0.03, "read_layers": "3-10"}
+        return {"ablations": ablations, "summary": pd.DataFrame([row])}
+    if kind == "patch":
+        grid = pd.MultiIndex.from_product([range(3), range(4)], names=["layer", "pos"]).to_frame(index=False)
+        patches = grid.assign(value=1.0, effect=grid["pos"] * 0.1, normalised_effect=grid["pos"] / 3)
+        differences = pd.DataFrame({"sequence": [0], "position": [3], "clean": [" <b>"], "corrupted": [" Spain"]})
+        return {"patches": patches.assign(changed=grid["pos"] > 0), "differences": differences}
+    if kind == "sweep":
+        cells = pd.DataFrame({"cell": range(6), "kind": "zero", "site": "z", "layer": [0, 0, 0, 1, 1, 1]})
+        cells = cells.assign(head=[0, 1, 2] * 2, place="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2])
+        cells = cells.assign(ci_low=-1.0, ci_high=0.0, control_effect=0.01, over_low=-1.0, over_high=0.0)
+        return {"cells": cells.assign(error=pd.array([None] * 5 + ["no room"], dtype="string"))}
+    if kind == "train":
+        log = pd.DataFrame({"step": [0, 10, 20], "tokens": [0, 100, 200], "loss": [np.nan, 5.0, 4.0]})
+        rows = []
+        for step, rate in ((0, 0.0), (10, 0.0), (20, 0.4)):
+            rows.append((step, step * 10, "sink_rate", np.nan, np.nan, 0.3, rate))
+            rows += [(step, step * 10, "sink_mass", layer, 0, np.nan, rate) for layer in (0, 1)]
+        columns = ["step", "tokens", "measure", "layer", "position", "threshold", "value"]
+        return {
+            "log": log.assign(eval_loss=[6.0, np.nan, 4.5]),
+            "watch": pd.DataFrame(rows, columns=columns).assign(unit=""),
+        }
+    bands = [(arm, "evaluation", q, t, 4.0 - t / 100) for arm in "ab" for q in ("loss", "difference") for t in (0, 100)]
+    bands = pd.DataFrame(bands, columns=["arm", "curve", "quantity", "tokens", "mean"]).assign(low=3.0, high=5.0)
+    curves = pd.DataFrame({"arm": ["a", "b"], "seed": 0, "curve": "evaluation", "tokens": 100, "difference": [0, 0.1]})
+    finals = pd.DataFrame({"arm": ["a", "b"], "seed": 0, "curve": "evaluation", "loss": 4.0, "difference": [0.0, 0.1]})
+    found = {"arm": ["b"], "curve": "evaluation", "mean": 0.1, "low": 0.0, "high": 0.2}
+    measures = pd.DataFrame({"measure": "sink_rate", "threshold": 0.3, "arm": ["a", "b"], "mean": 0.5})
+    tables = {"bands": bands, "curves": curves, "finals": finals, "differences": pd.DataFrame(found)}
+    return tables | {"measures": measures.assign(low=0.4, high=0.6)}
+
+
+CONFIGS = {
+    "amplify": {"amplify_position": 9},
+    "patch": {"site": "resid_pre", "direction": "denoising"},
+    "train": {"attention": "softmax", "value_norm": "shared"},
+    "compare": {"by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
+}
+SAYS = {
+    "isolate": ("Isolating position 9: the sink is shared", "isolated in all layers: attention there 0.01 → 0.3"),
+    "amplify": ("Amplifying position 9", "Factor 5 from values (2 times): attention there 0.01 → 0.9"),
+    "ablate": ("The neurons that carry the sink", "2 neurons (2.90,2.430) together remove 90% of the sink"),
+    "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, pos 3: 0.3, 100% of the way."),
+    "sweep": ("A sweep of 6 cells", "loss: most by zero of z at somewhere, −0.9 [−1, 0], its controls 0.01."),
+    "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
+    "compare": ("value norm: b against a", "findings.txt is not in this folder."),
+}
+
+
+def a_run(folder, kind, *, without=()):
+    frames = frames_of(kind)
+    with create_run(folder, kind=kind, config=CONFIGS.get(kind, {}), provenance={}, expects=tuple(frames)) as writer:
+        for name, frame in frames.items():
+            if name not in without:
+                (writer.write_csv if name == "summary" else writer.write_table)(name, frame)
+    return folder
+
+
+@pytest.mark.parametrize("kind", SAYS)
+def test_every_kind_of_run_has_a_page_that_says_what_was_found(tmp_path, kind):
+    part = content(read_run(a_run(tmp_path / "run", kind)))
+    title, sentence = SAYS[kind]
+    assert title in part.title
+    assert any(sentence in line for line in part.headline)
+    shown = [*part.figures, *part.tables]
+    assert [one.missing for one in shown if one.missing] == []
+    assert all(one.see for one in shown)
+    assert part.figures
+    assert sum(bool(one.csv) for one in shown)
+
+
+@pytest.mark.parametrize("kind", SAYS)
+def test_a_run_with_nothing_but_its_record_has_a_page_of_every_kind(tmp_path, kind):
+    part = content(read_run(a_run(tmp_path / "run", kind, without=tuple(frames_of(kind)))))
+    assert part.title
+    assert all(one.missing for one in part.figures)
+    assert "Not in this folder: " in part.incomplete
+
+
+@pytest.mark.parametrize("kind", SAYS)
+def test_damaged_tables_are_named(tmp_path, kind):
+    folder = a_run(tmp_path / "run", kind)
+    for path in folder.glob("*.parquet"):
+        path.write_bytes(b"PAR1 not really")
+    part = content(read_run(folder))
+    assert part.figures
+    assert "damaged" in " ".join(one.missing for one in (*part.figures, *part.tables))
+
+
+@pytest.mark.parametrize("kind", SAYS)
+def test_tables_without_rows_break_nothing_but_their_own_part(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr("sink_lens.report.content.svg", lambda figure, *, name: "")
+    for name, frame in frames_of(kind).items():
+        with create_run(tmp_path / name, kind=kind, config=CONFIGS.get(kind, {}), provenance={}, expects=()) as writer:
+            for other, whole in (frames_of(kind) | {name: frame.head(0)}).items():
+                (writer.write_csv if other == "summary" else writer.write_table)(other, whole)
+        part = content(read_run(tmp_path / name))
+        assert part.title
+        assert part.tables
+
+
+def test_a_kind_without_a_page_shows_its_tables(tmp_path):
+    with create_run(tmp_path / "run", kind="other", config={}, provenance={}, expects=()) as writer:
+        writer.write_table("things", pd.DataFrame({"a<b": [1, 2], "name": ["x", "<i>"]}))
+    text = html(tmp_path / "run")
+    assert "A run of other" in text
+    assert "a&lt;b" in text
+    assert "<i>" not in text
+
+
+def test_every_page_that_is_listed_is_whole():
+    for kind, page in PAGES.items():
+        keys = [one.key for one in (*page.figures, *page.tables)]
+        assert len(keys) == len(set(keys)), kind
+
+
+def test_a_failed_cell_is_listed(tmp_path):
+    part = content(read_run(a_run(tmp_path / "run", "sweep")))
+    assert "1 cell failed" in part.headline[-1]
+    assert part.tables[-1].table.rows[0][-1] == "no room"
+
+
+# --- numbers to copy
+
+
+def test_csv_holds_the_numbers_and_no_formula():
+    frame = pd.DataFrame({"token": ["=1+1", "-x", "plain"], "value": [1 / 3, np.nan, 2e9]})
+    assert csv(frame).splitlines() == ["token,value", "'=1+1,0.333333", "'-x,", "plain,2e+09"]
+
+
+def test_csv_of_a_long_table_is_thinned_and_says_so():
+    text = csv(pd.DataFrame({"value": range(4_500)}))
+    assert text.splitlines()[:3] == ["value", "0", "3"]
+    assert text.splitlines()[-1] == "# every 3th of 4500 rows; all are in the run's folder"
+
+
+def test_what_a_figure_draws_can_be_copied():
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    left.set_ylabel("loss")
+    left.plot([1, 2], [0.5, 0.25], label="one")
+    left.scatter([3], [4], label="two")
+    left.axhline(0)
+    right.barh([0, 1], [7, 8])
+    right.set_yticks([0, 1], ["a", "b"])
+    assert plotted(figure).fillna("").to_numpy().tolist() == [
+        ["loss", "one", 1, 0.5],
+        ["loss", "one", 2, 0.25],
+        ["loss", "two", 3, 4],
+        ["", "", 7, "a"],
+        ["", "", 8, "b"],
+    ]
+    figure = Figure()
+    figure.subplots().imshow([[0.5, np.nan]])
+    assert plotted(figure)[["x", "y", "value"]].to_numpy().tolist() == [[0, 0, 0.5]]
+
+
+def test_a_shown_table_is_copied_whole_though_only_its_first_rows_are_shown():
+    table = shown_table(pd.DataFrame({"a": range(30), "b": 0}), {"a": "A"})
+    assert len(table.rows) == 25
+    assert table.numbers["a"].tolist() == list(range(30))
+
+
+# --- figures as files
+
+
+def test_figures_are_written_in_every_format_and_the_missing_are_named(tmp_path):
+    folder = a_run(tmp_path / "run", "train", without=("watch",))
+    files, missing = save_figures([folder], tmp_path / "figures")
+    assert sorted(path.name for path in files) == ["loss.pdf", "loss.png", "loss.svg"]
+    assert [path.read_bytes()[:4] for path in sorted(files)] == [b"%PDF", b"\x89PNG", b"<?xm"]
+    assert missing == [
+        "course: The checkpoints of this run were not watched. Run sink-lens watch on its folder to see it."
+    ]
+    again, _ = save_figures([folder, folder], tmp_path / "twice")
+    assert {path.name for path in again} >= {"run-1-loss.png", "run-2-loss.png"}
+    assert (tmp_path / "twice" / "run-1-loss.svg").read_bytes() == (tmp_path / "figures" / "loss.svg").read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    folder = a_run(tmp_path / "run", "train")
+    (tmp_path / "figures").write_text("a file")
+    with pytest.raises(RunError, match="cannot be written"):
+        save_figures([folder], tmp_path / "figures")
+
+
+def test_the_command_renders_and_writes_figures_without_torch(tmp_path):
+    folder = a_run(tmp_path / "run", "sweep")
+    code = (
+        "import sys\nfrom sink_lens.cli import main\n"
+        f"sys.argv = ['sink-lens', 'report', {str(folder)!r}, '--figures', {str(tmp_path / 'out')!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"report: {folder / 'report.html'}",
+        f"figures: {tmp_path / 'out'} (3 files)",
+        "False",
+    ]

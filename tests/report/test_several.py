@@ -1,0 +1,75 @@
+"""Runs beside each other: refused where their numbers mean different things, differences marked."""
+
+import pandas as pd
+import pytest
+
+from sink_lens.errors import InputError, RunError
+from sink_lens.records import create_run, read_run
+from sink_lens.report.page import html, render
+from sink_lens.report.several import check_comparable, side_by_side
+
+LINKS = {"link": "key_sink", "statistic": "positive_share", "value": 0.9, "ci_low": 0.8, "ci_high": 1.0}
+LINKS |= {"null_name": "chance", "null_value": 0.5, "criterion": "over 0.5", "is_primary": True}
+
+
+def a_run(folder, *, kind="trace", verdict="holds", rate=0.7, config=None, **provenance):
+    known = {"model": "toy", "weights_sha256": "ab", "tokens_sha256": "cd", "dtype": "float32", "bos": False}
+    with create_run(
+        folder, kind=kind, config={"threshold": 0.3} | (config or {}), provenance=known | provenance, expects=()
+    ) as writer:
+        writer.write_table("links", pd.DataFrame([LINKS | {"verdict": verdict}]))
+        writer.write_csv("summary", pd.DataFrame({"quantity": ["sink_rate", "model"], "value": [rate, "toy"]}))
+    return folder
+
+
+def test_alike_runs_stand_beside_each_other_and_differences_are_marked(tmp_path):
+    one, other = a_run(tmp_path / "one"), a_run(tmp_path / "other", verdict="fails", rate=0.25)
+    parts, beside = side_by_side([read_run(one), read_run(other)])
+    assert beside.names == ("one", "other")
+    assert [part.name for part in parts] == ["toy", "toy"]
+    (row,) = [row for row in beside.verdicts if row.name == "key_sink"]
+    assert [cell.text.split(":")[0] for cell in row.cells] == ["✓ holds", "✗ fails"]
+    assert [cell.differs for cell in row.cells] == [False, True]
+    assert {row.name: row.differs for row in beside.summary} == {"sink_rate": True, "model": False}
+    text = html(one, other)
+    assert text.count('class="differs"') >= 2
+    assert "2 runs beside each other" in text
+    ids = [part.split('"')[0] for part in text.split(' id="')[1:]]
+    assert len(ids) == len(set(ids))
+
+
+def test_other_models_may_be_compared_on_the_same_text(tmp_path):
+    one = a_run(tmp_path / "one", token_source="text:a")
+    other = a_run(tmp_path / "other", model="b", weights_sha256="ef", tokens_sha256="12", token_source="text:a")
+    assert side_by_side([read_run(one), read_run(other)])[1].names == ("toy", "b")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"kind": "isolate"}, "kind: trace"),
+        ({"dtype": "bfloat16"}, "dtype: float32"),
+        ({"bos": True}, "bos: False"),
+        ({"tokens_sha256": "99"}, "tokens_sha256: cd"),
+        ({"config": {"threshold": 0.1}}, r"threshold: 0\.3"),
+        ({"thresholds": {"growth_factor": 3}}, "thresholds: None"),
+    ],
+)
+def test_runs_that_are_not_comparable_are_refused(tmp_path, changed, named):
+    runs = [read_run(a_run(tmp_path / "one")), read_run(a_run(tmp_path / "other", **changed))]
+    with pytest.raises(RunError, match=rf"not comparable, they differ in .*{named}.*/one.*/other.*Leave some out"):
+        check_comparable(runs)
+
+
+def test_too_many_runs_are_refused(tmp_path):
+    folder = a_run(tmp_path / "one")
+    with pytest.raises(InputError, match="7 runs were given; need 2 to 6"):
+        html(*[folder] * 7)
+
+
+def test_a_refused_page_writes_nothing(tmp_path):
+    one, other = a_run(tmp_path / "one"), a_run(tmp_path / "other", dtype="float16")
+    with pytest.raises(RunError, match="not comparable"):
+        render(one, other, out=tmp_path / "both.html")
+    assert not (tmp_path / "both.html").exists()
+    assert render(one, one, out=tmp_path / "both.html") == tmp_path / "both.html"

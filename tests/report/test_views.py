@@ -1,0 +1,204 @@
+"""CircuitsVis views: what is shown is what was measured, from arrays, captures and runs, and nothing is fetched."""
+
+import html
+import json
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sink_lens.errors import InputError, RunError
+from sink_lens.records import read_run
+from sink_lens.report import frame, views
+
+from .circuits import tables, traced
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "\"'><svg onload=alert(3)>",
+    "\u202eevil\u200f",
+    "a" * 10_000,
+    "&lt;b&gt;",
+    "\x00\ud800",
+    "$x$ `${1}` {{ 7 * 7 }} %s",
+)
+PATTERN = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return read_run(traced(tmp_path_factory.mktemp("run") / "run"))
+
+
+def captured(site="pattern", layers=(3, 5)):
+    """What a capture of two sequences looks like: of patterns with 4 heads, or of 20 neurons."""
+    shape = (2, 4, 8, 8) if site == "pattern" else (2, 8, 20)
+    return SimpleNamespace(tensors={(site, layer): np.full(shape, layer / 10) for layer in layers})
+
+
+def data(page):
+    """What the script of a page draws: id -> kind, props."""
+    found = re.search(r"for \(const \[id, kind, props\] of (\[.*\])\)\n", page)
+    return {name: (kind, props) for name, kind, props in json.loads(found[1])}
+
+
+def test_an_array_is_shown_number_for_number():
+    kind, props = data(views.attention_heads(PATTERN, list("abcdefgh")).html)["view"]
+    assert kind == "AttentionHeads"
+    assert props["attention"] == [np.round(PATTERN, 4).tolist()]
+    assert props["tokens"] == list("abcdefgh")
+    assert props["attentionHeadNames"] == ["head·0"]
+
+
+def test_a_capture_is_shown_by_layer_and_head():
+    view = views.attention_patterns(captured(), sequence=1, heads=[0, 3])
+    assert view.props["headLabels"] == ["3.0", "3.3", "5.0", "5.3"]
+    assert view.props["attention"][:, 0, 0].tolist() == [0.3, 0.3, 0.5, 0.5]
+    assert view.props["tokens"] == [str(place) for place in range(8)]
+    assert views.attention_heads(captured(), layers=[5]).props["attention"].shape == (4, 8, 8)
+
+
+def test_a_tensor_and_a_token_batch_are_read():
+    class Tensor:
+        """What a tensor is asked for: torch itself takes seconds to load."""
+
+        detach = cpu = lambda self: self
+
+        def float(self):
+            return PATTERN
+
+    batch = SimpleNamespace(tokens=np.arange(16).reshape(2, 8))
+    tokenizer = SimpleNamespace(decode=lambda ids: f"t{ids[0]}")
+    pattern = Tensor()
+    view = views.attention_heads(pattern, batch, sequence=1, tokenizer=tokenizer)
+    assert view.props["tokens"] == [f"t{place}" for place in range(8, 16)]
+    assert view.props["attention"][0] == pytest.approx(PATTERN)
+    with pytest.raises(InputError, match=r"Pass tokenizer=lens\.tokenizer"):
+        views.attention_heads(pattern, batch)
+
+
+def test_a_run_shows_its_strongest_heads_and_its_tokens(run):
+    view = views.attention_heads(run)
+    assert view.props["attentionHeadNames"] == ["11.3", "11.2", "11.1", "11.0", "10.3", "10.2", "0.1", "0.0"]
+    assert view.props["attention"][..., 0].tolist() == np.ones((8, 8)).tolist()
+    assert view.props["tokens"] == ["a"] * 8
+    assert views.attention_heads(run, heads=[(2, 1)]).props["attentionHeadNames"] == ["2.1"]
+
+
+def test_tokens_are_coloured_by_the_attention_they_get_from_those_after_them(run):
+    assert views.colored_tokens(run).props["values"].tolist() == [1.0] + [0.0] * 7
+    # Uniform attention over the past: token 6 gets 1/8 from the last; token 7 is looked at by none.
+    values = views.colored_tokens(SimpleNamespace(tensors={("pattern", 0): PATTERN[None, None]})).props["values"]
+    assert values[6:].tolist() == [1 / 8, 0]
+    assert values[5] == pytest.approx((1 / 7 + 1 / 8) / 2)
+    shown = views.colored_tokens([0.5, -2.0], ["x", "y"]).props
+    assert (shown["minValue"], shown["maxValue"]) == (-2.0, 0.5)
+
+
+def test_neurons_of_a_capture_are_those_with_the_largest_activations():
+    source = captured("neurons")
+    source.tensors["neurons", 5][0, 2, 17] = -9
+    view = views.neuron_activations(source, neurons=None)
+    assert view.props["secondDimensionLabels"][0] == "17"
+    assert view.props["firstDimensionLabels"] == ["3", "5"]
+    assert view.props["activations"].shape == (8, 2, 12)
+    assert view.props["activations"][2, 1, 0] == -9
+    assert views.neuron_activations(source, neurons=[4, 17], layers=[5]).props["activations"].shape == (8, 1, 2)
+
+
+def test_super_neurons_of_a_run_are_shown_by_position(run):
+    props = views.neuron_activations(run).props
+    assert props["firstDimensionLabels"] == ["1.100", "1.101", "2.100", "2.101", "7.100", "7.101"]
+    assert props["secondDimensionLabels"] == ["gate", "up", "cosine"]
+    assert props["activations"][:, 0, 0].tolist() == [1.0] + [0.0] * 7
+    assert props["activations"][3, 2].tolist() == [0.0, 0.2, 0.1]
+
+
+def test_hostile_tokens_cannot_leave_their_place():
+    names = [*HOSTILE, "", "b"]
+    shown = {
+        "heads": views.attention_heads(np.ones((10, 10)), names, names=HOSTILE[:1]),
+        "patterns": views.attention_patterns(np.ones((10, 10)), names, names=HOSTILE[1:2]),
+        "tokens": views.colored_tokens(np.arange(10), names),
+        "neurons": views.neuron_activations(np.ones((10, 1, 2)), names, layers=HOSTILE[:1]),
+    }
+    page = views.page(shown, title=HOSTILE[1])
+    script = page.split("<script>")[1].split("</script>")[0]
+    assert page.count("<script>") == 1
+    assert page.count("</script>") == 1
+    assert script.endswith("})();")
+    for _, props in data(page).values():
+        texts = json.dumps([props["tokens"], props.get("attentionHeadNames")])
+        assert "evil" in texts
+        assert not re.search(r"[<&](?!\\u2060)", texts)
+        assert all(0 < len(text) < 60 for text in props["tokens"])
+    framed = shown["heads"]._repr_html_()
+    assert 'sandbox="allow-scripts"' in framed
+    assert "<script" not in framed
+    assert html.unescape(framed.split('srcdoc="')[1].rstrip("></iframe")[:-1]).startswith("<!doctype html>")
+
+
+def test_a_page_holds_the_bundle_once_and_allows_nothing_but_its_own_scripts():
+    one = views.attention_heads(PATTERN)
+    single, several = views.page({"a": one}), views.page({"a": one, "b": one, "c": one})
+    assert len(several) - len(single) < 5_000
+    assert len(single) < 700_000
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', single)[1]
+    script = single.split("<script>")[1].split("</script>")[0]
+    assert policy.endswith(f"script-src {frame.hashes(script, views.bundle())}")
+    assert policy.startswith("default-src 'none'")
+    assert "unpkg" not in single
+    assert "sourceMappingURL" not in views.bundle()
+
+
+def test_a_view_is_saved_as_a_page(tmp_path):
+    path = views.colored_tokens([1.0], ["x"]).save(tmp_path / "view.html")
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_what_cannot_be_shown_is_refused(run, tmp_path):
+    for source, message in (
+        (np.ones((2, 3)), r"as many queries as keys; found \(1, 2, 3\)"),
+        (np.ones((90, 90, 90)), "729,000 numbers are too many for a browser; need 600,000 at most"),
+        (captured("neurons"), r"'pattern' of layers \[\]|'pattern' was captured in layers \[\]"),
+    ):
+        with pytest.raises(InputError, match=message):
+            views.attention_heads(source)
+    with pytest.raises(InputError, match="there are 3 tokens for 8 positions; need one each"):
+        views.attention_heads(PATTERN, ["a", "b", "c"])
+    with pytest.raises(InputError, match="there are 2 names for 1 heads"):
+        views.attention_heads(PATTERN, names=["a", "b"])
+    with pytest.raises(InputError, match="sequence 2 was not captured; need 0 to 1"):
+        views.attention_heads(captured(), sequence=2)
+    with pytest.raises(InputError, match="head 4 does not exist; need 0 to 3"):
+        views.attention_heads(captured(), heads=[4])
+    with pytest.raises(InputError, match=r"head 12\.0 is not kept"):
+        views.attention_heads(run, heads=[(12, 0)])
+    with pytest.raises(InputError, match="one number a token"):
+        views.colored_tokens(np.ones((2, 2)))
+    with pytest.raises(InputError, match=r"activations are \(position, layer, neuron\)"):
+        views.neuron_activations(np.ones((2, 2)))
+    with pytest.raises(InputError, match="1 layers and 3 neurons are named"):
+        views.neuron_activations(np.ones((2, 2, 3)), layers=["x"])
+    with pytest.raises(InputError, match="can be no id"):
+        views.page({"a b": views.attention_heads(PATTERN)})
+    bare = read_run(traced(tmp_path / "bare", frames=tables(steps=()), without=("patterns",)))
+    with pytest.raises(RunError, match=r"patterns\.safetensors"):
+        views.attention_heads(bare)
+    with pytest.raises(RunError, match="no super neuron"):
+        views.neuron_activations(bare)
+
+
+def test_views_are_made_without_torch_circuitsvis_or_a_network():
+    code = (
+        "import socket, sys\n"
+        "socket.socket.connect = None\n"
+        "from sink_lens.report import views\n"
+        "assert views.colored_tokens([1.0], ['x'])._repr_html_()\n"
+        "assert not {'torch', 'circuitsvis', 'matplotlib'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,58 @@
+"""Every class of results shows itself in a notebook, and what it was given is text there."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sink_lens.capture.views import Captured, Streamed
+from sink_lens.data.tokens import from_tensor
+from sink_lens.identity.contraction import Contraction
+from sink_lens.identity.preference import Preference
+from sink_lens.interventions.attribution import AttributionResult
+from sink_lens.interventions.generation import Generated
+from sink_lens.interventions.patching import PatchResult, Sweep
+from sink_lens.interventions.paths import Node, PathResult
+from sink_lens.interventions.run import Outcome
+from sink_lens.training.config import TrainConfig
+from sink_lens.training.trainer import TrainResult
+
+HOSTILE = "<img src=x onerror=alert(1)></script>"
+SUMMARY = pd.DataFrame({"measure": [HOSTILE], "value": [1.5]})
+SWEPT = pd.DataFrame({"layer": [0, 1], "effect": [0.0, 0.5], "approximation": [0.0, 0.4], "text": HOSTILE})
+PATCHED = {"metric": HOSTILE, "direction": "denoising", "unpatched": 1.0, "source": 2.0, "differences": SWEPT}
+SITE = {"site": "z", "unit": "", "by": ("layer",), "labels": {}}
+LOG = pd.DataFrame({"step": [1], "tokens": [64], "loss": [3.0], "seconds": [1.0], "eval_loss": [2.9]})
+
+
+def results():
+    yield from_tensor(torch.zeros(2, 3, dtype=torch.int64)), "first token is BOS"
+    yield Captured(tensors={(HOSTILE, 3): torch.zeros(2, 3)}, positions=None, path="plain"), "(2, 3)"
+    yield Streamed(values={HOSTILE: {0: torch.zeros(2, 3)}}, kernel="fused"), "fused attention kernel"
+    mass = torch.full((1, 2, 3, 1), 0.25)
+    state, valid = torch.zeros(1, 2, 1, 4), torch.ones(2, 3, dtype=torch.bool)
+    run = {"keys": (0,), "layers": (4,), "valid": valid, "mass": mass, "state": state, "logits": None, "tensors": {}}
+    yield Outcome(loss=torch.tensor([2.0, 3.0]), **run), "2.5"
+    yield PatchResult(frame=SWEPT, values=torch.zeros(2, 1), **PATCHED, **SITE), "1 unpatched"
+    yield AttributionResult(frame=SWEPT, sweep=object.__new__(Sweep), grid=(), **PATCHED, **SITE), "to first order"
+    node = Node(site="z", layer=3)
+    yield PathResult(frame=SWEPT, receiver=node, **PATCHED), "through"
+    said = {"prompt": HOSTILE, "text": HOSTILE, "plain": "b", "prompt_ids": (1,), "ids": (1,), "plain_ids": (2,)}
+    yield Generated(**said), "the same for 0 tokens"
+    yield TrainResult(folder=Path(HOSTILE), config=TrainConfig(), log=LOG, checkpoints={}), "held out 2.9"
+    counts = np.ones(4)
+    found = {"n": 10, "length": 8, "argmax": counts, "argmin": counts, "probability": counts}
+    yield Preference(summary=SUMMARY, coverage=SUMMARY, **found), "10 random sequences"
+    empty = {"layers": SUMMARY, "positions": SUMMARY, "alignment": SUMMARY, "directions": {}}
+    yield Contraction(summary=SUMMARY, **empty), "1.5"
+
+
+@pytest.mark.parametrize(("result", "says"), [pytest.param(*one, id=type(one[0]).__name__) for one in results()])
+def test_a_result_shows_itself_and_nothing_in_it_is_markup(result, says):
+    shown = result._repr_html_()
+    assert says in shown
+    assert "<img src=x" not in shown
+    assert "<script" not in shown
+    assert "http" not in shown
