@@ -1,0 +1,112 @@
+"""The site: ``sphinx-build -W docs build/site``. Nothing that it writes asks the network for anything when opened."""
+
+import re
+from importlib import import_module
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.ext.napoleon import Config, GoogleDocstring
+
+import sink_lens
+from sink_lens.measures.table import MEASURES
+from sink_lens.models.families import FAMILIES
+from sink_lens.models.sites import SITES
+from sink_lens.sweep.kinds import KINDS
+
+project = "sink_lens"
+author = "sink_lens authors"
+copyright = "sink_lens authors, MIT licence"
+release = sink_lens.__version__
+extensions = ["sphinx.ext.autodoc", "myst_parser"]
+default_role = "code"
+
+html_theme = "furo"
+html_title = "sink_lens"
+html_copy_source = False
+html_math_renderer = "mathml"
+
+autodoc_default_options = {"members": True, "member-order": "bysource", "ignore-module-all": True}
+autodoc_preserve_defaults = True
+add_module_names = False
+maximum_signature_line_length = 88
+
+myst_enable_extensions = ["dollarmath", "substitution"]
+myst_heading_anchors = 3
+
+
+def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table; bars in cells are escaped."""
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *cells])
+
+
+def _first_sentence(thing: Any) -> str:
+    text = (thing.__doc__ or "").strip().split("\n\n")[0]
+    return re.split(r"(?<=\.)\s", " ".join(text.split()))[0]
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:g} to {high:g}".replace("inf", "∞").replace("-", "−")
+
+
+def _public() -> str:
+    rows = []
+    for name in sorted(set(sink_lens.__all__) - {"__version__"}, key=str.lower):
+        home = f"sink_lens.{sink_lens._MODULES[name]}"
+        thing = getattr(
+            import_module(home), name
+        )  # not getattr(sink_lens, name): two packages bear their function's name
+        home = thing.__module__ if callable(thing) else home
+        sentence = _first_sentence(thing) if callable(thing) else "A table, name by name."
+        rows.append((f"{{py:obj}}`{name} <{home}.{name}>`", sentence))
+    return _rows(("name", "what it is"), rows)
+
+
+myst_substitutions = {
+    "public_names": _public(),
+    "measures": _rows(
+        ("measure", "what it says", "unit", "range", "source"),
+        [(f"`{m.name}`", m.meaning, m.unit, _range(m.low, m.high), m.reference) for m in MEASURES.values()],
+    ),
+    "sites": _rows(
+        ("site", "axes", "hook of the bridge", "what it is"),
+        [(f"`{s.name}`", s.axes, f"`{s.bridge}`", s.meaning) for s in SITES.values()],
+    ),
+    "kinds": _rows(
+        ("kind", "what is done", "needs"),
+        [(f"`{name}`", kind.meaning, ", ".join(kind.takes) or "") for name, kind in KINDS.items()],
+    ),
+    "families": ", ".join(f"`{name}`" for name in FAMILIES),
+}
+
+
+def _as_markup(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Google sections become fields. A bar outside backticks is a magnitude, not a substitution."""
+    for number, line in enumerate(lines):
+        parts = re.split(r"(``.+?``|`[^`]+`)", line)
+        lines[number] = "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in parts)
+    if what not in ("attribute", "property", "data"):  # there napoleon takes what stands before a colon for a type
+        lines[:] = GoogleDocstring(lines, Config(), app, what, name, thing, options).lines()
+
+
+def _not_ours(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """What a module imports from elsewhere is not looked at, which halves the time."""
+    home = getattr(thing, "__module__", None) or "sink_lens"
+    return True if what == "module" and not home.startswith("sink_lens") else None
+
+
+def _mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
+    """An equation as MathML, which browsers draw by themselves."""
+    block = isinstance(node, nodes.math_block)
+    drawn = tex2mathml(node.astext(), as_block=block)
+    translator.body.append(f'<div class="math">{drawn}</div>' if block else drawn)
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    """What Sphinx calls."""
+    app.connect("autodoc-process-docstring", _as_markup)
+    app.connect("autodoc-skip-member", _not_ours)
+    app.add_html_math_renderer("mathml", inline_renderers=(_mathml, None), block_renderers=(_mathml, None))

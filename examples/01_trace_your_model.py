@@ -1,0 +1,70 @@
+"""Load a model of your own, see where its sink is and what makes it, and read a number of your own off every layer.
+
+Anything that ``save_pretrained`` wrote will do, a ``.gguf`` file too:
+
+    python examples/01_trace_your_model.py --model ./my-checkpoint
+
+Prints on the default model:
+
+    LlamaForCausalLM: 30 layers of width 576, 9 heads
+    sink at position 0; grows in layers 1-2, 11-11
+                    link            statistic  value  ci_low  ci_high verdict
+    aggregation_variance             s2_ratio  2.259   2.126    2.363   holds
+      variance_preserved          kendall_tau  0.007  -0.011    0.014   fails
+        variance_neurons          spike_ratio 49.414  43.079   56.151   holds
+       neurons_dimension   contribution_share  0.953   0.945    0.960   holds
+           dimension_key           key_cosine  0.776   0.774    0.778   holds
+                key_sink logit_advantage_nats  5.553   5.424    5.688   holds
+     layer  neuron  contribution_share
+        11    1229                0.73
+         2      90                0.68
+         1      83                0.49
+         2     430                0.33
+    the report: runs/my-model/report.html
+
+    spread within a token of what the heads gathered, in the layers where the sink token grows
+    position 0: 0.484  position 1: 0.383  position 3: 0.275  position 15: 0.210  position 63: 0.212
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from sink_lens import Reading, TraceConfig, from_text, load, stream, trace
+from sink_lens.data.corpora import bundled_text
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure without cutting: a minute instead of four."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
+    parser.add_argument("--out", default="runs/my-model", help="folder of the run")
+    asked = parser.parse_args(arguments)
+
+    lens = load(asked.model)
+    print(f"{lens.family.architecture}: {lens.n_layers} layers of width {lens.d_model}, {lens.n_heads} heads")
+
+    config = TraceConfig(model=asked.model, sequences=8, twin=False, cuts=False)
+    result = trace(lens, config=config, out=asked.out, overwrite=True, progress=False)
+    found = result.finding
+    print(f"{'sink' if found.sink_found else 'no sink; looked'} at position {found.position}", end="; ")
+    print(f"grows in layers {', '.join(f'{step.first_layer}-{step.last_layer}' for step in found.steps) or 'none'}")
+    links = result.links.query("is_primary").drop_duplicates("link")
+    print(links[["link", "statistic", "value", "ci_low", "ci_high", "verdict"]].round(3).to_string(index=False))
+    print(result.super_neurons[["layer", "neuron", "contribution_share"]].head(4).round(2).to_string(index=False))
+    print(f"the report: {result.report}")
+
+    # A reading of your own is a function of one layer's tensors; nothing is kept but what it returns.
+    spread = Reading(
+        name="spread",
+        sites=("z",),
+        function=lambda view: view["z"].flatten(2).std(-1),
+        layers=frozenset(found.feeding(lens.n_layers)),
+    )
+    tokens = from_text(bundled_text(), lens.tokenizer, sequences=16, length=64)
+    by_position = stream(lens, tokens, [spread]).frame("spread", axes=["position"]).groupby("position")["value"].mean()
+    print("\nspread within a token of what the heads gathered, in the layers where the sink token grows")
+    print("  ".join(f"position {position}: {by_position[position]:.3f}" for position in (0, 1, 3, 15, 63)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The site builds without a warning, opens without a network, and what it says can be run is run."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sink_lens
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site: warnings are errors."""
+    out = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", out / "doctrees", DOCS, out / "html"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return out / "html"
+
+
+def test_the_site_asks_the_network_for_nothing(site):
+    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        text = path.read_text(encoding="utf-8")
+        fetched = re.findall(r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//[^\s>]+", text)
+        fetched += re.findall(r"<link[^>]*\shref=[\"']?(?:https?:)?//[^\s>]+", text)
+        fetched += re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^\s)]+", text)
+        assert fetched == [], path
+
+
+def test_equations_are_drawn_by_the_browser(site):
+    for name in ("chain", "evidence"):
+        text = (site / f"{name}.html").read_text(encoding="utf-8")
+        assert text.count("<math") > 20
+        assert not re.search(r"<script[^>]*mathjax", text, flags=re.I)
+
+
+@pytest.mark.parametrize("name", sorted(set(sink_lens.__all__) - {"__version__"}))
+def test_every_public_name_is_in_the_reference(site, name):
+    index = (site / "api" / "index.html").read_text(encoding="utf-8")
+    link = re.search(rf'<a class="reference internal" href="([\w.]+)#([\w.]+\.{name})"', index)
+    assert link, f"{name} has no entry that the table of public names can lead to"
+    assert f'id="{link[2]}"' in (site / "api" / link[1]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", [DOCS / "troubleshooting.md", DOCS / "extending.md"], ids=lambda path: path.stem)
+def test_the_code_of_a_page_runs_in_its_order(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sink_lens.chain.trace.render", lambda folder: None)  # the report has its own tests
+    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    assert len(blocks) >= 4
+    names = {}
+    for block in blocks:
+        exec(compile(block, path.name, "exec"), names)
+
+
+def test_every_path_that_a_page_names_exists():
+    folders = r"sink_lens|tests|benchmarks|examples|analyses|docs"
+    for page in PAGES:
+        named = re.findall(rf"`((?:{folders})/[\w./-]*\w/?)`", page.read_text(encoding="utf-8"))
+        assert [path for path in named if not (ROOT / path).exists()] == [], page.name
+
+
+def test_every_example_is_listed():
+    text = (DOCS / "examples.md").read_text(encoding="utf-8")
+    found = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")}
+    assert found == set(re.findall(r"^\| `([\w.]+)` \|", text, flags=re.M))
+
+
+def test_the_citation_file_says_what_is_cited():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    numbers = {one["identifiers"][0]["value"].removeprefix("arXiv:") for one in cited["references"]}
+    site = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert numbers == set(re.findall(r"\d{4}\.\d{5}", site.partition("## Cite")[2]))

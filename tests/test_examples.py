@@ -1,0 +1,85 @@
+"""Every example and the notebook run on a tiny model with a planted sink, and keep the output of a real one."""
+
+import ast
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+from sink_lens.models.tiny import planted, tiny_tokenizer
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+NOTEBOOK = EXAMPLES / "first_look.ipynb"
+SMALLER = {"06_train_with_head_norm": ["--steps", "4"], "07_fingerprint": ["--sequences", "60"]}
+PRINTS = "Prints on the default model"
+
+
+def name(path):
+    return path.stem
+
+
+def said(path):
+    """What the docstring says that the example prints."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    head, _, block = text.partition(f"\n\n{PRINTS}")
+    assert head, "no docstring before the output"
+    return [line.strip() for line in block.partition("\n\n")[2].splitlines() if line.strip()]
+
+
+def run(path, *arguments):
+    """What ``python examples/FILE ARGUMENTS`` does."""
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(list(arguments))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a model of one's own: weights and tokenizer, as ``save_pretrained`` writes them."""
+    folder = tmp_path_factory.mktemp("model")
+    planted().model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=name)
+def test_an_example_runs_on_a_model_of_ones_own(path, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where an example writes by default
+    monkeypatch.setattr(
+        "sink_lens.chain.trace.render", lambda folder: None
+    )  # the page has its own tests, and takes long
+    run(path, "--model", str(model), *SMALLER.get(path.stem, []))
+    assert len(capsys.readouterr().out.splitlines()) >= 4
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=name)
+def test_an_example_keeps_its_real_output(path):
+    assert len(said(path)) >= 4
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.mark.real
+def test_an_example_prints_what_it_says(capsys):
+    path = EXAMPLES / "04_place_a_sink.py"
+    run(path)
+    found = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    number = re.compile(r"[+-]?\d+\.\d+")
+    assert [number.sub("#", line) for line in found] == [number.sub("#", line) for line in said(path)]
+    here, kept = (number.findall(" ".join(lines)) for lines in (found, said(path)))
+    assert [float(one) for one in here] == pytest.approx([float(one) for one in kept], abs=0.01)
+
+
+def test_the_notebook_keeps_its_outputs_and_runs_offline(model, tmp_path, monkeypatch):
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count == at for at, cell in enumerate(cells, start=1))
+    assert sum(bool(cell.outputs) for cell in cells) >= len(cells) // 2
+    assert len(json.dumps(notebook)) < 1_500_000
+    monkeypatch.setenv("SINK_LENS_MODEL", str(model))
+    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
