@@ -1,5 +1,8 @@
 # make trace   sets up .venv and traces the default model (ARGS="--sequences 8 --out runs/mine" passes options on)
 # make test    sets up .venv and runs every check (WORKERS=2 processes of tests; TESTS="-m 'not real'" leaves some out)
+# make analyses       every claim on the default model, one after another; a stopped one goes on (ARGS="--keep")
+# make analyses-tiny  the same on a planted model, in one process
+# make docs    builds the site, warnings are errors: build/site/index.html
 # PYTHON       the interpreter to build .venv from: 3.11, 3.12 or 3.13
 
 PYTHON ?= python3
@@ -9,7 +12,7 @@ ARGS ?=
 TESTS ?=
 WORKERS ?= 2
 
-.PHONY: trace test setup clean
+.PHONY: trace test analyses analyses-tiny docs setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -21,6 +24,15 @@ test: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+analyses: $(READY)
+	$(BIN)/python -m analyses $(ARGS)
+
+analyses-tiny: $(READY)
+	$(BIN)/python -m analyses --tiny $(ARGS)
+
+docs: $(READY)
+	$(BIN)/sphinx-build -W -q docs build/site
 
 setup: $(READY)
 
@@ -34,5 +46,5 @@ $(READY): pyproject.toml constraints.txt Makefile
 	@touch $(READY)
 
 clean:
-	rm -rf .venv dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

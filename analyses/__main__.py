@@ -1,0 +1,83 @@
+"""``python -m analyses``: run all claims or some, one after another; what is finished is not run again.
+
+--keep puts results, figures and tables into the claims' folders; --expect writes what tiny mode must give; --list
+writes README.md, and the tables of the claims, from the committed results.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sink_lens.claims import run_claim
+from sink_lens.errors import SinkLensError
+from sink_lens.models.bundled import DEFAULT_MODEL
+from sink_lens.report.claims import Claim, keep, overview, read_claim, show, shown
+
+HERE = Path(__file__).parent
+README = """# Analyses: one claim a folder
+
+Each folder holds the claim as it was written before the run (`claim.md`: question, prediction, what would refute it,
+and the rule by which every number is judged), `run.py`, the result on the default model (`result.csv`, `figure.png`),
+and what tiny mode must give (`expected.csv`). A verdict is computed: *reproduced* or *contradicted* where the whole 95%
+interval lies in the range that the claim wrote down for it, else *not reproduced*. Intervals are bootstraps over
+sequences (over seeds where models were trained).
+
+```
+make analyses-tiny                                 # every one on a planted model, in one process
+make analyses                                      # every one on the default model; a stopped one goes on
+python analyses/mask_isolation/run.py --model DIR  # one of them on a model of your own
+```
+
+Papers: A is arXiv 2605.06611, B 2602.05927, C 2509.26404, D 2506.13674. The table shows each claim's first number; the
+others are in its `claim.md`. This file is written by `python -m analyses --list`.
+
+"""
+
+
+def claims(names: Sequence[str] = ()) -> list[Claim]:
+    """The claims of these names, or all, by paper."""
+    folders = [HERE / name for name in names] or [path.parent for path in HERE.glob("*/claim.md")]
+    return sorted((read_claim(folder) for folder in folders), key=lambda claim: (claim.paper[0], claim.name))
+
+
+def main() -> int:
+    """Run what is asked for; the number of claims that could not be run."""
+    parser = argparse.ArgumentParser(prog="python -m analyses", description=__doc__)
+    parser.add_argument("names", nargs="*", help="folders of this one; all if none is given")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a folder, .gguf file or hub name (%(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="the planted model, in one process, in seconds")
+    parser.add_argument("--out", type=Path, default=None, help="where the run folders go; runs/analyses if not given")
+    parser.add_argument("--retrain", action="store_true", help="train again what is read from committed tables")
+    parser.add_argument("--keep", action="store_true", help="put results and figures into the claims' folders")
+    parser.add_argument("--expect", action="store_true", help="with --tiny: write expected.csv")
+    parser.add_argument("--list", action="store_true", help="write README.md from the committed results, run nothing")
+    asked = parser.parse_args()
+    out = asked.out or Path("runs") / ("analyses-tiny" if asked.tiny else "analyses")
+    failed = 0
+    for claim in [] if asked.list else claims(asked.names):
+        began = time.monotonic()
+        options = {"model": asked.model, "tiny": asked.tiny, "retrain": asked.retrain}
+        try:
+            result = run_claim(claim.folder, out=out / claim.name, progress=not asked.tiny, **options)
+        except SinkLensError as error:
+            print(f"{claim.name}: error: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        first = result.iloc[0]
+        print(f"{claim.name}: {first['verdict']} ({shown(first)}), {time.monotonic() - began:.0f} s", flush=True)
+        if asked.keep and not asked.tiny:
+            keep(claim, result, out=out / claim.name)
+        if asked.expect and asked.tiny:
+            columns = ["number", "value", "low", "high"]
+            result[columns].to_csv(claim.folder / "expected.csv", index=False, float_format="%.6g", lineterminator="\n")
+    if asked.list or (asked.keep and not asked.tiny):
+        for claim in claims():
+            show(claim)
+        (HERE / "README.md").write_text(README + overview(claims()) + "\n", encoding="utf-8")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Effective rank of each layer's output with and without the first token; see claim.md."""
+
+import numpy as np
+import torch
+
+from sink_lens import Reading, stream
+from sink_lens.claims import Measured, Work, main
+from sink_lens.measures.rank import effective_rank
+from sink_lens.report.drawing import BLUE, ORANGE, canvas, finished, legend, panel
+
+
+def measure(work: Work) -> Measured:
+    """Rank by layer on every text, and what is left of it in the middle."""
+    middle = slice(work.steps()[-1].last_layer, work.lens.n_layers - 2)
+
+    def ranks(view):
+        return torch.stack([effective_rank(view["resid_post"], valid=view.valid, without=w) for w in (0, None)], dim=-1)
+
+    reading = Reading(name="rank", sites=("resid_post",), function=ranks)
+    found = {
+        name: stream(work.lens, tokens, [reading], progress=work.progress).stacked("rank").transpose(0, 1).numpy()
+        for name, tokens in work.texts(sequences=work.size(32, 4), length=64).items()
+    }  # sequence, layer, without and with
+
+    def left(rows):
+        return rows[:, middle].mean() / rows[:, 0].mean()
+
+    numbers = {}
+    for key, index in (("left_without", 0), ("left_with", 1)):
+        numbers |= {f"{key} @ {name}": work.interval(rows[..., index], statistic=left) for name, rows in found.items()}
+    first = next(iter(found.values()))
+    numbers["middle_with"] = work.interval(first[:, middle, 1].mean(1))
+    numbers["middle_without"] = work.interval(first[:, middle, 0].mean(1))
+
+    figure = canvas(width=5.6, height=3.0)
+    axes = panel(figure, xlabel="after layer", ylabel="effective rank of 64 tokens")
+    for index, colour, label in ((0, ORANGE, "without token 0"), (1, BLUE, "with token 0")):
+        for number, rows in enumerate(found.values()):
+            mean = np.nanmean(rows[..., index], axis=0)
+            axes.plot(mean, color=colour, linewidth=1.2, label=f"{label}, each text" if number == 0 else None)
+    axes.set_ylim(0, None)
+    legend(axes, columns=2)
+    return Measured(numbers=numbers, figure=finished(figure))
+
+
+if __name__ == "__main__":
+    main(measure)

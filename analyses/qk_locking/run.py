@@ -1,0 +1,73 @@
+"""Alignment of queries with the key of the outlier dimension, and the sign of their products; see claim.md."""
+
+import numpy as np
+import torch
+
+from sink_lens import Reading, stream
+from sink_lens.claims import Measured, Work, certain, main
+from sink_lens.measures.locking import positive_share, qk_alignment
+from sink_lens.measures.reductions import expand_kv
+from sink_lens.models.weights import attention_weights
+from sink_lens.report.drawing import BLUE, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
+
+OTHER = 20
+READ = ("positive_share", "positive_elsewhere", "alignment_key", "mean_query")
+
+
+def measure(work: Work) -> Measured:
+    """Signs and cosines by sequence on every text, and alignment from the weights, over the sink heads."""
+    outliers = work.base()["dimensions"].query("position == 0 and is_outlier").groupby("layer")["dimension"]
+    entering = {int(layer) + 1: list(dims) for layer, dims in outliers if layer + 1 < work.lens.n_layers}
+    heads = work.base()["heads"].query("position == 0 and sink_score > 0.3")
+    heads = heads[heads["layer"].isin(entering)]
+    chosen = [(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)]
+    weights = {layer: attention_weights(work.lens, layer=layer) for layer in entering}
+
+    def read(view):
+        """The four numbers of ``READ``: sequence, head, number."""
+        q, k, w_q = view["q"], view["k"], weights[view.layer].w_q
+        signs = [positive_share(q, k=k[:, place], valid=view.valid, key=place) for place in (0, OTHER)]
+        aligned = torch.stack([qk_alignment(w_q, w_k_column=one) for one in k[:, 0]])
+        met = torch.cosine_similarity(q[:, 1:].mean(1), expand_kv(k[:, 0], n_heads=q.shape[2]), dim=-1)
+        return torch.stack([*signs, aligned, met], dim=-1)
+
+    reading = Reading(name="read", sites=("q", "k"), function=read, layers=frozenset(entering))
+    numbers, found = {}, {}
+    for name, tokens in work.texts(sequences=work.size(32, 8), length=64).items():
+        streamed = stream(work.lens, tokens, [reading], progress=work.progress).values["read"]
+        found[name] = torch.stack([streamed[layer][:, head] for layer, head in chosen], dim=1).numpy()
+    for index, number in enumerate(READ):
+        numbers |= {f"{number} @ {name}": work.interval(rows[..., index].mean(1)) for name, rows in found.items()}
+
+    def alignment(of):
+        """Of the sink heads, with the key of a dimension of each layer."""
+        by_layer = {
+            layer: qk_alignment(weights[layer].w_q, w_k_column=weights[layer].w_k[..., of(dims)])
+            for layer, dims in entering.items()
+        }
+        return np.array([float(by_layer[layer][head]) for layer, head in chosen])
+
+    drawn = torch.randperm(work.lens.d_model, generator=work.generator())[:20].tolist()
+    null = np.nanmean([alignment(lambda dims, one=one: one) for one in drawn], axis=0)
+    here = alignment(lambda dims: dims[0])
+    numbers["alignment @ strongest outlier dimension"] = certain(here.mean())
+    numbers["alignment @ weakest outlier dimension"] = certain(alignment(lambda dims: dims[-1]).mean())
+    numbers["over_random"] = certain(here.mean() / null.mean())
+
+    first = next(iter(found.values())).mean(0)
+    layers = [layer for layer, _ in chosen]
+    figure = canvas(width=7.4, height=3.0)
+    axes = panel(figure, place=(1, 2, 1), xlabel="layer", ylabel="share of positive products")
+    axes.scatter(layers, first[:, 0], s=12, color=ORANGE, label="first token's key")
+    axes.scatter(layers, first[:, 1], s=12, color=QUIET, label=f"position {OTHER}'s key")
+    legend(axes, columns=2)
+    axes = panel(figure, place=(1, 2, 2), xlabel="layer", ylabel="|cosine|")
+    axes.scatter(layers, first[:, 3], s=12, color=ORANGE, label="mean query, key")
+    axes.scatter(layers, here, s=12, color=BLUE, label="W_Q, dimension")
+    axes.scatter(layers, null, s=12, color=GREEN, label="random")
+    legend(axes, columns=3)
+    return Measured(numbers=numbers, figure=finished(figure))
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,74 @@
+"""Every analysis gives in tiny mode what it is expected to, and what is written about it is current."""
+
+import ast
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sink_lens.claims import run_claim
+from sink_lens.report.claims import overview, read_claim, read_result, with_table
+
+ROOT = Path(__file__).parents[1] / "analyses"
+FOLDERS = sorted(path.parent for path in ROOT.glob("*/claim.md"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("analyses")
+
+
+def name(folder):
+    return folder.name
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_tiny_mode_gives_the_expected_numbers(folder, runs):
+    found = run_claim(folder, out=runs / folder.name, tiny=True, progress=False).set_index("number")
+    expected = pd.read_csv(folder / "expected.csv").set_index("number")
+    assert list(found.index) == list(expected.index)
+    columns = ["value", "low", "high"]
+    # Bounds of a bootstrap of 8 sequences move a little where rounding reorders its draws.
+    np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(found[columns[1:]], expected[columns[1:]], rtol=5e-2, atol=5e-3)
+    assert (runs / folder.name / "figure.png").stat().st_size > 3000
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_an_analysis_imports_only_public_names_and_no_other_analysis(folder):
+    for node in ast.walk(ast.parse((folder / "run.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            assert not node.level
+            assert "analyses" not in parts
+            assert [part for part in parts if part.startswith("_")] == []
+        if isinstance(node, ast.Import):
+            assert not any("analyses" in alias.name or "._" in alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_a_claim_says_what_was_asked_predicted_and_would_refute_it(folder):
+    text = (folder / "claim.md").read_text(encoding="utf-8")
+    before, _, after = text.partition("## Result")
+    for heading in ("**Question.**", "**Prediction", "**What would refute it.**"):
+        assert heading in before
+    assert "<!-- result -->\n" in after
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_the_result_in_the_text_is_that_of_the_result_file(folder):
+    result = read_result(read_claim(folder))
+    if result.empty:
+        pytest.skip("not run on the default model yet: python -m analyses --keep " + folder.name)
+    text = (folder / "claim.md").read_text(encoding="utf-8")
+    assert with_table(text, result) == text
+    written = pd.read_csv(folder / "result.csv")
+    assert written["verdict"].tolist() == result["verdict"].tolist()
+    assert (folder / "figure.png").is_file()
+
+
+def test_the_overview_is_that_of_the_result_files():
+    main = runpy.run_path(str(ROOT / "__main__.py"), run_name="analyses")
+    assert (ROOT / "README.md").read_text(encoding="utf-8") == main["README"] + overview(main["claims"]()) + "\n"

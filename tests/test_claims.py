@@ -1,0 +1,168 @@
+import math
+import runpy
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sink_lens.claims import certain, run_claim
+from sink_lens.errors import InputError
+from sink_lens.records import read_run
+from sink_lens.report.claims import Rule, judged, overview, read_claim, read_result, shown, span, with_table
+from sink_lens.stats import Interval
+
+CLAIM = """# One and one is two
+
+**Question.** Is it?
+
+```toml
+paper = "A, figure 0"
+
+[total]
+says = "sum"
+theirs = "2"
+reproduced = [1.9, 2.1]
+contradicted = [3, inf]
+```
+
+## Result
+
+<!-- result -->
+<!-- /result -->
+"""
+RUN = '''
+"""Adds."""
+
+import pandas as pd
+
+from sink_lens.claims import Measured, certain, main
+from sink_lens.report.drawing import canvas
+
+
+def measure(work):
+    count = work.once("count", lambda: pd.DataFrame({"n": [work.lens.n_layers]}))
+    return Measured(numbers={"total": certain(2.0), "total @ text": certain(count["n"][0])}, figure=canvas())
+
+
+if __name__ == "__main__":
+    main(measure)
+'''
+
+
+def folder_of(tmp_path, *, claim=CLAIM, run=RUN):
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    (folder / "claim.md").write_text(claim)
+    (folder / "run.py").write_text(run)
+    return folder
+
+
+def between(low, high):
+    return Interval(estimate=(low + high) / 2, low=low, high=high, n=9)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.5, 0.9, "reproduced"),
+        (0.4, 0.9, "not reproduced"),  # reaches out of the range
+        (0.0, 0.1, "contradicted"),
+        (0.2, 0.3, "not reproduced"),  # in neither
+        (math.nan, math.nan, "not reproduced"),
+    ],
+)
+def test_the_whole_interval_must_lie_in_the_range(low, high, verdict):
+    assert Rule(says="", reproduced=(0.5, 1.0), contradicted=(0.0, 0.1)).verdict(between(low, high)) == verdict
+
+
+def test_without_a_range_nothing_is_contradicted():
+    assert Rule(says="", reproduced=(0.5, 1.0)).verdict(between(-9.0, -8.0)) == "not reproduced"
+
+
+def test_an_analysis_is_judged_by_its_rules_and_kept_with_what_it_was_made_from(tmp_path):
+    result = run_claim(folder_of(tmp_path), out=tmp_path / "out", tiny=True, progress=False)
+    assert result["number"].tolist() == ["total", "total @ text"]
+    assert result["verdict"].tolist() == ["reproduced", "contradicted"]  # the planted model has 5 layers
+    run = read_run(tmp_path / "out")
+    assert (run.kind, run.status, run.missing) == ("claim", "finished", [])
+    assert len(run.provenance["weights_sha256"]) == 64
+
+
+def test_what_is_finished_is_read_and_what_was_interrupted_goes_on(tmp_path):
+    folder, out = folder_of(tmp_path, run=RUN.replace("certain(2.0)", "certain(1 / 0)")), tmp_path / "out"
+    with pytest.raises(ZeroDivisionError):
+        run_claim(folder, out=out, tiny=True, progress=False)
+    assert read_run(out).status == "failed"
+    table = (out / "count.parquet").stat().st_mtime_ns
+    with pytest.raises(ZeroDivisionError):
+        run_claim(folder, out=out, tiny=True, progress=False)
+    assert (out / "count.parquet").stat().st_mtime_ns == table
+    (folder / "run.py").write_text(RUN)
+    first = run_claim(folder, out=out, tiny=True, progress=False)  # its code is another one: all is made again
+    (out / "figure.png").touch()
+    figure = (out / "figure.png").stat().st_mtime_ns
+    pd.testing.assert_frame_equal(run_claim(folder, out=out, tiny=True, progress=False), first)
+    assert (out / "figure.png").stat().st_mtime_ns == figure
+
+
+def test_the_table_of_a_claim_and_of_all_claims(tmp_path):
+    folder = folder_of(tmp_path)
+    claim = read_claim(folder)
+    assert "not run yet" in overview([claim])
+    numbers = pd.DataFrame({"number": ["total"], "value": [2.0], "low": [1.95], "high": [2.05], "n": [4]})
+    judged(claim, numbers, model="some model").to_csv(folder / "result.csv", index=False)
+    text = with_table(CLAIM, read_result(claim))
+    assert "| sum | 2 (1.95 to 2.05) | 2 | reproduced |" in text
+    assert with_table(text, read_result(claim)) == text
+    line = overview([claim]).splitlines()[-1]
+    assert "[One and one is two](sums/claim.md)" in line
+    assert "| A, figure 0 | some model | sum | 2 (1.95 to 2.05) | 2 | reproduced |" in line
+
+
+def test_numbers_as_they_are_shown():
+    assert shown({"value": np.nan, "low": np.nan, "high": np.nan}) == "not defined"
+    assert shown({"value": 3.0, "low": 3.0, "high": 3.0}) == "3"
+    assert [span(0.5, math.inf), span(-math.inf, 2.0), span(0.0, 1.0), span(math.nan, 1.0)] == [
+        ">= 0.5",
+        "<= 2",
+        "0 to 1",
+        "never",
+    ]
+    assert certain(4) == Interval(estimate=4.0, low=4.0, high=4.0, n=1)
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (CLAIM.replace("```toml", "```"), "no TOML block"),
+        (CLAIM.replace('paper = "A, figure 0"', ""), "need paper"),
+        (CLAIM.replace("says", "tells"), "the rule 'total'.*need says"),
+        (CLAIM.replace("[3, inf]", "[2, inf]"), "reproduced and contradicted at once"),
+    ],
+)
+def test_a_claim_that_cannot_be_judged_is_refused(tmp_path, claim, message):
+    with pytest.raises(InputError, match=message):
+        read_claim(folder_of(tmp_path, claim=claim))
+
+
+def test_a_number_without_a_rule_is_refused(tmp_path):
+    folder = folder_of(tmp_path, run=RUN.replace('"total @ text"', '"other"'))
+    with pytest.raises(InputError, match=r"gives \['total', 'other'\] and has rules for \['total'\]"):
+        run_claim(folder, out=tmp_path / "out", tiny=True, progress=False)
+    with pytest.raises(InputError, match=r"no claim\.md"):
+        read_claim(tmp_path)
+
+
+def test_run_py_is_a_command(tmp_path, monkeypatch, capsys):
+    folder = folder_of(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--tiny", "--out", str(tmp_path / "out")])
+    runpy.run_path(str(folder / "run.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "One and one is two" in shown
+    assert "contradicted" in shown
+    monkeypatch.setattr(sys, "argv", ["run.py", "--model", str(tmp_path / "none"), "--out", str(tmp_path / "other")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(folder / "run.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert "none" in capsys.readouterr().err
