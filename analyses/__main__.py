@@ -65,7 +65,7 @@ def main() -> int:
             print(f"{claim.name}: error: {error}", file=sys.stderr)
             failed += 1
             continue
-        first = result.iloc[0]
+        first = result.to_dict("records")[0]
         print(f"{claim.name}: {first['verdict']} ({shown(first)}), {time.monotonic() - began:.0f} s", flush=True)
         if asked.keep and not asked.tiny:
             keep(claim, result, out=out / claim.name)

@@ -76,7 +76,7 @@ def score_table(pairs: pd.DataFrame, *, generator: np.random.Generator) -> pd.Da
                     "high": float(high),
                     "related": int(related.sum()),
                     "unrelated": int((~related).sum()),
-                    "unanswered": int(pairs["related"].notna().sum()) - len(answered),
+                    "unanswered": len(pairs.dropna(subset=["related"])) - len(answered),
                 }
             )
     return pd.DataFrame(rows)

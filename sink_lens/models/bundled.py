@@ -111,8 +111,9 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     if manifest is None or manifest.get("format") != _FORMAT:
         return None
     source = manifest.get("source")
-    believed = isinstance(source, dict) and source.get("sha256") == folder.name
-    return manifest if believed and {"path", "bytes", "mtime_ns"} <= source.keys() else None
+    if not isinstance(source, dict) or source.get("sha256") != folder.name:
+        return None
+    return manifest if {"path", "bytes", "mtime_ns"} <= source.keys() else None
 
 
 def _fault(folder: Path) -> str | None:

@@ -160,14 +160,14 @@ def overview(claims: Sequence[Claim]) -> str:
         if result.empty:
             lines.append(_line(f"[{claim.title}]({claim.name}/claim.md)", claim.paper, "", "not run yet", *[""] * 4))
             continue
-        first, others = result.iloc[0], result["verdict"].iloc[1:]
+        first, others = result.to_dict("records")[0], result["verdict"].iloc[1:]
         counted = [f"{int((others == name).sum())} {name}" for name in VERDICTS if (others == name).any()]
         cells = (link, claim.paper, first["model"], first["says"], shown(first), first["theirs"], first["verdict"])
         lines.append(_line(*cells, ", ".join(counted)))
     return "\n".join(lines)
 
 
-def shown(row: Mapping[Any, Any] | pd.Series) -> str:
+def shown(row: Mapping[Any, Any]) -> str:
     """A number with its interval as a table shows it."""
     if math.isnan(row["value"]):
         return "not defined"
