@@ -1,5 +1,6 @@
 """Reading a run folder: its provenance at once, its tables and tensors when they are asked for."""
 
+import copy
 import hashlib
 import html
 import json
@@ -21,17 +22,31 @@ _FIELDS = {"kind", "status", "started", "ended", "error", "config", "provenance"
 
 
 class Tables(Mapping[str, pd.DataFrame]):
-    """The tables of a run by name, each read from its file at every access."""
+    """The tables of a run by name, each read from its file at every access, or once if they are kept."""
 
     def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]]) -> None:
         self._files = files
+        self._kept: dict[str, pd.DataFrame] | None = None
         self._paths = {
             Path(file).stem: folder / file
             for file in files
             if Path(file).suffix in (".parquet", ".csv") and (folder / file).exists()
         }
 
+    def kept(self) -> "Tables":
+        """The same tables, each read once, for what needs them many times and changes none."""
+        same = copy.copy(self)
+        same._kept = {}
+        return same
+
     def __getitem__(self, name: str) -> pd.DataFrame:
+        if self._kept is None:
+            return self._read(name)
+        if name not in self._kept:
+            self._kept[name] = self._read(name)
+        return self._kept[name]
+
+    def _read(self, name: str) -> pd.DataFrame:
         path = self._paths[name]
         try:
             if path.suffix == ".csv":
@@ -72,7 +87,7 @@ class Run:
     """The whole configuration."""
     provenance: dict[str, Any]
     """What it was run on."""
-    tables: Mapping[str, pd.DataFrame]
+    tables: Tables
     """Name of a table (.parquet or .csv) -> data frame."""
     missing: list[str]
     """What a finished run of this kind has and this one has not, or has no longer."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,30 +68,9 @@ class Content:
         return [(node, self.verdicts.get(link, "")) for node, link in zip(words.NODES, [*words.LINKS, ""], strict=True)]
 
 
-class _Once(Mapping[str, pd.DataFrame]):
-    """Tables that are read once: several parts of a page need the same ones."""
-
-    def __init__(self, tables: Mapping[str, pd.DataFrame]) -> None:
-        self._tables, self._read = tables, dict[str, pd.DataFrame]()
-
-    def __getitem__(self, name: str) -> pd.DataFrame:
-        if name not in self._read:
-            self._read[name] = self._tables[name]
-        return self._read[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        return len(self._tables)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tables
-
-
 def content(run: Run, *, prefix: str = "") -> Content:
     """What the page says of a run; ids of its parts begin with the prefix."""
-    run = dataclasses.replace(run, tables=_Once(run.tables))
+    run = dataclasses.replace(run, tables=run.tables.kept())
     page = page_of(run)
     found, untold = told(run, lambda: links(run)) if page.chained else ([], "")
     name = run_name(run)

@@ -2,6 +2,7 @@
 
 from matplotlib.figure import Figure
 
+from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.columns import by_size, flags, need
 from sink_lens.report.findings import optional
@@ -38,6 +39,8 @@ def _headline(run: Run) -> list[str]:
 
 def _map(run: Run) -> tuple[str, Figure]:
     table = need(run, "patches", columns=["effect"])
+    if not len(table):
+        raise RunError("the table 'patches' has no rows. Run again to see it.")
     value = "normalised_effect" if "normalised_effect" in table.columns else "effect"
     by = [name for name in _BY if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]

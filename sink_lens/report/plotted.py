@@ -52,9 +52,8 @@ def _label(artist: Any) -> str:
 
 
 def _bar(bar: Any, orientation: str | None) -> tuple[float, float]:
-    if orientation == "horizontal":
-        return bar.get_x() + bar.get_width(), bar.get_y() + bar.get_height() / 2
-    return bar.get_x() + bar.get_width() / 2, bar.get_y() + bar.get_height()
+    x, y, width, height = (float(one) for one in (bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()))
+    return (x + width, y + height / 2) if orientation == "horizontal" else (x + width / 2, y + height)
 
 
 def _named(axis: Axis, places: list[float]) -> list[Any]:

@@ -142,6 +142,8 @@ def _comparison(run: Run) -> tuple[str, Figure]:
         "finals": need(run, "finals", columns=["arm", "seed", "curve", "loss", "difference"]),
         "differences": need(run, "differences", columns=["arm", "curve", "mean", "low", "high"]),
     }
+    if empty := [name for name, table in tables.items() if not len(table)]:
+        raise RunError(f"the table {empty[0]!r} has no rows. Compare again to see it.")
     course = optional(run, "course", ["arm", "measure", "tokens", "mean", "low", "high"])
     see = (
         "Means over seeds with 95% intervals. Right of the losses, each arm minus the baseline of the same seed: a "

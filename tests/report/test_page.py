@@ -321,7 +321,7 @@ def test_every_link_has_a_line_with_its_verdict(page, link):
 )
 def test_every_figure_is_drawn_with_a_sentence(page, key):
     places = [index for index, (_, attributes) in enumerate(page.elements) if attributes.get("id") == f"{key}-figure"]
-    after = [tag for tag, _ in page.elements[places[0] : places[0] + 6]]
+    after = [tag for tag, _ in page.elements[places[0] : places[0] + 9]]
     assert "figcaption" in after
     assert "svg" in after
 
@@ -415,7 +415,7 @@ def test_a_damaged_table_is_named_and_the_rest_is_shown(tmp_path):
     assert str(tmp_path) not in page.text
     assert "neurons.parquet cannot be read: it is damaged" in page.text
     assert "patterns.safetensors cannot be read: it is damaged" in page.text
-    assert sum(tag == "svg" for tag, _ in page.elements) == 5
+    assert sum(tag == "svg" for tag, _ in page.elements) == 8
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -477,7 +477,7 @@ def test_a_model_without_a_gate_has_its_super_neurons_drawn(tmp_path):
     frames = tables(layers=6, heads=4, length=16, neurons=40)
     frames["neurons"]["gate_norm_rank"] = pd.array([pd.NA] * len(frames["neurons"]), dtype="Int64")
     page = Page(html(synthetic_run(tmp_path / "run", frames=frames, without=("patterns",))))
-    assert sum(tag == "svg" for tag, _ in page.elements) == 6
+    assert sum(tag == "svg" for tag, _ in page.elements) == 9
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -530,7 +530,7 @@ def test_a_page_of_a_large_model_stays_under_5_mb(tmp_path):
     frames = tables(**size, neurons=28_672)
     drawn = np.zeros((80, 128, 64, 64), dtype=np.uint8)
     path = render(synthetic_run(tmp_path / "run", frames=frames, drawn=drawn))
-    assert path.stat().st_size < 2_000_000
+    assert path.stat().st_size < 5_000_000
 
 
 @pytest.mark.parametrize(
