@@ -1,6 +1,8 @@
 """``sink-lens fingerprint``."""
 
 import os
+from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -165,14 +167,24 @@ def _table(found: "Fingerprint") -> "Table":
     rows = found.pairs.sort_values("tau_bar", ascending=False).head(_SHOWN)
     over = f"; {_SHOWN} of {len(found.pairs)} pairs, by effect" if len(found.pairs) > _SHOWN else ""
     table = Table(title=f"log10 p under each null (1 − Φ){over}", title_justify="left", box=None, pad_edge=False)
-    for name in ("model", "and"):
-        table.add_column(name, overflow="fold")
-    table.add_column("verdict")
+    for name in ("model", "and", "verdict"):
+        table.add_column(name, overflow="fold", ratio=1)
     for name in ("tau_bar", "shared", "relabelled", "shuffled", "pipeline", "matrices", "analytical"):
         table.add_column(name, justify="right")
+    short = _apart({*rows["a"], *rows["b"]})
     for row in rows.to_dict("records"):
         shown = [
             number(row[f"log10_p_{name}"]) for name in ("relabelled", "shuffled", "pipeline", "matrices", "analytical")
         ]
-        table.add_row(row["a"], row["b"], row["verdict"], number(row["tau_bar"]), str(row["shared"]), *shown)
+        table.add_row(
+            short[row["a"]], short[row["b"]], row["verdict"], number(row["tau_bar"]), str(row["shared"]), *shown
+        )
     return table
+
+
+def _apart(names: Iterable[str]) -> dict[str, str]:
+    """Each name without the folders that all have in common."""
+    parts = {name: Path(name).parts for name in names}
+    levels = zip(*(one[:-1] for one in parts.values()), strict=False)
+    shared = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
+    return {name: str(Path(*one[shared:])) for name, one in parts.items()}
