@@ -1,8 +1,10 @@
 """What a configuration says of its model and its sequences, and what it cannot say; torch is not needed to read it."""
 
+import json
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ..errors import InputError
 
@@ -87,3 +89,24 @@ def check_described(config: Described) -> None:
         raise InputError(f"a text or prompts were given together with tokens {config.tokens!r}; need one of them")
     if config.text is not None and not Path(config.text).exists():
         raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
+
+
+def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
+    """The table in a TOML or JSON file.
+
+    Args:
+        path: the file.
+        what: what the file describes, for errors: "a sweep".
+
+    Raises:
+        InputError: the file is missing, cannot be read, or holds no table.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as {what}: {error}. Need a TOML or JSON file") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} cannot be read as {what}: it holds no table. Need one at the top of the file")
+    return found

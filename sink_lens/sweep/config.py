@@ -21,14 +21,12 @@ layers = 11
 units = "each"
 """
 
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-from ..data.described import check_described
+from ..data.described import check_described, read_settings
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 from .grid import EditGrid, Grid
@@ -87,15 +85,7 @@ def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
     Raises:
         InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as a sweep: {error}. Need a TOML or JSON file") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds no table; need one with [[edits]]")
-    return sweep_config(found, where=str(path), **changes)
+    return sweep_config(read_settings(path, what="a sweep"), where=str(path), **changes)
 
 
 def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any) -> SweepConfig:

@@ -1,6 +1,5 @@
 """What ``train`` is asked: one frozen record, by a named size and what differs from it, in Python or in a file."""
 
-import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..data.described import read_settings
 from ..errors import InputError
 
 ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
@@ -322,15 +322,7 @@ def read_train(path: str | Path, **changes: Any) -> TrainConfig:
     Raises:
         InputError: the file is missing or cannot be read, has a key that is not known, or a value that cannot be used.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as a training: {error}. Need a TOML or JSON file") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds no table; need one, such as {{}}")
-    return train_config(found, where=str(path), **changes)
+    return train_config(read_settings(path, what="a training"), where=str(path), **changes)
 
 
 def train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:
