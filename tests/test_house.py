@@ -10,9 +10,12 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import torch
+from jaxtyping import TypeCheckError
 
 import sink_lens
 from sink_lens.axes import AXES
+from sink_lens.measures.attention import sink_mass
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "sink_lens").rglob("*.py"))
@@ -221,3 +224,9 @@ def test_no_test_reaches_the_network():
 def test_loopback_is_open():
     with socket.create_server(("127.0.0.1", 0)) as server:
         socket.create_connection(server.getsockname(), timeout=5).close()
+
+
+def test_a_wrong_shape_is_found_while_the_tests_run():
+    scores = torch.rand(2, 3, 4)
+    with pytest.raises(TypeCheckError, match="sink_mass"):
+        sink_mass(scores, valid=torch.ones(2, 5, dtype=torch.bool), key=0)
