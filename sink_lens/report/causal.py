@@ -9,8 +9,8 @@ from sink_lens.records import Run
 from sink_lens.report.columns import by_size, flags, floats, named, need, select
 from sink_lens.report.drawing import (
     BLUE,
+    FONT,
     GREEN,
-    INK,
     ORANGE,
     WIDTH,
     canvas,
@@ -77,12 +77,13 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
     figure = canvas(width=WIDTH, height=1.2 + 0.42 * len(keys))
     axes = panel(figure, xlabel="what is held", ylabel="", grid=False)
     image = heat_map(axes, np.clip(grid, 0, 1))
-    axes.set_xticks(range(len(_HOLDS)), _HOLDS)
+    axes.set_xticks(range(len(_HOLDS)), _HOLDS, fontsize=FONT - 1.5)
     axes.set_yticks(range(len(keys)), names)
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
             text = f"{value:.2f}" + (f" ({control[row, column]:.2f})" if np.isfinite(control[row, column]) else "")
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if value < 0.6 else INK)
+            colour = "white" if value < 0.6 else "black"  # on the cell, whatever the page's style
+            axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
     colour_scale(figure, image, axes, label="share that survives")
     return finished(figure)
 

@@ -172,6 +172,8 @@ def _incomplete(run: Run) -> str:
         said.append(words.visible(run.error, limit=300))
     if missing:
         said.append(f"Not in this folder: {words.listed(missing, most=20)}")
+    if damaged := [words.visible(name) for name in run.tables if told(run, lambda name=name: run.tables[name])[1]]:
+        said.append(f"Damaged: {words.listed(damaged, most=20)}")
     return f"{'. '.join(said)}. Everything else is shown." if said else ""
 
 

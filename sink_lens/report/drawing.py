@@ -13,10 +13,13 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
 BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#009e73", "#a8507f", "#8a6d00"
@@ -35,6 +38,8 @@ _IN_PAGE = {
     OCHRE: "var(--ochre)",
 }
 """Colour of a figure on paper -> what the page's light or dark style decides."""
+_AROUND = (Axis, Legend, Text)
+"""What may stick out of its panel, so that the layout leaves room for it."""
 
 
 class Picture(Figure):
@@ -119,6 +124,7 @@ def logarithmic(axes: Axes, *, axis: str) -> None:
     one.set_major_locator(LogLocator(subs=subs))
     one.set_major_formatter(FuncFormatter(_plain))
     one.set_minor_formatter(NullFormatter())
+    one.set_minor_locator(NullLocator())
 
 
 def _plain(value: float, _: int | None = None) -> str:
@@ -156,8 +162,11 @@ def placed(figure: Figure) -> None:
     """Lay a figure out once and for all, so that drawing it does not do so again for every format."""
     engine = figure.get_layout_engine()
     if engine is not None:
+        inside = [mark for axes in figure.axes for mark in axes.get_children() if not isinstance(mark, _AROUND)]
         with mpl.rc_context({"text.parse_math": False}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_NO_GLYPH)
+            for mark in inside:
+                mark.set_in_layout(False)
             engine.execute(figure)
         figure.set_layout_engine("none")
 
@@ -175,7 +184,11 @@ def svg(figure: Figure, *, name: str) -> str:
         # the reader's browser has fonts that matplotlib lacks; only the space was guessed
         warnings.filterwarnings("ignore", message=_NO_GLYPH)
         warnings.filterwarnings("ignore", message=r"Matplotlib currently does not support")
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+        for behind in (figure.patch, *(axes.patch for axes in figure.axes)):
+            behind.set_visible(False)  # the page's paper
+        dpi = figure.dpi
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)  # savefig would draw twice
+        figure.set_dpi(dpi)
     root = ElementTree.fromstring(buffer.getvalue())
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]

@@ -295,6 +295,7 @@ def attention_patterns(patterns: np.ndarray, *, titles: Sequence[str], tokens: S
             names = [token(text, limit=8, counted=False) for text in tokens]
             axes.set_xticks(range(length), names, rotation=90, fontsize=7)
             axes.set_yticks(range(length), names, fontsize=7)
+        axes.tick_params(labelbottom=place >= n - columns, labelleft=place % columns == 0)
         panels.append(axes)
     if image is not None:
         colour_scale(figure, image, panels, label="attention")

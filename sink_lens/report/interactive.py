@@ -10,7 +10,7 @@ from typing import Any, ParamSpec
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.report import causal, figures, heatmap, mechanism, studies, sweeps, training
+from sink_lens.report import causal, figures, heatmap, identity_figures, mechanism, studies, sweeps, training
 from sink_lens.report.columns import at, flags, numbers, select
 from sink_lens.report.translation import Interactive, interactive_of
 
@@ -47,6 +47,13 @@ effect_figure = _translated(sweeps.effect_figure)
 course = _translated(training.course)
 comparison = _translated(training.comparison)
 losses = _translated(training.losses)
+coverage = _translated(identity_figures.coverage)
+dots = _translated(identity_figures.dots)
+along = _translated(identity_figures.along)
+by_layer = _translated(identity_figures.by_layer)
+by_position = _translated(identity_figures.by_position)
+agreement = _translated(identity_figures.agreement)
+direction_course = _translated(identity_figures.direction_course)
 
 
 def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None = None) -> Interactive:

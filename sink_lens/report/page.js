@@ -167,12 +167,17 @@ if (opener) {
   });
 }
 
-// What is not on the screen is laid out after the rest, so that the page answers at once.
-(window.requestIdleCallback ?? setTimeout)(() => document.documentElement.classList.remove("starting"));
-
-for (const hint of document.querySelectorAll(".hint")) {
-  const box = hint.parentElement.querySelector(".scroll");
-  const show = () => { hint.hidden = box.scrollWidth <= box.clientWidth; };
-  addEventListener("resize", show);
-  show();
+function hints() {
+  for (const hint of document.querySelectorAll(".hint")) {
+    const next = hint.nextElementSibling;
+    const box = next.matches(".scroll") ? next : next.querySelector(".scroll");
+    hint.hidden = box.scrollWidth <= box.clientWidth;
+  }
 }
+
+// What is not on the screen is laid out after the rest, so that the page answers at once.
+(window.requestIdleCallback ?? setTimeout)(() => {
+  document.documentElement.classList.remove("starting");
+  hints();
+  addEventListener("resize", hints);
+});

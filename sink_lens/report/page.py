@@ -125,6 +125,7 @@ def _colours() -> str:
     return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in rows.tolist())
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),

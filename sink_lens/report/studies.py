@@ -97,8 +97,13 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
     """Share of the sink that each ablation removes: the set, its neurons alone, each left out, random sets.
 
     Args:
-        ablations: step, kind, removed_share, ci_low, ci_high.
+        ablations: step, kind, removed_share, ci_low, ci_high; what, where there is one: a set of which only the entries
+            to the outlier dimension are taken away (scalar) has a line of its own.
     """
+    if "what" in ablations.columns:
+        entries = np.array([what == "scalar" for what in ablations["what"].tolist()])
+        only = [f"{kind}, outlier entries" for kind in ablations["kind"].tolist()]
+        ablations = ablations.assign(kind=np.where(entries, only, ablations["kind"].tolist()))
     steps = sorted(set(floats(ablations, "step").tolist()))
     figure = canvas(width=7.4, height=0.6 + 2.0 * max(len(steps), 1))
     for place, step in enumerate(steps, start=1):
@@ -226,8 +231,9 @@ def _removed(run: Run) -> list[str]:
 def _removed_shares(run: Run) -> tuple[str, Figure]:
     table = need(run, "ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     see = (
-        "Each mark is one ablation with its interval over sequences. A set that carries the sink stands far right of "
-        "its neurons alone and of the random sets; what is left when one neuron is left out tells if all are needed."
+        "Each mark is one ablation with its interval over sequences, by zero or mean, at the sink or everywhere. A set "
+        "that carries the sink stands far right of its neurons alone and of the random sets; what is left when one "
+        "neuron is left out tells if all are needed, and the outlier entries alone what the rest of its columns does."
     )
     return see, removed_shares(table)
 
@@ -245,8 +251,12 @@ def _summary_table(run: Run) -> tuple[str, Table]:
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         bounds = zip(floats(table, "loss_change_low"), floats(table, "loss_change_high"), strict=True)
         table = table.assign(interval=[interval(low, high) for low, high in bounds])
-    heads = _HEADS if "mass_new" in table.columns else {str(name): str(name).replace("_", " ") for name in table}
-    return "What each edit did: attention at the position and at the old sink, and the loss.", shown_table(table, heads)
+    if "mass_new" in table.columns:
+        return "What each edit did: attention at the position and at the old sink, and the loss.", shown_table(
+            table, _HEADS
+        )
+    heads = {str(name): str(name).replace("_", " ") for name in table}
+    return "The set of each growth step beside its best neuron alone and random sets.", shown_table(table, heads)
 
 
 _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
+from matplotlib.transforms import Bbox
 
 from sink_lens.errors import InputError
 from sink_lens.report import frame
@@ -46,7 +47,7 @@ _MARKS = {
     "P": "cross",
     "x": "x",
 }
-_MARKS |= {".": "circle", "_": "line-ew-open"}
+_MARKS |= {".": "circle", "_": "line-ew-open", "|": "line-ns-open"}
 
 
 class Interactive(go.Figure):
@@ -106,7 +107,8 @@ def interactive_of(figure: Figure) -> Interactive:
             with_scale = bool(scales) and index == 0
             label = scales[0].get_ylabel() if scales else ""
             hover = _hover(axes, "%{x}", "%{y}", "%{z:.4g}")
-            found.add_trace(_map(image, label=label, shown=with_scale, hovertemplate=hover, **on))
+            place = scales[0].get_position() if scales else axes.get_position()
+            found.add_trace(_map(image, label=label, shown=with_scale, place=place, hovertemplate=hover, **on))
         shapes += _shapes(axes, number)
         texts += _texts(axes, number, drawing=canvas.get_renderer())
         found.update_layout({f"xaxis{number}": _axis(axes, x=True, number=number)})
@@ -137,6 +139,8 @@ def _lines(axes: Axes) -> list[dict[str, Any]]:
                 "dash": _DASHES.get(str(line.get_linestyle()), "dash"),
             }
             marks = {"color": colour, "symbol": _MARKS.get(marker, "circle"), "size": 1.4 * line.get_markersize()}
+            if marks["symbol"].startswith("line"):
+                marks["line"] = {"width": line.get_markeredgewidth()}
             values = {"x": _plain(line.get_xdata()), "y": _plain(line.get_ydata())}
             found.append(values | {"mode": mode, "line": style, "marker": marks, "label": line.get_label()})
     return found
@@ -190,13 +194,14 @@ def _bars(axes: Axes) -> list[dict[str, Any]]:
     return found
 
 
-def _map(image: AxesImage, *, label: str, shown: bool, **on: str) -> go.Heatmap:
-    """A heat map in the colours that it is drawn in; what is undefined is left empty."""
+def _map(image: AxesImage, *, label: str, shown: bool, place: Bbox, **on: str) -> go.Heatmap:
+    """A heat map in the colours that it is drawn in, its scale at its place; what is undefined is left empty."""
     values = np.ma.filled(np.ma.masked_invalid(np.asarray(image.get_array(), dtype=float)), np.nan)
     places = np.linspace(0, 1, 33)
     colours = [[float(place), to_hex(image.get_cmap()(place))] for place in places]
     low, high = image.get_clim()
-    bar = {"title": {"text": escaped(label), "side": "right"}}
+    bar: dict[str, Any] = {"title": {"text": escaped(label), "side": "right"}, "xpad": 0, "ypad": 0, "thickness": 18}
+    bar |= {"x": place.x0, "xanchor": "left", "y": (place.y0 + place.y1) / 2, "len": place.height}
     style = {
         "colorscale": colours,
         "zmin": low,
@@ -260,6 +265,7 @@ def _axis(axes: Axes, *, x: bool, number: str) -> dict[str, Any]:
     one, limits = (axes.xaxis, axes.get_xlim()) if x else (axes.yaxis, axes.get_ylim())
     box = axes.get_position()
     logarithmic = one.get_scale() == "log"
+    ticks = [place for place in one.get_majorticklocs() if min(limits) <= place <= max(limits)]
     found = {
         "domain": [box.x0, box.x1] if x else [box.y0, box.y1],
         "anchor": f"{'y' if x else 'x'}{number}",
@@ -269,6 +275,8 @@ def _axis(axes: Axes, *, x: bool, number: str) -> dict[str, Any]:
         "gridcolor": GRID,
         "zeroline": False,
         "showgrid": not axes.images,
+        "tickangle": 0 if x and not axes.images else None,
+        "nticks": 0 if logarithmic else 1 + len(ticks),
     }
     if isinstance(one.get_major_locator(), FixedLocator):  # words, or numbers that are names
         labels = [escaped(text.get_text()) for text in one.get_ticklabels()]

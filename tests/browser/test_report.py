@@ -8,7 +8,7 @@ import pytest
 
 from sink_lens.report.page import render
 
-from ..report.test_page import HOSTILE, patterns, synthetic_run, tables
+from ..report.test_page import HOSTILE, few, patterns, synthetic_run, tables
 
 SIZE = {"layers": 6, "heads": 4, "length": 16}
 
@@ -23,11 +23,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(folder):
     return render(folder)
-
-
-def few(names, **size):
-    """Some tables of a run, for a page that is drawn sooner."""
-    return {name: frame for name, frame in tables(**size).items() if name in names}
 
 
 def rows(text):
@@ -122,9 +117,7 @@ def test_the_views_open_and_fetch_nothing(opened, report):
 
 
 def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
-    frames = few(
-        ("heads", "tokens", "links", "arms", "neurons", "selectivity"), layers=3, heads=2, length=8, neurons=40
-    )
+    frames = few("heads", "tokens", "links", "arms", length=8)
     frames["tokens"]["text"] = [HOSTILE[index % len(HOSTILE)] for index in range(16)]
     frames["arms"]["arm"] = HOSTILE[1:3]
     frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
@@ -179,9 +172,10 @@ def test_without_its_script_the_page_can_be_read(opened, report):
     assert page.locator("#verdicts tbody tr").first.is_visible()
 
 
-def test_runs_beside_each_other_have_a_viewer_each(opened, tmp_path):
-    frames = few(("heads", "tokens", "links"), **SIZE, neurons=40)
-    folder = synthetic_run(tmp_path / "run", frames=frames, drawn=patterns(**SIZE))
+def test_runs_beside_each_other_have_a_viewer_each(opened, tmp_path, monkeypatch):
+    image = "<svg viewBox='0 0 6 4'><image width='6' height='4'/></svg>"  # what the viewer needs of the drawn map
+    monkeypatch.setattr("sink_lens.report.content.svg", lambda figure, *, name: image)
+    folder = synthetic_run(tmp_path / "run", frames=few("heads", "tokens", **SIZE), drawn=patterns(**SIZE))
     found = opened(render(folder, folder, out=tmp_path / "both.html"))
     page = found.page
     assert page.locator("[data-viewer]:visible").count() == 2

@@ -11,9 +11,19 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import InputError
 from sink_lens.records import read_run
-from sink_lens.report import causal, figures, heatmap, interactive, mechanism, studies, sweeps, training
+from sink_lens.report import (
+    causal,
+    figures,
+    heatmap,
+    identity_figures,
+    interactive,
+    mechanism,
+    studies,
+    sweeps,
+    training,
+)
 from sink_lens.report.circuit import circuit_of, draw
-from sink_lens.report.drawing import canvas, panel
+from sink_lens.report.drawing import canvas, colour_scale, heat_map, panel
 
 from .circuits import traced
 from .test_figures import STEPS, dimensions, heads, layers, neurons, positions
@@ -55,7 +65,7 @@ def everything(*, n_layers=6, n_heads=4):
 
 
 def test_every_drawn_figure_has_its_twin_of_the_same_name_and_arguments():
-    for module in (figures, mechanism, causal, studies, heatmap, sweeps, training):
+    for module in (figures, mechanism, causal, studies, heatmap, sweeps, training, identity_figures):
         for name, function in inspect.getmembers(module, inspect.isfunction):
             public = function.__module__ == module.__name__ and not name.startswith("_")
             if public and inspect.signature(function, eval_str=True).return_annotation is Figure:
@@ -106,6 +116,27 @@ def test_a_map_of_patches_has_each_number_at_its_place():
     (drawn,) = interactive.patch_map(SWEPT, by=("layer", "pos")).data
     assert np.array(drawn.z, dtype=float)[:, 0].tolist() == [0.0, -0.1]
     assert (drawn.z[0][1], drawn.zmin, drawn.zmax) == (0.2, -0.2, 0.2)
+
+
+def test_the_figures_of_untrained_models_keep_their_marks():
+    models = pd.DataFrame({"model": ["a", "b", "c"], "arm": ["x", "x", "y"], "seed": [0, 1, 0]})
+    pairs = pd.DataFrame({"place": "last", "a": ["a", "a"], "b": ["b", "c"], "cosine": [0.1, 0.9], "chance": 0.2})
+    drawn = interactive.agreement(pairs, models).data
+    assert [trace.marker.symbol for trace in drawn if trace.mode != "markers"] == ["line-ns-open"] * 2
+    assert [list(trace.x) for trace in drawn if trace.mode == "markers"] == [[0.1], [0.9]]
+    arms = pd.DataFrame({"measure": "m", "arm": ["x", "y"], "mean": [1.0, 2.0], "low": [0.0, 1.0], "high": [3.0, 4.0]})
+    dots = interactive.dots(arms, arms.assign(value=[1.5, 2.5]), [("m", "one", False), ("m", "two", False)])
+    assert [list(trace.x) for trace in dots.data if trace.mode == "lines"][:2] == [[0.0, 3.0], [1.0, 4.0]]
+    assert list(dots.layout.yaxis.ticktext) == ["x", "y"]
+
+
+def test_a_scale_stands_where_it_is_drawn():
+    figure = canvas(width=9)
+    left, right = (panel(figure, place=(1, 2, place)) for place in (1, 2))
+    colour_scale(figure, heat_map(left, np.eye(3)), left, label="share")
+    right.plot([0, 1], [0, 1])
+    found = interactive.interactive_of(figure)
+    assert found.layout.xaxis.domain[1] < found.data[0].colorbar.x < found.layout.xaxis2.domain[0]
 
 
 def test_a_mark_that_is_not_known_is_refused():

@@ -1,0 +1,67 @@
+"""The report of a real trace of the default model, cuts and all, in a real browser with no network.
+
+The run in ``default_model`` was made by ``trace(TraceConfig(model=DEFAULT_MODEL, sequences=4, length=24, twin=False,
+cut_sequences=2, cut_length=24), out=...)``; its page and its centring means were left out, of run.json too.
+"""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from sink_lens.report.page import render
+
+RUN = Path(__file__).parent / "default_model"
+FIGURES = (
+    *("circuit", "scores", "mass", "norms", "variance", "dims", "columns", "neurons", "qk", "patterns"),
+    *("mediation", "amplification", "loss"),
+)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return render(RUN, out=tmp_path_factory.mktemp("default") / "report.html")
+
+
+def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report):
+    found = opened(report)
+    page = found.page
+    assert page.locator("h1").inner_text() == "The attention sink is position 0"
+    assert page.locator("#verdicts tbody tr.primary").count() == 6
+    assert page.locator("main .missing:visible").all_inner_texts() == []
+    drawn = [figure.get_attribute("id") for figure in page.locator("figure").all()]
+    assert drawn == [f"{key}-figure" for key in FIGURES]
+    for key in FIGURES:
+        assert page.locator(f"#{key}-figure svg").first.bounding_box()["height"] > 100, key
+    assert "11.1229" in page.locator("#circuit-figure svg").first.text_content()
+    assert "weights_sha256" in page.locator("#provenance").inner_text()
+
+    image = page.locator("[data-map] image").first
+    image.scroll_into_view_if_needed()
+    box = image.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 17.5 / 30, box["y"] + box["height"] * 3.5 / 9)
+    assert page.locator(".chosen").inner_text().startswith("Layer 17, head 3: sink score ")
+    page.locator("canvas").press("ArrowUp")
+    assert page.locator(".cell").inner_text().startswith("Query 22 ")
+
+    page.locator("#scores-figure [data-copy]").click()
+    page.locator("#scores-figure .said", has_text="rows copied").wait_for()
+    copied = list(csv.DictReader(io.StringIO(page.evaluate("navigator.clipboard.readText()"))))
+    assert {(int(row["layer"]), int(row["head"])) for row in copied} == {(a, b) for a in range(30) for b in range(9)}
+
+    page.get_by_role("button", name="Open the views").click()
+    for name in ("view-heads", "view-tokens", "view-neurons"):
+        page.wait_for_function(f"document.getElementById('{name}').innerText.length > 5", timeout=60_000)
+    assert found.quiet, vars(found)
+
+
+def test_its_report_fits_a_phone(opened, report):
+    found = opened(report, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = found.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.wait_for_function("!document.documentElement.classList.contains('starting')")
+    drawing = page.locator("#circuit-figure svg").first.bounding_box()
+    assert drawing["width"] > 800  # so its text can be read; the box around it slides
+    assert page.locator("#circuit-figure .hint").is_visible()
+    assert found.quiet
