@@ -56,7 +56,7 @@ def fingerprint(
     sequences: Annotated[int, typer.Option(help="Random inputs, 50 at least.", metavar="N")] = 2000,
     length: Annotated[int, typer.Option(help="Tokens of each.", metavar="T")] = 16,
     coordinates: Annotated[
-        int | None, typer.Option(help="A model's own. Default: a third of the width, 400 at most.", metavar="M")
+        int | None, typer.Option(help="A model's own. Default: a third of the width, 192 to 400, or all.", metavar="M")
     ] = None,
     temperature: Annotated[float, typer.Option(help="Of the softmax over the shared coordinates.")] = 10.0,
     draws: Annotated[int, typer.Option(help="Of each simulated null.", metavar="N")] = 100,
@@ -167,8 +167,9 @@ def _table(found: "Fingerprint") -> "Table":
     rows = found.pairs.sort_values("tau_bar", ascending=False).head(_SHOWN)
     over = f"; {_SHOWN} of {len(found.pairs)} pairs, by effect" if len(found.pairs) > _SHOWN else ""
     table = Table(title=f"log10 p under each null (1 − Φ){over}", title_justify="left", box=None, pad_edge=False)
-    for name in ("model", "and", "verdict"):
+    for name in ("model", "and"):
         table.add_column(name, overflow="fold", ratio=1)
+    table.add_column("verdict", no_wrap=True)
     for name in ("tau_bar", "shared", "relabelled", "shuffled", "pipeline", "matrices", "analytical"):
         table.add_column(name, justify="right")
     short = _apart({*rows["a"], *rows["b"]})

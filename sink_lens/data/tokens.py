@@ -257,7 +257,7 @@ def _drawn(
             f"the generator is on {generator.device}; need one on the CPU, so that every device draws the "
             f"same tokens. Make it with torch.Generator()."
         )
-    ids = torch.tensor(_ordinary_ids(tokenizer, vocab_size))
+    ids = torch.tensor(ordinary_ids(tokenizer, vocab_size))
     body = length - len(first)
     draws = 1 if source == "repeated" else body
     drawn = ids[torch.randint(len(ids), (sequences, draws), generator=generator)].expand(sequences, body)
@@ -271,7 +271,7 @@ def _drawn(
     )
 
 
-def _ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
+def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
     """Ids that a plain text can have, ascending: in the vocabulary and not special."""
     if vocab_size is not None and vocab_size < 1:
         raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")

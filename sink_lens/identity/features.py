@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from ..capture.forward import evaluating
 from ..data.cache import cache_folder, fault, locked, new_folder, read_manifest, write_manifest
-from ..data.tokens import _ordinary_ids as ordinary_ids
+from ..data.tokens import ordinary_ids
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
 from ..models.load import weights_hash
@@ -134,13 +134,7 @@ def shared_inputs(
     """
     if kind not in KINDS:
         raise InputError(f"the inputs are {kind!r}; need one of {', '.join(KINDS)}")
-    if sequences < FEWEST:
-        raise InputError(
-            f"{sequences} inputs were asked for; need at least {FEWEST}, and 2,000 for a test with power: tau over few "
-            "inputs says nothing. Ask for more"
-        )
-    if length < 1:
-        raise InputError(f"the length is {length}; need one token or more")
+    check_size(sequences=sequences, length=length)
     for name, one in known.items():
         if one.context is not None and length > one.context:
             raise InputError(f"the length is {length} tokens; {name} takes at most {one.context}: use a shorter length")
@@ -162,6 +156,21 @@ def shared_inputs(
     if not ids:
         raise InputError(f"{_listed(known)} have no token id in common; need some. Compare others")
     return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, ids=tuple(ids))
+
+
+def check_size(*, sequences: int, length: int) -> None:
+    """Refuse too few inputs, or none of a token.
+
+    Raises:
+        InputError: which, and what is needed.
+    """
+    if sequences < FEWEST:
+        raise InputError(
+            f"{sequences} inputs were asked for; need at least {FEWEST}, and 2,000 for a test with power: tau over few "
+            "inputs says nothing. Ask for more"
+        )
+    if length < 1:
+        raise InputError(f"the length is {length}; need one token or more. Ask for more")
 
 
 def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, progress: bool = False) -> np.ndarray:

@@ -187,7 +187,8 @@ def _chosen(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"{', '.join(twice)} is there twice; need each model once: a model is its own relative")
     if len(found) < 2:
-        raise InputError(f"{len(found)} model was given ({', '.join(names)}); need two or more to compare")
+        given = f"1 model was given ({names[0]})" if names else "no model was given"
+        raise InputError(f"{given}; need two or more to compare: names, folders, or --untrained gpt2 --seeds 0,1")
     return found
 
 
@@ -196,6 +197,8 @@ def _labels(
 ) -> dict[str, tuple[str | None, int | None]]:
     """Name -> (what its relatives have in common, seed)."""
     if lineages is not None:
+        if "" in lineages:
+            raise InputError(f"a label of the lineages is empty ({','.join(lineages)}); need one for each model")
         if len(lineages) != len(found):
             names = ", ".join(one.name for one in found)
             raise InputError(f"{len(lineages)} lineages for {len(found)} models ({names}); need one for each, in order")

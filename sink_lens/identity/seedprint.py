@@ -22,6 +22,7 @@ import numpy as np
 
 from ..errors import InputError
 from . import nulls
+from .features import check_size
 from .kendall import tau, tau_matrix
 from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, softened
 
@@ -29,7 +30,7 @@ SAME, NOT_SHOWN, NO_ANSWER = "same lineage", "no common lineage shown", "no answ
 """What is said of a pair. That nothing is shown is no proof of different seeds: training can wash a print out."""
 FEWEST_SHARED = 8
 """Coordinates in common below which there is no answer: a mean over fewer is not one."""
-_MOST_COORDINATES = 400
+_LEAST_COORDINATES, _MOST_COORDINATES = 192, 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,9 @@ class FingerprintConfig:
     length: int = 16
     """Tokens of each (ours: short, since only the last state is read)."""
     coordinates: int | None = None
-    """m, how many a model has for its own; None is a third of its width, 400 at most (paper: 10%; code: 400)."""
+    """m, how many a model has for its own; None is a third of its width, 192 at least, or all where it is narrower,
+    and 400 at most (paper: 10%; code: 400). Two models share m^2 / width by chance: a tenth or a third of a narrow one
+    leaves too few to find what training has left (ours: 192 wide, 600 steps, p .06 to .2 on a third, .001 on all)."""
     temperature: float = 10.0
     """Of the softmax over the shared coordinates."""
     draws: int = 100
@@ -70,6 +73,7 @@ class FingerprintConfig:
         for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
             if not low < getattr(self, name) < high:
                 raise InputError(f"{name} is {getattr(self, name)}; need a number over {low}, under {high}")
+        check_size(sequences=self.sequences, length=self.length)
         if self.coordinates is not None and self.coordinates < FEWEST_SHARED:
             raise InputError(f"{self.coordinates} coordinates a model; need at least {FEWEST_SHARED}")
         # A share of draws cannot be under 1 / (draws + 1).
@@ -86,10 +90,12 @@ class FingerprintConfig:
         Raises:
             InputError: more than there are, or so few that no answer can come of it.
         """
-        count = min(_MOST_COORDINATES, width // 3) if self.coordinates is None else self.coordinates
+        own = min(_MOST_COORDINATES, max(width // 3, min(width, _LEAST_COORDINATES)))
+        count = own if self.coordinates is None else self.coordinates
         if not FEWEST_SHARED <= count <= width:
             raise InputError(
-                f"{count} of {width} coordinates a model; need {FEWEST_SHARED} to {width}. Choose with --coordinates"
+                f"{count} of {width} coordinates a model; need {FEWEST_SHARED} at least, and not more than all. "
+                "Choose with --coordinates"
             )
         return count
 

@@ -118,11 +118,14 @@ def test_bad_input_ends_with_code_2(tmp_path):
     for arguments, says in (
         ((a, a), "is there twice; need each model once"),
         ((a, f"{a}/../a"), "is there twice"),
+        ((), "no model was given; need two or more"),
         ((a,), "1 model was given"),
         ((a, c), "2 different tokenizers"),
         ((a, b, "--sequences", 49), "49 inputs were asked for; need at least 50"),
         ((a, b, "--length", 300), "takes at most 256"),
+        ((a, b, "--length", 0), "the length is 0"),
         ((a, b, "--lineages", "x"), "1 lineages for 2 models"),
+        ((a, b, "--lineages", "x,"), "a label of the lineages is empty"),
         ((a, b, "--null", "bayes"), "the null that decides is 'bayes'"),
         ((a, b, "--coordinates", 60), "60 of 48 coordinates"),
     ):

@@ -145,9 +145,9 @@ def test_values_that_cannot_be_used_are_refused(change, says):
 
 
 def test_how_many_coordinates_a_model_has():
-    assert [FingerprintConfig().count(width) for width in (48, 192, 576, 4096)] == [16, 64, 192, 400]
-    with pytest.raises(InputError, match="6 of 20 coordinates"):
-        FingerprintConfig().count(20)
+    assert [FingerprintConfig().count(width) for width in (48, 192, 768, 4096)] == [48, 192, 256, 400]
+    with pytest.raises(InputError, match="6 of 6 coordinates"):
+        FingerprintConfig().count(6)
     with pytest.raises(InputError, match="32 of 24 coordinates"):
         CONFIG.count(24)
 
