@@ -26,6 +26,7 @@ from ..models.lens import LensModel
 from ..ranges import span
 from ..records import create_run
 from ..report import notebook
+from ..report.words import percent
 from ..stats import paired_difference
 from .bench import Bench, bar, bench, cannot_cut
 from .carriers import curve_text
@@ -261,16 +262,17 @@ def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _set_sentence(row: Mapping[Any, Any]) -> str:
-    random = f"random sets of the same size {row['random_mean']:.0%} (at most {row['random_max']:.0%})"
+    random = f"random sets of the same size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
+    layers, removed = row["read_layers"], percent(row["removed_share"])
     if not row["removes"]:
         return (
             f"growth step {row['step']}: no set of up to {row['size']} neurons removes {REMOVED_FRAC:.0%} of the sink "
-            f"in layers {row['read_layers']}; the {row['size']} strongest remove {row['removed_share']:.0%}, {random}"
+            f"in layers {layers}; the {row['size']} strongest remove {removed}, {random}"
         )
-    alone = "" if np.isnan(row["best_single"]) else f", the best of them alone {row['best_single']:.0%}"
+    alone = "" if np.isnan(row["best_single"]) else f", the best of them alone {percent(row['best_single'])}"
     return (
-        f"growth step {row['step']}: {row['neurons']} together remove {row['removed_share']:.0%} of the sink in layers "
-        f"{row['read_layers']}{alone}, {random}"
+        f"growth step {row['step']}: {row['neurons']} together remove {removed} of the sink in layers {layers}{alone}, "
+        f"{random}"
     )
 
 

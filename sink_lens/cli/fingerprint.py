@@ -56,7 +56,7 @@ def fingerprint(
     sequences: Annotated[int, typer.Option(help="Random inputs, 50 at least.", metavar="N")] = 2000,
     length: Annotated[int, typer.Option(help="Tokens of each.", metavar="T")] = 16,
     coordinates: Annotated[
-        int | None, typer.Option(help="A model's own. Default: a third of the width, 192 to 400, or all.", metavar="M")
+        int | None, typer.Option(help="A model's own. Default: 400, or all of a narrower one.", metavar="M")
     ] = None,
     temperature: Annotated[float, typer.Option(help="Of the softmax over the shared coordinates.")] = 10.0,
     draws: Annotated[int, typer.Option(help="Of each simulated null.", metavar="N")] = 100,

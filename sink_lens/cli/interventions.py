@@ -13,6 +13,8 @@ from ..models.bundled import DEFAULT_MODEL
 from .console import PACKAGE, app, console, numbers, reported
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..chain.studies import Study
 
 _SEQUENCES = 8
@@ -159,7 +161,7 @@ def ablate(
     from ..chain.studies import ablate as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
-    _shown(study, quiet=quiet, table="ablations", columns=_ABLATION)
+    _shown(study, quiet=quiet, frame=_ablations(study), columns=("step", "kind", "neurons", "edit", "removed", "95%"))
 
 
 _MASS = (
@@ -171,7 +173,6 @@ _MASS = (
     "outcome",
     "loss_change_nats",
 )
-_ABLATION = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "ci_low", "ci_high", "loss_nats")
 
 
 def _config(given: dict[str, Any]) -> TraceConfig:
@@ -195,7 +196,22 @@ def _factors(text: str) -> tuple[float, ...]:
         raise InputError(f"--factors is {text!r}; need numbers with commas between them, such as 1,2,5") from None
 
 
-def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], table: str = "summary") -> None:
+def _ablations(study: "Study") -> "pd.DataFrame":
+    """The chosen sets and their neurons, in few columns; the headline says what random sets do."""
+    from ..report.words import interval, percent
+
+    table = study.frames["ablations"]
+    table = table[~table["kind"].str.startswith("random")]
+    what = table["what"].map({"column": "columns", "scalar": "outlier entries"})
+    bounds = zip(table["ci_low"], table["ci_high"], strict=True)
+    return table.assign(
+        edit=table["method"] + " of " + what + ", " + table["where"],
+        removed=[percent(share) for share in table["removed_share"]],
+        **{"95%": [interval(low, high, shown=percent) for low, high in bounds]},
+    )
+
+
+def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.DataFrame | None" = None) -> None:
     if quiet:
         reported(study.folder, quiet=True)
         typer.echo(study.folder)
@@ -204,7 +220,7 @@ def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], table: str 
 
     from ..report.words import number
 
-    frame = study.frames[table]
+    frame = study.frames["summary"] if frame is None else frame
     heads = [name for name in columns if name in frame.columns]
     shown = Table(*(name.replace("_", " ") for name in heads), box=None, pad_edge=False)
     for row in frame[heads].itertuples(index=False):

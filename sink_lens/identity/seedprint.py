@@ -30,7 +30,7 @@ SAME, NOT_SHOWN, NO_ANSWER = "same lineage", "no common lineage shown", "no answ
 """What is said of a pair. That nothing is shown is no proof of different seeds: training can wash a print out."""
 FEWEST_SHARED = 8
 """Coordinates in common below which there is no answer: a mean over fewer is not one."""
-_LEAST_COORDINATES, _MOST_COORDINATES = 192, 400
+_COORDINATES = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ class FingerprintConfig:
     length: int = 16
     """Tokens of each (ours: short, since only the last state is read)."""
     coordinates: int | None = None
-    """m, how many a model has for its own; None is a third of its width, 192 at least, or all where it is narrower,
-    and 400 at most (paper: 10%; code: 400). Two models share m^2 / width by chance: a tenth or a third of a narrow one
-    leaves too few to find what training has left (ours: 192 wide, 600 steps, p .06 to .2 on a third, .001 on all)."""
+    """m, how many a model has for its own; None is 400, or all of a narrower model (paper: 10%; code: 400). Two models
+    share m^2 / width by chance: a tenth or a third of a narrow one leaves too few to find what training has left (ours:
+    192 wide, 600 steps, p .06 to .2 on a third, .001 on all)."""
     temperature: float = 10.0
     """Of the softmax over the shared coordinates."""
     draws: int = 100
@@ -90,8 +90,7 @@ class FingerprintConfig:
         Raises:
             InputError: more than there are, or so few that no answer can come of it.
         """
-        own = min(_MOST_COORDINATES, max(width // 3, min(width, _LEAST_COORDINATES)))
-        count = own if self.coordinates is None else self.coordinates
+        count = min(_COORDINATES, width) if self.coordinates is None else self.coordinates
         if not FEWEST_SHARED <= count <= width:
             raise InputError(
                 f"{count} of {width} coordinates a model; need {FEWEST_SHARED} at least, and not more than all. "

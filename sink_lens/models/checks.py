@@ -139,7 +139,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
 
     Raises:
         ModelError: if they differ by over 1e-5 of a row's norm (an adapter that skips a part), or over four times
-            the rounding of a half-precision type; or if one of them does not run.
+            the rounding of a half-precision type; or if one of them does not run, or gives no finite number.
     """
     ids = probe_tokens(plain)
     kernel = str(plain.config._attn_implementation)
@@ -155,6 +155,11 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
         ) from error
     finally:
         plain.set_attn_implementation(kernel)
+    if not bool(expected.isfinite().all()):
+        raise ModelError(
+            f"the model's logits in {plain.dtype} are not finite on {ids.shape[1]} tokens; need a type that holds its "
+            "numbers. Load it in float32 or bfloat16, and if they are not finite there either, its weights are broken"
+        )
     tolerance = max(1e-5, 4 * torch.finfo(plain.dtype).eps)
     error = ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
     if not error <= tolerance:

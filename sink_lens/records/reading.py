@@ -49,11 +49,9 @@ class Tables(Mapping[str, pd.DataFrame]):
     def _read(self, name: str) -> pd.DataFrame:
         path = self._paths[name]
         try:
-            if path.suffix == ".csv":
-                return pd.read_csv(path)
             if not whole(path, self._files[path.name]):
                 raise ValueError(f"it is not what {RUN_FILE} says was written")
-            return pd.read_parquet(path)
+            return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
         except (OSError, ValueError) as error:
             raise damaged(path, error) from error
 
@@ -140,6 +138,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
         if absent := _FIELDS - set(record):
             raise ValueError(f"it lacks {', '.join(sorted(absent))}")
+        if torn := [name for name in ("config", "provenance", "files") if not isinstance(record[name], dict)]:
+            raise ValueError(f"{', '.join(torn)} should be tables of names and values")
         if outside := [file for file in record["files"] if Path(file).name != file]:
             raise ValueError(f"it lists files of other folders: {', '.join(outside)}")
     except (OSError, ValueError, TypeError) as error:

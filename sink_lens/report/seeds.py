@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.columns import flags, floats, named, need, select
 from sink_lens.report.drawing import (
@@ -211,6 +212,8 @@ def _headline(run: Run) -> list[str]:
 def _figure(run: Run) -> tuple[str, Figure]:
     pairs, nulls = need(run, "pairs", columns=_PAIRS), need(run, "nulls", columns=_NULLS)
     models = need(run, "models", columns=("model",))
+    if pairs["tau_bar"].isna().all():
+        raise RunError("no pair got an answer, so that there is nothing to draw: the table of pairs says why")
     see = (
         "The effect: mean tau of the shared coordinates, a black bar on each null's middle 95%, or as a table of "
         "models (a dot: called the same). Where unrelated pairs are known, right: their p, sorted. A null that is "
