@@ -23,7 +23,7 @@ from ..measures.kendall import tau_b
 
 _PLACES = 3
 """Places of the grid for each value."""
-_PER_TASK = 16
+_PER_TASK = 25
 """Columns that a thread takes at a time."""
 
 
@@ -40,16 +40,18 @@ def tau(x: np.ndarray, y: np.ndarray, *, threads: int | None = None) -> np.ndarr
     Raises:
         InputError: other shapes, or fewer than two samples.
     """
-    first, second = _rows(x), _rows(y)
-    if first.shape != second.shape:
-        raise InputError(f"Kendall's tau of shapes {np.shape(x)} and {np.shape(y)}; need the same samples and columns")
-    found = np.empty(len(first))
+    for values in (x, y):
+        _check(values)
+    if x.shape != y.shape:
+        raise InputError(f"Kendall's tau of shapes {x.shape} and {y.shape}; need the same samples and columns")
+    found = np.empty(x.shape[1])
 
     def fill(start: int) -> None:
         part = slice(start, start + _PER_TASK)
-        found[part] = _tau(first[part], second[part], _paired(first[part], second[part]))
+        first, second = _rows(x[:, part]), _rows(y[:, part])
+        found[part] = _tau(first, second, _paired(*_ranged(first), *_ranged(second)))
 
-    _each(fill, range(0, len(first), _PER_TASK), threads=threads)
+    _each(fill, range(0, len(found), _PER_TASK), threads=threads)
     return found
 
 
@@ -67,10 +69,12 @@ def tau_matrix(
     Raises:
         InputError: other samples, or fewer than two.
     """
+    for values in (x, y):
+        _check(values)
+    if len(x) != len(y):
+        raise InputError(f"{len(x)} and {len(y)} samples; need the same ones in both")
     first, second = _rows(x), _rows(y)
-    if first.shape[1] != second.shape[1]:
-        raise InputError(f"{first.shape[1]} and {second.shape[1]} samples; need the same ones in both")
-    (order, plain), (order_too, plain_too) = _sorted(first), _sorted(second)
+    (order, plain), (order_too, plain_too) = _sorted(*_ranged(first)), _sorted(*_ranged(second))
     places = np.empty_like(order)
     np.put_along_axis(places, order, np.arange(order.shape[1], dtype=order.dtype)[None], -1)
     found = np.empty((len(first), len(second)))
@@ -86,11 +90,19 @@ def tau_matrix(
     return found
 
 
-def _rows(values: np.ndarray) -> np.ndarray:
-    """Columns as contiguous rows."""
+def _check(values: np.ndarray) -> None:
     if np.ndim(values) != 2 or len(values) < 2:
         raise InputError(f"Kendall's tau of an array of shape {np.shape(values)}; need two samples or more, by columns")
+
+
+def _rows(values: np.ndarray) -> np.ndarray:
+    """Columns as contiguous rows."""
     return np.ascontiguousarray(np.asarray(values, dtype=np.float64).T)
+
+
+def _ranged(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows with the lowest and the highest value of each."""
+    return rows, rows.min(1), rows.max(1)
 
 
 def _each(work: Callable[[Any], None], items: Sequence[Any], *, threads: int | None) -> None:
@@ -117,39 +129,48 @@ def _tau(x: np.ndarray, y: np.ndarray, inversions: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 @no_type_check
-def _put_in_order(x: np.ndarray, order: np.ndarray, ends: np.ndarray, places: np.ndarray) -> bool:
+def _put_in_order(
+    x: np.ndarray,
+    low: float,
+    high: float,
+    order: np.ndarray,
+    ends: np.ndarray,
+    places: np.ndarray,
+    ascending: np.ndarray,
+) -> bool:
     """Write what sorts ``x`` into ``order``; False where values are equal or not finite, and nothing is then meant."""
-    low = high = x[0]
-    for value in x:
-        if not np.isfinite(value):
-            return False
-        low, high = min(low, value), max(high, value)
-    if not 0 < high - low < np.inf:
+    if not 0 < high - low < np.inf:  # a nan is its column's lowest and highest
         return False
     scale = (ends.size - 2) / (high - low)
     ends[:] = 0
     for i in range(x.size):
         places[i] = np.int32((x[i] - low) * scale)
         ends[places[i] + 1] += 1
-    for place in range(1, ends.size):
-        ends[place] += ends[place - 1]
+    below = 0
+    for place in range(ends.size):
+        below += ends[place]
+        ends[place] = below
     for i in range(x.size):
-        order[ends[places[i]]] = i
-        ends[places[i]] += 1
+        end = ends[places[i]]
+        order[end], ascending[end] = i, x[i]
+        ends[places[i]] = end + 1
     steps = 0
     for i in range(1, x.size):
-        moved, at = order[i], i
-        while at > 0 and x[order[at - 1]] > x[moved]:
-            order[at] = order[at - 1]
+        if ascending[i - 1] <= ascending[i]:
+            continue
+        moved, value, at = order[i], ascending[i], i
+        while at > 0 and ascending[at - 1] > value:
+            order[at], ascending[at] = order[at - 1], ascending[at - 1]
             at -= 1
-        order[at] = moved
+        order[at], ascending[at] = moved, value
         steps += i - at
         if steps > 64 * x.size:  # heavy tails: most values on few places
             order[:] = np.argsort(x)
+            ascending[:] = x[order]
             break
     ties = 0
     for i in range(1, x.size):
-        ties += x[order[i - 1]] == x[order[i]]
+        ties += ascending[i - 1] == ascending[i]
     return ties == 0
 
 
@@ -175,13 +196,13 @@ def _inversions(places: np.ndarray, order: np.ndarray, marks: np.ndarray, above:
 
 @njit(nogil=True, cache=True)
 @no_type_check
-def _sorted(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What sorts each row, and whether it has an order without ties."""
     n_rows, n = x.shape
     order, plain = np.zeros((n_rows, n), np.int32), np.empty(n_rows, np.bool_)
-    ends, places = np.empty(_PLACES * n + 2, np.int32), np.empty(n, np.int32)
+    ends, places, ascending = np.empty(_PLACES * n + 2, np.int32), np.empty(n, np.int32), np.empty(n, x.dtype)
     for row in range(n_rows):
-        plain[row] = _put_in_order(x[row], order[row], ends, places)
+        plain[row] = _put_in_order(x[row], low[row], high[row], order[row], ends, places, ascending)
         if not plain[row]:
             order[row] = np.arange(n)
     return order, plain
@@ -201,18 +222,20 @@ def _against(places: np.ndarray, orders: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 @no_type_check
-def _paired(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _paired(
+    x: np.ndarray, low: np.ndarray, high: np.ndarray, y: np.ndarray, low_y: np.ndarray, high_y: np.ndarray
+) -> np.ndarray:
     """Inversions of each row of ``x`` with the same of ``y``; -1 where there are ties, or no order."""
     n_rows, n = x.shape
-    ends, places = np.empty(_PLACES * n + 2, np.int32), np.empty(n, np.int32)
+    ends, places, ascending = np.empty(_PLACES * n + 2, np.int32), np.empty(n, np.int32), np.empty(n, x.dtype)
     order, again, itself = np.empty(n, np.int32), np.empty(n, np.int32), np.arange(n)
     along = np.empty(n, x.dtype)
     marks, above = np.empty((n + 63) // 64, np.uint64), np.empty((n + 63) // 64, np.int32)
     found = np.full(n_rows, -1, np.int64)
     for row in range(n_rows):
-        if _put_in_order(x[row], order, ends, places):
+        if _put_in_order(x[row], low[row], high[row], order, ends, places, ascending):
             for i in range(n):
                 along[i] = y[row, order[i]]
-            if _put_in_order(along, again, ends, places):
+            if _put_in_order(along, low_y[row], high_y[row], again, ends, places, ascending):
                 found[row] = _inversions(itself, again, marks, above)
     return found
