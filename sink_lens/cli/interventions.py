@@ -202,10 +202,11 @@ def _ablations(study: "Study") -> "pd.DataFrame":
 
     table = study.frames["ablations"]
     table = table[~table["kind"].str.startswith("random")]
-    what = table["what"].map({"column": "columns", "scalar": "outlier entries"})
+    what = {"column": "columns", "scalar": "outlier entries"}
+    edits = zip(table["method"], table["what"], table["where"], strict=True)
     bounds = zip(table["ci_low"], table["ci_high"], strict=True)
     return table.assign(
-        edit=table["method"] + " of " + what + ", " + table["where"],
+        edit=[f"{method} of {what[of]}, {where}" for method, of, where in edits],
         removed=[percent(share) for share in table["removed_share"]],
         **{"95%": [interval(low, high, shown=percent) for low, high in bounds]},
     )

@@ -212,7 +212,7 @@ def _headline(run: Run) -> list[str]:
 def _figure(run: Run) -> tuple[str, Figure]:
     pairs, nulls = need(run, "pairs", columns=_PAIRS), need(run, "nulls", columns=_NULLS)
     models = need(run, "models", columns=("model",))
-    if pairs["tau_bar"].isna().all():
+    if not np.isfinite(floats(pairs, "tau_bar")).any():
         raise RunError("no pair got an answer, so that there is nothing to draw: the table of pairs says why")
     see = (
         "The effect: mean tau of the shared coordinates, a black bar on each null's middle 95%, or as a table of "
