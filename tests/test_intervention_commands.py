@@ -1,8 +1,10 @@
 """``sink-lens isolate``, ``amplify`` and ``ablate``: options, output and exit codes, with the work replaced."""
 
+import re
 import sys
 import types
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -25,7 +27,20 @@ def calls(monkeypatch, tmp_path):
         def call(config, **options):
             made.append((name, config, options))
             summary = pd.DataFrame({"position": [21], "mass_new": [0.25], "outcome": ["shared"], "centre": ["values"]})
-            frames = {"summary": summary, "ablations": pd.DataFrame({"step": [0], "kind": ["set"], "neurons": ["1.2"]})}
+            ablations = pd.DataFrame(
+                {
+                    "step": [0, 0],
+                    "kind": ["set", "random, same layers"],
+                    "neurons": ["1.2", "1.3"],
+                    "method": ["zero", "mean"],
+                    "what": ["scalar", "column"],
+                    "where": ["sink", "sink"],
+                    "removed_share": [0.25, -0.001],
+                    "ci_low": [0.2, np.nan],
+                    "ci_high": [0.3, np.nan],
+                }
+            )
+            frames = {"summary": summary, "ablations": ablations}
             return types.SimpleNamespace(folder=tmp_path, frames=frames, headline=f"the headline of {name}")
 
         return call
@@ -71,6 +86,12 @@ def test_options_reach_the_study(calls):
     assert (isolated["positions"], isolated["layers"]) == ([9, 12], (0, 1, 2, 5))
     assert (amplified["position"], amplified["factors"], amplified["centres"]) == (7, (0.5, 2.0), ("none",))
     assert second.seed == 3
+
+
+def test_the_table_of_an_ablation_has_what_was_chosen_and_no_random_sets(calls):
+    printed = run("ablate").stdout
+    assert re.search(r"set +1\.2 +zero of outlier entries, sink +25% +\[20%, 30%\]", printed)
+    assert "random" not in printed
 
 
 def test_quiet_prints_only_the_folder(calls, tmp_path):

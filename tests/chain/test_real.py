@@ -178,7 +178,7 @@ def test_cutting_shows_the_same_chain(traced):
 
 def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):
     result = traced("text")
-    config = dataclasses.replace(result.config, cut_sequences=8, cut_length=64)
+    config = dataclasses.replace(result.config, sequences=32, cut_sequences=8, cut_length=64)
     place = bench(lens, tokens_of(lens, config=config, bos="auto"), finding=result.finding, config=config)
     tensors = safetensors.torch.load_file(result.folder / "centring_means.safetensors")
     means = CentringMeans.from_tensors(tensors, n_tokens=4096, seed=0)
