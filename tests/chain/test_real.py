@@ -40,7 +40,7 @@ def traced(lens, tmp_path_factory):
         config = TraceConfig(
             model=DEFAULT_MODEL,
             tokens=tokens,
-            sequences=12 if tokens == "text" else 4,
+            sequences=32 if tokens == "text" else 16,
             twin=False,
             cuts=tokens == "text",
             cut_sequences=2,
@@ -178,7 +178,7 @@ def test_cutting_shows_the_same_chain(traced):
 
 def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):
     result = traced("text")
-    config = dataclasses.replace(result.config, sequences=32, cut_sequences=8, cut_length=64)
+    config = dataclasses.replace(result.config, cut_sequences=8, cut_length=64)
     place = bench(lens, tokens_of(lens, config=config, bos="auto"), finding=result.finding, config=config)
     tensors = safetensors.torch.load_file(result.folder / "centring_means.safetensors")
     means = CentringMeans.from_tensors(tensors, n_tokens=4096, seed=0)
@@ -233,9 +233,9 @@ def test_sink_mass_is_the_same_with_both_kernels(lens, sequences, length):
 
 
 def test_sink_mass_runs_at_8192_tokens(lens):
-    late = mass_reading(layers=frozenset({12}))  # the layers after it are not run
-    values = stream(lens, text(lens, sequences=1, length=8192), [late])["mass", 12].numpy()
-    assert values.shape == (1, lens.n_heads)
+    found = stream(lens, text(lens, sequences=1, length=8192), [mass_reading()]).stacked("mass")
+    assert found.shape == (lens.n_layers, 1, lens.n_heads)
+    values = found.numpy()
     assert np.isfinite(values).all()
     assert ((values >= 0) & (values <= 1)).all()
     assert values.mean() > 0.2

@@ -207,7 +207,7 @@ def test_without_ray_the_error_says_how_to_install_it(lens, tmp_path, monkeypatc
 @pytest.fixture(scope="module")
 def two_workers():
     """Ray on this machine, on loopback, for the tests of this file; its processes are gone afterwards."""
-    ray = pytest.importorskip("ray")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'sink-lens[ray]'")
     before = set(psutil.Process().children(recursive=True))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written into the home folder
