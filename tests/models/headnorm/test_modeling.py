@@ -54,6 +54,33 @@ def test_the_norm_is_in_float32_and_gives_back_the_type():
     assert head_norm(large, torch.ones(4, dtype=torch.float16), eps=0.0).tolist() == [1, 1, 1, 1]
 
 
+def plain_norm(z, gamma, *, eps):
+    wide = z.float()
+    return gamma * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(z.dtype)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5)], ids=["shared", "per head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norms_gradients_are_autograds(shape, dtype):
+    """Of first and second order, and row by row under ``vmap``."""
+    generator = torch.Generator().manual_seed(0)
+    z, weights = (torch.randn(2, 4, 3, 5, generator=generator).to(dtype) for _ in range(2))
+    gamma = torch.randn(shape, generator=generator).to(dtype)
+    found = []
+    for norm in (head_norm, plain_norm):
+        inputs = z.clone().requires_grad_(), gamma.clone().requires_grad_()
+        out = norm(*inputs, eps=0.1)
+        first = torch.autograd.grad((out * weights).sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum(one.square().sum() for one in first), inputs)
+        found.append([out, *first, *second])
+    within = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.25}
+    for ours, autograds in zip(*found, strict=True):
+        torch.testing.assert_close(ours, autograds, **within)
+    assert torch.equal(found[0][0], found[1][0])
+    by_row = torch.func.vmap(torch.func.grad(lambda one: (head_norm(one, gamma, eps=0.1) * weights[0]).sum()))(z)
+    torch.testing.assert_close(by_row[0], found[0][1][0], **within)
+
+
 def test_the_norm_comes_before_the_gate_and_heads_have_their_own():
     """Heads (3, 4) and (0, 5) of root mean square sqrt(12.5): gains 1 and 2, gates 1/2 and 3/4."""
     z_raw = torch.tensor([[[[3.0, 4.0], [0.0, 5.0]]]])
