@@ -22,7 +22,7 @@ WARNED = ("device", "compile", "fsdp")
 DATA = ("data_sha256", "tokenizer_sha256")
 """Provenance that all runs must share."""
 FEWEST_SEEDS = 3
-"""With fewer seeds an interval says little."""
+"""With fewer seeds an arm, no difference is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +229,7 @@ def _check_data(runs: Sequence[Run]) -> None:
 def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """What else the runs were made with that differs."""
     said = []
-    for name, given in [(name, [run.provenance for run in runs]) for name in CIRCUMSTANCE] + [
+    for name, given in [(name, [run.provenance for run in runs]) for name in (*CIRCUMSTANCE, "processes")] + [
         (name, list(configs)) for name in WARNED
     ]:
         if _differs(given, name):

@@ -20,7 +20,7 @@ from ..report.columns import floats, named
 from ..report.heatmap import png
 from ..report.training import comparison as draw
 from ..report.words import listed, number, plural, short
-from .arms import DATA, Arms, group
+from .arms import DATA, FEWEST_SEEDS, Arms, group
 from .birth import Birth
 from .course import plain_svg
 from .curves import SMOOTH_FRAC, band_table, curve_table, final_table
@@ -165,6 +165,8 @@ def _ahead(arm: str, curve: str, one: Difference, *, finals: pd.DataFrame, basel
         f"paired t p = {number(one.t_p)}, " if one.t_p == one.t_p else ""
     )
     sure += f"sign flips p = {number(one.flip_p)}, at least {number(one.flip_smallest)} with so many seeds"
+    if one.n < FEWEST_SEEDS:
+        return f"{start} ({sure}): {FEWEST_SEEDS} seeds are needed to tell a difference"
     if not one.told:
         return f"{start} ({sure}): no difference can be told"
     return f"{start} ({sure}): {arm} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"

@@ -1,4 +1,4 @@
-"""What a training would take, before it is begun: two steps of its model on random tokens, timed."""
+"""What a training would take, before it is begun: a step or two of its model on random tokens, timed."""
 
 import time
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .trainer import check_device, check_trackers
 
 _STEPS = 2
 _MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}
-"""Of one forward and backward that is timed: where a step has more, fewer sequences are timed."""
+"""Of one forward and backward that is timed: where a step has more, fewer sequences are timed; one, once, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Estimate:
 
 
 def estimate(config: TrainConfig) -> Estimate:
-    """Time two updates on random tokens; nothing is written, and no data is read.
+    """Time two updates on random tokens, one where that is slow; nothing is written, and no data is read.
 
     Raises:
         InputError: what ``train`` would refuse, the data apart.
@@ -67,7 +67,8 @@ def estimate(config: TrainConfig) -> Estimate:
         ids = torch.randint(config.vocab_size, (sequences, config.length), device=device)
         run = torch.compile(model) if config.compile else model
         forwards, updates = [], []
-        for number in range(_STEPS + (0 if each > _MOST_FLOPS[device] else 1)):  # the first also warms up
+        slow = each > _MOST_FLOPS[device]
+        for number in range(1 + config.compile if slow else 1 + _STEPS):  # the first also warms up, or compiles
             begun = _now(device)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
                 loss = run(input_ids=ids, labels=ids, use_cache=False).loss
@@ -76,7 +77,7 @@ def estimate(config: TrainConfig) -> Estimate:
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))
             optimizer.step()
             optimizer.zero_grad()
-            if number >= 1 or each > _MOST_FLOPS[device]:
+            if number >= 1 or slow:
                 forwards.append(halfway - begun)
                 updates.append(_now(device) - halfway)
         return Estimate(

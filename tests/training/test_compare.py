@@ -280,13 +280,14 @@ def test_what_does_not_touch_the_numbers_may_differ(tmp_path):
 
 def test_other_software_or_devices_are_said_and_not_refused(tmp_path):
     base = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1, 2)]
-    changed = {"provenance": {"versions": {"torch": "3.0"}}, "compile": True}
+    changed = {"provenance": {"versions": {"torch": "3.0"}, "processes": 2}, "compile": True}
     other = [write_run(tmp_path / f"n{s}", BASE, seed=s, value_norm="shared", **changed) for s in (0, 1, 2)]
     with pytest.warns(UserWarning, match="differ in") as said:
         found = group(base + other)
-    assert len(said) == 2
+    assert len(said) == 3
     assert 'versions: {"torch": "2.13.0"} and {"torch": "3.0"}' in found.notes[0]
-    assert "compile: null and true" in found.notes[1]
+    assert "processes: null and 2" in found.notes[1]
+    assert "compile: null and true" in found.notes[2]
 
 
 @pytest.mark.parametrize("name", ["data_sha256", "tokenizer_sha256"])
@@ -332,6 +333,8 @@ def test_runs_that_are_not_whole_are_refused(tmp_path):
 def test_an_interval_of_few_seeds_is_said_to_say_little(tmp_path):
     two = compare(arms(tmp_path / "two", seeds=(0, 1)), generator=generator())
     assert "an interval of two seeds says little" in two.notes
+    assert "3 seeds are needed to tell a difference" in two.headline
+    assert "the baseline\n" not in two.headline  # neither ahead of it nor behind
     one = compare(arms(tmp_path / "one", seeds=(0,)), generator=generator())
     assert "one seed has no interval: no difference can be told from chance" in one.notes
     assert "(one seed: no interval)" in one.headline

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from sink_lens import cli, read_run
 from sink_lens.cli import train as command
 from sink_lens.errors import RunError
+from sink_lens.models.headnorm import HeadNormForCausalLM
 from sink_lens.training import estimate, trainer
 from sink_lens.training.config import TrainConfig, read_train
 
@@ -194,3 +195,15 @@ def test_a_dry_run_counts_parameters_and_writes_nothing(file, tmp_path):
     assert re.search(r"a step +[\d.e-]+ s on cpu in one process *\n", done.stdout)
     assert "4 kept" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "toy.toml"]
+
+
+def test_a_dry_run_of_a_slow_model_does_one_forward_or_one_more_after_compiling(monkeypatch):
+    calls = []
+    monkeypatch.setattr(estimate, "_MOST_FLOPS", {"cpu": 1.0})
+    monkeypatch.setattr(estimate.torch, "compile", lambda model: model)
+    forward = HeadNormForCausalLM.forward
+    monkeypatch.setattr(HeadNormForCausalLM, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
+    sizes = {"n_layers": 1, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": 300, "length": 8, "device": "cpu"}
+    for compiled in (False, True):
+        assert estimate.estimate(TrainConfig(**sizes, compile=compiled)).sequences == 1
+    assert len(calls) == 1 + 2

@@ -1,13 +1,13 @@
 """A Llama for pre-training that varies what makes sinks: the attention's weights, gates, and a norm of the values.
 
-Importing this package makes the class known to ``AutoConfig`` and ``AutoModelForCausalLM``.
+Importing this package makes the class known to ``AutoConfig``, ``AutoModel`` and ``AutoModelForCausalLM``.
 """
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from .configuration import ATTENTIONS, VALUE_NORM_INITS, VALUE_NORMS, HeadNormConfig
 from .conversion import convert, undecayed
-from .modeling import HeadNormForCausalLM
+from .modeling import HeadNormForCausalLM, HeadNormModel
 
 __all__ = [
     "ATTENTIONS",
@@ -20,4 +20,5 @@ __all__ = [
 ]
 
 AutoConfig.register(HeadNormConfig.model_type, HeadNormConfig, exist_ok=True)
+AutoModel.register(HeadNormConfig, HeadNormModel, exist_ok=True)
 AutoModelForCausalLM.register(HeadNormConfig, HeadNormForCausalLM, exist_ok=True)

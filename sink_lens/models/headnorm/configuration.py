@@ -1,5 +1,7 @@
 """The configuration of ``HeadNormForCausalLM``: Llama's, and what its attention and its heads' output do."""
 
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, no_type_check
 
 from transformers import LlamaConfig
@@ -19,7 +21,7 @@ class HeadNormConfig(LlamaConfig):
     """Llama's configuration with the attention's variant and the norm of the aggregated values.
 
     Raises:
-        InputError: a value that is none of those listed, here and whenever the configuration is saved.
+        InputError: a value that is none of those listed, here and whenever the configuration is saved; a misspelt name.
     """
 
     model_type = "sink_lens_headnorm"
@@ -44,7 +46,15 @@ class HeadNormConfig(LlamaConfig):
     """Whether W_O has a bias; None is ``attention_bias``. Qwen2 has biases on the other three only."""
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in what is None, and check before anything reads the fields."""
+        """Fill in what is None, and check before anything reads the fields.
+
+        Raises:
+            InputError: a value that is none of those listed, or a name that is nearly a field's: transformers keeps
+                what it does not know, and the model would be built without it.
+        """
+        for name in kwargs:
+            if near := get_close_matches(name, [field.name for field in fields(self)], n=1, cutoff=0.8):
+                raise InputError(f"{name} is no field of HeadNormConfig; did you mean {near[0]}?")
         if self.output_bias is None:
             self.output_bias = self.attention_bias
         super().__post_init__(**kwargs)

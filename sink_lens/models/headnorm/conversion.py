@@ -19,7 +19,7 @@ _SOURCES: dict[str, dict[str, Any]] = {
     "HeadNormForCausalLM": {},
 }
 """Class name -> fields of our configuration that the class implies."""
-_NEW = (".self_attn.gamma", ".self_attn.sinks", ".self_attn.head_gate.weight")
+_NEW = (".self_attn.value_norm", ".self_attn.sinks", ".self_attn.head_gate.weight")
 """Ends of the names of weights that a checkpoint of another class does not have."""
 _NOT_TAKEN = ("model_type", "architectures", "transformers_version", "layer_types", "sliding_window")
 """Fields of a checkpoint's configuration that are of its own class."""
@@ -60,7 +60,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
         )
         taken_over = _take_weights(made, model)
         for key, module in made.named_modules():
-            if isinstance(module, HeadNormAttention) and f"{key}.gamma" not in taken_over:
+            if isinstance(module, HeadNormAttention) and f"{key}.value_norm" not in taken_over:
                 module.begin_gamma()
     device = model.get_input_embeddings().weight.device
     return made.to(device).train(model.training)
@@ -98,8 +98,8 @@ def undecayed(model: nn.Module) -> frozenset[str]:
     """Names of the parameters to keep out of weight decay.
 
     Those with one axis (norm gains, biases, sink logits), and the gains of the heads' norm of any shape. Embeddings
-    and matrices are decayed.
+    and matrices are decayed. A Trainer that is not ours spares the gains by their names, and decays sink logits.
     """
     return frozenset(
-        name for name, parameter in model.named_parameters() if parameter.ndim <= 1 or name.endswith(".gamma")
+        name for name, parameter in model.named_parameters() if parameter.ndim <= 1 or name.endswith(".value_norm")
     )

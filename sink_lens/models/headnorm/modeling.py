@@ -129,7 +129,7 @@ class HeadNormAttention(LlamaAttention):
             self.q_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
             self.k_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
         shape = {"shared": (d_head,), "per_head": (n_heads, d_head)}.get(config.value_norm)
-        self.gamma = None if shape is None else nn.Parameter(torch.ones(shape))
+        self.value_norm = None if shape is None else nn.Parameter(torch.ones(shape))  # any Trainer spares what ends so
         self.sinks = nn.Parameter(torch.zeros(n_heads)) if config.attention == "sink_logit" else None
         self.head_out = HeadOutput(eps=config.value_norm_eps)
 
@@ -172,6 +172,14 @@ class HeadNormAttention(LlamaAttention):
         )
         gate = self.head_gate(hidden_states) if self.gated else None
         return self.o_proj(self.head_out(z_raw, self.gamma, gate, positions)), pattern
+
+    @property
+    def gamma(self) -> nn.Parameter | None:
+        """The gain of the heads' norm, [d_head] or [head d_head]; None without a norm.
+
+        As a parameter it is called ``value_norm``: the Trainer of transformers keeps names with ``_norm`` out of decay.
+        """
+        return self.value_norm
 
     def counted(self, position_ids: Tensor | None) -> Tensor | None:
         """The positions by which the heads' output is scaled; None where it is not.

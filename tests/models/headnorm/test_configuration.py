@@ -1,10 +1,12 @@
 """The configuration keeps its fields, and refuses what it does not know."""
 
 import pytest
-from transformers import AutoConfig, LlamaConfig
+import torch
+from transformers import AutoConfig, AutoModel, LlamaConfig
 
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig
+from sink_lens.models.tiny import tiny
 
 
 def test_without_choices_it_is_a_llama_with_its_type():
@@ -34,6 +36,26 @@ def test_it_comes_back_from_a_folder(tmp_path, fields):
         assert {k: v for k, v in found.to_dict().items() if k not in own} == {
             k: v for k, v in config.to_dict().items() if k not in own
         }
+
+
+def test_auto_model_opens_the_stack_of_a_folder(tmp_path):
+    model = tiny("headnorm")
+    model.save_pretrained(tmp_path)
+    stack = AutoModel.from_pretrained(tmp_path)
+    assert type(stack) is type(model.model)
+    assert torch.equal(stack.layers[0].self_attn.gamma, model.model.layers[0].self_attn.gamma)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("attentions", "attention"), ("value_norms", "value_norm"), ("num_kv_heads", None), ("_note", None)],
+)
+def test_a_name_that_is_nearly_a_field_is_refused_and_others_are_kept_as_transformers_does(name, meant):
+    if meant is None:
+        assert getattr(HeadNormConfig(**{name: 2}), name) == 2
+        return
+    with pytest.raises(InputError, match=f"{name} is no field of HeadNormConfig; did you mean {meant}"):
+        HeadNormConfig(**{name: "sigmoid"})
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_norm_that_is_added_begins_from_the_checkpoints_values(tokens):
     [
         ({"attention": "sink_logit"}, "sinks"),
         ({"attention": "gate_headwise"}, "head_gate.weight"),
-        ({"value_norm": "shared", "value_norm_init": "ones"}, "gamma"),
+        ({"value_norm": "shared", "value_norm_init": "ones"}, "value_norm"),
     ],
 )
 def test_a_variant_adds_its_own_weights_only(changes, new, tokens):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, StaticCache
+from transformers import AutoModelForCausalLM, StaticCache, Trainer, TrainingArguments
 
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM, convert, undecayed
@@ -251,11 +251,22 @@ def test_the_first_weights_have_the_sizes_of_the_paper_and_follow_the_seed():
 
 def test_gains_sink_logits_and_biases_are_not_decayed():
     model = tiny("headnorm", value_norm="per_head", attention="sink_logit", attention_bias=True, num_hidden_layers=1)
-    inside = ["gamma", "sinks", *(f"{part}_proj.bias" for part in "qkvo")]
+    inside = ["value_norm", "sinks", *(f"{part}_proj.bias" for part in "qkvo")]
     norms = ["model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm"]
     assert undecayed(model) == {f"model.layers.0.self_attn.{name}" for name in inside} | {f"{n}.weight" for n in norms}
     decayed = {name for name, _ in model.named_parameters()} - undecayed(model)
     assert {"model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight"} < decayed
+
+
+@pytest.mark.parametrize("norm", ["shared", "per_head"])
+def test_the_plain_trainer_of_transformers_decays_no_gain(norm, tmp_path):
+    model = tiny("headnorm", value_norm=norm, qk_norm=True, attention_bias=True)
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), weight_decay=0.1, use_cpu=True, report_to="none"))
+    decayed, spared = trainer.create_optimizer().param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    assert {id(one) for one in spared["params"]} == {
+        id(one) for name, one in model.named_parameters() if name in undecayed(model)
+    }
 
 
 # --- one model in several ways ---
