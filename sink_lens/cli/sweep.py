@@ -150,7 +150,7 @@ def _strongest(result: "SweepResult", metric: str) -> "Table":
         return "none" if math.isnan(float(row[low])) else f"{number(float(row[low]))} to {number(float(row[high]))}"
 
     table = Table("edit", title=f"strongest effects on {metric}", title_justify="left", box=None, pad_edge=False)
-    for name in ("effect", "95%", "controls", "effect over controls, 95%"):
+    for name in ("effect", "95%", "controls", "over controls, 95%"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in result.top(_SHOWN, metric=metric).to_dict("records"):
         control = float(row["control_effect"])

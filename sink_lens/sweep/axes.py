@@ -5,6 +5,7 @@ each of these; in a list, every entry is one value, and an entry that is itself 
 edited together: ``[3, "4-6", [7, 9]]`` is three values.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,14 +28,15 @@ def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indic
     Raises:
         InputError: it is none of these, is empty, names something twice, or an index does not exist.
     """
-    if given == "all":
+    need = range(first, size)
+    if isinstance(given, str) and given == "all":
         return [None]
-    if given == "each":
+    if isinstance(given, str) and given == "each":
         found: list[Indices] = [(index,) for index in range(first, size)]
     elif isinstance(given, str | int):
-        found = [(index,) for index in _set(given, name=name)]
+        found = [(index,) for index in _set(given, name=name, need=need, also="each, all, or ")]
     elif isinstance(given, Sequence):
-        found = [_set(one, name=name) for one in given]
+        found = [_set(one, name=name, need=need) for one in given]
     else:
         raise InputError(f"{name} is {given!r}; need each, all, a number, a range such as 0-3,7, or a list of these")
     if not found:
@@ -57,14 +59,17 @@ def shown(indices: Indices) -> int | str:
     return span(indices)
 
 
-def _set(given: Any, *, name: str) -> tuple[int, ...]:
+def _set(given: Any, *, name: str, need: range, also: str = "") -> tuple[int, ...]:
     """The indices of one entry, in order."""
     if isinstance(given, bool):
         raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
     if isinstance(given, int):
         return (given,)
     if isinstance(given, str):
-        given = ranges(given, name=name, also="each, all, or ")
+        for digits in re.findall("[0-9]+", given):  # before a range such as 0-99999999999 is written out
+            if len(digits.lstrip("0")) > len(str(need.stop)) or int(digits) not in need:
+                raise InputError(f"{name}: {digits} does not exist; need {need.start} to {need.stop - 1}")
+        given = ranges(given, name=name, also=also)
     elif not isinstance(given, Sequence) or not all(type(one) is int for one in given):
         raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
     if not given or len(set(given)) < len(given):

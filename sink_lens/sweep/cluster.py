@@ -6,6 +6,7 @@ model by its name and refuses weights that are not those of the sweep.
 
 import logging
 import multiprocessing
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -45,12 +46,14 @@ class Job:
     metrics: tuple[Measured, ...]
     plan: Plan
 
-    def engine(self, lens: LensModel) -> Engine:
-        """The engine of the sweep on a model."""
+    def engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
+        """The engine of the sweep on a model; the cells, where they have been made already."""
+        if cells is None:
+            cells = cells_to_run(self.what, lens, n_positions=self.tokens.n_positions)
         return Engine(
             lens,
             self.tokens,
-            cells_to_run(self.what, lens, n_positions=self.tokens.n_positions),
+            cells,
             measured(self.metrics, lens, n_positions=self.tokens.n_positions),
             plan=self.plan,
         )
@@ -72,21 +75,34 @@ class Job:
 
 def cells_to_run(what: Grid | Sequence[Cell], lens: LensModel, *, n_positions: int) -> list[Cell]:
     """The cells of the table, and the controls that are not among them."""
-    cells, controls = what.cells(lens, n_positions=n_positions) if isinstance(what, Grid) else (list(what), [])
+    return distinct(*(what.cells(lens, n_positions=n_positions) if isinstance(what, Grid) else (what, ())))
+
+
+def distinct(cells: Sequence[Cell], controls: Sequence[Cell]) -> list[Cell]:
+    """The cells, and the controls that are not among them, each once."""
     return list({cell.identity: cell for cell in [*cells, *controls]}.values())
 
 
 def check_engine(
-    engine: str, *, devices: Sequence[str], what: Grid | Sequence[Cell], metrics: Sequence[Measured]
+    engine: str,
+    *,
+    devices: Sequence[str],
+    workers: int | None = None,
+    what: Grid | Sequence[Cell],
+    metrics: Sequence[Measured],
 ) -> None:
     """Refuse an engine that cannot compute these cells and metrics here, before anything is written.
 
     Raises:
-        InputError: there is no such engine; Ray is not installed; or cells or metrics of one's own, which cannot be
-            sent to another process without Ray.
+        InputError: there is no such engine; Ray is not installed; an option of the other engine; or cells or metrics
+            of one's own, which cannot be sent to another process without Ray.
     """
     if engine not in ENGINES:
         raise InputError(f"engine is {engine!r}; need one of {', '.join(ENGINES)}")
+    if workers is not None and (engine != "ray" or workers < 1):
+        raise InputError(f"engine {engine!r} with workers {workers}; need engine 'ray' and at least 1, or devices")
+    if devices and engine == "ray":
+        raise InputError(f"engine 'ray' with devices {', '.join(devices)}; Ray gives out its own: leave devices out")
     if engine == "ray":
         try:
             import ray  # noqa: F401
@@ -163,8 +179,9 @@ def _run(block: Block) -> pd.DataFrame:
 def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Advance) -> Blocks:
     """On a Ray cluster: one worker for each GPU (for each two CPUs where there is none), blocks as its tasks.
 
-    Ray starts a worker again that died, and gives it its block again. Where Ray is not running here yet, the cluster
-    of ``RAY_ADDRESS`` is joined, or a local one started.
+    Ray starts a worker again that died, and gives it its block again. Workers that the cluster has no room for yet
+    wait, and get blocks when they have begun. Where Ray is not running here yet, the cluster of ``RAY_ADDRESS`` is
+    joined, or a local one started.
 
     Args:
         job: what the workers need.
@@ -174,7 +191,7 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
         advance: called with the number of cells that were finished.
 
     Raises:
-        InputError: cells or metrics that cannot be sent.
+        InputError: cells or metrics that cannot be sent; or the cluster has no GPU, and one is needed.
         ModelError: the model's name gives other weights to a worker.
     """
     import ray
@@ -186,18 +203,25 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
     try:
         resources = ray.cluster_resources()
         fit = int(resources.get("GPU", 0)) if on_gpu else int(resources.get("CPU", 1)) // 2
+        if on_gpu and fit == 0:
+            raise InputError("the Ray cluster has no GPU and the model is on one; add a GPU, or load it on the CPU")
         count = max(1, min(workers or max(1, fit), len(blocks)))
         options: Any = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
         options |= {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_cpus": 1}
         actor: Any = ray.remote(**options)(Worker)
         shared = _put(ray, job)
-        idle = [actor.remote(shared, "cuda" if on_gpu else "cpu") for _ in range(count)]
-        waiting, running = list(blocks), dict[Any, tuple[Any, Block]]()
+        begun = [actor.remote(shared, "cuda" if on_gpu else "cpu") for _ in range(count)]
+        starting: dict[Any, Any] = {worker.ready.remote(): worker for worker in begun}
+        idle: list[Any] = []
+        waiting, running = deque(blocks), dict[Any, tuple[Any, Block]]()
         while waiting or running:
             while idle and waiting:
-                worker, block = idle.pop(), waiting.pop(0)
+                worker, block = idle.pop(), waiting.popleft()
                 running[worker.run.remote(block)] = (worker, block)
-            (done, *_), _ = ray.wait(list(running), num_returns=1)
+            (done, *_), _ = ray.wait([*running, *(starting if waiting else ())], num_returns=1)
+            if done in starting:
+                idle.append(starting.pop(done))
+                continue
             worker, block = running.pop(done)
             try:
                 frame = ray.get(done)
@@ -232,6 +256,9 @@ class Worker:
             self._engine = job.load(device)
         except Exception as error:  # noqa: BLE001  # raised with its first block: else all that is known is a dead worker
             self._error = error
+
+    def ready(self) -> None:
+        """Returns when the worker has begun."""
 
     def run(self, block: Block) -> pd.DataFrame:
         """A block's numbers."""

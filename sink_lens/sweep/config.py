@@ -113,8 +113,8 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     texts(options, ("model", "mode", "device", "dtype", "tokens", "text", "bos"), where=where)
     if "prompts" in options:
         prompts = options["prompts"]
-        if not isinstance(prompts, Sequence) or isinstance(prompts, str) or not _all_texts(prompts):
-            raise InputError(f"prompts of {where} is {prompts!r}; need a list of texts")
+        if not isinstance(prompts, Sequence) or isinstance(prompts, str) or not prompts or not _all_texts(prompts):
+            raise InputError(f"prompts of {where} is {prompts!r}; need a list of texts, one at least")
         options["prompts"] = tuple(prompts)
     if "metrics" in given:
         rows = _tables(given["metrics"], where=f"[[metrics]] of {where}")

@@ -27,7 +27,7 @@ from ..interventions.applied import check_edits
 from ..interventions.metrics import Metric, evaluate
 from ..models.lens import LensModel
 from ..models.sites import SITES
-from .grid import Cell
+from .grid import Cell, Touches
 from .kinds import References
 from .needs import Needs
 from .passes import Clean, Passes
@@ -136,7 +136,7 @@ class Engine:
                 sizes |= {min(self.plan.pack, len(block.cells)), len(block.cells) % self.plan.pack}
         # The last batch of prompts may be smaller than the others.
         parts = {part.n_sequences: part for part in map(self._part, self._prompts())}.values()
-        paths: set[Path] = {self._path(cell) for cell in self.cells}
+        paths: set[Path] = {self.path_of(block) for block in self.blocks}
         return max(
             (
                 self._passes.pack_gap(part, path=path, copies=size)
@@ -151,11 +151,16 @@ class Engine:
         """How many layers a block runs for each of its cells."""
         return max(0, min(self.needs.last, self.lens.n_layers) - block.first)
 
+    def path_of(self, block: Block) -> Path:
+        """The module that a block runs on."""
+        return self._path(self.cells[block.cells[0]].touches)
+
     def _blocks(self) -> tuple[Block, ...]:
         size = max(CELLS_A_BLOCK, self.plan.pack)
         groups: dict[tuple[int, str], list[int]] = {}
+        begins = lru_cache(lambda touches: (self._first(touches), self._path(touches)))
         for number, cell in enumerate(self.cells):
-            groups.setdefault((self._first(cell), self._path(cell)), []).append(number)
+            groups.setdefault(begins(cell.touches), []).append(number)
         found: list[Block] = []
         for prompts in self._prompts():
             for first, path in sorted(groups):
@@ -165,15 +170,15 @@ class Engine:
                     found.append(Block(number=len(found), prompts=prompts, first=first, cells=cells))
         return tuple(found)
 
-    def _first(self, cell: Cell) -> int:
+    def _first(self, touches: Touches) -> int:
         n = self.lens.n_layers
-        if not self.needs.reaches(cell.touches, n_layers=n):
+        if not self.needs.reaches(touches, n_layers=n):
             return n + 1
-        inner = [range(n) if layers is None else layers for site, layers in cell.touches if SITES[site].per_layer]
+        inner = [range(n) if layers is None else layers for site, layers in touches if SITES[site].per_layer]
         return min((min(layers) for layers in inner), default=n - 1)
 
-    def _path(self, cell: Cell) -> Path:
-        return "bridge" if any(SITES[site].observed for site, _ in cell.touches) else self._clean_path
+    def _path(self, touches: Touches) -> Path:
+        return "bridge" if any(SITES[site].observed for site, _ in touches) else self._clean_path
 
     def _prompts(self) -> list[slice]:
         n, size = self.tokens.n_sequences, self.plan.prompts
@@ -191,7 +196,7 @@ class Engine:
         edits = [self.cells[number].make(self._references) for number in numbers]
         for some in edits:
             check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
-        clean = self._clean(block.prompts.start, self._path(self.cells[numbers[0]]))
+        clean = self._clean(block.prompts.start, self.path_of(block))
         if block.first > self.lens.n_layers:
             outcomes, changed = [clean.outcome] * len(numbers), [False] * len(numbers)
         else:

@@ -1,9 +1,11 @@
-"""What a sweep would cost: cells, forwards after reuse, time from one timed pack, memory. Nothing is written."""
+"""What a sweep would cost: cells, forwards after reuse, time from a few timed packs, memory. Nothing is written."""
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import psutil
 import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,7 +18,7 @@ from .cluster import cells_to_run
 from .engine import Block, Engine
 from .grid import Cell, Grid
 from .needs import Needs
-from .plan import Mode, bytes_a_token, plan_of
+from .plan import Mode, Plan, bytes_a_token, plan_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,37 +38,56 @@ class Cost:
     layers_frac: float
     """Layers that are run for a cell and batch of prompts, on average, over all layers."""
     seconds: float
-    """Scaled from the pack that was timed."""
+    """Scaled from the packs that were timed, and what the check before the sweep took."""
     bytes_weights: int
     bytes_forward: int
     """Of one forward, roughly."""
+    bytes_peak: int
+    """The most that this process has held, on the GPU where the model is there."""
 
 
 def cost_of(
-    lens: LensModel, tokens: TokenBatch, what: Grid | Sequence[Cell], metrics: Sequence[Metric], *, mode: Mode
+    lens: LensModel,
+    tokens: TokenBatch,
+    what: Grid | Sequence[Cell],
+    metrics: Sequence[Metric],
+    *,
+    mode: Mode,
+    check: Callable[[Sequence[Cell], Plan], Plan] = lambda cells, plan: plan,
 ) -> Cost:
-    """The cost of a sweep on a model; runs one pack of it, or three passes at most."""
+    """The cost of a sweep on a model; runs a few packs of it.
+
+    Args:
+        lens: the model.
+        tokens: the sequences.
+        what: the grid or the cells.
+        metrics: what is read.
+        mode: exact or fast.
+        check: what the runner does before it begins, which may change the plan.
+    """
     cells = cells_to_run(what, lens, n_positions=tokens.n_positions)
-    asked = what.cells(lens, n_positions=tokens.n_positions)[0] if isinstance(what, Grid) else list(what)
+    n_asked = what.n_cells(lens, n_positions=tokens.n_positions) if isinstance(what, Grid) else len(what)
     needs = Needs.of(metrics, lens=lens)
-    plan = plan_of(lens, tokens, needs, mode=mode, n_cells=len(cells))
+    begun = time.perf_counter()
+    plan = check(cells, plan_of(lens, tokens, needs, mode=mode, n_cells=len(cells)))
+    checking = time.perf_counter() - begun
     engine = Engine(lens, tokens, cells, metrics, plan=plan)
     run = [block for block in engine.blocks if block.first <= lens.n_layers]
-    per_layer = _seconds_a_layer(engine, run) if run else 0.0
     layers = sum(max(1, engine.layers_of(block)) * len(block.cells) for block in run)
     batches = -(-tokens.n_sequences // plan.prompts)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in lens.plain.parameters())
     return Cost(
-        cells=len(asked),
-        controls=len(cells) - len(asked),
+        cells=n_asked,
+        controls=len(cells) - n_asked,
         sequences=tokens.n_sequences,
         metrics=len(metrics),
         slow_forwards=(len(cells) + 1) * batches,
         forwards=sum(-(-len(block.cells) // plan.pack) for block in run) + batches,
         layers_frac=layers / (len(cells) * batches * lens.n_layers),
-        seconds=layers * per_layer,
+        seconds=checking + _seconds(engine, run),
         bytes_weights=weights,
         bytes_forward=bytes_a_token(lens, tokens.n_positions, needs) * plan.pack * plan.prompts * tokens.n_positions,
+        bytes_peak=_peak(lens),
     )
 
 
@@ -84,25 +105,57 @@ def estimate(cost: Cost) -> RenderableType:
         "forwards after reuse": f"{cost.forwards:,}",
         "layers run for a cell": f"{cost.layers_frac:.0%} of all",
         "time": _spoken(cost.seconds),
-        "weights": f"{cost.bytes_weights / 1e6:,.0f} MB",
-        "one forward": f"{cost.bytes_forward / 1e6:,.0f} MB",
+        "memory": f"{cost.bytes_peak / 1e6:,.0f} MB",
+        "of it the weights": f"{cost.bytes_weights / 1e6:,.0f} MB",
+        "of it one forward, at most": f"{cost.bytes_forward / 1e6:,.0f} MB",
     }
     for name, value in rows.items():
         table.add_row(name, value)
-    note = "Time is that of one device, from one pack that was timed; several devices share it. Nothing was written."
+    note = (
+        "Time is that of one device once the model is loaded, from a few packs that were timed; several devices share "
+        "it. Memory is the most that this process took. Nothing was written."
+    )
     return Group(table, Text(note))
 
 
-def _seconds_a_layer(engine: Engine, blocks: Sequence[Block]) -> float:
-    """Of one cell, from a pack of the first block that runs layers."""
-    block = max(blocks, key=engine.layers_of)
+def _seconds(engine: Engine, blocks: Sequence[Block]) -> float:
+    """Of all blocks: a cell takes so much, and so much a layer, as the longest and the shortest of each path say."""
+    found = 0.0
+    for path in sorted({engine.path_of(block) for block in blocks}):
+        some = [block for block in blocks if engine.path_of(block) == path]
+        far, near = max(some, key=engine.layers_of), min(some, key=engine.layers_of)
+        most, least = max(1, engine.layers_of(far)), max(1, engine.layers_of(near))
+        longest = _seconds_a_cell(engine, far)
+        slope = longest / most
+        if least < most:
+            slope = min(slope, max(0.0, longest - _seconds_a_cell(engine, near)) / (most - least))
+        fixed = longest - slope * most
+        found += sum((fixed + slope * max(1, engine.layers_of(block))) * len(block.cells) for block in some)
+        unedited = fixed + slope * min(engine.needs.last, engine.lens.n_layers)
+        found += 2 * unedited * len({block.prompts.start for block in some})  # what it reads, and where cells begin
+    return found
+
+
+def _seconds_a_cell(engine: Engine, block: Block) -> float:
+    """In a pack of a block."""
     few = Block(number=block.number, prompts=block.prompts, first=block.first, cells=block.cells[: engine.plan.pack])
     engine.run(few)  # the unedited run, and warm caches
     _wait(engine.lens)
     before = time.perf_counter()
     engine.run(few)
     _wait(engine.lens)
-    return (time.perf_counter() - before) / (len(few.cells) * max(1, engine.layers_of(block)))
+    return (time.perf_counter() - before) / len(few.cells)
+
+
+def _peak(lens: LensModel) -> int:
+    if lens.device.type == "cuda":
+        return torch.cuda.max_memory_reserved(lens.device)
+    now = psutil.Process().memory_info()
+    if sys.platform == "win32":
+        return int(getattr(now, "peak_wset", now.rss))
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _wait(lens: LensModel) -> None:

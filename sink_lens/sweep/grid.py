@@ -7,6 +7,7 @@ beside *controls*: the same edit of as many units, heads or positions, drawn at 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -23,8 +24,15 @@ from .kinds import DEFAULT_CENTRES, KINDS, Place, References
 
 _AXIS_OF = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
 _MOST_CELLS = 1_000_000
+_PLACE = tuple(part.name for part in fields(Place))
+_LARGEST = 1e38
+"""What float32 holds."""
 _SPARE_DRAWS = 3
 """More draws than controls, since a draw that holds the cell's own units is no control of it."""
+
+
+Touches = tuple[tuple[str, Indices], ...]
+"""(site, layers) of edits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +60,25 @@ class EditGrid:
     """Of amplify: values, aggregated, none; all three if none is given."""
 
     def __post_init__(self) -> None:
-        """Check that the options are lists, and give every factor a point: 2 and 2.0 are one cell.
+        """Check the options, and give every factor a point: 2 and 2.0 are one cell.
 
         Raises:
-            InputError: one is no list.
+            InputError: one is no list, or holds what cannot be used.
         """
         for name in ("factors", "seeds", "centres"):
             given = getattr(self, name)
             if isinstance(given, str) or not isinstance(given, Sequence):
                 raise InputError(f"{name} of {self.kind} is {given!r}; need a list")
-        factors = [float(one) if type(one) is int else one for one in self.factors]
+        for one in self.factors:
+            if isinstance(one, bool) or not isinstance(one, int | float) or not abs(one) < _LARGEST:
+                raise InputError(f"a factor of {self.kind} is {one!r}; need numbers below 1e38")
+        for one in self.seeds:
+            if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+                raise InputError(f"a seed of {self.kind} is {one!r}; need whole numbers from 0 on")
+        for one in self.centres:
+            if one not in DEFAULT_CENTRES:
+                raise InputError(f"{self.kind} has no centre {one!r}; need some of {', '.join(DEFAULT_CENTRES)}")
+        factors = [float(one) for one in self.factors]
         object.__setattr__(self, "factors", factors)
 
     def places(self, lens: LensModel, *, n_positions: int) -> Iterator[Place]:
@@ -150,20 +167,7 @@ class EditGrid:
             if not chosen or len(set(chosen)) < len(chosen):
                 raise InputError(f"{self.kind} needs {name}, each once; found {list(given)}")
             found.append(chosen)
-        _check_options(self.kind, *found)
         return found
-
-
-def _check_options(kind: str, factors: list[Any], seeds: list[Any], centres: list[Any]) -> None:
-    for factor in factors:
-        if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
-            raise InputError(f"a factor of {kind} is {factor!r}; need numbers")
-    for seed in seeds:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise InputError(f"a seed of {kind} is {seed!r}; need whole numbers from 0 on")
-    for centre in centres:
-        if centre is not None and centre not in DEFAULT_CENTRES:
-            raise InputError(f"{kind} has no centre {centre!r}; need some of {', '.join(DEFAULT_CENTRES)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +177,7 @@ class Cell:
     columns: Mapping[str, Any]
     identity: str
     """What tells it from others: two cells of one identity are the same computation."""
-    touches: tuple[tuple[str, Indices], ...]
+    touches: Touches
     """(site, layers) of its edits, and of what they read."""
     make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
     group: str | None = None
@@ -211,6 +215,10 @@ class Grid:
         """As plain values, for ``run.json``."""
         return {"edits": [asdict(one) for one in self.edits], "controls": self.controls, "seed": self.seed}
 
+    def n_cells(self, lens: LensModel, *, n_positions: int) -> int:
+        """How many cells the table has."""
+        return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
+
     def cells(self, lens: LensModel, *, n_positions: int) -> tuple[list[Cell], list[Cell]]:
         """The cells of the table, and the controls of their groups.
 
@@ -219,7 +227,7 @@ class Grid:
         """
         if not self.edits:
             raise InputError("the grid has no edits; need at least one")
-        n_cells = sum(one.size(lens, n_positions=n_positions) for one in self.edits)
+        n_cells = self.n_cells(lens, n_positions=n_positions)
         if n_cells > _MOST_CELLS:
             raise InputError(f"the grid has {n_cells:,} cells; need at most {_MOST_CELLS:,}: split it")
         found: dict[str, Cell] = {}
@@ -276,22 +284,22 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
 
 
 def _cell(place: Place, *, axis: str | None) -> Cell:
-    spec = asdict(place)
+    spec = {name: getattr(place, name) for name in _PLACE}
     group = None
     if axis is not None:
         group = json.dumps(spec | {axis: len(spec[axis])}, sort_keys=True)
-
-    def make(references: References) -> tuple[Edit, ...]:
-        return (KINDS[place.kind].make(place, references),)
-
     return Cell(
         columns=place.columns(),
         identity=json.dumps(spec, sort_keys=True),
         touches=((place.site, place.layer),),
-        make=make,
+        make=partial(_made, place),
         group=group,
         drawn=() if axis is None else getattr(place, axis),
     )
+
+
+def _made(place: Place, references: References) -> tuple[Edit, ...]:
+    return (KINDS[place.kind].make(place, references),)
 
 
 def _drawn_axis(place: Place) -> str | None:

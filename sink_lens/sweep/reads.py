@@ -1,7 +1,7 @@
 """What a sweep reads of each cell: metrics by name, with options that a file can hold, or of one's own."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from inspect import unwrap
 from typing import Any
@@ -105,13 +105,18 @@ Measured = MetricSpec | Metric | Callable[[Outcome], Any]
 
 
 def measured(given: Sequence[Measured], lens: LensModel, *, n_positions: int) -> list[Metric]:
-    """The metrics on a model.
+    """The metrics on a model; where two of one kind would have one name, each is named with its options.
 
     Raises:
-        InputError: one that cannot be used, or two of one name.
+        InputError: one that cannot be used, or two that are the same.
     """
     made = [one.metric(lens) if isinstance(one, MetricSpec) else one for one in given]
     found = [of.as_metric(one, lens=lens, n_positions=n_positions) for one in made]
+    names = [one.name for one in found]
+    for index, one in enumerate(given):
+        if isinstance(one, MetricSpec) and one.options and names.count(names[index]) > 1:
+            options = ", ".join(f"{name} {value}" for name, value in one.options.items())
+            found[index] = replace(found[index], name=f"{names[index]} ({options})")
     names = [one.name for one in found]
     if len(set(names)) < len(names):
         raise InputError(f"two metrics have one name: {', '.join(names)}; need different ones")

@@ -122,12 +122,15 @@ def tables(
         most_controls: of each cell.
         generator: of the bootstrap.
     """
+    codes, unique = pd.factorize(values["cell"])
+    names = unique.tolist()
+    failed = values["error"].notna().to_numpy(dtype=bool)
     errors: dict[str, str] = {}
-    changed: dict[str, bool] = {}
-    for name, differs, error in zip(*(values[part].tolist() for part in ("cell", "changed", "error")), strict=True):
-        changed[name] = changed.get(name, False) or bool(differs)
-        if isinstance(error, str):
-            errors.setdefault(name, error)
+    for code, error in zip(codes[failed].tolist(), values["error"][failed].tolist(), strict=True):
+        errors.setdefault(names[code], error)
+    differs = np.zeros(len(names), dtype=bool)
+    differs[codes[values["changed"].to_numpy(dtype=bool)]] = True
+    changed = dict(zip(names, differs.tolist(), strict=True))
     groups: dict[str, list[Cell]] = {}
     for one in controls:
         groups.setdefault(str(one.group), []).append(one)
@@ -136,11 +139,11 @@ def tables(
     for metric in metrics:
         unedited = rows_named(baseline, "metric", metric.name)
         column = {sequence: number for number, sequence in enumerate(unedited["sequence"].tolist())}
-        matrix: dict[str, np.ndarray] = {}
-        rows = rows_named(values, "metric", metric.name)
-        for name, sequence, value in zip(*(rows[part].tolist() for part in ("cell", "sequence", "value")), strict=True):
-            if name not in errors:
-                matrix.setdefault(name, np.full(len(column), np.nan))[column[sequence]] = value
+        mine = (values["metric"] == metric.name).to_numpy(dtype=bool)
+        rows = select(values, mine)
+        numbers = np.full((len(names), len(column)), np.nan)
+        numbers[codes[mine], [column[sequence] for sequence in rows["sequence"].tolist()]] = floats(rows, "value")
+        matrix = {name: row for name, row in zip(names, numbers, strict=True) if name not in errors}
         common: dict[str, Any] = {
             "matrix": matrix,
             "before": floats(unedited, "value"),

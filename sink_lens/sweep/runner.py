@@ -27,8 +27,9 @@ from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..records import RunWriter, create_run
 from ..report.columns import floats, select
+from ..report.columns import named as rows_named
 from ..report.heatmap import png
-from .cluster import Blocks, Job, cells_to_run, check_engine, here, processes, ray_cluster
+from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig
 from .engine import Block, Engine
 from .estimate import cost_of, estimate
@@ -88,7 +89,7 @@ def sweep(
         RunError: the folder is in use, or holds another sweep: other cells, metrics, weights, tokens or versions.
     """
     lens, what, batch, given, mode, seed = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
-    check_engine(engine, devices=devices, what=what, metrics=given)
+    check_engine(engine, devices=devices, workers=workers, what=what, metrics=given)
     read = measured(given, lens, n_positions=batch.n_positions)
     cells, controls = _cells(what, lens, batch)
     config = {
@@ -111,9 +112,9 @@ def sweep(
             tokens=batch,
             what=what if isinstance(what, Grid) else tuple(cells),
             metrics=tuple(given),
-            plan=_plan(writer, lens, batch, what, read, mode=mode),
+            plan=_plan(writer, lens, batch, distinct(cells, controls), read, mode=mode),
         )
-        own = job.engine(lens)
+        own = job.engine(lens, distinct(cells, controls))
         todo = [left for block in own.blocks if (left := _left(writer, block, retry_failed=retry_failed)) is not None]
         if not writer.has("baseline"):
             writer.write_table("baseline", own.baseline())
@@ -150,9 +151,14 @@ def dry_run(
         InputError: what ``sweep`` would refuse.
     """
     lens, what, batch, given, mode, _ = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
-    _cells(what, lens, batch)
+    if not isinstance(what, Grid):
+        _cells(what, lens, batch)
     read = measured(given, lens, n_positions=batch.n_positions)
-    return estimate(cost_of(lens, batch, what, read, mode=mode))
+
+    def check(cells: Sequence[Cell], plan: Plan) -> Plan:
+        return checked(lens, batch, cells, read, plan=plan)[0]
+
+    return estimate(cost_of(lens, batch, what, read, mode=mode, check=check))
 
 
 def _asked(
@@ -205,7 +211,7 @@ def _plan(
     writer: RunWriter,
     lens: LensModel,
     batch: TokenBatch,
-    what: Grid | Sequence[Cell],
+    cells: Sequence[Cell],
     metrics: Sequence[Metric],
     *,
     mode: Mode,
@@ -215,7 +221,6 @@ def _plan(
         found = json.loads((writer.folder / "plan.json").read_text(encoding="utf-8"))
         return Plan(**{name: found[name] for name in ("mode", "path", "prompts", "pack")})
     writer.clear()  # blocks that are there all the same were cut by a plan that is gone
-    cells = cells_to_run(what, lens, n_positions=batch.n_positions)
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), mode=mode, n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
     writer.write_text("plan.json", json.dumps(asdict(plan) | {"deviation": deviation}, indent=2) + "\n")
@@ -355,17 +360,20 @@ def _finished(
 
 
 def headline(frame: pd.DataFrame, engine: Engine) -> str:
-    """How many cells, how many failed, and the strongest effect on each metric."""
+    """How many cells, how many failed or changed nothing, and the strongest effect on each metric."""
     n, failed = len(set(frame["cell"].tolist())), len(failed_cells(frame))
-    lines = [f"{n:,} cells on {engine.tokens.n_sequences} sequences" + (f", {failed:,} failed" if failed else "")]
+    idle = frame["error"].isna().to_numpy(dtype=bool) & ~frame["changed"].to_numpy(dtype=bool)
+    still = len(set(frame["cell"][idle].tolist()))
+    said = f"{n:,} cells on {engine.tokens.n_sequences} sequences" + (f", {failed:,} failed" if failed else "")
+    lines = [said + (f", {still:,} changed nothing that is read" if still else "")]
     for name in dict.fromkeys(frame["metric"].tolist()):
-        rows = [row for row in frame.to_dict("records") if row["metric"] == name and row["effect"] == row["effect"]]
-        if rows:
-            best = max(rows, key=lambda row: abs(row["effect"]))
-            line = (
-                f"{name}: {best['baseline']:.4g} without an edit; strongest {named(best)}: {best['effect']:+.4g} "
-                f"({best['ci_low']:+.4g} to {best['ci_high']:+.4g})"
-            )
+        rows = rows_named(frame, "metric", name)
+        sizes = np.abs(floats(rows, "effect"))
+        if not np.isnan(sizes).all():
+            best = rows.iloc[int(np.nanargmax(sizes))].to_dict()
+            line = f"{name}: {best['baseline']:.4g} without an edit; strongest {named(best)}: {best['effect']:+.4g}"
+            if best["ci_low"] == best["ci_low"]:
+                line += f" ({best['ci_low']:+.4g} to {best['ci_high']:+.4g})"
             if best["n_controls"]:
                 line += f", {best['n_controls']} random controls {best['control_effect']:+.4g}"
             lines.append(line)

@@ -36,7 +36,7 @@ def test_what_is_written_stands_for_these_values(given, values):
         ("3-1", "layers is '3-1'; need each, all"),
         ("-1", "layers is '-1'; need each, all"),
         ("1-", "layers is '1-'; need each, all"),
-        (["all"], "layers is 'all'; need each, all, or numbers"),
+        (["all"], "layers is 'all'; need numbers and ranges"),
         (True, "layers holds True; need numbers, ranges such as 0-3,7, or lists of numbers"),
         ([False], "layers holds False; need numbers"),
         ([[True]], r"layers holds \[True\]; need numbers"),
@@ -51,6 +51,8 @@ def test_what_is_written_stands_for_these_values(given, values):
         (10, "layers: 10 does not exist; need 0 to 9"),
         (-1, "layers: -1 does not exist; need 0 to 9"),
         ([[1, 12]], "layers: 12 does not exist; need 0 to 9"),
+        ("0-999999999999", "layers: 999999999999 does not exist; need 0 to 9"),  # and is not written out before
+        (["9" * 5000], "9 does not exist; need 0 to 9"),
     ],
 )
 def test_what_stands_for_nothing_is_refused(given, text):

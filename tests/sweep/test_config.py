@@ -149,6 +149,7 @@ def test_changes_replace_what_the_file_says_the_seed_of_the_draws_too(tmp_path):
         ({"tokens": {"bos": "maybe"}, "edits": EDITS}, "bos is 'maybe'"),
         ({"tokens": {"prompts": "one text"}, "edits": EDITS}, "prompts of the sweep is 'one text'; need a list"),
         ({"tokens": {"prompts": [1]}, "edits": EDITS}, r"prompts of the sweep is \[1\]; need a list of texts"),
+        ({"tokens": {"prompts": []}, "edits": EDITS}, r"prompts of the sweep is \[\]; need a list of texts, one"),
         ({"tokens": {"prompts": ["a"], "kind": "random"}, "edits": EDITS}, "given together with tokens 'random'"),
         ({"tokens": {"prompts": ["a"], "text": "b"}, "edits": EDITS}, "both a text file and prompts"),
         ({"tokens": {"text": "nowhere.txt"}, "edits": EDITS}, "there is no file nowhere.txt"),

@@ -137,6 +137,11 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
         ({"kind": "scale", "factors": 2.0}, "factors of scale is 2.0; need a list"),
         ({"kind": "scale", "factors": ("2",)}, "a factor of scale is '2'; need numbers"),
         ({"kind": "scale", "factors": (True,)}, "a factor of scale is True; need numbers"),
+        ({"kind": "scale", "factors": ([1],)}, r"a factor of scale is \[1\]; need numbers"),
+        ({"kind": "scale", "factors": (float("nan"),)}, "a factor of scale is nan; need numbers below 1e38"),
+        ({"kind": "set", "factors": (float("-inf"),)}, "a factor of set is -inf; need numbers below 1e38"),
+        ({"kind": "set", "factors": (10**400,)}, "need numbers below 1e38"),
+        ({"kind": "resample", "seeds": ([1],)}, r"a seed of resample is \[1\]; need whole numbers from 0 on"),
         ({"kind": "resample", "seeds": (-1,)}, "a seed of resample is -1; need whole numbers from 0 on"),
         ({"kind": "resample", "seeds": (0.5,)}, "a seed of resample is 0.5; need whole numbers"),
         ({"kind": "isolate"}, "isolate needs positions, each from 1 on; found all"),
@@ -147,6 +152,7 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
             {"kind": "amplify", "positions": 1, "factors": (2.0,), "centres": ("mean",)},
             "no centre 'mean'; need some of values",
         ),
+        ({"kind": "amplify", "positions": 1, "centres": (["none"],)}, r"no centre \['none'\]; need some of values"),
     ],
 )
 def test_what_a_grid_cannot_mean_is_refused(lens_of, grid, text):

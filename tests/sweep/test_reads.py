@@ -86,6 +86,19 @@ def test_two_metrics_of_one_name_are_refused():
         measured([MetricSpec(name="loss"), loss()], llama(), n_positions=8)
 
 
+def test_two_metrics_of_one_kind_are_named_with_their_options():
+    pairs = [{"correct": 5, "incorrect": 6}, {"correct": 7, "incorrect": 6, "position": 3}]
+    specs = [MetricSpec(name="logit_difference", options=one) for one in pairs]
+    assert [one.name for one in measured([*specs, MetricSpec(name="loss")], llama(), n_positions=8)] == [
+        "logit difference (correct 5, incorrect 6)",
+        "logit difference (correct 7, incorrect 6, position 3)",
+        "loss",
+    ]
+    assert [one.name for one in measured(specs[:1], llama(), n_positions=8)] == ["logit difference"]
+    with pytest.raises(InputError, match="two metrics have one name"):
+        measured([specs[0], specs[0]], llama(), n_positions=8)
+
+
 def test_the_record_of_a_metric_tells_what_its_function_holds():
     # Two logit differences have one name and read the same things: only their tokens differ.
     one, other = metric_config(logit_difference(5, 6)), metric_config(logit_difference(5, 7))
