@@ -284,13 +284,10 @@ def test_warnings_of_ours_are_one_line_and_those_of_others_are_not_shown(traced,
         assert "theirs" in run("--debug", "trace").stderr
 
 
-def test_third_party_libraries_are_quieted_by_the_command_and_not_by_the_library(monkeypatch):
+def test_third_party_libraries_are_quieted_by_the_command(monkeypatch):  # not by the library: test_house.py
     monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
     monkeypatch.setattr(sys, "argv", ["sink-lens", "--help"])
-    code = "import sink_lens.models.load, os; print(os.environ.get('TRANSFORMERS_VERBOSITY'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout == "None\n"
     with pytest.raises(SystemExit):
         cli.main()
     assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"

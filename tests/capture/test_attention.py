@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from lenses import lens_of as lens
 
 from sink_lens.capture import attention
 from sink_lens.capture.attention import OBSERVED, choose_kernel
@@ -18,11 +19,6 @@ from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, WINDOW, tiny
 LENGTH = 27  # over three windows of 8, and no multiple of anything
 KEYS = tuple(range(LENGTH))
 FUSED = tuple(family for family in TINY_FAMILIES if family not in ("gemma2", "headnorm_sigmoid"))
-
-
-@functools.cache
-def lens(family):
-    return wrap(tiny(family))
 
 
 def tokens(batch=2, length=LENGTH):

@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from lenses import lens_of as lens
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sink_lens.capture import record
@@ -36,11 +37,6 @@ RAW = {  # layers, then within a layer: attention and MLP as they add to the str
 RAW |= dict.fromkeys(("mistral", "qwen2", "qwen3", "phi3"), RAW["llama"])
 RAW |= dict.fromkeys(("headnorm", "headnorm_sigmoid", "headnorm_gate", "headnorm_sink"), RAW["llama"])
 RAW |= dict.fromkeys(("gemma3", "olmo2"), RAW["gemma2"])
-
-
-@functools.cache
-def lens(family):
-    return wrap(tiny(family))
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from lenses import lens_of
 from rich.console import Console
 
 from sink_lens.chain.config import TraceConfig
@@ -12,7 +13,7 @@ from sink_lens.chain.trace import estimate
 from sink_lens.errors import InputError
 from sink_lens.models.inputs import tokens_of
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import planted, tiny_tokenizer
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_tokens_are_counted_by_pass():
 
 
 def test_without_a_twin_and_a_bos_there_are_two_passes():
-    lens = wrap(tiny("gpt_oss"))
+    lens = lens_of("gpt_oss")
     config = TraceConfig(model="tiny", tokens="random", sequences=2, length=12, twin=False, cuts=False)
     cost = cost_of(lens, tokens_of(lens, config=config, bos="auto"), config=config, other=None)
     assert [one.name for one in cost.passes] == ["scout", "measure"]
@@ -79,14 +80,14 @@ def test_the_cuts_are_more_passes_for_every_growth_step():
 
 
 def test_what_cannot_be_cut_costs_no_cuts():
-    lens = wrap(tiny("llama"))
+    lens = lens_of("llama")
     config = TraceConfig(model="tiny", tokens="random", sequences=2, length=11, twin=False)
     cost = cost_of(lens, tokens_of(lens, config=config, bos="auto"), config=config, other=None)
     assert [one.name for one in cost.passes] == ["scout", "measure"]
 
 
 def test_readings_grow_with_the_sequences():
-    lens = wrap(tiny("llama"))
+    lens = lens_of("llama")
     sizes = []
     for sequences in (64, 128):
         config = TraceConfig(model="tiny", tokens="random", sequences=sequences, length=64, twin=False)

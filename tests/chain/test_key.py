@@ -3,6 +3,7 @@
 import functools
 import math
 
+import lenses
 import pytest
 import torch
 
@@ -20,8 +21,12 @@ YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_ma
 
 
 @functools.cache
+def yarn_lens():
+    return wrap(tiny("gpt_oss", rope_parameters=YARN))
+
+
 def lens_of(family):
-    return wrap(tiny("gpt_oss", rope_parameters=YARN) if family == "gpt_oss_yarn" else tiny(family))
+    return yarn_lens() if family == "gpt_oss_yarn" else lenses.lens_of(family)
 
 
 def finding(position=0, n_layers=3):

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lenses import lens_of
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.evidence import Statistic
@@ -15,7 +16,7 @@ from sink_lens.chain.links import CUT_FLOOR, LINKS, both, cut_verdict, gather, l
 from sink_lens.chain.panel import aimed, measure, scout
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted, tiny
+from sink_lens.models.tiny import planted
 from sink_lens.stats import Interval
 
 CONFIG = TraceConfig(model="tiny")
@@ -96,7 +97,7 @@ def planted_evidence(sink=True, seed=0):
 
 
 def evidence_of(family, **batch):
-    lens = wrap(tiny(family))
+    lens = lens_of(family)
     return gather(lens, aimed(lens, random_batch(**batch), config=CONFIG), config=CONFIG)
 
 
@@ -346,7 +347,7 @@ def test_padded_sequences_count_only_where_they_reach():
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
 def test_neurons_that_are_silent_elsewhere_give_a_large_finite_ratio(family):
     # ReLU neurons are often exactly 0, so that ratios of single sequences are infinite or undefined
-    lens, forced = wrap(tiny(family)), ((1, 1),)
+    lens, forced = lens_of(family), ((1, 1),)
     aim = scout(lens, random_batch(), config=CONFIG, position=0, forced=forced)
     panel = measure(lens, random_batch(), finding=aim, config=CONFIG, forced=forced)
     values = {name: dict(by_layer) for name, by_layer in panel.streamed.values.items()}

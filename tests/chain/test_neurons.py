@@ -6,6 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from lenses import lens_of
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.find import Finding, GrowthStep
@@ -22,15 +23,10 @@ from sink_lens.chain.neurons import (
 from sink_lens.chain.panel import measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny
+from sink_lens.models.tiny import TINY_FAMILIES, planted
 from sink_lens.models.weights import mlp_weights
 
 WITH_NEURONS = [family for family in TINY_FAMILIES if family != "gpt_oss"]
-
-
-@functools.cache
-def lens_of(family):
-    return wrap(tiny(family))
 
 
 @functools.cache

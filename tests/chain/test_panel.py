@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lenses import lens_of
 
 from sink_lens.chain import panel as panels
 from sink_lens.chain.config import TraceConfig
@@ -12,7 +13,7 @@ from sink_lens.chain.find import Finding
 from sink_lens.chain.panel import ARM_READINGS, aimed, aims, measure, scout, shortened
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted, tiny
+from sink_lens.models.tiny import planted
 
 CONFIG = TraceConfig(model="tiny")
 
@@ -217,7 +218,7 @@ def test_shortened_takes_the_first_positions_of_the_first_sequences():
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_long_sequences_are_read_at_sampled_positions(family):
-    lens = wrap(tiny(family))
+    lens = lens_of(family)
     tokens = from_tensor(torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0)))
     panel = measure(lens, tokens, finding=scout(lens, tokens, config=CONFIG), config=CONFIG)
     assert len(panel.positions) <= 66

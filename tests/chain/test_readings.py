@@ -1,23 +1,17 @@
 """What the passes read, against slow and independent ways."""
 
-import functools
 import math
 
 import pytest
 import torch
+from lenses import lens_of
 
 from sink_lens.capture.record import LayerView, capture, stream
 from sink_lens.chain import readings as r
 from sink_lens.chain.find import Finding, GrowthStep
 from sink_lens.data.tokens import from_tensor
 from sink_lens.measures.rank import effective_rank
-from sink_lens.models.load import wrap
-from sink_lens.models.tiny import TINY_FAMILIES, tiny
-
-
-@functools.cache
-def lens_of(family):
-    return wrap(tiny(family))
+from sink_lens.models.tiny import TINY_FAMILIES
 
 
 def batch(sequences=4, length=16, *, lengths=None, pad=0):

@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lenses import speaking
 
 from sink_lens import from_tensor, read_run
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.studies import ablate, amplify, isolate
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny_tokenizer
 
 
 @functools.cache
@@ -90,7 +91,7 @@ def test_the_planted_neuron_alone_is_the_smallest_set(tmp_path):
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_the_studies_run_on_families_without_special_cases(family, tmp_path):
-    lens = wrap(tiny(family), tokenizer=tiny_tokenizer())
+    lens = speaking(family)
     ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     tokens = from_tensor(ids)
     assert len(isolate(lens, tokens=tokens, out=tmp_path / "a", progress=False).frames["summary"]) == 1
@@ -124,7 +125,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(call, text, t
 
 
 def test_a_model_without_growth_steps_or_neurons_is_not_ablated(tmp_path):
-    lens = wrap(tiny("gpt_oss"), tokenizer=tiny_tokenizer())
+    lens = speaking("gpt_oss")
     ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match="mixture of experts"):
         ablate(lens, tokens=from_tensor(ids), out=tmp_path / "run", progress=False)

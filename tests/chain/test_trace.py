@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import safetensors.numpy
 import torch
+from lenses import lens_of, speaking
 from rich.console import Console
 
 from sink_lens.chain import causes
@@ -68,11 +69,6 @@ def drawn(monkeypatch):
 
 
 @functools.cache
-def lens_of(family, *, tokenizer=True):
-    return wrap(tiny(family), tokenizer=tiny_tokenizer() if tokenizer else None)
-
-
-@functools.cache
 def planted_lens(sink=True, seed=0):
     return wrap(planted(seed=seed, sink=sink).model, tokenizer=tiny_tokenizer(adds_bos=True))
 
@@ -107,23 +103,21 @@ def check_folder(folder, *, twin=True):
     """The names, columns, types and keys of a finished run."""
     found = read_run(folder)
     assert (found.status, found.missing, found.kind) == ("finished", [], "trace")
+    tables = found.tables.kept()
     for name, columns in COLUMNS.items():
         if name == "twin_heads" and not twin:
             continue
-        table = found.tables[name]
-        assert set(columns.split()) <= set(table.columns), name
+        assert set(columns.split()) <= set(tables[name].columns), name
     for name, key in KEYS.items():
-        if name in found.tables:
-            assert not found.tables[name].duplicated(key).any(), name
-            assert found.tables[name][key].notna().all(axis=None), name
+        if name in tables:
+            assert not tables[name].duplicated(key).any(), name
+            assert tables[name][key].notna().all(axis=None), name
     for name, column in (("neurons", "is_super"), ("dimensions", "is_outlier"), ("arms", "chosen")):
-        assert found.tables[name][column].dtype == bool
+        assert tables[name][column].dtype == bool
     for name in ("heads", "positions", "neurons", "dimensions"):
-        for column in {"layer", "head", "neuron", "position", "dimension", "outlier_dimension"} & set(
-            found.tables[name].columns
-        ):
-            assert str(found.tables[name][column].dtype) == "int64", (name, column)
-    assert set(found.tables["links"]["verdict"]) <= {"holds", "fails", "undecided"}
+        for column in {"layer", "head", "neuron", "position", "dimension", "outlier_dimension"} & set(tables[name]):
+            assert str(tables[name][column].dtype) == "int64", (name, column)
+    assert set(tables["links"]["verdict"]) <= {"holds", "fails", "undecided"}
     return found
 
 
@@ -144,7 +138,7 @@ def same_tables(a, b):
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_every_family_is_traced_to_the_end(family, tmp_path, drawn):
-    lens = lens_of(family)
+    lens = speaking(family)
     result = run(lens, tmp_path / "run")
     found = check_folder(tmp_path / "run")
     assert drawn == [tmp_path / "run"]
@@ -159,7 +153,7 @@ def test_every_family_is_traced_to_the_end(family, tmp_path, drawn):
 
 
 def test_the_folder_has_exactly_the_named_files(tmp_path):
-    run(lens_of("llama"), tmp_path / "run")  # with its report
+    run(speaking("llama"), tmp_path / "run")  # with its report
     names = {path.name for path in (tmp_path / "run").iterdir()}
     others = {"run.json", "summary.csv", "report.html", "patterns.safetensors"}
     assert names == {f"{name}.parquet" for name in TABLES} | others
@@ -170,13 +164,13 @@ def test_the_folder_has_exactly_the_named_files(tmp_path):
 
 
 def test_the_report_is_drawn_without_growth_and_without_neurons(tmp_path):
-    result = run(lens_of("gpt_oss"), tmp_path / "run", sequences=1, twin=False)
+    result = run(speaking("gpt_oss"), tmp_path / "run", sequences=1, twin=False)
     assert result.report.stat().st_size > 10_000
     assert check_folder(tmp_path / "run", twin=False).tables["neurons"].empty
 
 
 def test_a_mixture_of_experts_has_an_empty_typed_table_of_neurons(tmp_path, drawn):
-    run(lens_of("gpt_oss"), tmp_path / "run")
+    run(speaking("gpt_oss"), tmp_path / "run")
     table = pd.read_parquet(tmp_path / "run" / "neurons.parquet")
     assert table.empty
     assert set(COLUMNS["neurons"].split()) <= set(table.columns)
@@ -255,7 +249,7 @@ def test_every_table_but_the_arms_is_of_the_chosen_arm(tmp_path, drawn):
 
 
 def test_without_a_tokenizer_there_is_one_arm(tmp_path, drawn):
-    result = run(lens_of("llama", tokenizer=False), tmp_path / "run")
+    result = run(lens_of("llama"), tmp_path / "run")
     assert result.frames["arms"]["arm"].tolist() == ["without"]
 
 
@@ -264,7 +258,7 @@ def test_without_a_tokenizer_there_is_one_arm(tmp_path, drawn):
 
 def test_prompts_of_unequal_length_are_padded(tmp_path, drawn):
     prompts = ("the cat sat on the mat and then it sat on the hat", "one two", "all is well that ends well and so on")
-    result = run(lens_of("llama"), tmp_path / "run", tokens="text", prompts=prompts)
+    result = run(speaking("llama"), tmp_path / "run", tokens="text", prompts=prompts)
     found = check_folder(tmp_path / "run")
     lengths = found.tables["tokens"].groupby("sequence").size().tolist()
     assert len(set(lengths)) == 3
@@ -274,7 +268,7 @@ def test_prompts_of_unequal_length_are_padded(tmp_path, drawn):
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "opt"])
 def test_a_given_batch_with_padding_is_traced(family, tmp_path, drawn):
-    run(lens_of(family), tmp_path / "run", batch=random_batch(lengths=[20, 20, 13, 5, 2]), twin=False)
+    run(speaking(family), tmp_path / "run", batch=random_batch(lengths=[20, 20, 13, 5, 2]), twin=False)
     found = check_folder(tmp_path / "run", twin=False)
     assert found.provenance["token_source"] == "tensor"
     assert found.tables["arms"]["arm"].tolist() == ["without"]
@@ -286,7 +280,7 @@ def test_what_stands_at_padding_changes_no_table(tmp_path, drawn):
     for fill in (0, 99):
         batch = random_batch(lengths=[20, 20, 13, 9, 2])
         batch.tokens[~batch.valid] = fill
-        results.append(run(lens_of("llama"), tmp_path / str(fill), batch=batch, twin=False).frames)
+        results.append(run(speaking("llama"), tmp_path / str(fill), batch=batch, twin=False).frames)
     for name in results[0]:
         pd.testing.assert_frame_equal(results[0][name], results[1][name], rtol=1e-3, atol=1e-4, obj=name)
 
@@ -303,7 +297,7 @@ def test_one_sequence_has_values_and_no_intervals(tmp_path, drawn):
 
 @pytest.mark.parametrize("length", [2, 7, 8, 9])
 def test_short_sequences_are_undefined_not_wrong(length, tmp_path, drawn):
-    result = run(lens_of("llama"), tmp_path / "run", length=length, sequences=3, twin=False)
+    result = run(speaking("llama"), tmp_path / "run", length=length, sequences=3, twin=False)
     check_folder(tmp_path / "run", twin=False)
     summary = result.frames["summary"].set_index("quantity")
     if length < 8:
@@ -316,7 +310,7 @@ def test_short_sequences_are_undefined_not_wrong(length, tmp_path, drawn):
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
 def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path, drawn):
-    repeated = run(lens_of(family), tmp_path / "run", tokens="repeated", bos="without", twin=False)
+    repeated = run(speaking(family), tmp_path / "run", tokens="repeated", bos="without", twin=False)
     assert repeated.frames["arms"].loc[0, "sink_rate"] == 0.0
     assert not repeated.finding.sink_found
     # every position holds the same state, so that nothing sets position 0 apart
@@ -327,7 +321,7 @@ def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path,
 def test_text_is_cut_from_a_file(tmp_path, drawn):
     (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 40)
     config = TraceConfig(model="tiny", text=str(tmp_path / "book.txt"), sequences=3, length=16, twin=False, cuts=False)
-    trace(lens_of("llama"), config=config, out=tmp_path / "run", progress=False)
+    trace(speaking("llama"), config=config, out=tmp_path / "run", progress=False)
     assert read_run(tmp_path / "run").provenance["token_source"] == "text:book.txt"
 
 
@@ -485,7 +479,7 @@ def test_a_run_stopped_after_its_cuts_runs_none_again(tmp_path, drawn, monkeypat
 
 def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path, drawn):
     with pytest.warns(UserWarning, match="nothing is cut: the shortest sequence has 10 tokens, and cuts need 12"):
-        result = run(lens_of("llama"), tmp_path / "run", sequences=3, length=10, twin=False, cuts=True)
+        result = run(speaking("llama"), tmp_path / "run", sequences=3, length=10, twin=False, cuts=True)
     found = check_folder(tmp_path / "run", twin=False)
     for name in CUT_TABLES:
         assert found.tables[name].empty
@@ -504,20 +498,20 @@ def refused(tmp_path, error, text, lens, **changes):
 
 
 def test_a_length_over_the_context_is_refused(tmp_path):
-    refused(tmp_path, InputError, "length is 257 tokens; .* takes at most 256", lens_of("llama"), length=257)
+    refused(tmp_path, InputError, "length is 257 tokens; .* takes at most 256", speaking("llama"), length=257)
 
 
 def test_a_batch_over_the_context_is_refused(tmp_path):
-    refused(tmp_path, InputError, "takes at most 256", lens_of("llama"), batch=random_batch(1, 300))
+    refused(tmp_path, InputError, "takes at most 256", speaking("llama"), batch=random_batch(1, 300))
 
 
 def test_ids_outside_the_vocabulary_are_refused_before_anything_is_written(tmp_path):
     batch = from_tensor(torch.full((2, 12), 300))
-    refused(tmp_path, InputError, "token id 300 is outside the vocabulary of 300", lens_of("llama"), batch=batch)
+    refused(tmp_path, InputError, "token id 300 is outside the vocabulary of 300", speaking("llama"), batch=batch)
 
 
 def test_text_without_a_tokenizer_is_refused(tmp_path):
-    lens = lens_of("llama", tokenizer=False)
+    lens = lens_of("llama")
     refused(tmp_path, InputError, "has no tokenizer; need one for text", lens, tokens="text")
 
 
@@ -525,7 +519,7 @@ def test_a_text_that_is_too_short_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("Call me Ishmael.")
     with pytest.raises(InputError, match=r"the text 'short.txt' has \d+ tokens; need 5 x 20"):
         trace(
-            lens_of("llama"),
+            speaking("llama"),
             config=TraceConfig(model="tiny", text=str(tmp_path / "short.txt"), sequences=5, length=20),
             out=tmp_path / "run",
         )
@@ -533,11 +527,11 @@ def test_a_text_that_is_too_short_is_refused(tmp_path):
 
 
 def test_the_fused_kernel_is_refused_on_soft_capped_scores(tmp_path):
-    refused(tmp_path, KernelError, "Use kernel='eager'", lens_of("gemma2"), kernel="fused")
+    refused(tmp_path, KernelError, "Use kernel='eager'", speaking("gemma2"), kernel="fused")
 
 
 def test_bos_where_there_is_none_is_refused(tmp_path):
-    refused(tmp_path, InputError, "there is no BOS token", lens_of("llama", tokenizer=False), bos="with")
+    refused(tmp_path, InputError, "there is no BOS token", lens_of("llama"), bos="with")
 
 
 def test_a_model_that_does_not_exist_is_refused(tmp_path):
@@ -576,7 +570,7 @@ def test_a_stopped_run_keeps_no_report_of_the_run_before(tmp_path, monkeypatch):
 
 def test_patterns_are_those_of_the_first_sequence(tmp_path, drawn):
     batch = random_batch(3, 12, lengths=[9, 12, 12])
-    run(lens_of("gpt2"), tmp_path / "run", batch=batch, twin=False)
+    run(speaking("gpt2"), tmp_path / "run", batch=batch, twin=False)
     pattern = safetensors.numpy.load_file(tmp_path / "run" / "patterns.safetensors")["pattern"]
     assert pattern.shape == (3, 4, 9, 9)  # its real positions only
     eager = tiny("gpt2", attn_implementation="eager")

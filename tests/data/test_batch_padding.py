@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from lenses import lens_of
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.interventions.run import run_with
-from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny
 
 
 def test_left_padding_is_moved_to_the_right():
@@ -30,7 +29,7 @@ def test_right_padding_stays():
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_left_padded_batch_runs_as_each_sequence_alone(family):
-    lens = wrap(tiny(family))
+    lens = lens_of(family)
     generator = torch.Generator().manual_seed(0)
     long, short = (torch.randint(1, lens.d_vocab, (n,), generator=generator) for n in (12, 9))
     tokens = torch.stack([long, torch.cat([torch.zeros(3, dtype=torch.int64), short])])

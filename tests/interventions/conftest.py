@@ -2,20 +2,15 @@
 
 import functools
 
+import lenses
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from sink_lens.models.families import family_of
-from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES, read
 from sink_lens.models.tiny import tiny
-
-
-@functools.cache
-def _lens_of(family):
-    return wrap(tiny(family))
 
 
 @functools.cache
@@ -26,7 +21,7 @@ def _raw_of(family):
 @pytest.fixture(scope="session")
 def lens_of():
     """The builder of each family's ``LensModel``, built once."""
-    return _lens_of
+    return lenses.lens_of
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
 """Attribution patching: a gradient that finite differences confirm, and an error that real patches measure."""
 
-import functools
-
 import pytest
 import torch
+from lenses import lens_of
 from matplotlib.figure import Figure
 
 from sink_lens.data.tokens import from_tensor
@@ -13,18 +12,12 @@ from sink_lens.interventions.attribution import attribution_patch
 from sink_lens.interventions.edits import edit
 from sink_lens.interventions.metrics import Metric, evaluate
 from sink_lens.interventions.run import run_with
-from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of
-from sink_lens.models.tiny import TINY_FAMILIES, tiny
+from sink_lens.models.tiny import TINY_FAMILIES
 
 WHOLE = ("llama", "gpt2", "gemma2", "gpt_neox")
 """Families whose every site is looked at."""
 DIFFERENCE = metrics.logit_difference([5, 6], [7, 8])
-
-
-@functools.cache
-def lens_of(family="llama"):
-    return wrap(tiny(family))
 
 
 def pair(*, length=7, at=2):

@@ -1,9 +1,8 @@
 """Generation under edits: equal to Hugging Face without one, and to a loop of whole runs with one."""
 
-import functools
-
 import pytest
 import torch
+from lenses import lens_of, speaking
 
 from sink_lens.errors import InputError, SiteError
 from sink_lens.interventions.edits import scale, zero
@@ -11,11 +10,6 @@ from sink_lens.interventions.generation import generate
 from sink_lens.interventions.run import run_with
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, tiny, tiny_tokenizer
-
-
-@functools.cache
-def lens_of(family="llama", **options):
-    return wrap(tiny(family, **options), tokenizer=tiny_tokenizer())
 
 
 def loop(lens, ids, edits, n):
@@ -31,7 +25,7 @@ def loop(lens, ids, edits, n):
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_without_edits_it_is_what_hugging_face_generates(family):
-    lens = lens_of(family)
+    lens = speaking(family)
     found = generate(lens, "the cat and the", max_new_tokens=10)
     assert found.ids == found.plain_ids
     ids = torch.tensor([found.prompt_ids])
@@ -43,7 +37,7 @@ def test_without_edits_it_is_what_hugging_face_generates(family):
 
 
 def test_under_edits_it_is_a_loop_of_edited_runs():
-    lens = lens_of()
+    lens = speaking()
     edit = zero("attn_out", layers=[1], positions=[0, 2])
     found = generate(lens, "the cat and the", edit, max_new_tokens=8)
     assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, edit, 8)
@@ -55,7 +49,7 @@ def test_under_edits_it_is_a_loop_of_edited_runs():
 
 
 def test_a_position_that_is_not_there_yet_is_edited_when_it_is():
-    lens = lens_of()
+    lens = speaking()
     n = len(generate(lens, "the cat", max_new_tokens=1).prompt_ids)
     edit = scale("mlp_out", -3.0, positions=[n + 2])
     found = generate(lens, "the cat", edit, max_new_tokens=8)
@@ -65,7 +59,7 @@ def test_a_position_that_is_not_there_yet_is_edited_when_it_is():
 
 
 def test_drawing_is_repeatable_and_paired():
-    lens = lens_of()
+    lens = speaking()
 
     def drawn(seed, *edits):
         generator = torch.Generator().manual_seed(seed)
@@ -77,7 +71,7 @@ def test_drawing_is_repeatable_and_paired():
 
 
 def test_it_ends_where_the_model_ends_the_text():
-    lens = lens_of()
+    lens = speaking()
     first = generate(lens, "the cat", max_new_tokens=3).ids[1]
     ended = wrap(tiny("llama"), tokenizer=tiny_tokenizer())
     ended.plain.generation_config.eos_token_id = [first]
@@ -86,14 +80,14 @@ def test_it_ends_where_the_model_ends_the_text():
 
 
 def test_token_ids_need_no_tokenizer():
-    found = generate(wrap(tiny("llama")), torch.tensor([[5, 6, 7]]), max_new_tokens=3)
+    found = generate(lens_of(), torch.tensor([[5, 6, 7]]), max_new_tokens=3)
     assert (found.prompt, found.text, found.plain) == ("", "", "")
     assert len(found.ids) == 3
 
 
 def test_an_edit_that_changes_nothing_warns_once():
     with pytest.warns(UserWarning, match="changed nothing") as caught:
-        generate(lens_of(), "the cat", scale("z", 1.0), max_new_tokens=4)
+        generate(speaking(), "the cat", scale("z", 1.0), max_new_tokens=4)
     assert len(caught) == 1
 
 
@@ -110,18 +104,18 @@ def test_an_edit_that_changes_nothing_warns_once():
 )
 def test_what_cannot_be_generated_is_refused(options, text):
     with pytest.raises(InputError, match=text):
-        generate(lens_of(), [5, 6, 7], **options)
+        generate(speaking(), [5, 6, 7], **options)
 
 
 def test_prompts_that_are_none_are_refused():
     with pytest.raises(InputError, match=r"shape \(2, 3\); need the ids of one sequence"):
-        generate(lens_of(), torch.ones(2, 3, dtype=torch.int64))
+        generate(speaking(), torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(InputError, match="has no tokenizer"):
-        generate(wrap(tiny("llama")), "text")
+        generate(lens_of(), "text")
     with pytest.raises(InputError, match="outside the vocabulary"):
-        generate(lens_of(), [5, 300])
+        generate(speaking(), [5, 300])
 
 
 def test_edits_without_a_place_are_refused():
     with pytest.raises(SiteError, match="no site 'gate'"):
-        generate(lens_of("gpt2"), [5, 6], zero("gate"))
+        generate(speaking("gpt2"), [5, 6], zero("gate"))

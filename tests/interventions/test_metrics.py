@@ -4,16 +4,15 @@ import math
 
 import pytest
 import torch
+from lenses import lens_of
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, SiteError
 from sink_lens.interventions import metrics
 from sink_lens.interventions.metrics import Metric, as_metric, evaluate
 from sink_lens.interventions.run import run_with
-from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny
 
-LENS = wrap(tiny("llama"))
+LENS = lens_of("llama")
 TOKENS = torch.randint(3, 300, (3, 9), generator=torch.Generator().manual_seed(0))
 PADDED = from_tensor(TOKENS, lengths=torch.tensor([9, 5, 9]))
 
@@ -111,7 +110,7 @@ def test_what_a_metric_cannot_read_is_refused(metric, text):
 
 def test_a_site_that_the_family_lacks_is_refused():
     with pytest.raises(SiteError, match="no site 'gate'"):
-        as_metric(Metric(name="m", function=len, sites=("gate",)), lens=wrap(tiny("gpt2")), n_positions=9)
+        as_metric(Metric(name="m", function=len, sites=("gate",)), lens=lens_of("gpt2"), n_positions=9)
 
 
 @pytest.mark.parametrize("site", ["pattern", "final", "nowhere"])

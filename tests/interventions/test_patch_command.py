@@ -4,13 +4,12 @@ import shlex
 
 import pandas as pd
 import pytest
+from lenses import speaking
 from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.cli import patch as command
 from sink_lens.models import load as loading
-from sink_lens.models.load import wrap
-from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.records import read_run
 
 PAIR = ["--clean", "the cat and the", "--corrupted", "the bat and the"]
@@ -23,8 +22,7 @@ def run(*arguments):
 @pytest.fixture(autouse=True)
 def model(tmp_path, monkeypatch):
     """A tiny model under every name."""
-    lens = wrap(tiny("llama"), tokenizer=tiny_tokenizer())
-    monkeypatch.setattr(loading, "load", lambda name, **options: lens)
+    monkeypatch.setattr(loading, "load", lambda name, **options: speaking())
     monkeypatch.setenv("TQDM_DISABLE", "0")
     monkeypatch.chdir(tmp_path)
 

@@ -1,11 +1,11 @@
 """Path patching: equal to TransformerLens, to the algebra of the stream, and to nothing where nothing leads."""
 
-import functools
 import warnings
 
 import pytest
 import torch
 import transformer_lens.patching as reference
+from lenses import lens_of
 
 from sink_lens.errors import InputError, SiteError
 from sink_lens.interventions import metrics
@@ -13,16 +13,10 @@ from sink_lens.interventions.edits import hold
 from sink_lens.interventions.patching import patch
 from sink_lens.interventions.paths import Node, path_patch
 from sink_lens.interventions.run import run_with
-from sink_lens.models.load import wrap
-from sink_lens.models.tiny import TINY_FAMILIES, tiny
+from sink_lens.models.tiny import TINY_FAMILIES
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)
-
-
-@functools.cache
-def lens_of(family="llama"):
-    return wrap(tiny(family))
 
 
 def pair(*, length=7, at=2):

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from lenses import lens_of as lens
 from safetensors.torch import load_file, save_file
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
@@ -30,11 +31,6 @@ def folders(tmp_path_factory):
         return path
 
     return folder
-
-
-@functools.cache
-def lens(family):
-    return wrap(tiny(family))
 
 
 def saved(path, *, tokenizer=False, **changes):
@@ -78,7 +74,7 @@ def build(family, _):
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_a_wrapped_model_is_the_plain_path_itself(family):
+def test_a_wrapped_model_is_the_plain_path_itself_and_shares_its_parameters_with_the_bridge(family):
     model = tiny(family)
     expected = logits(model)
     found = wrap(model, name="mine")
@@ -92,6 +88,7 @@ def test_a_wrapped_model_is_the_plain_path_itself(family):
     assert torch.equal(logits(model), expected)
     assert close(logits(found.bridge), expected)
     assert f"'mine', {type(model).__name__}, 3 layers" in repr(found)
+    assert_shared(found)
 
 
 def assert_shared(found, *, blind=()):
@@ -101,23 +98,23 @@ def assert_shared(found, *, blind=()):
     inside = {buffer.data_ptr() for buffer in found.bridge.buffers()}
     assert not any(buffer.data_ptr() in inside for buffer in found.plain.buffers())
     assert all(parameter.device.type == "cpu" for parameter in found.plain.parameters())
+    seen, plain_seen = logits(found.bridge), logits(found.plain)
     for name, parameter in found.layer(1).named_parameters():
-        before, plain_before = logits(found.bridge), logits(found.plain)
+        before, plain_before = seen, plain_seen
         with torch.no_grad():
             parameter.mul_(1.1).add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-        assert torch.equal(logits(found.bridge), before) == (name in blind), name
-        assert not torch.equal(logits(found.plain), plain_before), name
+        seen, plain_seen = logits(found.bridge), logits(found.plain)
+        assert torch.equal(seen, before) == (name in blind), name
+        assert not torch.equal(plain_seen, plain_before), name
     if not blind:
-        assert close(logits(found.bridge), logits(found.plain))
+        assert close(seen, plain_seen)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_a_wrapped_model_shares_its_parameters_with_the_bridge(family):
-    assert_shared(wrap(tiny(family)))
-
-
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-@pytest.mark.parametrize("make", [boot, build])
+@pytest.mark.parametrize(
+    ("make", "family"),
+    [(build, family) for family in TINY_FAMILIES]
+    + [(boot, family) for family in TINY_FAMILIES if not family.startswith("headnorm")],  # there, boot is build
+)
 def test_a_wrapped_bridge_shares_its_parameters_with_the_plain_path(folders, family, make):
     bridge = make(family, folders)
     found = wrap(bridge)
@@ -201,8 +198,9 @@ def test_a_folder_without_a_tokenizer_has_none(tmp_path, family):
     """Where there is no file of one, transformers makes up an empty tokenizer for some families."""
     tiny(family).save_pretrained(tmp_path)
     assert load(tmp_path).tokenizer is None
-    mine = tiny_tokenizer()
-    assert load(tmp_path, tokenizer=mine).tokenizer is mine
+    if family == "llama":
+        mine = tiny_tokenizer()
+        assert load(tmp_path, tokenizer=mine).tokenizer is mine
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from lenses import lens_of as lens
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
@@ -11,9 +12,8 @@ from sink_lens.axes import AXES
 from sink_lens.capture.record import capture
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
-from sink_lens.models.load import wrap
 from sink_lens.models.sites import SITES, bridge_hook, read, site_of, sites_of
-from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_NEURONS = ("gate", "up", "neurons", "down_out")
@@ -28,11 +28,6 @@ CASES = [
     for site in SITES
     if not (family == "gpt_oss" and site in NO_NEURONS) and not (family in UNGATED and site == "gate")
 ]
-
-
-@functools.cache
-def lens(family):
-    return wrap(tiny(family))
 
 
 @functools.cache

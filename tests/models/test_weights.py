@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from einops import einsum
+from lenses import lens_of as lens
 
 from sink_lens.capture.record import capture
 from sink_lens.errors import InputError
@@ -17,11 +18,6 @@ LAYERS = (0, 1, 2)
 DENSE = tuple(family for family in TINY_FAMILIES if family != "gpt_oss")
 SANDWICHED = ("gemma2", "gemma3")
 UNGATED = ("gpt2", "gpt_neox", "opt")
-
-
-@functools.cache
-def lens(family):
-    return wrap(tiny(family))
 
 
 @functools.cache

@@ -1,0 +1,38 @@
+"""Each family's tiny model, built once in a process for all files of tests that only look at it."""
+
+import dataclasses
+import functools
+
+import torch
+
+from sink_lens.models.lens import LensModel
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny, tiny_tokenizer
+
+_AS_BUILT: dict[str, tuple[LensModel, dict[str, torch.Tensor]]] = {}
+
+
+def lens_of(family: str = "llama") -> LensModel:
+    """The family's model. A test that changes weights builds one of its own."""
+    if family not in _AS_BUILT:
+        lens = wrap(tiny(family))
+        _AS_BUILT[family] = lens, {name: tensor.clone() for name, tensor in lens.plain.state_dict().items()}
+    return _AS_BUILT[family][0]
+
+
+@functools.cache
+def speaking(family: str = "llama") -> LensModel:
+    """The same model with the tiny tokenizer."""
+    return dataclasses.replace(lens_of(family), tokenizer=tiny_tokenizer())
+
+
+def changed() -> list[str]:
+    """The families whose model is no longer as it was built; they are built anew when next asked for."""
+    found = []
+    for family, (lens, before) in list(_AS_BUILT.items()):
+        now = lens.plain.state_dict()
+        if lens.plain.training or not all(torch.equal(now[name], tensor) for name, tensor in before.items()):
+            found.append(family)
+            del _AS_BUILT[family]
+            speaking.cache_clear()
+    return found
