@@ -249,7 +249,7 @@ def main() -> None:
         bench.bridge(some[0])  # to warm up
     found = [_case(name, *case, quick=options.quick) for name, case in cases.items()]
     site = Site(layer=layer, unit=0, is_head=False)
-    memory = _peak(eight, lambda: _all(eight.engine([site], mode="exact"))) / _peak(eight, lambda: eight.bridge(site))
+    memory = _peak(eight, lambda: _all(eight.engine(some[:4], mode="exact"))) / _peak(eight, lambda: eight.bridge(site))
     if not options.quick:
         _growth(eight, layer=layer)
     numbers = [*(speedup for speedup, _ in found), memory]
@@ -284,8 +284,9 @@ def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool
     for block in engine.blocks:
         compared = block.cells[:: max(1, len(block.cells) // _COMPARED)][:_COMPARED]
         share = len(block.cells) / len(compared)
-        for start in range(0, len(block.cells), engine.plan.pack):
-            pack = replace(block, cells=block.cells[start : start + engine.plan.pack])
+        step = engine.plan.pack * engine.plan.lanes
+        for start in range(0, len(block.cells), step):
+            pack = replace(block, cells=block.cells[start : start + step])
             frame, spent = bench.timed(lambda pack=pack: engine.run(pack))
             ours += spent
             for cell in set(compared) & set(pack.cells):
@@ -298,7 +299,7 @@ def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool
                 got = torch.tensor(frame.loc[frame["cell"] == cell, "value"].tolist(), dtype=torch.float32)
                 is_equal = is_equal and torch.equal(got, wanted)
                 gap = max(gap, float((got - wanted).abs().max()))
-    text = f"{name}: {len(sites)} cells, {engine.plan.pack} a forward"
+    text = f"{name}: {len(sites)} cells, {engine.plan.pack} a forward, {engine.plan.lanes} side by side"
     text += f": {ours:.1f} s, {ours / len(sites) * 1e3:.0f} ms a cell"
     for way, spent in seconds.items():
         text += f"; {way} {spent / len(sites) * 1e3:.0f} ms ({spent / ours:.2f}x)"

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -55,7 +55,7 @@ class Job:
             self.tokens,
             cells,
             measured(self.metrics, lens, n_positions=self.tokens.n_positions),
-            plan=self.plan,
+            plan=replace(self.plan, lanes=min(self.plan.lanes, torch.get_num_threads())),
         )
 
     def load(self, device: str | None) -> Engine:

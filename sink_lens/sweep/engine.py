@@ -2,8 +2,8 @@
 
 What is skipped. The cells are sorted by the first layer that they touch, and begin there, from the unedited stream,
 which is computed once for each batch of prompts. Of that layer, what no edit changes is not computed again
-(``plain.Known``). No pass goes further than the metrics read. Several cells share a forward along the batch axis. A
-cell that can change nothing that is read is not run at all.
+(``plain.Known``). No pass goes further than the metrics read. Several cells share a forward along the batch axis, and
+on a CPU several forwards run side by side (``lanes``). A cell that can change nothing that is read is not run at all.
 
 *Exact* mode gives, in float32 on the CPU, to the last bit what ``run_with`` gives for one cell at a time: the passes
 run on the plain module with eager attention, and the runner compares the first cells with passes of the bridge before
@@ -14,7 +14,8 @@ read.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
+from threading import Event, Lock
 from typing import Any
 
 import pandas as pd
@@ -29,6 +30,7 @@ from ..models.lens import LensModel
 from ..models.sites import SITES
 from .grid import Cell, Touches
 from .kinds import References
+from .lanes import Lanes
 from .needs import Needs
 from .passes import Clean, Passes
 from .plan import CELLS_A_BLOCK, Path, Plan
@@ -66,6 +68,7 @@ class Engine:
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, mode=plan.mode, n_sequences=tokens.n_sequences)
         self._clean = lru_cache(maxsize=2)(self._clean_run)  # of both paths
+        self._one_at_a_time = Lock()
 
     def baseline(self) -> pd.DataFrame:
         """The unedited run: sequence, metric, value."""
@@ -83,40 +86,33 @@ class Engine:
             block: one of ``blocks``.
             advance: called with the number of cells that were finished.
         """
-        rows: list[dict[str, Any]] = []
         size = self.plan.pack
-        alone = 0
-        waiting = list(block.cells)
-        while waiting:
-            step = 1 if alone else size
-            pack, waiting = waiting[:step], waiting[step:]
-            try:
-                rows += self._pack(pack, block=block)
-            except Exception as error:  # noqa: BLE001  # an edit of one's own may raise anything: recorded with its cell
-                if len(pack) > 1:
-                    waiting = pack + waiting
-                    if isinstance(error, torch.OutOfMemoryError):
-                        size = len(pack) // 2
-                    else:  # one of them fails: the others must not fail with it
-                        alone = len(pack)
-                    continue
-                rows.append(_failed(pack[0], error))
-            alone = max(0, alone - 1)
-            advance(len(pack))
+        packs = -(-len(block.cells) // size)
+        if packs == 1 or not self._has_lanes(block):
+            rows = self._share(block.cells, Event(), block=block, passes=self._passes, advance=advance)
+        else:
+            each = -(-packs // self.plan.lanes) * size
+            shares = [block.cells[start : start + each] for start in range(0, len(block.cells), each)]
+            rows = [row for share in self._in_lanes(block, shares, advance=advance) for row in share]
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
 
     def deviation(self, number: int) -> float:
         """The largest difference between a cell's numbers here and those of one pass of the bridge for it alone."""
         block = next(block for block in self.blocks if number in block.cells)
         before = block.cells.index(number) + 1
-        pack = list(block.cells[max(0, before - self.plan.pack) : before])
-        rows = pd.DataFrame([row for row in self._pack(pack, block=block) if row["cell"] == number])
+        pack = block.cells[max(0, before - self.plan.pack) : before]
+        ways = [self._pack(pack, block=block, passes=self._passes)]
+        if self._has_lanes(block):
+            ways += self._in_lanes(block, [pack])
         edits = self.cells[number].make(self._references)
         slow = self._passes.slow(self._part(block.prompts), edits, prompts=block.prompts)
-        return max(
-            _gap(torch.tensor(rows.loc[rows["metric"] == metric.name, "value"].to_numpy()), evaluate(metric, slow))
-            for metric in self.metrics
-        )
+        found = 0.0
+        for way in ways:
+            rows = pd.DataFrame([row for row in way if row["cell"] == number])
+            for metric in self.metrics:
+                values = torch.tensor(rows.loc[rows["metric"] == metric.name, "value"].to_numpy())
+                found = max(found, _gap(values, evaluate(metric, slow)))
+        return found
 
     def clean_deviation(self) -> float:
         """The same of the unedited run of the first prompts."""
@@ -130,22 +126,24 @@ class Engine:
 
         A matrix product may sum in another order where it has more rows, and that shows in the streams of any input.
         """
-        sizes = set()
+        sizes = {1}
         for block in self.blocks:
             if block.first <= self.lens.n_layers:
                 sizes |= {min(self.plan.pack, len(block.cells)), len(block.cells) % self.plan.pack}
         # The last batch of prompts may be smaller than the others.
         parts = {part.n_sequences: part for part in map(self._part, self._prompts())}.values()
         paths: set[Path] = {self.path_of(block) for block in self.blocks}
-        return max(
-            (
-                self._passes.pack_gap(part, path=path, copies=size)
-                for part in parts
-                for size in sizes - {0, 1}
-                for path in paths
-            ),
-            default=0.0,
-        )
+        found = 0.0
+        for part in parts:
+            for path in paths:
+                alone = self._passes.streams(part, path=path, copies=1)
+                for size in sizes - {0}:
+                    streams = partial(Passes.streams, part=part, path=path, copies=size)
+                    packed = [streams(self._passes)] if size > 1 else []
+                    if self.plan.lanes > 1 and path == "plain":
+                        packed += self._lanes.map(lambda passes, given, stop: given(passes), [streams])
+                    found = max([found, *(_pack_gap(alone, one, copies=size) for one in packed)])
+        return found
 
     def layers_of(self, block: Block) -> int:
         """How many layers a block runs for each of its cells."""
@@ -191,16 +189,63 @@ class Engine:
         prompts = next(prompts for prompts in self._prompts() if prompts.start == start)
         return self._passes.clean(self._part(prompts), prompts=prompts, path=path)
 
-    def _pack(self, numbers: Sequence[int], *, block: Block) -> list[dict[str, Any]]:
+    @cached_property
+    def _lanes(self) -> Lanes:
+        return Lanes(self._passes, count=self.plan.lanes)
+
+    def _has_lanes(self, block: Block) -> bool:
+        """Whether its cells may run side by side: those of the bridge do not, there is one."""
+        return self.plan.lanes > 1 and self.path_of(block) == "plain" and block.first <= self.lens.n_layers
+
+    def _in_lanes(
+        self, block: Block, shares: Sequence[Sequence[int]], *, advance: Callable[[int], None] = lambda cells: None
+    ) -> list[list[dict[str, Any]]]:
+        """The rows of each share of a block's cells, side by side."""
+        self._passes.known(self._clean(block.prompts.start, "plain"), block.first)  # once, for all of them
+
+        def share(passes: Passes, cells: Sequence[int], stop: Event) -> list[dict[str, Any]]:
+            return self._share(cells, stop, block=block, passes=passes, advance=advance)
+
+        return self._lanes.map(share, shares)
+
+    def _share(
+        self, cells: Sequence[int], stop: Event, *, block: Block, passes: Passes, advance: Callable[[int], None]
+    ) -> list[dict[str, Any]]:
+        """The rows of some cells of a block, one pack after the other."""
+        rows: list[dict[str, Any]] = []
+        size = self.plan.pack
+        alone = 0
+        waiting = list(cells)
+        while waiting and not stop.is_set():
+            step = 1 if alone else size
+            pack, waiting = waiting[:step], waiting[step:]
+            try:
+                rows += self._pack(pack, block=block, passes=passes)
+            except Exception as error:  # noqa: BLE001  # an edit of one's own may raise anything: recorded with its cell
+                if len(pack) > 1:
+                    waiting = pack + waiting
+                    if isinstance(error, torch.OutOfMemoryError):
+                        size = len(pack) // 2
+                    else:  # one of them fails: the others must not fail with it
+                        alone = len(pack)
+                    continue
+                rows.append(_failed(pack[0], error))
+            alone = max(0, alone - 1)
+            with self._one_at_a_time:
+                advance(len(pack))
+        return rows
+
+    def _pack(self, numbers: Sequence[int], *, block: Block, passes: Passes) -> list[dict[str, Any]]:
         """The rows of cells that share a forward."""
-        edits = [self.cells[number].make(self._references) for number in numbers]
+        with self._one_at_a_time:  # an edit may measure its values on the model, and there is one unedited run
+            edits = [self.cells[number].make(self._references) for number in numbers]
+            clean = self._clean(block.prompts.start, self.path_of(block))
         for some in edits:
             check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
-        clean = self._clean(block.prompts.start, self.path_of(block))
         if block.first > self.lens.n_layers:
             outcomes, changed = [clean.outcome] * len(numbers), [False] * len(numbers)
         else:
-            outcomes, changed = self._passes.pack(edits, clean=clean, first=block.first)
+            outcomes, changed = passes.pack(edits, clean=clean, first=block.first)
         rows: list[dict[str, Any]] = []
         for number, outcome, differs in zip(numbers, outcomes, changed, strict=True):
             more = {"cell": number, "changed": differs, "error": None}
@@ -216,6 +261,12 @@ def _gap(found: Tensor, wanted: Tensor) -> float:
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")
     return float((found - wanted).nan_to_num(0.0).abs().max())
+
+
+def _pack_gap(alone: Sequence[Tensor], packed: Sequence[Tensor], *, copies: int) -> float:
+    """The largest difference between the streams, and logits, of several copies and those of one."""
+    pairs = zip(alone, packed, strict=True)
+    return max(float((both.unflatten(0, (copies, -1)) - one).abs().max()) for one, both in pairs)
 
 
 def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:

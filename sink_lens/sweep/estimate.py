@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -41,7 +41,7 @@ class Cost:
     """Scaled from the packs that were timed, and what the check before the sweep took."""
     bytes_weights: int
     bytes_forward: int
-    """Of one forward, roughly."""
+    """Of the forwards that run side by side, roughly."""
     bytes_peak: int
     """The most that this process has held, on the GPU where the model is there."""
 
@@ -86,7 +86,11 @@ def cost_of(
         layers_frac=layers / (len(cells) * batches * lens.n_layers),
         seconds=checking + _seconds(engine, run),
         bytes_weights=weights,
-        bytes_forward=bytes_a_token(lens, tokens.n_positions, needs) * plan.pack * plan.prompts * tokens.n_positions,
+        bytes_forward=bytes_a_token(lens, tokens.n_positions, needs)
+        * plan.lanes
+        * plan.pack
+        * plan.prompts
+        * tokens.n_positions,
         bytes_peak=_peak(lens),
     )
 
@@ -107,7 +111,7 @@ def estimate(cost: Cost) -> RenderableType:
         "time": _spoken(cost.seconds),
         "memory": f"{cost.bytes_peak / 1e6:,.0f} MB",
         "of it the weights": f"{cost.bytes_weights / 1e6:,.0f} MB",
-        "of it one forward, at most": f"{cost.bytes_forward / 1e6:,.0f} MB",
+        "of it forwards, at most": f"{cost.bytes_forward / 1e6:,.0f} MB",
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -138,7 +142,7 @@ def _seconds(engine: Engine, blocks: Sequence[Block]) -> float:
 
 def _seconds_a_cell(engine: Engine, block: Block) -> float:
     """In a pack of a block."""
-    few = Block(number=block.number, prompts=block.prompts, first=block.first, cells=block.cells[: engine.plan.pack])
+    few = replace(block, cells=block.cells[: engine.plan.pack * engine.plan.lanes])
     engine.run(few)  # the unedited run, and warm caches
     _wait(engine.lens)
     before = time.perf_counter()

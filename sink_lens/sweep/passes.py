@@ -81,15 +81,8 @@ class Passes:
                 outcomes = pack.plain(first)
         return outcomes, [bool(one.changed) for one in pack.applied]
 
-    def pack_gap(self, part: TokenBatch, *, path: Path, copies: int) -> float:
-        """The largest difference between the unedited streams, and logits, of several copies and those of one."""
-        alone, packed = self._streams(part, path=path, copies=1), self._streams(part, path=path, copies=copies)
-        return max(
-            float((both.unflatten(0, (copies, -1)) - one).abs().max()) for one, both in zip(alone, packed, strict=True)
-        )
-
-    def _streams(self, part: TokenBatch, *, path: Path, copies: int) -> list[Tensor]:
-        """The unedited stream after every layer that is needed, and the logits where they are."""
+    def streams(self, part: TokenBatch, *, path: Path, copies: int) -> list[Tensor]:
+        """The unedited stream of several copies after every layer that is needed, and the logits where they are."""
         found: list[Tensor] = []
         last = self.needs.end(self.lens.n_layers)
         visit = Visit(readers=[(slice(None), found.append)])

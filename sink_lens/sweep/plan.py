@@ -20,6 +20,7 @@ CELLS_A_BLOCK = 32
 _CPU_TOKENS = 512
 """A CPU is as fast as it gets with this many tokens a forward, and more of them only take memory."""
 _GPU_TOKENS = 65536
+_MOST_LANES = 8
 _MEMORY_FRAC = 0.25
 """Of the memory that is free."""
 
@@ -35,6 +36,8 @@ class Plan:
     """Sequences of a batch of prompts."""
     pack: int
     """Cells of a forward."""
+    lanes: int = 1
+    """Forwards side by side on the cores of a CPU, see ``lanes``."""
 
 
 def check_mode(mode: object) -> None:
@@ -48,15 +51,16 @@ def check_mode(mode: object) -> None:
 
 
 def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, mode: Mode, n_cells: int) -> Plan:
-    """As many sequences a forward, and as many cells, as the device makes good use of and has room for."""
-    budget = max(
-        1, min(_tokens_that_fit(lens, tokens, needs), _CPU_TOKENS if lens.device.type == "cpu" else _GPU_TOKENS)
-    )
+    """As many sequences and cells a forward, and forwards at once, as the device makes good use of and has room for."""
+    room, on_cpu = _tokens_that_fit(lens, tokens, needs), lens.device.type == "cpu"
+    budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
     prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
     if mode == "exact" and lens.family.down is None:
         pack = 1  # an expert multiplies all its tokens at once: how many there are moves the last bit
-    return Plan(mode=mode, path="plain", prompts=prompts, pack=pack)
+    lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
+    lanes = max(1, min(lanes, -(-n_cells // pack), room // (prompts * pack * tokens.n_positions)))
+    return Plan(mode=mode, path="plain", prompts=prompts, pack=pack, lanes=lanes)
 
 
 def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:

@@ -219,7 +219,7 @@ def _plan(
     """How the sweep is cut: as it was, where it goes on; else by the memory there is, and checked."""
     if writer.has("plan"):
         found = json.loads((writer.folder / "plan.json").read_text(encoding="utf-8"))
-        return Plan(**{name: found[name] for name in ("mode", "path", "prompts", "pack")})
+        return Plan(**{name: found[name] for name in ("mode", "path", "prompts", "pack", "lanes") if name in found})
     writer.clear()  # blocks that are there all the same were cut by a plan that is gone
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), mode=mode, n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
@@ -232,15 +232,17 @@ def checked(
 ) -> tuple[Plan, float]:
     """A plan whose numbers are those of the bridge for one cell at a time, and how far the worst of some cells is off.
 
-    Exact mode on the CPU in float32 asks for equality: where cells that share a forward differ, they share none;
-    where the plain module differs, the bridge is taken. Elsewhere, and in fast mode, ``FAST_TOLERANCE`` is asked for.
+    Exact mode on the CPU in float32 asks for equality: where forwards side by side differ, there is one at a time;
+    where cells that share a forward differ, they share none; where the plain module differs, the bridge is taken.
+    Elsewhere, and in fast mode, ``FAST_TOLERANCE`` is asked for.
     """
     strict = plan.mode == "exact" and lens.device.type == "cpu" and lens.dtype == torch.float32
-    order: list[Plan] = [
+    order = [
         plan,
-        replace(plan, pack=1),
-        replace(plan, path="bridge"),
-        replace(plan, path="bridge", pack=1),
+        *([replace(plan, lanes=1)] if plan.lanes > 1 else ()),
+        replace(plan, lanes=1, pack=1),
+        replace(plan, lanes=1, path="bridge"),
+        replace(plan, lanes=1, path="bridge", pack=1),
     ]
     worst = float("inf")
     for one in order:

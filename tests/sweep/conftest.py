@@ -42,8 +42,9 @@ def tokens_of():
 def engine_of():
     """``engine_of(lens, tokens, cells, metrics, ...)``: three sequences and four cells a forward, if not said."""
 
-    def build(lens, tokens, cells, metrics, *, mode="exact", path="plain", prompts=3, pack=4):
-        return Engine(lens, tokens, cells, metrics, plan=Plan(mode=mode, path=path, prompts=prompts, pack=pack))
+    def build(lens, tokens, cells, metrics, *, mode="exact", path="plain", prompts=3, pack=4, lanes=1):
+        plan = Plan(mode=mode, path=path, prompts=prompts, pack=pack, lanes=lanes)
+        return Engine(lens, tokens, cells, metrics, plan=plan)
 
     return build
 

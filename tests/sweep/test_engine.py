@@ -114,6 +114,15 @@ def test_the_bridge_s_packs_give_the_same_numbers(lens_of, tokens_of, engine_of,
     assert_to_the_last_bit(swept(engine), metrics=EVERYTHING, runs=slow_runs(family), measured=measured)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen3", "headnorm_gate"])
+def test_cells_side_by_side_give_the_same_numbers(lens_of, tokens_of, engine_of, swept, slow_runs, measured, family):
+    lens = lens_of(family)
+    engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), EVERYTHING, pack=2, lanes=3)
+    assert engine.pack_deviation() == 0
+    assert engine.deviation(0) == 0
+    assert_to_the_last_bit(swept(engine), metrics=EVERYTHING, runs=slow_runs(family), measured=measured)
+
+
 @pytest.mark.parametrize("family", OWN_ORDER)
 def test_the_plain_module_is_close_where_it_is_not_exact_and_says_so(
     lens_of, tokens_of, engine_of, swept, slow_runs, measured, family
@@ -344,7 +353,7 @@ def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_
         return right(self, edits, **options)
 
     monkeypatch.setattr(Passes, "pack", pack)
-    engine = engine_of(lens, tokens_of(), cells, [sink_mass(0)])
+    engine = engine_of(lens, tokens_of(), cells, [sink_mass(0)], lanes=1)
     assert [engine.deviation(number) for number in (0, 1, 3, 5)] == [0.0] * 4
     assert sizes == [1, 2, 4, 4]
 
@@ -355,15 +364,16 @@ def test_sharing_a_forward_is_compared_for_every_size_of_a_pack_and_of_a_batch(
     cells = [cell_of(scale("z", float(factor), layers=[1]), name=str(factor)) for factor in range(6)]
     engine = engine_of(lens_of("llama"), tokens_of(), cells, [sink_mass(0)])  # 4 and 2 cells, on 3 sequences and on 1
     assert engine.pack_deviation() == 0.0
-    asked = []
+    asked, right = [], Passes.streams
 
-    def gap(self, part, *, path, copies):
+    def streams(self, part, *, path, copies):
         asked.append((part.n_sequences, path, copies))
-        return 7.0
+        found = right(self, part, path=path, copies=copies)
+        return [one + (7.0 if copies == 2 else 0.0) for one in found]
 
-    monkeypatch.setattr(Passes, "pack_gap", gap)
-    assert engine.pack_deviation() == 7.0
-    assert sorted(asked) == [(1, "plain", 2), (1, "plain", 4), (3, "plain", 2), (3, "plain", 4)]
+    monkeypatch.setattr(Passes, "streams", streams)
+    assert engine.pack_deviation() == pytest.approx(7.0)
+    assert sorted(asked) == [(size, "plain", copies) for size in (1, 3) for copies in (1, 2, 4)]
     assert engine_of(lens_of("llama"), tokens_of(), cells[:1], [sink_mass(0)]).pack_deviation() == 0.0
 
 

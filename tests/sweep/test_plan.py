@@ -49,6 +49,22 @@ def test_memory_bounds_a_forward_and_one_sequence_always_runs(lens_of, tokens_of
     assert cut(lens, tokens) == (1, 1)
 
 
+def test_forwards_run_side_by_side_on_the_cores_of_a_cpu(lens_of, tokens_of, monkeypatch):
+    lens, tokens = lens_of("llama"), tokens_of((12,) * 4)
+    needs = Needs.of(READ, lens=lens)
+
+    def lanes(n_threads, n_cells):
+        monkeypatch.setattr(plan.torch, "get_num_threads", lambda: n_threads)
+        return plan_of(lens, tokens, needs, mode="exact", n_cells=n_cells).lanes
+
+    # 10 cells a forward
+    assert [lanes(2, 1000), lanes(2, 10), lanes(2, 11), lanes(4, 1000), lanes(64, 1000)] == [2, 1, 2, 4, 8]
+    each = bytes_a_token(lens, 12, needs)
+    memory = SimpleNamespace(available=4 * 1100 * each)  # a quarter of it is used: two forwards of 480 tokens
+    monkeypatch.setattr(plan.psutil, "virtual_memory", lambda: memory)
+    assert lanes(4, 1000) == 2
+
+
 def test_the_memory_of_a_token_by_hand(lens_of):
     lens = lens_of("llama")
     # d_model 48, d_mlp 80, 4 heads of 12, 12 positions: 10 x 48 + 4 x 80 + 6 x 48 + 4 x 4 x 12 = 1280 floats

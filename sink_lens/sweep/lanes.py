@@ -1,0 +1,50 @@
+"""Lanes: cells side by side on the cores of a CPU, each lane with the model's modules once more on the same weights.
+
+Two cores share a matrix product of a few hundred rows badly: one cell a core is faster than one cell on both, with
+the same numbers (the runner compares them). The modules are copied because the edits are hooks on them.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from threading import Event
+from typing import TypeVar
+
+import torch
+
+from ..models.lens import LensModel
+from .passes import Passes
+
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
+
+
+class Lanes:
+    """Threads that share the cores of the one which made them, each with the passes of its own copy of the model."""
+
+    def __init__(self, passes: Passes, *, count: int) -> None:
+        each = max(1, torch.get_num_threads() // count)
+        self._passes = [replace(passes, lens=copied(passes.lens)) for _ in range(count)]
+        self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
+
+    def map(self, run: Callable[[Passes, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
+        """What ``run`` gives for each, one a lane; where one fails, or this thread is interrupted, the others stop.
+
+        Args:
+            run: called with a lane's passes, one of the given, and an event that is set when it should stop.
+            given: at most as many as there are lanes.
+        """
+        stop = Event()
+        futures = [self._pool.submit(run, *each, stop) for each in zip(self._passes, given, strict=False)]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            stop.set()
+
+
+def copied(lens: LensModel) -> LensModel:
+    """The same model with its plain module copied, the weights shared; for passes of the plain module alone."""
+    shared = {id(tensor): tensor for tensor in chain(lens.plain.parameters(), lens.plain.buffers())}
+    return replace(lens, plain=copy.deepcopy(lens.plain, shared))
