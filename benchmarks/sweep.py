@@ -227,9 +227,9 @@ def main() -> None:
     eight = Bench(lens=lens, tokens=_tokens(lens, 8), late=late)
     one = Bench(lens=lens, tokens=_tokens(lens, 1), late=late)
     width = lens.d_mlp or 0
-    neurons = range(0, width, width // (6 if options.quick else 32))
+    neurons = range(0, width, width // (4 if options.quick else 32))
     # Depths that are on average those of all heads.
-    depths, heads_each = ((7, 22), 4) if options.quick else ((2, 8, 14, 21, 27), lens.n_heads)
+    depths, heads_each = ((7, 22), 2) if options.quick else ((2, 8, 14, 21, 27), lens.n_heads)
     heads = [(lens.n_layers * depth // 30, head) for depth in depths for head in range(heads_each)]
     if options.whole:
         heads = [(at, head) for at in range(lens.n_layers) for head in range(lens.n_heads)]
@@ -247,9 +247,10 @@ def main() -> None:
     }
     for bench in (eight, one):
         bench.bridge(some[0])  # to warm up
-    found = [_case(name, *case, quick=options.quick) for name, case in cases.items()]
+    found = [_case(name, *case, quick=options.quick, whole=options.whole) for name, case in cases.items()]
     site = Site(layer=layer, unit=0, is_head=False)
-    memory = _peak(eight, lambda: _all(eight.engine(some[:4], mode="exact"))) / _peak(eight, lambda: eight.bridge(site))
+    few = some[: 2 if options.quick else 8]
+    memory = _peak(eight, lambda: _all(eight.engine(few, mode="exact"))) / _peak(eight, lambda: eight.bridge(site))
     if not options.quick:
         _growth(eight, layer=layer)
     numbers = [*(speedup for speedup, _ in found), memory]
@@ -272,9 +273,14 @@ def _peak(bench: Bench, run: Callable[[], object]) -> float:
     return float(torch.cuda.max_memory_allocated() - before)
 
 
-def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool) -> tuple[float, bool]:
-    """The speedup of some cells, and whether every number is equal; the slow ways run a few cells of each block."""
+def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool, whole: bool) -> tuple[float, bool]:
+    """The speedup of some cells, and whether every number is equal; the slow ways run a few cells of each block.
+
+    What the cells of a layer share is computed with the first of them. In a sample it counts by the sample's share of
+    the layer's cells.
+    """
     engine = bench.engine(sites, mode=mode)
+    each = bench.lens.n_heads if sites[0].is_head else bench.lens.d_mlp or len(sites)  # that a layer has
     engine.baseline()  # the unedited run, once for all cells
     ways: dict[str, Callable[[Site], Tensor]] = {"theirs": bench.bridge}
     if not quick:
@@ -282,13 +288,18 @@ def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool
     ours, floor, seconds = 0.0, 0.0, dict.fromkeys(ways, 0.0)
     is_equal, gap = True, 0.0
     for block in engine.blocks:
-        compared = block.cells[:: max(1, len(block.cells) // _COMPARED)][:_COMPARED]
+        n_compared = 1 if quick and len(engine.blocks) > 1 else _COMPARED
+        compared = block.cells[:: max(1, len(block.cells) // n_compared)][:n_compared]
         share = len(block.cells) / len(compared)
         step = engine.plan.pack * engine.plan.lanes
+        begin = replace(block, cells=block.cells[:step])
+        once = 0.0 if whole else bench.timed(lambda begin=begin: engine.run(begin))[1]
         for start in range(0, len(block.cells), step):
             pack = replace(block, cells=block.cells[start : start + step])
             frame, spent = bench.timed(lambda pack=pack: engine.run(pack))
             ours += spent
+            if start == 0 and not whole:
+                ours += max(0.0, once - spent) * len(block.cells) / each
             for cell in set(compared) & set(pack.cells):
                 found = {way: bench.timed(lambda run=run, site=sites[cell]: run(site)) for way, run in ways.items()}
                 for way, (_, spent) in found.items():
