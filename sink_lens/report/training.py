@@ -108,13 +108,14 @@ def course(
     return finished(figure)
 
 
-def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str]) -> Figure:
+def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str], by: str = "") -> Figure:
     """Arms beside each other: loss curves with intervals over seeds, differences to the baseline, the sink's course.
 
     Args:
         tables: ``curves``, ``bands``, ``finals`` and, where the runs were watched, ``course`` (see
             ``training.compare.Comparison``).
         arms: their names, the baseline first.
+        by: what they differ in.
     """
     bands, finals = tables["bands"], tables["finals"]
     curves = set(bands["curve"].tolist())
@@ -126,7 +127,8 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str]) -> Fi
     for index, arm in enumerate(arms):
         colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
         of_arm = named(named(bands, "arm", arm), "curve", curve)
-        _band(top, named(of_arm, "quantity", "loss"), scale, label=arm, colour=colour, mark=mark)
+        label = f"{by} {arm}".lstrip()
+        _band(top, named(of_arm, "quantity", "loss"), scale, label=label, colour=colour, mark=mark)
         if index:
             _band(gap, named(of_arm, "quantity", "difference"), scale, label=arm, colour=colour, mark=mark)
             _by_seed(gap, tables["curves"], arm, curve, scale, colour=colour)

@@ -150,7 +150,8 @@ def _comparison(run: Run) -> tuple[str, Figure]:
         "difference can be told where the interval leaves zero. Below right, whether attention goes to position 0."
     )
     arms = _arms(run) or list(dict.fromkeys(tables["bands"]["arm"].tolist()))
-    return see, training.comparison(tables | ({} if course is None else {"course": course}), arms=arms)
+    by = "/".join(str(name) for name in run.config.get("by") or [])
+    return see, training.comparison(tables | ({} if course is None else {"course": course}), arms=arms, by=by)
 
 
 def _final_table(run: Run) -> tuple[str, Table]:

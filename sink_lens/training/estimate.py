@@ -17,7 +17,8 @@ from .trainer import check_device, check_trackers
 
 _STEPS = 2
 _MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}
-"""Of one forward and backward that is timed: where a step has more, fewer sequences are timed; one, once, at least."""
+"""Of one forward and backward that is timed: where a step has more, fewer sequences are timed, and shorter ones."""
+_SHORTEST = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,10 @@ class Estimate:
     """Parameters without weight decay."""
     sequences: int
     """How many of a step's sequences were timed."""
+    length: int
+    """How many tokens of each."""
     step_seconds: float
-    """A step on this device, in one process; of the timed sequences and the update, in proportion."""
+    """A step on this device, in one process: what was timed by its share of the FLOPs, and the update."""
     peak_bytes: int
     """Memory of weights, gradients, optimizer and the activations of one forward."""
 
@@ -62,12 +65,13 @@ def estimate(config: TrainConfig) -> Estimate:
         counted = {name: one.numel() for name, one in model.named_parameters()}
         n_parameters = sum(counted.values())
         micro = config.batch // config.accumulation
-        each = 6.0 * n_parameters * config.length
-        sequences = max(1, min(micro, int(_MOST_FLOPS[device] / each)))
-        ids = torch.randint(config.vocab_size, (sequences, config.length), device=device)
+        share = _MOST_FLOPS[device] / _flops(config, n_parameters, length=config.length)
+        slow = share < 1
+        sequences = max(1, min(micro, int(share)))
+        length = min(config.length, max(_SHORTEST, int(share * config.length))) if slow else config.length
+        ids = torch.randint(config.vocab_size, (sequences, length), device=device)
         run = torch.compile(model) if config.compile else model
         forwards, updates = [], []
-        slow = each > _MOST_FLOPS[device]
         for number in range(1 + config.compile if slow else 1 + _STEPS):  # the first also warms up, or compiles
             begun = _now(device)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
@@ -80,15 +84,22 @@ def estimate(config: TrainConfig) -> Estimate:
             if number >= 1 or slow:
                 forwards.append(halfway - begun)
                 updates.append(_now(device) - halfway)
+        longer = _flops(config, n_parameters, length=config.length) / _flops(config, n_parameters, length=length)
         return Estimate(
             config=config,
             device=device,
             n_parameters=n_parameters,
             undecayed=sum(counted[name] for name in apart),
             sequences=sequences,
-            step_seconds=min(forwards) * config.batch / sequences + min(updates),
+            length=length,
+            step_seconds=min(forwards) * longer * config.batch / sequences + min(updates),
             peak_bytes=_peak(device),
         )
+
+
+def _flops(config: TrainConfig, n_parameters: int, *, length: int) -> float:
+    """Of the forward and backward of one sequence: 6 a parameter and token, and the causal half of the attention."""
+    return length * (6.0 * n_parameters + 6.0 * config.n_layers * config.d_model * length)
 
 
 def dry_run(config: TrainConfig) -> RenderableType:
@@ -100,7 +111,9 @@ def dry_run(config: TrainConfig) -> RenderableType:
     found = estimate(config)
     total = found.step_seconds * config.steps
     tokens = config.steps * config.step_tokens
-    part = "" if found.sequences == config.batch else f" (from {found.sequences} of its {config.batch} sequences)"
+    timed = f"{found.sequences} of its {config.batch} sequences"
+    timed += "" if found.length == config.length else f", {found.length} tokens long"
+    part = "" if found.sequences == config.batch and found.length == config.length else f" (from {timed})"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
         ("parameters", f"{found.n_parameters:,}, {found.undecayed:,} of them not decayed"),
@@ -109,7 +122,7 @@ def dry_run(config: TrainConfig) -> RenderableType:
         ("a step", f"{found.step_seconds:.3g} s on {found.device} in one process{part}"),
         ("tokens a second", f"{config.step_tokens / found.step_seconds:,.0f}"),
         ("in all", f"{_duration(total)}, evaluations apart"),
-        ("memory", f"{found.peak_bytes / 1e9:.2f} GB at {found.sequences} sequences a forward"),
+        ("memory", f"{found.peak_bytes / 1e9:.2f} GB at {found.sequences} x {found.length} tokens a forward"),
         ("checkpoints", f"{len(config.kept)} kept, {found.checkpoint_bytes / 1e9:.2f} GB"),
     ):
         table.add_row(name, value)

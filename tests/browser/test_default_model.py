@@ -6,12 +6,14 @@ cut_sequences=2, cut_length=24), out=...)``; its page and its centring means wer
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import pytest
 
 from sink_lens.report.page import render
 
+SOME_TEXT = re.compile(r"[\s\S]{6}")
 RUN = Path(__file__).parent / "default_model"
 FIGURES = (
     *("circuit", "scores", "mass", "norms", "variance", "dims", "columns", "neurons", "qk", "patterns"),
@@ -52,7 +54,7 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
 
     page.get_by_role("button", name="Open the views").click()
     for name in ("view-heads", "view-tokens", "view-neurons"):
-        page.wait_for_function(f"document.getElementById('{name}').innerText.length > 5", timeout=60_000)
+        page.locator(f"#{name}", has_text=SOME_TEXT).wait_for(timeout=60_000)
     assert found.quiet, vars(found)
 
 
@@ -60,7 +62,7 @@ def test_its_report_fits_a_phone(opened, report):
     found = opened(report, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page = found.page
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.wait_for_function("!document.documentElement.classList.contains('starting')")
+    page.locator("html:not(.starting)").wait_for()
     drawing = page.locator("#circuit-figure svg").first.bounding_box()
     assert drawing["width"] > 800  # so its text can be read; the box around it slides
     assert page.locator("#circuit-figure .hint").is_visible()

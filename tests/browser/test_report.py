@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from sink_lens.report.page import render
 
 from ..report.test_page import HOSTILE, few, patterns, synthetic_run, tables
 
+SOME_TEXT = re.compile(r"[\s\S]{6}")
 SIZE = {"layers": 6, "heads": 4, "length": 16}
 
 
@@ -110,7 +112,7 @@ def test_the_views_open_and_fetch_nothing(opened, report):
     assert page.evaluate("typeof CircuitsVis") == "undefined"
     page.get_by_role("button", name="Open the views").click()
     for name in ("view-heads", "view-tokens", "view-neurons"):
-        page.wait_for_function(f"document.getElementById('{name}').innerText.length > 5", timeout=60_000)
+        page.locator(f"#{name}", has_text=SOME_TEXT).wait_for(timeout=60_000)
     assert "Call" in page.locator("#view-tokens").inner_text()
     assert found.asked == []
     assert found.complained == []
@@ -135,7 +137,7 @@ def test_hostile_text_runs_nothing_and_is_shown(opened, tmp_path):
     page.locator("canvas").press("ArrowUp")
     assert "gives key 0 “<img·src=x·onerror=alert" in page.locator(".cell").inner_text()
     page.get_by_role("button", name="Open the views").click()
-    page.wait_for_function("document.getElementById('view-tokens').innerText.length > 5", timeout=60_000)
+    page.locator("#view-tokens", has_text=SOME_TEXT).wait_for(timeout=60_000)
     page.wait_for_timeout(300)
     for button in page.locator("[data-copy]").all():
         button.click()

@@ -1,6 +1,7 @@
 """Views and interactive figures in a real browser, network off: they draw, they answer, and no token runs a script."""
 
 import numpy as np
+from playwright.sync_api import expect
 
 from sink_lens.records import read_run
 from sink_lens.report import interactive, views
@@ -40,7 +41,7 @@ def test_every_view_draws_and_hostile_tokens_are_text(opened, tmp_path):
     for name in SHOWN:
         page.wait_for_selector(f"#{name} *")
     for name in ("tokens", "neurons"):
-        page.wait_for_function(f"document.querySelector('#{name}').innerText.includes('evil')")
+        page.locator(f"#{name}", has_text="evil").wait_for()
         for text in AS_TEXT:
             assert text in text_of(page, f"#{name}")
     page.wait_for_selector("#heads canvas")
@@ -55,9 +56,10 @@ def test_every_view_draws_and_hostile_tokens_are_text(opened, tmp_path):
 def test_another_layer_can_be_chosen(opened, tmp_path):
     page = opened(SHOWN["neurons"].save(tmp_path / "neurons.html")).page
     page.wait_for_selector("#layer-selector")
-    before = page.locator(".colored-tokens span span").first.get_attribute("style")
+    token = page.locator(".colored-tokens span span").first
+    before = token.get_attribute("style")
     page.select_option("#layer-selector", "1")
-    page.wait_for_function(f"document.querySelector('.colored-tokens span span').getAttribute('style') !== {before!r}")
+    expect(token).not_to_have_attribute("style", before)
 
 
 def test_a_notebook_frame_draws_and_reaches_nothing(opened, tmp_path):

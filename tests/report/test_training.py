@@ -96,8 +96,8 @@ def test_short_and_undefined_courses_are_drawn(masses):
 
 
 def test_arms_are_drawn_with_their_differences_and_sinks():
-    figure = comparison(tables(), arms=("none", "shared"))
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["none", "shared"]
+    figure = comparison(tables(), arms=("none", "shared"), by="value_norm")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["value_norm none", "value_norm shared"]
     by_label = panels(figure)
     loss = by_label["evaluation loss, nats"]
     assert [line.get_ydata().tolist() for line in loss.get_lines()[:2]] == [[5.0, 3.0], [5.0, 2.5]]
