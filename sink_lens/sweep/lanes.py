@@ -5,6 +5,7 @@ the same numbers (the runner compares them). The modules are copied because the 
 """
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,8 @@ import torch
 
 from ..models.lens import LensModel
 from .passes import Passes
+
+log = logging.getLogger(__name__)
 
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
@@ -48,3 +51,13 @@ def copied(lens: LensModel) -> LensModel:
     """The same model with its plain module copied, the weights shared; for passes of the plain module alone."""
     shared = {id(tensor): tensor for tensor in chain(lens.plain.parameters(), lens.plain.buffers())}
     return replace(lens, plain=copy.deepcopy(lens.plain, shared))
+
+
+def can_copy(lens: LensModel) -> bool:
+    """Whether its modules can be copied; one that holds a lock, or a tensor with a gradient's history, cannot."""
+    try:
+        copied(lens)
+    except Exception as error:  # noqa: BLE001  # a module of one's own may raise anything
+        log.info("cells run one at a time: the modules of %s cannot be copied (%s)", lens.name, error)
+        return False
+    return True

@@ -34,6 +34,7 @@ from .config import SweepConfig
 from .engine import Block, Engine
 from .estimate import cost_of, estimate
 from .grid import Cell, Grid
+from .lanes import can_copy
 from .needs import Needs
 from .plan import Mode, Plan, check_mode, plan_of
 from .reads import Measured, MetricSpec, measured, metric_config
@@ -237,6 +238,8 @@ def checked(
     Elsewhere, and in fast mode, ``FAST_TOLERANCE`` is asked for.
     """
     strict = plan.mode == "exact" and lens.device.type == "cpu" and lens.dtype == torch.float32
+    if plan.lanes > 1 and not can_copy(lens):
+        plan = replace(plan, lanes=1)
     order = [
         plan,
         *([replace(plan, lanes=1)] if plan.lanes > 1 else ()),

@@ -1,6 +1,7 @@
 """Cells side by side: the threads, the copies of the model, what fails in one of them."""
 
 import time
+from threading import Lock
 
 import pytest
 import torch
@@ -87,3 +88,11 @@ def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, t
     assert made.pack_deviation() > 0
     found, deviation = runner.checked(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan)
     assert (found.lanes, found.pack, deviation) == (1, 2, 0.0)
+
+
+def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(lens_of, tokens_of, engine_of, monkeypatch):
+    lens, tokens = lens_of("llama"), tokens_of((6, 6))
+    plan = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2).plan
+    assert runner.checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 2
+    monkeypatch.setattr(lens.plain.model.layers[0], "guard", Lock(), raising=False)
+    assert runner.checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 1
