@@ -58,6 +58,6 @@ def can_copy(lens: LensModel) -> bool:
     try:
         copied(lens)
     except Exception as error:  # noqa: BLE001  # a module of one's own may raise anything
-        log.info("cells run one at a time: the modules of %s cannot be copied (%s)", lens.name, error)
+        log.info("forwards run one at a time: the modules of %s cannot be copied (%s)", lens.name, error)
         return False
     return True

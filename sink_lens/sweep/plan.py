@@ -21,6 +21,7 @@ _CPU_TOKENS = 512
 """A CPU is as fast as it gets with this many tokens a forward, and more of them only take memory."""
 _GPU_TOKENS = 65536
 _MOST_LANES = 8
+"""Forwards at once on a CPU; where it has more cores, each forward has several."""
 _MEMORY_FRAC = 0.25
 """Of the memory that is free."""
 

@@ -10,13 +10,10 @@ import torch
 
 from sink_lens import load
 from sink_lens.capture.record import Reading, capture, stream
-from sink_lens.chain import bench as benches
-from sink_lens.chain import cuts, holds
 from sink_lens.chain import trace as tracing
 from sink_lens.chain.bench import bench
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.cuts import amplification_curve
-from sink_lens.chain.links import link_table
 from sink_lens.chain.placement import kind_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
@@ -47,24 +44,13 @@ def traced(lens, tmp_path_factory):
             twin=False,
             cuts=tokens == "text",
             cut_sequences=2,
-            cut_length=32,
+            cut_length=48,
         )
-        given = None if tokens == "text" else tokens_of(lens, config=config, bos="auto")  # no other BOS arm
-        out = tmp_path_factory.mktemp("real") / tokens
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tracing, "render", lambda folder: folder)
-            for module in (benches, cuts, holds):
-                patch.setattr(module, "RANDOM_SETS", 2)  # two controls a cut instead of five: most runs are of controls
-            if tokens != "text":
-                patch.setattr(tracing, "link_table", without_intervals)
-            return trace(lens, config=config, tokens=given, out=out, progress=False)
+            return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / tokens, progress=False)
 
     return of
-
-
-def without_intervals(evidence, **options):
-    """The links with two draws a bootstrap: no interval of them is looked at, and 2,000 take 10 seconds."""
-    return link_table(dataclasses.replace(evidence, n_resamples=2), **options)
 
 
 def rate(result):

@@ -19,6 +19,7 @@ from transformer_lens.model_bridge.generalized_components import (
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.model_bridge.supported_architectures import LlamaArchitectureAdapter
 
+from ...errors import InputError
 from . import HeadNormForCausalLM
 
 HEAD_NORM = HeadNormForCausalLM.__name__
@@ -72,9 +73,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         if self._attention.gated:
             seen, self.q.seen = self.q.seen, None
             if seen is None:
-                raise NotImplementedError(
-                    "use_split_qkv_input and use_attn_in give the gate no single input; switch them off"
-                )
+                raise InputError("use_split_qkv_input and use_attn_in give the gate no single input; switch them off")
             gate = self.head_gate(seen)
         z_raw = attn_output.unflatten(-1, (-1, self._attention.head_dim))
         positions, self._positions = self._positions, None

@@ -14,6 +14,8 @@ VALUE_NORMS = ("none", "shared", "per_head", "position")
 """What is done to the aggregated values: nothing, a norm with one gain for all heads or one a head, or a scale."""
 VALUE_NORM_INITS = ("first_token", "ones")
 """How the gain begins."""
+_OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
+"""Fields that configurations saved by earlier versions of transformers have; their names are near those of others."""
 
 
 @no_type_check  # its __init__ takes more than its signature says
@@ -52,7 +54,7 @@ class HeadNormConfig(LlamaConfig):
             InputError: a value that is none of those listed, or a name that is nearly a field's: transformers keeps
                 what it does not know, and the model would be built without it.
         """
-        for name in kwargs:
+        for name in kwargs.keys() - _OLD:
             if near := get_close_matches(name, [field.name for field in fields(self)], n=1, cutoff=0.8):
                 raise InputError(f"{name} is no field of HeadNormConfig; did you mean {near[0]}?")
         if self.output_bias is None:

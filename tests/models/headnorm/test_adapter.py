@@ -9,7 +9,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sink_lens.capture.record import Reading, capture, stream
-from sink_lens.errors import KernelError, ModelError
+from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register
 from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import tiny
@@ -124,7 +124,7 @@ def test_generation_on_the_bridge_is_the_models(variant, lens_of, tokens):
 def test_a_gate_refuses_inputs_of_its_own_for_each_head(option, tokens):
     bridge = wrap(tiny("headnorm_gate")).bridge
     getattr(bridge, option)(True)
-    with pytest.raises(NotImplementedError, match=r"give the gate no single input; switch them off"):
+    with pytest.raises(InputError, match=r"give the gate no single input; switch them off"):
         bridge(tokens)
 
 

@@ -48,7 +48,13 @@ def test_auto_model_opens_the_stack_of_a_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("attentions", "attention"), ("value_norms", "value_norm"), ("num_kv_heads", None), ("_note", None)],
+    [
+        ("attentions", "attention"),
+        ("value_norms", "value_norm"),
+        ("num_kv_heads", None),
+        ("_note", None),
+        ("tie_encoder_decoder", None),
+    ],
 )
 def test_a_name_that_is_nearly_a_field_is_refused_and_others_are_kept_as_transformers_does(name, meant):
     if meant is None:
