@@ -13,7 +13,7 @@ import sink_lens
 from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES
-from sink_lens.sweep.kinds import KINDS
+from sink_lens.sweeps.edits import KINDS
 
 project = "sink_lens"
 author = "sink_lens authors"

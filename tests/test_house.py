@@ -119,16 +119,16 @@ def test_an_unknown_public_name_lists_the_known_ones():
         sink_lens.lode  # noqa: B018
 
 
-FIRST = ("import sink_lens.capture.attention", "from sink_lens import capture")
+FIRST = ("import sink_lens.activations.attention", "from sink_lens import capture")
 
 
 @pytest.fixture(scope="module")
 def after():
     """What a line prints that is the first to import us. Each has a fork of one interpreter, which has loaded torch."""
-    lines = [f"{first}\nimport sink_lens; print(callable(sink_lens.capture))" for first in FIRST]
+    lines = [f"{first}\nimport sink_lens; print(callable(sink_lens.activations))" for first in FIRST]
     lines.append("import sink_lens.models.load; print(os.environ.get('TRANSFORMERS_VERBOSITY'))")
     shown = python(
-        "import os, sys, sink_lens.models.load, sink_lens.capture.record\n"  # for what they import of others
+        "import os, sys, sink_lens.models.load, sink_lens.activations.record\n"  # for what they import of others
         "for name in [name for name in sys.modules if name.partition('.')[0] == 'sink_lens']:\n"
         "    del sys.modules[name]\n"
         "os.environ.pop('TRANSFORMERS_VERBOSITY', None)\n"
