@@ -205,7 +205,6 @@ def __getattr__(name: str) -> object:
         from importlib import import_module
 
         value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-        # setdefault: importing the subpackage `capture` has just bound that name to it (see its docstring).
         return globals().setdefault(name, value)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
 
