@@ -28,6 +28,7 @@ import argparse
 import fnmatch
 import json
 import random
+import re
 import shutil
 import sys
 import time
@@ -193,16 +194,17 @@ def command(*arguments: str) -> Callable[[Path], str]:
         done = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, words)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
-        return f"exit code {done.exit_code}\n--- output\n{done.stdout}--- messages\n{done.stderr}"
+        messages = re.sub(r"[^\r\n]*\d+/(\d+|\?) \[[^\r\n]*\r?|\r", "", done.stderr)  # without progress bars
+        return f"exit code {done.exit_code}\n--- output\n{done.stdout}--- messages\n{messages.rstrip(' ')}"
 
     return run
 
 
-def api(function: Callable[[], Mapping[str, Any]]) -> Callable[[Path], str]:
-    """A step that uses public names; what it gives is written by ``keep``."""
+def api(function: Callable[..., Mapping[str, Any]], *given: Any) -> Callable[[Path], str]:
+    """A step that uses public names: a function of its folder, and what is given; ``keep`` writes what it returns."""
 
     def run(out: Path) -> str:
-        for name, value in function().items():
+        for name, value in function(out, *given).items():
             keep(out, name, value)
         return "exit code 0\n"
 
@@ -248,7 +250,12 @@ def prepare() -> None:
     Path("sweep.toml").write_text(SWEEP)
     Path("train.toml").write_text(TRAIN)
     models = {family: tiny(family) for family in TINY_FAMILIES}
-    models |= {"planted": planted().model, "unplanted": planted(sink=False).model, "llama-1": tiny("llama", seed=1)}
+    models |= {
+        "planted": planted().model,
+        "planted-1": planted(seed=1).model,
+        "unplanted": planted(sink=False).model,
+        "llama-1": tiny("llama", seed=1),
+    }
     for name, model in models.items():
         model.save_pretrained(f"models/{name}")
         tiny_tokenizer().save_pretrained(f"models/{name}")
@@ -267,7 +274,7 @@ def tokens(lens: Any, *, sequences: int = 3, length: int = 14) -> Any:
 # --- steps that use public names
 
 
-def paths(family: str) -> Mapping[str, Any]:
+def paths(out: Path, family: str) -> Mapping[str, Any]:
     """Path patching, from every kind of sender."""
     lens = sink_lens.load(f"models/{family}")
     clean, corrupted = "the cat and the dog", "the bat and the hog"
@@ -285,7 +292,7 @@ def paths(family: str) -> Mapping[str, Any]:
     return found
 
 
-def patches(family: str) -> Mapping[str, Any]:
+def patches(out: Path, family: str) -> Mapping[str, Any]:
     """Patching and attribution from Python, with the values by sequence."""
     lens = sink_lens.load(f"models/{family}")
     texts = ["the cat and the dog", "on a hot day in a"], ["the bat and the hog", "on a cot day in a"]
@@ -304,7 +311,7 @@ def outcome(run: Any) -> Mapping[str, Any]:
     return {"mass": run.mass, "state": run.state, "loss": run.loss, "logits": run.logits, "tensors": run.tensors}
 
 
-def edits(family: str) -> Mapping[str, Any]:
+def edits(out: Path, family: str) -> Mapping[str, Any]:
     """Each ready-made edit, beside the baseline."""
     lens = sink_lens.load(f"models/{family}")
     batch = tokens(lens)
@@ -341,7 +348,7 @@ def edits(family: str) -> Mapping[str, Any]:
     return found
 
 
-def captured(family: str) -> Mapping[str, Any]:
+def captured(out: Path, family: str) -> Mapping[str, Any]:
     """Every site that the family shows, of the plain model and of the bridge."""
     lens = sink_lens.load(f"models/{family}")
     batch = tokens(lens, sequences=2, length=10)
@@ -354,7 +361,7 @@ def captured(family: str) -> Mapping[str, Any]:
     return found
 
 
-def own_cells() -> Mapping[str, Any]:
+def own_cells(out: Path) -> Mapping[str, Any]:
     """A sweep over cells of one's own."""
     lens = sink_lens.load("models/planted")
     cells = [
@@ -362,22 +369,35 @@ def own_cells() -> Mapping[str, Any]:
         for position in (3, 5)
     ]
     cells.append(sink_lens.cell_of(sink_lens.variance_calibration(0.5, layers=[1]), name="calibrated", place=-1))
-    done = sink_lens.sweep(
-        lens, cells, tokens=tokens(lens), metrics=[sink_mass(0), loss()], out="runs/sweep-cells", progress=False
-    )
-    return {"frame": done.frame, "values": done.values, "headline": done.headline}
+    done = sink_lens.sweep(lens, cells, tokens=tokens(lens), metrics=[sink_mass(0), loss()], out=out, progress=False)
+    return {"result": {"frame": done.frame, "values": done.values, "headline": done.headline}}
 
 
-def traced() -> Mapping[str, Any]:
-    """A trace from Python, of a model in memory."""
-    done = sink_lens.trace(
-        sink_lens.load("models/planted"),
-        config=sink_lens.TraceConfig(model="models/planted", cut_sequences=3, growth_factor=1.5, super_share=0.02),
-        tokens=tokens(sink_lens.load("models/planted"), sequences=4, length=24),
-        out="runs/trace-in-memory",
-        progress=False,
+def traced(out: Path, family: str) -> Mapping[str, Any]:
+    """A trace with thresholds so low that a random model has a sink, growth steps, neurons and dimensions to follow."""
+    config = sink_lens.TraceConfig(
+        model=f"models/{family}",
+        text="text.txt",
+        bos="with",
+        sequences=4,
+        length=24,
+        cut_sequences=3,
+        threshold=0.1,
+        growth_factor=1.05,
+        dominance_threshold=3.0,
+        max_outliers=40,
+        super_share=0.01,
     )
-    return {"tables": sink_lens.read_run(done.folder).tables}
+    sink_lens.trace(config, out=out, progress=False)
+    return {}
+
+
+def traced_in_memory(out: Path) -> Mapping[str, Any]:
+    """A trace of a model and of tokens that are given, and its tables as they are read back."""
+    lens = sink_lens.load("models/planted")
+    config = sink_lens.TraceConfig(model="models/planted", cut_sequences=3)
+    done = sink_lens.trace(lens, config=config, tokens=tokens(lens, length=24), out=out, progress=False)
+    return {"read": sink_lens.read_run(done.folder).tables}
 
 
 # --- the list
@@ -397,7 +417,7 @@ def steps() -> list[Step]:
     """All of them, in order: the later ones may read the folders of the earlier."""
     found: dict[str, Callable[[Path], str]] = {}
     text = ["--text", "text.txt"]
-    for family in ("planted", *TINY_FAMILIES):
+    for family in ("planted", "llama", "gpt2", "gpt_oss", "headnorm_sink"):
         found[f"trace-{family}"] = command("trace", f"models/{family}", "--out", "OUT", *text, "--bos", "with", *SMALL)
     model = ["trace", "models/planted", "--out", "OUT", *SMALL]
     found |= {
@@ -412,30 +432,32 @@ def steps() -> list[Step]:
             *("--prompt", "the cat and the dog saw the river near the hill"),
             *("--prompt", "then it was not in the house every day of rain"),
         ),
-        "trace-in-memory-tables": api(traced),
+        "trace-in-memory": api(traced_in_memory),
     }
+    found |= {f"trace-low-{family}": api(traced, family) for family in TINY_FAMILIES}
     for family in TWO_FAMILIES:
         for name, options in PATCHES.items():
             words = ["patch", f"models/{family}", *PAIR, *options, "--bos", "with", "--out", "OUT"]
             found[f"patch-{family}-{name}"] = command(*words)
         found |= {
-            f"paths-{family}": api(lambda family=family: paths(family)),
-            f"patches-{family}": api(lambda family=family: patches(family)),
-            f"edits-{family}": api(lambda family=family: edits(family)),
+            f"paths-{family}": api(paths, family),
+            f"patches-{family}": api(patches, family),
+            f"edits-{family}": api(edits, family),
         }
-    found |= {f"captured-{family}": api(lambda family=family: captured(family)) for family in TINY_FAMILIES}
+    found |= {f"captured-{family}": api(captured, family) for family in TINY_FAMILIES}
     for name in ("planted", "gpt2"):
         for mode in ("exact", "fast"):
             options = ["--model", f"models/{name}", "--mode", mode, "--out", "OUT"]
             found[f"sweep-{name}-{mode}"] = command("sweep", "sweep.toml", *options)
-    found["sweep-cells-frames"] = api(own_cells)
+    found["sweep-cells"] = api(own_cells)
     for name in ("planted", "gpt2"):
         given = [f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT"]
         found |= {
             f"isolate-{name}": command("isolate", *given, "--position", "7", "--position", "9", "--layers", "0-2"),
             f"amplify-{name}": command("amplify", *given, "--position", "7", "--factors", "1,5,20"),
-            f"ablate-{name}": command("ablate", *given),
         }
+    for name in ("planted", "planted-1"):
+        found[f"ablate-{name}"] = command("ablate", f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT")
     runs = {
         f"train-{arm}-{seed}": ["--set", f"value_norm={arm}", "--seed", str(seed)]
         for arm in ("none", "shared")
