@@ -1,12 +1,12 @@
 """Compares two folders of ``make.py``, value by value: ``python tests/golden/compare.py BEFORE AFTER [--map FILE]``.
 
-Every parquet, CSV and safetensors file below ``models`` and ``runs`` is a *table*; nothing is known of what it holds,
-so that a new table is compared too. Tables must have the same columns, of the same type, and the same rows in the same
-order; floats are equal where their bits are, and nan equals nan. The order of columns is free. A safetensors file is a
-table with a column a tensor; a CSV file is compared as text.
+Every parquet, CSV and safetensors file is a *table*; nothing is known of what it holds, so that a new table is compared
+too. Tables must have the same columns, of the same type, and the same rows in the same order; floats are equal where
+their bits are, and nan equals nan. The order of columns is free. A safetensors file is a table with a column a tensor;
+a CSV file is compared as text.
 
-*Texts* (what was printed, ``run.json``, plain values) are compared too, without what differs from run to run: times,
-versions, and the hashes and sizes of files. With ``--tables-only`` their differences are listed and allowed.
+*Texts* (what was printed or told, ``run.json``, plain values) are compared too, without what differs from run to run:
+times, versions, and the hashes and sizes of files. With ``--tables-only`` their differences are listed and allowed.
 
 A map says what was renamed on purpose, in TOML. Its names of tables are patterns of the path below the folder,
 before the change; the first that fits decides:
@@ -48,7 +48,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 TABLES = (".parquet", ".csv", ".safetensors")
-TEXTS = ("terminal.txt", "run.json", ".facts.json")
+TEXTS = (".txt", "run.json", ".facts.json")
 
 RUN_TO_RUN = {
     "columns": {("*", "seconds"): "a time", ("*", "tokens_per_second"): "a time"},

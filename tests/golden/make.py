@@ -281,12 +281,13 @@ def paths(out: Path, family: str) -> Mapping[str, Any]:
     difference = logit_difference(70, 71)
     senders: list[Any] = [("z", 0, head) for head in range(lens.n_heads)] + [("attn_out", 0), ("mlp_out", 0)]
     found = {}
-    for name, receiver, metric, options in (
+    asked: list[tuple[str, Any, Any, dict[str, Any]]] = [
         ("keys", ("k", 2, 1), sink_mass(0), {}),
         ("queries", ("q", 2, 1), sink_mass(0), {"direction": "noising"}),
         ("values", ("v", 1), difference, {"freeze": "attention"}),
         ("stream", ("resid_post", 2), loss(), {"freeze": "attention", "direction": "noising"}),
-    ):
+    ]
+    for name, receiver, metric, options in asked:
         done = sink_lens.path_patch(lens, clean, corrupted, sender=senders, receiver=receiver, metric=metric, **options)
         found[name] = {"frame": done.frame, "unpatched": done.unpatched, "source": done.source}
     return found

@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +13,7 @@ import safetensors.numpy
 
 from .compare import main
 
+ROOT = Path(__file__).parents[2]
 LINKS = pd.DataFrame(
     {
         "link": ["outlier_key", "key_sink", "key_sink"],
@@ -172,3 +176,14 @@ def test_an_unknown_section_and_an_empty_folder_are_refused(compared, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit, match="holds no table"):
         main([str(tmp_path / "empty"), str(tmp_path / "before")])
+
+
+def test_a_step_is_made_and_equal_to_itself(tmp_path, capsys):
+    command = [sys.executable, ROOT / "tests" / "golden" / "make.py", tmp_path / "made", "--only", "isolate-planted"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "made" / "runs" / "isolate-planted"
+    assert len(pd.read_parquet(run / "layers.parquet")) == 2 * 5  # two positions, five layers
+    assert (run / "terminal.txt").read_text().startswith("exit code 0\n")
+    assert main([str(tmp_path / "made"), str(tmp_path / "made")]) == 0
+    assert " 0 differences in tables, 0 in texts" in capsys.readouterr().out
