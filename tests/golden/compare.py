@@ -59,7 +59,10 @@ RUN_TO_RUN = {
         "files.*.bytes": "pages and figures are not compared, and tables are by their values",
         "files.*.sha256": "the same",
     },
-    "texts": [(r"\b\d[\d.,]* (s|ms|min|h)\b", "TIME")],
+    "texts": [
+        (r"\b\d[\d.,]* (s|ms|min|h)\b", "TIME"),
+        (r"[^\n]*(\[\d\d:\d\d, |\x1b\[A)[^\n]*", ""),  # progress bars, which are drawn by the clock
+    ],
 }
 """What differs between two runs of one program, and why."""
 
@@ -367,7 +370,7 @@ def lines_of(path: Path, *, renames: Renames) -> list[str]:
         text = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in kept.items())
     for pattern, replacement in RUN_TO_RUN["texts"]:
         text = re.sub(pattern, replacement, text)
-    return renames.text(text).splitlines()
+    return [line for line in renames.text(text).splitlines() if line.strip()]
 
 
 def main(arguments: list[str] | None = None) -> int:
