@@ -47,8 +47,8 @@ from typer.testing import CliRunner
 # Everything that is taken from the program: a rebuild that moves it changes this block and nothing below.
 import sink_lens
 from sink_lens.cli import app
-from sink_lens.interventions.metrics import logit_difference, loss, sink_mass
-from sink_lens.interventions.normalisation import natural_rms
+from sink_lens.edits.metrics import logit_difference, loss, sink_mass
+from sink_lens.edits.normalisation import natural_rms
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
 
 SMALL = ["--sequences", "4", "--length", "24"]
