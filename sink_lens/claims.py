@@ -28,8 +28,7 @@ from matplotlib.figure import Figure
 
 from .chain.config import TraceConfig
 from .chain.trace import trace
-from .data.corpora import bundled_text
-from .data.texts import texts_of
+from .data.corpora import bundled_text, texts_of
 from .data.tokens import TokenBatch, from_text, random_tokens
 from .errors import SinkLensError
 from .models.bundled import DEFAULT_MODEL
@@ -41,7 +40,7 @@ from .report.claims import judged, keep, read_claim, shown
 from .stats import Interval
 from .stats import interval as bootstrap
 
-TEXTS = ("moby-dick", "brown", "state-of-the-union", "shakespeare-milton", "linux-docs")
+TEXTS = ("moby-dick", "brown", "state-of-the-union", "shakespeare-milton", "king-james-bible")
 """Where a result is compared over texts: a novel, ten genres, speeches, verse, manuals; all but one are fetched."""
 
 
