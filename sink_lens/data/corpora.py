@@ -193,7 +193,7 @@ def _saved(folder: Path) -> Callable[[], Iterable[str]]:
         rows = load_from_disk(folder)
     if isinstance(rows, DatasetDict):
         if "train" not in rows:
-            raise InputError(f"{folder} has the splits {', '.join(rows)}; need train. Give the folder of one of them.")
+            raise InputError(f"{folder} has the splits {', '.join(map(str, rows))}; need train. Give the folder of one of them.")
         rows = rows["train"]
     return lambda: _strings(rows, what=str(folder))
 
@@ -243,6 +243,7 @@ def _lines(path: Path) -> Iterator[str]:
                 text = json.loads(line)[_COLUMN]
                 if not isinstance(text, str):
                     raise TypeError(f"{_COLUMN} is a {type(text).__name__}")
+                text.encode()  # JSON can write half a surrogate pair, which is no text
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 raise InputError(
                     f'{path}, line {number}: {error}; need a JSON object with "{_COLUMN}". Put it right.'

@@ -136,6 +136,8 @@ def read_members(archive: Path, pattern: str, *, limit: int = LIMIT) -> dict[str
                 if file is None:
                     raise tarfile.ReadError(f"{path} is a link, a device or sparse, no plain file")
                 found[str(path)] = file.read()
+            if content[tar.offset :].strip(b"\0"):  # tarfile takes a header that it cannot read for the end
+                raise tarfile.ReadError(f"byte {tar.offset:,} begins no file")
     except (
         tarfile.TarError,
         zlib.error,

@@ -220,16 +220,15 @@ def data_folder() -> Path:
 def _state(folder: Path, name: str) -> dict[str, Any] | str:
     """The manifest of a source; what is wrong where it is not there whole, or of another text."""
     manifest = read_manifest(folder / name) or {}
-    known = DOCUMENTS in manifest.get("files", ()) and _record(name).items() <= manifest.items()
+    known = DOCUMENTS in manifest.get("files", ()) and _record(SOURCES[name]).items() <= manifest.items()
     wrong = fault(folder / name, manifest) if known else "it has no whole manifest of this version"
     return f"{folder / name} is damaged: {wrong}. Fetch it again: sink-lens data fetch {name}" if wrong else manifest
 
 
-def _record(name: str) -> dict[str, Any]:
+def _record(source: Source) -> dict[str, Any]:
     """What the manifest of a source says, beside its files."""
-    source = SOURCES[name]
     kept = ("title", "licence", "bytes", "text_sha256")
-    return {"name": name} | asdict(source.package) | {field: getattr(source, field) for field in kept}
+    return asdict(source.package) | {field: getattr(source, field) for field in kept}
 
 
 def _write(folder: Path, *, name: str, archive: Path) -> None:
@@ -246,4 +245,4 @@ def _write(folder: Path, *, name: str, archive: Path) -> None:
         raise InputError(f"the text of {name} has SHA-256 {found[:12]}; need {source.text_sha256[:12]}. Report it.")
     with new_folder(folder) as fresh:
         pd.DataFrame(documents, columns=["name", "text"]).to_parquet(fresh / DOCUMENTS, compression="zstd")
-        write_manifest(fresh, _record(name))
+        write_manifest(fresh, _record(source))
