@@ -193,7 +193,8 @@ def _saved(folder: Path) -> Callable[[], Iterable[str]]:
         rows = load_from_disk(folder)
     if isinstance(rows, DatasetDict):
         if "train" not in rows:
-            raise InputError(f"{folder} has the splits {', '.join(map(str, rows))}; need train. Give the folder of one of them.")
+            splits = ", ".join(map(str, rows))
+            raise InputError(f"{folder} has the splits {splits}; need train. Give the folder of one of them.")
         rows = rows["train"]
     return lambda: _strings(rows, what=str(folder))
 
