@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens.claims import run_claim
+from analyses.claims import run_claim
+from analyses.verdicts import Claim, keep, overview, read_claim, show, shown
 from sink_lens.errors import SinkLensError
 from sink_lens.models.bundled import DEFAULT_MODEL
-from sink_lens.report.claims import Claim, keep, overview, read_claim, show, shown
 
 HERE = Path(__file__).parent
 README = """# Analyses: one claim a folder
@@ -27,7 +27,7 @@ sequences (over seeds where models were trained).
 ```
 make analyses-tiny                                 # every one on a planted model, in one process
 make analyses                                      # every one on the default model; a stopped one goes on
-python analyses/mask_isolation/run.py --model DIR  # one of them on a model of your own
+python -m analyses.mask_isolation.run --model DIR  # one of them on a model of your own
 ```
 
 Papers: A is arXiv 2605.06611, B 2602.05927, C 2509.26404, D 2506.13674. The table shows each claim's first number; the

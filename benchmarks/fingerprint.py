@@ -24,7 +24,7 @@ from scipy.stats import kendalltau
 
 from sink_lens.identity.features import Inputs, features
 from sink_lens.identity.kendall import tau, tau_matrix
-from sink_lens.identity.untrained import UntrainedConfig, untrained
+from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 
 SAMPLES, COORDINATES, MATRIX = 2000, 400, 64
 LENGTH = 32

@@ -28,9 +28,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 
 from sink_lens import load
-from sink_lens.capture.record import Reading, stream
+from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.find import Finding
+from sink_lens.chain.locate import Finding
 from sink_lens.chain.panel import measure, scout
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text

@@ -39,13 +39,13 @@ from torch import Tensor
 from sink_lens import EditGrid, Grid, load, wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_tensor, from_text
-from sink_lens.interventions.metrics import Metric, sink_mass
+from sink_lens.edits.metrics import Metric, sink_mass
 from sink_lens.measures.attention import sink_mass as mass_of
 from sink_lens.models.lens import LensModel
-from sink_lens.sweep.engine import Engine
-from sink_lens.sweep.grid import Cell
-from sink_lens.sweep.needs import Needs
-from sink_lens.sweep.plan import Mode, plan_of
+from sink_lens.sweeps.engine import Engine
+from sink_lens.sweeps.grid import Cell
+from sink_lens.sweeps.needs import Needs
+from sink_lens.sweeps.plan import Mode, plan_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measure import peak

@@ -42,7 +42,7 @@ from pathlib import Path
 import torch
 
 from sink_lens import attribution_patch, load, patch
-from sink_lens.interventions import metrics
+from sink_lens.edits import metrics
 
 CLEAN, CORRUPTED = "The capital city of Spain is called", "The capital city of Italy is called"
 ANSWERS = (" Madrid", " Rome")

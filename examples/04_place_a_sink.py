@@ -22,8 +22,8 @@ import pandas as pd
 
 from sink_lens import amplification, centring_means, effect, from_text, isolation, load, run_with
 from sink_lens.data.corpora import bundled_text
-from sink_lens.interventions.effects import change_of
-from sink_lens.interventions.run import Outcome
+from sink_lens.edits.effects import change_of
+from sink_lens.engine.forward import Outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

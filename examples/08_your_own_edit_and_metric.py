@@ -34,9 +34,9 @@ from torch import Tensor
 
 from sink_lens import cell_of, from_text, load, sweep
 from sink_lens.data.corpora import bundled_text
-from sink_lens.interventions import metrics
-from sink_lens.interventions.edits import At, edit
-from sink_lens.interventions.run import Outcome
+from sink_lens.edits import metrics
+from sink_lens.edits.constructors import At, edit
+from sink_lens.engine.forward import Outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

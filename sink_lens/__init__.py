@@ -6,10 +6,11 @@ torch nor numpy.
 
 from typing import TYPE_CHECKING
 
+from .moved import install as _install_old_names
+
 if TYPE_CHECKING:
-    from sink_lens.capture.record import Reading, capture, stream
+    from sink_lens.activations.record import Reading, capture, stream
     from sink_lens.chain.config import TraceConfig
-    from sink_lens.chain.studies import Study, ablate, amplify, isolate
     from sink_lens.chain.trace import Trace, trace
     from sink_lens.data.tokens import (
         TokenBatch,
@@ -20,34 +21,35 @@ if TYPE_CHECKING:
         random_tokens,
         repeated_tokens,
     )
+    from sink_lens.edits.amplification import amplification, centring_means
+    from sink_lens.edits.constructors import Edit
+    from sink_lens.edits.effects import effect
+    from sink_lens.edits.isolation import isolation
+    from sink_lens.edits.normalisation import head_rms_norm, variance_calibration
+    from sink_lens.engine.forward import run_with
+    from sink_lens.engine.generation import generate
     from sink_lens.errors import SinkLensError
-    from sink_lens.identity.contraction import contraction
-    from sink_lens.identity.fingerprint import Fingerprint, FingerprintConfig, fingerprint
+    from sink_lens.identity.fingerprints import Fingerprint, FingerprintConfig, fingerprint
     from sink_lens.identity.origin import OriginConfig, seed_to_sink
-    from sink_lens.identity.preference import preference
-    from sink_lens.identity.untrained import UntrainedConfig, untrained
-    from sink_lens.interventions.amplification import amplification, centring_means
-    from sink_lens.interventions.attribution import attribution_patch
-    from sink_lens.interventions.edits import Edit
-    from sink_lens.interventions.effects import effect
-    from sink_lens.interventions.generation import generate
-    from sink_lens.interventions.isolation import isolation
-    from sink_lens.interventions.normalisation import head_rms_norm, variance_calibration
-    from sink_lens.interventions.patching import patch
-    from sink_lens.interventions.paths import path_patch
-    from sink_lens.interventions.run import run_with
+    from sink_lens.identity.state_contraction import contraction
+    from sink_lens.identity.token_preference import preference
+    from sink_lens.identity.untrained_models import UntrainedConfig, untrained
     from sink_lens.measures.table import MEASURES
     from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM
     from sink_lens.models.load import LensModel, load, wrap
     from sink_lens.models.sites import SITES, Site
+    from sink_lens.patching.activation import patch
+    from sink_lens.patching.attribution import attribution_patch
+    from sink_lens.patching.path import path_patch
     from sink_lens.records import read_run
     from sink_lens.report.circuit import Circuit, circuit_of
     from sink_lens.report.page import render
     from sink_lens.report.views import attention_heads, attention_patterns, colored_tokens, neuron_activations
-    from sink_lens.sweep.config import SweepConfig, read_sweep
-    from sink_lens.sweep.grid import EditGrid, Grid, cell_of
-    from sink_lens.sweep.reads import MetricSpec
-    from sink_lens.sweep.runner import sweep
+    from sink_lens.studies.interventions import Study, ablate, amplify, isolate
+    from sink_lens.sweeps.config import SweepConfig, read_sweep
+    from sink_lens.sweeps.grid import EditGrid, Grid, cell_of
+    from sink_lens.sweeps.reads import MetricSpec
+    from sink_lens.sweeps.runner import sweep
     from sink_lens.training.checkpoints import watch
     from sink_lens.training.compare import compare
     from sink_lens.training.config import TrainConfig
@@ -68,50 +70,50 @@ _MODULES = {
     "from_tensor": "data.tokens",
     "random_tokens": "data.tokens",
     "repeated_tokens": "data.tokens",
-    "capture": "capture.record",
-    "Reading": "capture.record",
-    "stream": "capture.record",
+    "capture": "activations.record",
+    "Reading": "activations.record",
+    "stream": "activations.record",
     "SITES": "models.sites",
     "Site": "models.sites",
     "MEASURES": "measures.table",
-    "Edit": "interventions.edits",
-    "run_with": "interventions.run",
-    "effect": "interventions.effects",
-    "isolation": "interventions.isolation",
-    "amplification": "interventions.amplification",
-    "centring_means": "interventions.amplification",
-    "variance_calibration": "interventions.normalisation",
-    "head_rms_norm": "interventions.normalisation",
-    "patch": "interventions.patching",
-    "path_patch": "interventions.paths",
-    "attribution_patch": "interventions.attribution",
-    "generate": "interventions.generation",
-    "isolate": "chain.studies",
-    "amplify": "chain.studies",
-    "ablate": "chain.studies",
-    "Study": "chain.studies",
+    "Edit": "edits.constructors",
+    "run_with": "engine.forward",
+    "effect": "edits.effects",
+    "isolation": "edits.isolation",
+    "amplification": "edits.amplification",
+    "centring_means": "edits.amplification",
+    "variance_calibration": "edits.normalisation",
+    "head_rms_norm": "edits.normalisation",
+    "patch": "patching.activation",
+    "path_patch": "patching.path",
+    "attribution_patch": "patching.attribution",
+    "generate": "engine.generation",
+    "isolate": "studies.interventions",
+    "amplify": "studies.interventions",
+    "ablate": "studies.interventions",
+    "Study": "studies.interventions",
     "trace": "chain.trace",
     "Trace": "chain.trace",
     "TraceConfig": "chain.config",
-    "sweep": "sweep.runner",
-    "Grid": "sweep.grid",
-    "EditGrid": "sweep.grid",
-    "cell_of": "sweep.grid",
-    "MetricSpec": "sweep.reads",
-    "SweepConfig": "sweep.config",
-    "read_sweep": "sweep.config",
+    "sweep": "sweeps.runner",
+    "Grid": "sweeps.grid",
+    "EditGrid": "sweeps.grid",
+    "cell_of": "sweeps.grid",
+    "MetricSpec": "sweeps.reads",
+    "SweepConfig": "sweeps.config",
+    "read_sweep": "sweeps.config",
     "train": "training.trainer",
     "TrainConfig": "training.config",
     "watch": "training.checkpoints",
     "compare": "training.compare",
-    "fingerprint": "identity.fingerprint",
-    "Fingerprint": "identity.fingerprint",
-    "FingerprintConfig": "identity.fingerprint",
+    "fingerprint": "identity.fingerprints",
+    "Fingerprint": "identity.fingerprints",
+    "FingerprintConfig": "identity.fingerprints",
     "seed_to_sink": "identity.origin",
-    "untrained": "identity.untrained",
-    "UntrainedConfig": "identity.untrained",
-    "preference": "identity.preference",
-    "contraction": "identity.contraction",
+    "untrained": "identity.untrained_models",
+    "UntrainedConfig": "identity.untrained_models",
+    "preference": "identity.token_preference",
+    "contraction": "identity.state_contraction",
     "OriginConfig": "identity.origin",
     "read_run": "records",
     "render": "report.page",
@@ -124,6 +126,8 @@ _MODULES = {
     "SinkLensError": "errors",
 }
 """Public name -> the module of this package that defines it."""
+
+_install_old_names()
 
 __all__ = [
     "MEASURES",
@@ -205,7 +209,6 @@ def __getattr__(name: str) -> object:
         from importlib import import_module
 
         value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-        # setdefault: importing the subpackage `capture` has just bound that name to it (see its docstring).
         return globals().setdefault(name, value)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
 

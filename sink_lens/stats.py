@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sink_lens.errors import InputError
 
@@ -171,3 +172,9 @@ def _defined(units: np.ndarray) -> np.ndarray:
     if units.ndim == 0:
         raise InputError(f"an interval of the single number {units}; need one number a unit, as a list or array.")
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]
+
+
+def strongest(frame: pd.DataFrame, column: str, *, n: int) -> pd.DataFrame:
+    """The rows with the largest magnitudes in a column, undefined last."""
+    order = np.argsort(-frame[column].abs().fillna(-1).to_numpy(), kind="stable")
+    return frame.iloc[order[:n]].reset_index(drop=True)

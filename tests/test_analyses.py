@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.claims import run_claim
-from sink_lens.report.claims import overview, read_claim, read_result, with_table
+from analyses.claims import run_claim
+from analyses.verdicts import overview, read_claim, read_result, with_table
 
 ROOT = Path(__file__).parents[1] / "analyses"
 FOLDERS = sorted(path.parent for path in ROOT.glob("*/claim.md"))

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sink_lens.claims import certain, run_claim
+from analyses.claims import certain, run_claim
+from analyses.verdicts import Rule, judged, overview, read_claim, read_result, shown, span, with_table
 from sink_lens.errors import InputError
 from sink_lens.records import read_run
-from sink_lens.report.claims import Rule, judged, overview, read_claim, read_result, shown, span, with_table
 from sink_lens.stats import Interval
 
 CLAIM = """# One and one is two
@@ -36,7 +36,7 @@ RUN = '''
 
 import pandas as pd
 
-from sink_lens.claims import Measured, certain, main
+from analyses.claims import Measured, certain, main
 from sink_lens.report.drawing import canvas
 
 

@@ -45,10 +45,10 @@ def calls(monkeypatch, tmp_path):
 
         return call
 
-    fake = types.ModuleType("sink_lens.chain.studies")
+    fake = types.ModuleType("sink_lens.studies.interventions")
     for name in ("isolate", "amplify", "ablate"):
         setattr(fake, name, study(name))
-    monkeypatch.setitem(sys.modules, "sink_lens.chain.studies", fake)
+    monkeypatch.setitem(sys.modules, "sink_lens.studies.interventions", fake)
     monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
     return made
 

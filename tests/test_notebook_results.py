@@ -7,15 +7,15 @@ import pandas as pd
 import pytest
 import torch
 
-from sink_lens.capture.views import Captured, Streamed
+from sink_lens.activations.views import Captured, Streamed
 from sink_lens.data.tokens import from_tensor
-from sink_lens.identity.contraction import Contraction
-from sink_lens.identity.preference import Preference
-from sink_lens.interventions.attribution import AttributionResult
-from sink_lens.interventions.generation import Generated
-from sink_lens.interventions.patching import PatchResult, Sweep
-from sink_lens.interventions.paths import Node, PathResult
-from sink_lens.interventions.run import Outcome
+from sink_lens.edits.outcome import Outcome
+from sink_lens.engine.generation import Generated
+from sink_lens.identity.state_contraction import Contraction
+from sink_lens.identity.token_preference import Preference
+from sink_lens.patching.activation import PatchResult, Sweep
+from sink_lens.patching.attribution import AttributionResult
+from sink_lens.patching.path import Node, PathResult
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.trainer import TrainResult
 

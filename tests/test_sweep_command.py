@@ -13,8 +13,8 @@ from sink_lens import EditGrid, MetricSpec, cli, read_run, read_sweep
 from sink_lens.cli import sweep as command
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny
-from sink_lens.sweep import runner
-from sink_lens.sweep.engine import Engine
+from sink_lens.sweeps import runner
+from sink_lens.sweeps.engine import Engine
 
 FILE = '[tokens]\nkind = "random"\nsequences = 3\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\n'
 
@@ -45,7 +45,7 @@ def result(tmp_path, *, errors=(None, None)):
     frame = pd.DataFrame(columns | {"error": pd.array(errors, dtype="string")})
     folder = tmp_path / "the" / "folder"
     folder.mkdir(parents=True, exist_ok=True)
-    from sink_lens.sweep.results import SweepResult
+    from sink_lens.sweeps.results import SweepResult
 
     return SweepResult(folder=folder, frame=frame, controls=frame, values=frame, headline="the headline")
 
@@ -226,8 +226,8 @@ def real(model, file, *more):
 
 
 def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(model, file, tmp_path, monkeypatch):
-    monkeypatch.setattr("sink_lens.sweep.engine.CELLS_A_BLOCK", 1)
-    monkeypatch.setattr("sink_lens.sweep.plan._CPU_TOKENS", 60)
+    monkeypatch.setattr("sink_lens.sweeps.engine.CELLS_A_BLOCK", 1)
+    monkeypatch.setattr("sink_lens.sweeps.plan._CPU_TOKENS", 60)
     engine_run = Engine.run
     begun = []
 
@@ -256,8 +256,8 @@ def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(model, file, tmp_
 
 
 def test_failed_cells_end_with_code_1_and_are_computed_again_when_that_is_asked(model, file, monkeypatch):
-    from sink_lens.interventions.edits import edit
-    from sink_lens.sweep import kinds
+    from sink_lens.edits.constructors import edit
+    from sink_lens.sweeps import edits as kinds
 
     state = {"broken": True}
 
@@ -271,7 +271,7 @@ def test_failed_cells_end_with_code_1_and_are_computed_again_when_that_is_asked(
 
     kind = kinds.Kind(meaning="breaks", make=fragile)
     monkeypatch.setattr(kinds, "KINDS", kinds.KINDS | {"zero": kind})
-    monkeypatch.setattr("sink_lens.sweep.grid.KINDS", kinds.KINDS)
+    monkeypatch.setattr("sink_lens.sweeps.grid.KINDS", kinds.KINDS)
     file.write_text("controls = 0\n" + FILE.replace('"z"\n', '"z"\nlayers = "0-1"\n'))
     first = real(model, file)
     assert first.exit_code == 1

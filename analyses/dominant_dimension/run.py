@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from analyses.claims import Measured, Work, main
 from sink_lens import Reading, run_with, stream
-from sink_lens.claims import Measured, Work, main
-from sink_lens.interventions.edits import hold, zero
+from sink_lens.edits.constructors import hold, zero
 from sink_lens.report.drawing import BLUE, GREEN, ORANGE, canvas, finished, legend, panel
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sink_lens.claims import Measured, Work, certain, main
+from analyses.claims import Measured, Work, certain, main
 from sink_lens.models.weights import mlp_weights
 from sink_lens.report.drawing import BLUE, ORANGE, canvas, finished, panel
 

@@ -4,7 +4,7 @@ import subprocess
 
 import pandas as pd
 
-from sink_lens.claims import Measured, Work, main
+from analyses.claims import Measured, Work, main
 from sink_lens.report.drawing import BLUE, INK, ORANGE, canvas, finished, panel
 from sink_lens.stats import Interval
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
-from sink_lens.claims import Measured, Work, main
 from sink_lens.measures.attention import sink_score
 from sink_lens.report.drawing import BLUE, ORANGE, canvas, finished, legend, logarithmic, panel
 from sink_lens.stats import Interval

@@ -1,7 +1,7 @@
 """Isolate a token by the attention mask and read the attention to it; see claim.md."""
 
+from analyses.claims import Measured, Work, main
 from sink_lens import isolation, run_with
-from sink_lens.claims import Measured, Work, main
 from sink_lens.report.drawing import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, panel
 
 PLACES = (9, 5, 20, 40)

@@ -2,9 +2,9 @@
 
 import tempfile
 
+from analyses.claims import Measured, Work, main
 from sink_lens import ablate, capture, run_with
-from sink_lens.claims import Measured, Work, main
-from sink_lens.interventions.edits import hold, scalar
+from sink_lens.edits.constructors import hold, scalar
 from sink_lens.report.drawing import BLUE, INK, canvas, finished, panel
 from sink_lens.stats import Interval
 

@@ -5,8 +5,8 @@ from itertools import combinations, product
 import numpy as np
 import pandas as pd
 
+from analyses.claims import Measured, Work, certain, main
 from sink_lens import OriginConfig, seed_to_sink, train
-from sink_lens.claims import Measured, Work, certain, main
 from sink_lens.report.origins import draw
 from sink_lens.training.config import read_train
 

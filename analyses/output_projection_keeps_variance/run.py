@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from einops import rearrange
 
+from analyses.claims import Measured, Work, certain, main
 from sink_lens import capture
-from sink_lens.claims import Measured, Work, certain, main
 from sink_lens.measures.variance import output_preservation
 from sink_lens.models.weights import attention_weights
 from sink_lens.report.drawing import BLUE, GREEN, ORANGE, canvas, finished, legend, panel

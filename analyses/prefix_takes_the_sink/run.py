@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy, elu
 from tqdm.auto import tqdm
 from transformers import DynamicCache
 
+from analyses.claims import Measured, Work, main
 from sink_lens import from_text
-from sink_lens.claims import Measured, Work, main
 from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from analyses.claims import Measured, Work, certain, main
 from sink_lens import Reading, stream
-from sink_lens.claims import Measured, Work, certain, main
 from sink_lens.measures.locking import positive_share, qk_alignment
 from sink_lens.measures.reductions import expand_kv
 from sink_lens.models.weights import attention_weights

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
-from sink_lens.chain.find import matched_random
-from sink_lens.claims import Measured, Work, main
+from sink_lens.chain.locate import matched_random
 from sink_lens.measures.neurons import selectivity
 from sink_lens.models.weights import mlp_weights
 from sink_lens.report.drawing import GREEN, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel

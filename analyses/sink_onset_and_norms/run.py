@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
-from sink_lens.chain.find import growth_layers, onset_layer
-from sink_lens.claims import Measured, Work, main
+from sink_lens.chain.locate import growth_layers, onset_layer
 from sink_lens.measures.attention import sink_mass, sink_score
 from sink_lens.measures.dimensions import growth_ratio
 from sink_lens.report.drawing import BLUE, GREEN, ORANGE, canvas, finished, legend, logarithmic, panel

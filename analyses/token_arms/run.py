@@ -1,7 +1,7 @@
 """Sink rate by kind of token, with BOS and without; see claim.md."""
 
+from analyses.claims import Measured, Work, main
 from sink_lens import Reading, repeated_tokens, stream
-from sink_lens.claims import Measured, Work, main
 from sink_lens.measures.attention import sink_score
 from sink_lens.report.drawing import BLUE, INK, canvas, finished, panel
 

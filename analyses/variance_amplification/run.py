@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from analyses.claims import Measured, Work, main
 from sink_lens import amplification, centring_means, run_with
-from sink_lens.claims import Measured, Work, main
-from sink_lens.interventions.amplification import FACTORS
+from sink_lens.edits.amplification import FACTORS
 from sink_lens.report.drawing import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, logarithmic, panel
 
 PLACE = 10

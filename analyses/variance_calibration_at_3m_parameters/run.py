@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from analyses.claims import Measured, Work, main
 from sink_lens import compare, contraction, load, preference, read_run, train
-from sink_lens.claims import Measured, Work, main
 from sink_lens.report.drawing import BLUE, INK, ORANGE, canvas, finished, panel
 from sink_lens.stats import Interval
 from sink_lens.training.config import read_train

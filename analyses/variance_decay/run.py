@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
-from sink_lens.claims import Measured, Work, main
 from sink_lens.measures.variance import decay_exponent, s1, token_std, variance_ratio
 from sink_lens.report.drawing import BLUE, INK, ORANGE, canvas, finished, legend, logarithmic, panel
 

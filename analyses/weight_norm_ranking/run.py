@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
-from sink_lens.claims import Measured, Work, main
 from sink_lens.measures.neurons import contributions, norm_rank, row_norms
 from sink_lens.models.weights import mlp_weights
 from sink_lens.report.drawing import BLUE, ORANGE, canvas, finished, legend, logarithmic, panel

@@ -9,12 +9,13 @@ import torch
 from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch
+from ..edits.constructors import Edit
+from ..edits.outcome import Outcome
+from ..engine.forward import Start, run_with
 from ..errors import InputError
-from ..interventions.edits import Edit
-from ..interventions.run import Outcome, Start, run_with
 from ..models.lens import LensModel
 from .config import TraceConfig
-from .find import Finding, GrowthStep
+from .locate import Finding, GrowthStep
 from .panel import shortened
 from .readings import OTHERS_FROM, RANDOM_SETS
 

@@ -8,13 +8,13 @@ import pandas as pd
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
-from ..interventions.amplification import CentringMeans, amplification, centring_means
-from ..interventions.edits import Edit
+from ..edits.amplification import CentringMeans, amplification, centring_means
+from ..edits.constructors import Edit
 from ..models.lens import LensModel
 from .bench import Bench, bench, cannot_cut
 from .config import TraceConfig
 from .cuts import CURVE_COLUMNS, EFFECT_COLUMNS, amplification_curve, amplified_layers, effect_table
-from .find import Finding
+from .locate import Finding
 from .mediation import COLUMNS as MEDIATION_COLUMNS
 from .mediation import mediation_table
 from .placement import COLUMNS as PLACEMENT_COLUMNS

@@ -15,14 +15,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..interventions.amplification import CENTRES, FACTORS, Centre, CentringMeans, amplification
-from ..interventions.edits import At, Edit, edit, scalar
-from ..interventions.effects import change_of, made_share, removed_share
-from ..interventions.isolation import isolation
-from ..interventions.run import Outcome
+from ..edits.amplification import CENTRES, FACTORS, Centre, CentringMeans, amplification
+from ..edits.constructors import At, Edit, edit, scalar
+from ..edits.effects import change_of, made_share, removed_share
+from ..edits.isolation import isolation
+from ..edits.outcome import Outcome
 from ..models.weights import attention_weights
-from ..ranges import span
 from ..stats import Interval
+from ..text import span
 from .bench import Bench, bar, generator_of
 from .holds import Edits, Holder, random_dimensions
 from .readings import RANDOM_SETS

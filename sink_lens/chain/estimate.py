@@ -7,16 +7,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..capture.attention import choose_kernel
-from ..capture.forward import check_tokens
+from ..activations.attention import choose_kernel
+from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch
-from ..interventions.run import run_with
+from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.lens import LensModel
 from .bench import cannot_cut, segments
 from .config import TraceConfig
-from .find import Finding
 from .inputs import other_arm
+from .locate import Finding
 from .panel import ARM_READINGS, Panel, measure, scout, shortened
 from .readings import LOSS_CHUNK, SITES_BY_POSITION
 

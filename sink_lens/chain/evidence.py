@@ -15,7 +15,7 @@ from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from ..stats import Interval, interval
 from .config import TraceConfig
-from .find import matched_random
+from .locate import matched_random
 from .neurons import LayerSplit, super_neurons
 from .panel import Panel
 from .readings import OTHERS_FROM, RANDOM_SETS

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..capture.record import capture
-from ..interventions.edits import Edit, hold
+from ..activations.record import capture
+from ..edits.constructors import Edit, hold
 from .bench import Bench, Segment
-from .find import matched_random
+from .locate import matched_random
 from .readings import OTHERS_FROM, RANDOM_SETS
 
 Edits = tuple[Edit, ...]

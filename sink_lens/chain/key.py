@@ -7,12 +7,12 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..capture.record import LayerView, Reading
+from ..activations.record import LayerView, Reading
 from ..measures import locking
 from ..measures.reductions import mean_where
 from ..models.lens import LensModel
 from ..models.weights import attention_weights, norm_weights
-from .find import Finding
+from .locate import Finding
 from .readings import OTHERS_FROM, RANDOM_SETS, control_positions
 
 KEY_COSINES = ("sink", "random_dimensions", "other_positions")

@@ -18,9 +18,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..interventions.edits import Edit
-from ..interventions.isolation import isolation
-from ..interventions.run import Outcome, run_with
+from ..edits.constructors import Edit
+from ..edits.isolation import isolation
+from ..edits.outcome import Outcome
+from ..engine.forward import run_with
 from .bench import Bench, Segment, bar, from_layer, generator_of
 from .holds import Edits, Hold, Holder
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..measures import neurons as measures
 from ..models.lens import LensModel
 from ..models.weights import MlpWeights, mlp_weights, norm_weights
-from .find import GrowthStep
+from .locate import GrowthStep
 from .panel import Panel
 
 COLUMNS = {

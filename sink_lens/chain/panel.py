@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..capture.record import Reading, Streamed, stream
+from ..activations.record import Reading, Streamed, stream
 from ..data.tokens import TokenBatch
 from ..measures.variance import Moments
 from ..models.lens import LensModel
 from . import readings as r
 from .config import TraceConfig
-from .find import Finding, find, sink_positions
 from .key import key_readings
+from .locate import Finding, find, sink_positions
 
 _SCOUTS, _SCOUT_LENGTH = 8, 64
 

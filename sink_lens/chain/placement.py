@@ -13,8 +13,8 @@ import torch
 
 from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
-from ..interventions.isolation import isolation
-from ..interventions.run import run_with
+from ..edits.isolation import isolation
+from ..engine.forward import run_with
 from .bench import Bench, bar
 from .readings import OTHERS_FROM
 

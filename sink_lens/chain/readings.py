@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..capture.record import LayerView, Reading
+from ..activations.record import LayerView, Reading
 from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
-from .find import Finding
+from .locate import Finding
 
 SITES_BY_POSITION = ("z", "attn_out", "mlp_out", "resid_post")
 """The sites whose variance and norm are read by position."""

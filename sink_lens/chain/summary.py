@@ -14,7 +14,7 @@ from ..measures.dimensions import massive_ratio, stable_range
 from ..stats import Interval, interval
 from .carriers import cause_parts, cause_rows, cut_text
 from .config import TraceConfig
-from .find import Finding, onset_layer, slow_growth
+from .locate import Finding, onset_layer, slow_growth
 from .panel import Panel
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}

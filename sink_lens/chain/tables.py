@@ -9,8 +9,8 @@ from ..measures import dimensions, locking, outputs
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from .config import TraceConfig
-from .find import Finding, outliers_of
 from .key import ADVANTAGES, KEY_COSINES, LOGIT_PARTS
+from .locate import Finding, outliers_of
 from .panel import Panel
 from .readings import SITES_BY_POSITION
 

@@ -16,26 +16,24 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..capture.attention import choose_kernel
-from ..capture.forward import check_tokens
-from ..capture.record import capture
+from ..activations.attention import choose_kernel
+from ..activations.forward import check_tokens
+from ..activations.record import capture
 from ..data.tokens import TokenBatch, decode_tokens
+from ..edits.amplification import CentringMeans
 from ..errors import InputError
-from ..interventions.amplification import CentringMeans
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import random_twin
-from ..records import RunWriter, create_run
-from ..report import notebook
-from ..report.page import render
+from ..records import RunWriter, create_run, display
 from . import summary, tables
 from .bench import cannot_cut, check_interior
 from .causes import TABLES, cause_tables
 from .config import TraceConfig
 from .estimate import estimate
-from .find import Finding
 from .inputs import other_arm, provenance
 from .links import gather, link_table, link_values
+from .locate import Finding
 from .neurons import column_table, criteria_agreement, neuron_table, selectivity_table, super_neurons
 from .panel import ARM_READINGS, Panel, aimed, measure, scout, shortened
 
@@ -95,7 +93,7 @@ class Trace:
         return self.folder / "report.html"
 
     def _repr_html_(self) -> str:
-        return notebook.trace(self.folder, links=self.links)
+        return display.trace(self.folder, links=self.links)
 
     def table(self) -> "RenderableType":
         """The result as a person reads it, for ``rich``."""
@@ -147,7 +145,7 @@ def trace(
     ) as writer:
         (folder / "report.html").unlink(missing_ok=True)  # of the run before
         frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other)
-    render(folder)
+    display.page(folder)
     return Trace(folder=folder, config=config, finding=panel.finding, frames=frames)
 
 

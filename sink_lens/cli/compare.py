@@ -73,7 +73,7 @@ def _losses(found: "Comparison") -> "Table":
 
     from rich.table import Table
 
-    from ..report.words import short
+    from ..text import short
 
     table = Table(title="final losses, nats", title_justify="left", box=None, pad_edge=False)
     for name in ("curve", "arm"):
@@ -95,7 +95,7 @@ def _sides(found: "Comparison") -> "Table":
     """A measure a row, an arm a column, with intervals over seeds."""
     from rich.table import Table
 
-    from ..report.words import interval, number
+    from ..text import interval, number
 
     rows = found.tables["measures"].to_dict("records")
     table = Table(

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import SinkLensError
-from ..ranges import ranges
+from ..text import ranges
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,7 @@ from .console import INTERRUPTED, app, console, numbers, say, shown_size
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..identity.fingerprint import Fingerprint
+    from ..identity.fingerprints import Fingerprint
 
 _SHOWN = 20
 _EXAMPLES = """\
@@ -91,10 +91,10 @@ def fingerprint(
 
     if quiet:
         os.environ.setdefault("TQDM_DISABLE", "1")
-    from ..identity.fingerprint import FingerprintConfig, cost
-    from ..identity.fingerprint import fingerprint as compared
-    from ..identity.subjects import subjects
-    from ..identity.untrained import read_untrained
+    from ..identity.fingerprints import FingerprintConfig, cost
+    from ..identity.fingerprints import fingerprint as compared
+    from ..identity.measured_models import subjects
+    from ..identity.untrained_models import read_untrained
     from ..report.page import render
 
     config = FingerprintConfig(
@@ -162,7 +162,7 @@ def _table(found: "Fingerprint") -> "Table":
     """A pair a row, the strongest effects first."""
     from rich.table import Table
 
-    from ..report.words import number
+    from ..text import number
 
     rows = found.pairs.sort_values("tau_bar", ascending=False).head(_SHOWN)
     over = f"; {_SHOWN} of {len(found.pairs)} pairs, by effect" if len(found.pairs) > _SHOWN else ""

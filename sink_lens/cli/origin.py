@@ -85,8 +85,8 @@ def origin(
 
 def _cost(runs: list[Path], *, config: "OriginConfig") -> str:
     """What would be measured."""
-    from ..training.arms import seeds_of
     from ..training.checkpoints import checkpoints_of
+    from ..training.variants import seeds_of
 
     found, _ = seeds_of(runs)
     each = {seed: 1 if config.last_only else len(checkpoints_of(run)) for seed, run in found.items()}
@@ -103,7 +103,7 @@ def _table(found: "Origin") -> "Table":
 
     from ..report.columns import named
     from ..report.origins import rank_by_seed
-    from ..report.words import number
+    from ..text import number
 
     table = Table(
         title="place at the initialisation (0 top, 0.5 chance, 1 bottom)",

@@ -13,11 +13,11 @@ from .console import app, console, numbers, reported
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..interventions.attribution import AttributionResult
-    from ..interventions.metrics import Metric
-    from ..interventions.pairs import Pair
-    from ..interventions.patching import PatchResult
+    from ..edits.metrics import Metric
     from ..models.lens import LensModel
+    from ..patching.activation import PatchResult
+    from ..patching.attribution import AttributionResult
+    from ..patching.pairs import Pair
 
 METRICS = ("sink_mass", "logit_difference", "loss", "kl", "norm", "dominance")
 """Metrics that have a name on the command line."""
@@ -117,10 +117,10 @@ def patch(
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
 
-    from ..interventions.attribution import attribution_patch
-    from ..interventions.pairs import paired
-    from ..interventions.patching import patch as run_patch
     from ..models.load import load
+    from ..patching.activation import patch as run_patch
+    from ..patching.attribution import attribution_patch
+    from ..patching.pairs import paired
 
     lens = load(model, device=device, dtype=dtype, announce=None if quiet else typer.echo)
     pair = paired(lens, clean, corrupted, bos=bos)
@@ -186,8 +186,8 @@ def _metric(
     correct: str | None,
     incorrect: str | None,
 ) -> "Metric":
-    from ..interventions import metrics
-    from ..interventions.run import run_with
+    from ..edits import metrics
+    from ..engine.forward import run_with
 
     match name:
         case "sink_mass":
@@ -263,7 +263,7 @@ def _summary(result: "PatchResult | AttributionResult", *, top: int) -> Any:
 def _differences(pair: "Pair") -> "Table":
     from rich.table import Table
 
-    from ..report.words import token
+    from ..text import token
 
     total = len(pair.differences)
     table = Table("sequence", "position", "clean", "corrupted", box=None, pad_edge=False, title_justify="left")
@@ -279,7 +279,7 @@ def _differences(pair: "Pair") -> "Table":
 def _strongest(result: "PatchResult | AttributionResult", *, top: int) -> "Table":
     from rich.table import Table
 
-    from ..report.words import number, token
+    from ..text import number, token
 
     heads = {"value": result.metric, "effect": "effect", "normalised_effect": "of the way", "approximation": "approx."}
     shown = [name for name in heads if name in result.frame.columns]

@@ -13,7 +13,7 @@ from .console import INTERRUPTED, PACKAGE, app, console, numbers, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..identity.subjects import Draws, Subject
+    from ..identity.measured_models import Draws, Subject
     from ..identity.survey import Survey
 
 _UNTRAINED = "An untrained model: a style (gpt2, llama, qwen) and fields, as gpt2,activation=relu,n_layers=4; repeat."
@@ -120,7 +120,7 @@ def preference(
 ) -> None:
     """Which tokens a model predicts after random sequences, against chance: trained, along training, or untrained."""
     _hush(quiet)
-    from ..identity.kinds import preferences
+    from ..identity.measurements import preferences
     from ..identity.survey import arms_of
 
     asked = _Asked(models, untrained, seeds=seeds, switches=switch)
@@ -155,7 +155,7 @@ def contraction(
 ) -> None:
     """How alike a model makes unrelated sequences, and the positions of one, after each sublayer, over the floor."""
     _hush(quiet)
-    from ..identity import kinds
+    from ..identity import measurements as kinds
 
     asked = _Asked(models, untrained, seeds=seeds, switches=switch)
     options: dict[str, Any] = {"device": device, "dtype": dtype, "out": out, "overwrite": overwrite, "quiet": quiet}
@@ -189,8 +189,8 @@ class _Asked:
     ) -> None:
         from ..errors import InputError
         from ..identity.contrasts import contrasts
-        from ..identity.subjects import subjects
-        from ..identity.untrained import read_untrained
+        from ..identity.measured_models import subjects
+        from ..identity.untrained_models import read_untrained
 
         if switches and not untrained:
             raise InputError("--switch was given and no untrained model; need one to switch: --untrained gpt2")
@@ -202,7 +202,7 @@ class _Asked:
 
     def draws(self, **size: Any) -> "Draws":
         """The sequences."""
-        from ..identity.subjects import Draws
+        from ..identity.measured_models import Draws
 
         return Draws(**size)
 
@@ -212,7 +212,7 @@ def _cost(kind: str, found: "list[Subject]", *, draws: "Draws", device: str | No
     from rich.table import Table
 
     from ..identity.estimate import estimate
-    from ..report.words import short
+    from ..text import short
 
     frame = estimate(kind, found, draws=draws, device=device, dtype=dtype)
     table = Table("models", box=None, pad_edge=False)
@@ -252,7 +252,7 @@ def _run(
     """Run the survey, and print what it found and where the report is."""
     from dataclasses import asdict
 
-    from ..identity.kinds import TABLES
+    from ..identity.measurements import TABLES
     from ..identity.survey import survey
     from ..models.inputs import default_folder
 

@@ -11,7 +11,7 @@ from .console import app, console, reported
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..sweep.results import SweepResult
+    from ..sweeps.results import SweepResult
 
 FAILED_CELLS = 1
 """Exit code where the sweep was finished and some of its cells failed."""
@@ -89,7 +89,7 @@ def sweep(
 
     if file is None:
         raise InputError("no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml")
-    from ..sweep.config import read_sweep
+    from ..sweeps.config import read_sweep
 
     changes: dict[str, Any] = {"model": model, "mode": mode, "device": device}
     named = [name.strip() for name in devices.split(",") if name.strip()] if devices else []
@@ -97,12 +97,12 @@ def sweep(
         changes["device"] = named[0]
     config = read_sweep(file, **{name: value for name, value in changes.items() if value is not None})
     if dry_run:
-        from ..sweep.runner import dry_run as cost
+        from ..sweeps.runner import dry_run as cost
 
         console().print(cost(config))
         return
     from ..records import RUN_FILE
-    from ..sweep.runner import sweep as run
+    from ..sweeps.runner import sweep as run
 
     folder = Path("runs") / file.stem if out is None else out
     try:
@@ -127,7 +127,7 @@ def sweep(
 
 
 def _show(result: "SweepResult", *, quiet: bool) -> None:
-    from ..sweep.results import named
+    from ..sweeps.results import named
 
     if not quiet:
         console().print(result.headline, soft_wrap=True)
@@ -143,8 +143,8 @@ def _strongest(result: "SweepResult", metric: str) -> "Table":
     """The cells with the largest effects on a metric."""
     from rich.table import Table
 
-    from ..report.words import number
-    from ..sweep.results import named
+    from ..sweeps.results import named
+    from ..text import number
 
     def between(row: dict[Any, Any], low: str, high: str) -> str:
         return "none" if math.isnan(float(row[low])) else f"{number(float(row[low]))} to {number(float(row[high]))}"

@@ -80,7 +80,7 @@ def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     from rich.table import Table
 
     from ..report.columns import floats, select
-    from ..report.words import number, short
+    from ..text import number, short
     from ..training.birth import whole
 
     title = f"sinks over {threshold:g}, mass on position 0, its ratios to other tokens, rank with and without it"

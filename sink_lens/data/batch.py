@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sink_lens.data.bos import bos_id, check_arm
 from sink_lens.errors import InputError
-from sink_lens.report import notebook
+from sink_lens.records import display
 
 _INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -48,7 +48,7 @@ class TokenBatch:
 
     def _repr_html_(self) -> str:
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
-        return notebook.facts(rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
+        return display.html((), rows | {"first token is BOS": self.bos, "hash": self.hash[:16]})
 
     @property
     def n_sequences(self) -> int:

@@ -21,7 +21,7 @@ from ..training.model import model_of
 from ..training.saving import read_checkpoint
 from .becoming import Became, became
 from .initial import dimension_statistics, neuron_statistics
-from .subjects import FEWEST, Draws
+from .measured_models import FEWEST, Draws
 
 _COURSE = ("seed", "step", "tokens", "dimension", "layer", "dominance_ratio", "is_outlier", "are_super", "sink_rate")
 _COURSE += ("final_rank", "d_model")

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..chain.config import TraceConfig
-from ..chain.find import Finding, GrowthStep
+from ..chain.locate import Finding, GrowthStep
 from ..chain.neurons import output_terms
 from ..chain.panel import Panel, measure
 from ..data.tokens import TokenBatch

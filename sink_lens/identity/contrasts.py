@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..errors import InputError
 from ..training.differences import difference
-from .untrained import ACTIVATIONS, NORMS, UntrainedConfig
+from .untrained_models import ACTIVATIONS, NORMS, UntrainedConfig
 
 SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "activation": ("activation", ACTIVATIONS),

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 import pandas as pd
 import psutil
 
-from ..capture.record import stream
+from ..activations.record import stream
 from ..data.tokens import TokenBatch
 from ..models.lens import LensModel
-from .contraction import passes
-from .preference import Votes, last_logits, size_of_forward
-from .subjects import Draws, Subject
+from .measured_models import Draws, Subject
+from .state_contraction import passes
+from .token_preference import Votes, last_logits, size_of_forward
 
 _FLOPS = 2e11
 """Of the sequences that are timed, at most."""

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..capture.forward import evaluating
+from ..activations.forward import evaluating
 from ..data.cache import cache_folder, fault, locked, new_folder, read_manifest, write_manifest
 from ..data.tokens import ordinary_ids
 from ..errors import InputError, ModelError

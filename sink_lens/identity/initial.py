@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture.record import LayerView, Reading, stream
+from ..activations.record import LayerView, Reading, stream
 from ..chain.neurons import output_terms
 from ..data.tokens import TokenBatch
 from ..models.lens import LensModel
 from ..models.weights import attention_weights, mlp_weights
-from .contraction import contraction
-from .subjects import Draws
+from .measured_models import Draws
+from .state_contraction import contraction
 
 DIMENSION_STATISTICS = {
     "contraction": "the contraction direction: mean of the last position's unit states over random sequences",

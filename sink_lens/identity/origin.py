@@ -17,13 +17,9 @@ import numpy as np
 import pandas as pd
 
 from ..data.tokens import TokenBatch
-from ..records import RunWriter, create_run, versions
-from ..report import notebook
-from ..report.heatmap import png
-from ..report.origins import draw, told
-from ..training.arms import DATA, seeds_of
-from ..training.course import plain_svg
+from ..records import RunWriter, create_run, display, versions
 from ..training.evaluation import evaluation_tokens, run_tokenizer
+from ..training.variants import DATA, seeds_of
 from .along import End, OriginConfig, measured
 from .foretelling import Candidates, Foretold, foretold, holm
 from .initial import DIMENSION_STATISTICS, NEURON_STATISTICS
@@ -57,12 +53,12 @@ class Origin:
     """Of the run, where it was written."""
 
     def _repr_html_(self) -> str:
-        return notebook.result(self.sentences, notebook.drawn(self.figure()), notes=self.notes, folder=self.folder)
+        return display.html(self.sentences, self.figure(), notes=self.notes, folder=self.folder)
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """The result in words."""
-        return told(self.course, self.writers, self.ranks, self.tests)
+        return display.sentences("origin", self.course, self.writers, self.ranks, self.tests)
 
     @property
     def headline(self) -> str:
@@ -71,7 +67,7 @@ class Origin:
 
     def figure(self) -> "Figure":
         """The places at the initialisation, and the final dimension's rank along training."""
-        return draw(course=self.course, ranks=self.ranks, tests=self.tests)
+        return display.figure("origin", course=self.course, ranks=self.ranks, tests=self.tests)
 
 
 def seed_to_sink(
@@ -173,5 +169,5 @@ def _write(found: Origin, writer: RunWriter) -> None:
         writer.write_table(name, getattr(found, name))
     figure = found.figure()
     writer.write_text("findings.txt", "\n".join([*found.sentences, *(f"note: {one}" for one in found.notes)]) + "\n")
-    writer.write_bytes("origin.png", png(figure))
-    writer.write_bytes("origin.svg", plain_svg(figure))
+    writer.write_bytes("origin.png", display.image(figure, "png"))
+    writer.write_bytes("origin.svg", display.image(figure, "svg"))

@@ -22,11 +22,10 @@ from tqdm.auto import tqdm
 from ..errors import SinkLensError
 from ..models.lens import LensModel
 from ..models.load import weights_hash
-from ..records import RunWriter, create_run, read_run, versions
+from ..records import RunWriter, create_run, display, read_run, versions
 from ..report.columns import select
-from ..report.page import render
 from .contrasts import arm_table
-from .subjects import Draws, Subject
+from .measured_models import Draws, Subject
 
 _PARTIAL = "partial.safetensors"
 _EVERY = 30.0
@@ -163,7 +162,7 @@ def survey(
             raise failed
         for name, frame in finish(done.whole, done.tensors).items():
             writer.write_csv(name, frame)
-    return Survey(folder=writer.folder, tables=read_run(writer.folder).tables, report=render(writer.folder))
+    return Survey(folder=writer.folder, tables=read_run(writer.folder).tables, report=display.page(writer.folder))
 
 
 class _Done:

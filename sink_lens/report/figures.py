@@ -31,7 +31,7 @@ from sink_lens.report.drawing import (
     panel,
     whole_numbers,
 )
-from sink_lens.report.words import number, span, token
+from sink_lens.text import layers_in_words, number, token
 
 _RASTER_FROM = 800
 """Scatter plots of more points are drawn as an image."""
@@ -139,7 +139,7 @@ def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = N
         top.text(
             middle,
             1.02 + 0.21 * row,
-            f"{span(int(first), int(last))}\n×{number(after / before)}",
+            f"{layers_in_words(int(first), int(last))}\n×{number(after / before)}",
             transform=top.get_xaxis_transform(),
             ha="left" if middle < 0.1 * n_layers else "center",
             va="bottom",

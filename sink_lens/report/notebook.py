@@ -6,7 +6,7 @@ A class of results gives it as its ``_repr_html_``. Nothing is fetched, and no s
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -18,9 +18,6 @@ from sink_lens.report.findings import find_story
 from sink_lens.report.tables import shown_table
 from sink_lens.report.words import LINKS, VERDICTS, interval, number, visible
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _COLOURS = {"holds": "#00795a", "fails": "#b3400a"}
 _QUIET = "#777777"
 _CELL = "padding: .15em .8em .15em 0; vertical-align: top;"
@@ -28,11 +25,14 @@ _CELL = "padding: .15em .8em .15em 0; vertical-align: top;"
 
 def result(
     sentences: str | Iterable[str],
-    *parts: str,
+    *parts: object,
     notes: Sequence[str] = (),
     folder: Path | None = None,
 ) -> str:
-    """A result: its sentences, parts of HTML, notes, and where its run folder and report are."""
+    """A result: its sentences, its parts, notes, and where its run folder and report are.
+
+    A part is a data frame, a mapping of facts, a figure, or HTML.
+    """
     lines = sentences.split("\n") if isinstance(sentences, str) else list(sentences)
     said = "".join(f"<p style='margin: .2em 0; max-width: 60em'>{_text(line)}</p>" for line in lines if line)
     small = [f"Note: {_text(note)}" for note in notes]
@@ -40,7 +40,15 @@ def result(
         report = folder / "report.html"
         small.append(f"In <code>{_text(report if report.exists() else folder)}</code>")
     tail = "".join(f"<p style='margin: .2em 0; color: {_QUIET}'>{line}</p>" for line in small)
-    return f"<div>{said}{''.join(parts)}{tail}</div>"
+    return f"<div>{said}{''.join(map(_part, parts))}{tail}</div>"
+
+
+def _part(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, pd.DataFrame):
+        return table(part)
+    return facts(part) if isinstance(part, Mapping) else drawn(part)
 
 
 def trace(folder: Path, *, links: pd.DataFrame) -> str:
@@ -53,7 +61,7 @@ def trace(folder: Path, *, links: pd.DataFrame) -> str:
     return result(sentences, verdicts(links), folder=folder)
 
 
-def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 10) -> str:
+def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20) -> str:
     """The first rows of a data frame, with some of its columns, under other names where they are given."""
     names = frame.columns if heads is None else heads
     named_as = dict(names) if isinstance(names, Mapping) else {name: str(name).replace("_", " ") for name in names}
@@ -111,7 +119,7 @@ def facts(values: Mapping[str, Any]) -> str:
     return _scrolled(f"<tbody>{_rows(rows)}</tbody>")
 
 
-def drawn(figure: "Figure") -> str:
+def drawn(figure: Any) -> str:
     """A figure as an image."""
     from sink_lens.report.heatmap import picture  # matplotlib is not imported until something is drawn
 

@@ -1,125 +1,28 @@
-"""What the page says: numbers, text from elsewhere made visible and cut, the headline, the links' names."""
+"""What the page says of a trace: the headline, in plain sentences."""
 
 import math
-import unicodedata
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any
 
-NODES = (
-    "value aggregation",
-    "variance discrepancy",
-    "variance after W_O",
-    "super neurons",
-    "outlier dimension",
-    "the sink's key",
-    "attention sink",
-)
-"""What the chain's links join, in order."""
-LINKS = {
-    "aggregation_variance": "Averaging over more tokens lowers the variance of what attention reads, so the "
-    "first token keeps the most.",
-    "variance_preserved": "The attention output projection W_O passes that difference on.",
-    "variance_neurons": "The difference makes super neurons fire at the sink token only.",
-    "neurons_dimension": "Super neurons write the outlier dimension of the sink token.",
-    "dimension_key": "After the norm, the outlier dimension alone fixes the sink's key.",
-    "key_sink": "Queries meet that key, so attention goes to it.",
-}
-"""Name of a link -> what it claims; one more node of NODES each."""
-VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not measured": "–"}
-"""Verdict -> its sign."""
+from sink_lens.schema import LINKS, NODES, VERDICTS
+from sink_lens.text import interval, layers_in_words, listed, number, percent, plural, short, token, visible
 
-_NAMED = {"\n": "↵", "\r": "↵", "\t": "⇥"}
-
-
-def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
-    """Text from elsewhere as one line that can be read: nothing invisible, nothing that reorders, and cut.
-
-    Control, format (right-to-left marks, zero-width), private and unpaired characters are written as
-    ⟨U+202E⟩; cut text ends with its full length where that is counted. Markup is left as it is: whoever
-    writes HTML escapes it.
-    """
-    text = str(text)
-    shown, length = [], 0
-    for character in text:
-        piece = _NAMED.get(character, character)
-        if unicodedata.category(piece) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
-            piece = f"⟨U+{ord(piece):04X}⟩"
-        length += len(piece)
-        if length > limit:
-            return f"{''.join(shown)}…" + f" ({len(text):,} characters)" * counted
-        shown.append(piece)
-    return "".join(shown)
-
-
-def token(text: object, *, limit: int = 24, counted: bool = True) -> str:
-    """A token as it is shown: its spaces as dots, short, never empty."""
-    return visible(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
-
-
-def number(value: Any) -> str:
-    """A number to three digits, or text; what has no value is 'undefined'."""
-    if isinstance(value, str):
-        return visible(value, limit=400)
-    if value is None or (isinstance(value, Real) and math.isnan(value)):
-        return "undefined"
-    if isinstance(value, bool) or type(value).__name__ == "bool_":
-        return "yes" if value else "no"
-    if isinstance(value, Integral):
-        return str(int(value))
-    if not isinstance(value, Real):
-        return visible(value, limit=400)
-    value = float(value)
-    size = abs(value)
-    if math.isinf(size):
-        return "∞" if value > 0 else "−∞"
-    if size >= 1e6 or 0 < size < 1e-3:
-        text = f"{value:.1e}"
-    elif size >= 1000 or value.is_integer():
-        text = f"{value:,.0f}"
-    else:
-        text = f"{value:.3g}"
-    return text.replace("-", "−")
-
-
-def percent(share: float) -> str:
-    """A share in percent, whole; 'undefined' where it has no value."""
-    return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
-
-
-def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
-    """An interval in brackets; nothing where there is none."""
-    if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
-        return ""
-    return f"[{shown(low)}, {shown(high)}]"
-
-
-def short(count: float | int) -> str:
-    """A large count as people say it: 950, 16.4k, 2.46M, 1.2B."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
-    return f"{count:.0f}"
-
-
-def listed(names: Iterable[object], *, most: int = 6) -> str:
-    """Names in a sentence: 'a, b and c', the rest counted."""
-    shown = [str(name) for name in names]
-    rest = len(shown) - most
-    if rest > 0:
-        return f"{', '.join(shown[:most])} and {rest} more"
-    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
-
-
-def plural(count: int, noun: str) -> str:
-    """A count and its noun: '1 layer', '2 layers'."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def span(first: int, last: int) -> str:
-    """Layers in words: 'layer 11', 'layers 1 to 2'."""
-    return f"layer {first}" if first == last else f"layers {first} to {last}"
+__all__ = [
+    "LINKS",
+    "NODES",
+    "VERDICTS",
+    "Story",
+    "headline",
+    "interval",
+    "listed",
+    "number",
+    "percent",
+    "plural",
+    "short",
+    "title",
+    "token",
+    "traced",
+    "visible",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +83,7 @@ def headline(story: Story) -> list[str]:
             else "That token has no outlier dimension."
         )
     if story.steps is not None:
-        grown = [f"{span(first, last)} (×{number(factor)})" for first, last, factor in story.steps]
+        grown = [f"{layers_in_words(first, last)} (×{number(factor)})" for first, last, factor in story.steps]
         said.append(
             f"Its norm, over that of other tokens, grows in {plural(len(grown), 'step')}: {listed(grown)}."
             if grown

@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..errors import InputError
 from ..report.columns import floats, named, select
-from ..report.words import listed, number, short
+from ..text import listed, number, short
 
 MIN_RATE = 0.05
 """There is a sink where at least this share of (layer, head, sequence) has its sink at position 0, as in ``trace``."""

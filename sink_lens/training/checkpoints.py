@@ -18,10 +18,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..capture.forward import evaluating
-from ..capture.record import Streamed
+from ..activations.forward import evaluating
+from ..activations.record import Streamed
 from ..chain.config import TraceConfig
-from ..chain.find import Finding, GrowthStep
+from ..chain.locate import Finding, GrowthStep
 from ..chain.neurons import split_layers, super_neurons
 from ..chain.panel import Panel, measure
 from ..data.tokens import TokenBatch

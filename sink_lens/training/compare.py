@@ -14,18 +14,14 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InputError
-from ..records import create_run, versions
-from ..report import notebook
+from ..records import create_run, display, versions
 from ..report.columns import floats, named
-from ..report.heatmap import png
-from ..report.training import comparison as draw
-from ..report.words import listed, number, plural, short
-from .arms import DATA, FEWEST_SEEDS, Arms, group
+from ..text import listed, number, plural, short
 from .birth import Birth
-from .course import plain_svg
+from .comparison_tables import birth_table, course_table, measure_table, sides, thresholds
 from .curves import SMOOTH_FRAC, band_table, curve_table, final_table
 from .differences import Difference, difference
-from .sides import birth_table, course_table, measure_table, sides, thresholds
+from .variants import DATA, FEWEST_SEEDS, Arms, group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,12 +56,11 @@ class Comparison:
     def _repr_html_(self) -> str:
         shown = ("arm", "curve", "mean", "low", "high", "n")
         differences = self.tables["differences"]
-        table = notebook.table(differences, [name for name in shown if name in differences.columns])
-        return notebook.result(self.sentences, notebook.drawn(self.figure()), table, notes=self.notes)
+        return display.html(self.sentences, self.figure(), differences.filter(items=shown), notes=self.notes)
 
     def figure(self) -> "Figure":
         """Loss curves, differences and the sink's course, an arm a colour."""
-        return draw(self.tables, arms=tuple(self.arms.runs))
+        return display.figure("comparison", self.tables, arms=tuple(self.arms.runs))
 
 
 def compare(
@@ -241,6 +236,6 @@ def write(comparison: Comparison, folder: str | Path, *, threshold: float, seed:
             writer.write_table(name, table)
         said = [*comparison.sentences, *(f"note: {note}" for note in comparison.notes)]
         writer.write_text("findings.txt", "\n".join(said) + "\n")
-        writer.write_bytes("compare.png", png(figure))
-        writer.write_bytes("compare.svg", plain_svg(figure))
+        writer.write_bytes("compare.png", display.image(figure, "png"))
+        writer.write_bytes("compare.svg", display.image(figure, "svg"))
     return Path(folder)

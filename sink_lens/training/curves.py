@@ -9,7 +9,7 @@ from ..errors import RunError
 from ..records import Run
 from ..report.columns import floats, named
 from ..stats import paired_differences
-from .arms import Arms
+from .variants import Arms
 
 CURVES = {"evaluation": "eval_loss", "training": "loss"}
 """Curve -> column of ``log.parquet``; the evaluation's is drawn as it is, the training's smoothed."""

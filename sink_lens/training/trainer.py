@@ -24,8 +24,7 @@ from transformers.utils import logging
 from ..errors import InputError, RunError, SinkLensError
 from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
-from ..records import RunWriter, create_run, versions
-from ..report import notebook
+from ..records import RunWriter, create_run, display, versions
 from . import saving
 from .batches import Corpus, Rows, corpus_of, given_corpus, tokenizer_hash
 from .config import TrainConfig, read_train
@@ -53,7 +52,7 @@ class TrainResult:
     """This is the process that wrote it."""
 
     def _repr_html_(self) -> str:
-        return notebook.result(self.headline, notebook.table(self.log.tail(5), most=5), folder=self.folder)
+        return display.html(self.headline, self.log.tail(5), folder=self.folder)
 
     @property
     def headline(self) -> str:

@@ -8,12 +8,12 @@ import torch
 
 from sink_lens.chain.bench import Bench, bench
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.find import Finding
 from sink_lens.chain.links import gather
+from sink_lens.chain.locate import Finding
 from sink_lens.chain.neurons import super_neurons
 from sink_lens.chain.panel import aimed
 from sink_lens.data.tokens import TokenBatch, from_tensor
-from sink_lens.interventions.edits import Edit, edit
+from sink_lens.edits.constructors import Edit, edit
 from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, PlantedTruth, planted, tiny, tiny_tokenizer

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from sink_lens.chain.bench import bar, bench, cannot_cut, from_layer, generator_of, interior_position, segments
-from sink_lens.chain.find import Finding, GrowthStep
+from sink_lens.chain.locate import Finding, GrowthStep
 from sink_lens.data.tokens import from_tensor
+from sink_lens.edits.constructors import scale, zero
+from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
-from sink_lens.interventions.edits import scale, zero
-from sink_lens.interventions.run import run_with
 
 
 def finding(*spans, positions=(0,)):

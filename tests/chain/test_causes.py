@@ -12,7 +12,7 @@ from sink_lens.chain import causes, cuts
 from sink_lens.chain.causes import TABLES, Once, cause_tables
 from sink_lens.chain.placement import kind_of
 from sink_lens.data.tokens import from_tensor
-from sink_lens.interventions.amplification import centring_means
+from sink_lens.edits.amplification import centring_means
 from sink_lens.models.load import wrap
 
 

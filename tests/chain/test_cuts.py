@@ -19,9 +19,9 @@ from sink_lens.chain.cuts import (
     just_after,
 )
 from sink_lens.chain.links import cut_verdict
-from sink_lens.interventions.amplification import amplification, centring_means
-from sink_lens.interventions.edits import scalar
-from sink_lens.interventions.run import run_with
+from sink_lens.edits.amplification import amplification, centring_means
+from sink_lens.edits.constructors import scalar
+from sink_lens.engine.forward import run_with
 
 REMOVING = ["variance_preserved", "variance_neurons", "neurons_dimension", "dimension_key", "key_sink"]
 

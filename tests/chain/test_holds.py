@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from sink_lens.capture.record import capture
+from sink_lens.activations.record import capture
 from sink_lens.chain import holds
 from sink_lens.chain.bench import generator_of
 from sink_lens.chain.holds import Holder, random_dimensions
-from sink_lens.interventions.run import run_with
+from sink_lens.engine.forward import run_with
 
 
 def mass(bench, edits, position):

@@ -7,9 +7,9 @@ import lenses
 import pytest
 import torch
 
-from sink_lens.capture.record import Reading, stream
-from sink_lens.chain.find import Finding
+from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.key import key_readings, rotary
+from sink_lens.chain.locate import Finding
 from sink_lens.chain.readings import control_positions
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap

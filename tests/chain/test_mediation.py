@@ -5,8 +5,8 @@ import functools
 import pytest
 
 from sink_lens.chain.mediation import COLUMNS, mediation_table
-from sink_lens.interventions.edits import hold
-from sink_lens.interventions.run import run_with
+from sink_lens.edits.constructors import hold
+from sink_lens.engine.forward import run_with
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 from lenses import lens_of
 
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.find import Finding, GrowthStep
+from sink_lens.chain.locate import Finding, GrowthStep
 from sink_lens.chain.neurons import (
     COLUMNS,
     LayerSplit,

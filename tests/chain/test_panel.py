@@ -9,7 +9,7 @@ from lenses import lens_of
 
 from sink_lens.chain import panel as panels
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.find import Finding
+from sink_lens.chain.locate import Finding
 from sink_lens.chain.panel import ARM_READINGS, aimed, aims, measure, scout, shortened
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap

@@ -10,8 +10,8 @@ import torch
 from sink_lens.chain.bench import bench
 from sink_lens.chain.placement import COLUMNS, kind_of, placement_table
 from sink_lens.data.tokens import from_tensor
-from sink_lens.interventions.isolation import isolation
-from sink_lens.interventions.run import run_with
+from sink_lens.edits.isolation import isolation
+from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, tiny
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from lenses import lens_of
 
-from sink_lens.capture.record import LayerView, capture, stream
+from sink_lens.activations.record import LayerView, capture, stream
 from sink_lens.chain import readings as r
-from sink_lens.chain.find import Finding, GrowthStep
+from sink_lens.chain.locate import Finding, GrowthStep
 from sink_lens.data.tokens import from_tensor
 from sink_lens.measures.rank import effective_rank
 from sink_lens.models.tiny import TINY_FAMILIES

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from sink_lens import load
-from sink_lens.capture.record import Reading, capture, stream
+from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.chain import trace as tracing
 from sink_lens.chain.bench import bench
 from sink_lens.chain.config import TraceConfig
@@ -18,7 +18,7 @@ from sink_lens.chain.placement import kind_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
-from sink_lens.interventions.amplification import CentringMeans
+from sink_lens.edits.amplification import CentringMeans
 from sink_lens.measures.attention import sink_mass
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.inputs import tokens_of

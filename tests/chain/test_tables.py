@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sink_lens.capture.record import capture
+from sink_lens.activations.record import capture
 from sink_lens.chain import tables
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.find import Finding, GrowthStep
+from sink_lens.chain.locate import Finding, GrowthStep
 from sink_lens.chain.panel import aimed, measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap

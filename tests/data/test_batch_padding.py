@@ -5,8 +5,8 @@ import torch
 from lenses import lens_of
 
 from sink_lens.data.tokens import from_tensor
+from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
-from sink_lens.interventions.run import run_with
 
 
 def test_left_padding_is_moved_to_the_right():

@@ -6,7 +6,7 @@ import pytest
 
 from sink_lens.errors import InputError
 from sink_lens.identity.contrasts import SWITCHES, arm_table, contrasts
-from sink_lens.identity.untrained import UntrainedConfig
+from sink_lens.identity.untrained_models import UntrainedConfig
 
 
 def test_each_arm_differs_from_the_base_in_one_switch():

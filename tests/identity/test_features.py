@@ -5,7 +5,7 @@ import torch
 from safetensors.numpy import load_file
 
 from sink_lens import load
-from sink_lens.capture.record import capture
+from sink_lens.activations.record import capture
 from sink_lens.errors import InputError, ModelError
 from sink_lens.identity import features as reading
 from sink_lens.identity.features import Inputs, cached_features, facts, features, kept_features, shared_inputs

@@ -5,8 +5,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sink_lens import cli, fingerprint, load, read_run
-from sink_lens.identity import fingerprint as module
-from sink_lens.identity.fingerprint import FingerprintConfig
+from sink_lens.identity import fingerprints as module
+from sink_lens.identity.fingerprints import FingerprintConfig
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 
 FEW = FingerprintConfig(sequences=200, length=4, coordinates=28)

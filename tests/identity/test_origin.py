@@ -17,8 +17,8 @@ from sink_lens.identity import along, origin
 from sink_lens.identity.becoming import became
 from sink_lens.identity.foretelling import Candidates, foretold, holm
 from sink_lens.identity.initial import DIMENSION_STATISTICS, NEURON_STATISTICS, dimension_statistics, neuron_statistics
+from sink_lens.identity.measured_models import Draws
 from sink_lens.identity.origin import OriginConfig, seed_to_sink
-from sink_lens.identity.subjects import Draws
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import create_run

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from sink_lens import cli, read_run
 from sink_lens.cli import preference as commands
 from sink_lens.identity import survey as surveys
-from sink_lens.identity.subjects import Subject
+from sink_lens.identity.measured_models import Subject
 
 SMALL = "n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 SIZE = ["--sequences", 64, "--length", 16]
@@ -109,7 +109,7 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(unseen, tmp_path, monk
 
 
 def test_the_sums_of_a_model_in_work_survive_a_stop(unseen, tmp_path, monkeypatch):
-    from sink_lens.identity import preference as measuring
+    from sink_lens.identity import token_preference as measuring
 
     monkeypatch.setattr(surveys, "_EVERY", 0.0)
     really, chunks = measuring.last_logits, []

@@ -10,7 +10,7 @@ from sink_lens.errors import InputError
 from sink_lens.identity.features import Inputs, features
 from sink_lens.identity.nulls import NULLS
 from sink_lens.identity.seedprint import NO_ANSWER, NOT_SHOWN, SAME, FingerprintConfig, Simulated, compare
-from sink_lens.identity.untrained import UntrainedConfig, untrained
+from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 
 N = 400
 CONFIG = FingerprintConfig(sequences=N, coordinates=32)

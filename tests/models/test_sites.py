@@ -8,8 +8,8 @@ from lenses import lens_of as lens
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from sink_lens.activations.record import capture
 from sink_lens.axes import AXES
-from sink_lens.capture.record import capture
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
 from sink_lens.models.sites import SITES, bridge_hook, read, site_of, sites_of

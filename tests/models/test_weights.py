@@ -7,7 +7,7 @@ import torch
 from einops import einsum
 from lenses import lens_of as lens
 
-from sink_lens.capture.record import capture
+from sink_lens.activations.record import capture
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of

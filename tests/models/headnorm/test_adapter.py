@@ -8,7 +8,7 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from sink_lens.capture.record import Reading, capture, stream
+from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register
 from sink_lens.models.load import load, wrap

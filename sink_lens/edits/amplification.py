@@ -1,0 +1,152 @@
+"""Variance amplification: a token's aggregated value moved away from, or towards, a centre.
+
+``z_p <- mu + factor (z_p - mu)`` at the input of W_O (arXiv 2605.06611). The centre mu is the mean of the *value*
+vectors over random tokens (what the paper's code does), the mean of the aggregated values, or none, which is the
+norm-only control: it scales the token and leaves its direction as it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..activations.record import Reading, stream
+from ..activations.views import LayerView
+from ..data.tokens import random_tokens
+from ..errors import InputError
+from ..measures.reductions import expand_kv
+from ..models.lens import LensModel
+from .constructors import At, Edit, edit
+
+Centre = Literal["values", "aggregated", "none"]
+CENTRES: tuple[Centre, ...] = ("values", "aggregated", "none")
+FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
+"""The factors of arXiv 2605.06611."""
+_LENGTH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CentringMeans:
+    """Means over random tokens, by layer; of a run they are kept beside its tables."""
+
+    values: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
+    """Of the value vectors, each key-value head repeated for the query heads that share it."""
+    aggregated: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
+    """Of the aggregated values z, before a head norm or gate."""
+    n_tokens: int
+    seed: int
+
+    def of(self, centre: Centre) -> Mapping[int, Tensor]:
+        """The means of a centre.
+
+        Raises:
+            InputError: it is none of the two that have means.
+        """
+        if centre not in ("values", "aggregated"):
+            raise InputError(f"the centre {centre!r} has no means; need values or aggregated")
+        return self.values if centre == "values" else self.aggregated
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is written into a run folder: a name and a tensor a layer, for safetensors."""
+        named = {f"values.{layer}": tensor for layer, tensor in self.values.items()}
+        return named | {f"aggregated.{layer}": tensor for layer, tensor in self.aggregated.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], *, n_tokens: int, seed: int) -> "CentringMeans":
+        """The inverse of ``tensors``."""
+        by_name: dict[str, dict[int, Tensor]] = {"values": {}, "aggregated": {}}
+        for name, tensor in tensors.items():
+            centre, _, layer = name.partition(".")
+            by_name[centre][int(layer)] = tensor
+        return cls(values=by_name["values"], aggregated=by_name["aggregated"], n_tokens=n_tokens, seed=seed)
+
+
+def centring_means(lens: LensModel, *, n_tokens: int = 4096, seed: int = 0, progress: bool = False) -> CentringMeans:
+    """Means of values and aggregated values over uniformly random tokens, in sequences of 64 without BOS.
+
+    One pass of the plain model over ``n_tokens`` tokens.
+
+    Raises:
+        InputError: fewer than 64 tokens.
+    """
+    length = min(_LENGTH, lens.n_context or _LENGTH)
+    if n_tokens < length:
+        raise InputError(f"n_tokens is {n_tokens}; need at least {length}, one sequence of random tokens")
+    tokens = random_tokens(
+        lens.tokenizer,
+        generator=torch.Generator().manual_seed(seed),
+        vocab_size=lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer)),
+        sequences=n_tokens // length,
+        length=length,
+        bos="without",
+    )
+
+    def values(view: LayerView) -> Tensor:
+        return expand_kv(view["v"].float().mean(1), n_heads=lens.n_heads)
+
+    def aggregated(view: LayerView) -> Tensor:
+        return view["z_raw"].float().mean(1)
+
+    streamed = stream(
+        lens,
+        tokens,
+        [
+            Reading(name="values", sites=("v",), function=values),
+            Reading(name="aggregated", sites=("z_raw",), function=aggregated),
+        ],
+        progress=progress,
+        label="centring means",
+    )
+    means = {
+        name: {layer: per_sequence.mean(0) for layer, per_sequence in streamed.values[name].items()}
+        for name in ("values", "aggregated")
+    }
+    found = tokens.n_sequences * tokens.n_positions
+    return CentringMeans(values=means["values"], aggregated=means["aggregated"], n_tokens=found, seed=seed)
+
+
+def amplification(
+    factor: float,
+    *,
+    positions: Sequence[int],
+    layers: Sequence[int],
+    centre: Centre = "values",
+    means: CentringMeans | None = None,
+    heads: Sequence[int] | None = None,
+    label: str = "",
+) -> Edit:
+    """Amplify (factor over 1) or attenuate (under 1) the variance of some tokens' aggregated values.
+
+    Args:
+        factor: 1 changes nothing.
+        positions: the tokens.
+        layers: the layers below those that are observed.
+        centre: ``values``, ``aggregated``, or ``none``, the norm-only control.
+        means: from ``centring_means``; not needed where the centre is ``none``.
+        heads: query heads; None is all.
+        label: what the edit is called.
+
+    Raises:
+        InputError: an unknown centre, a factor that is not finite, or means that are missing.
+    """
+    if centre not in CENTRES:
+        raise InputError(f"the centre is {centre!r}; need one of {', '.join(CENTRES)}")
+    if not torch.isfinite(torch.tensor(factor)):
+        raise InputError(f"the factor is {factor}; need a finite number")
+    if centre != "none" and means is None:
+        raise InputError(f"the centre {centre!r} needs means; compute them once with centring_means(lens)")
+    chosen = None if heads is None else list(heads)
+
+    def change(z: Tensor, at: At) -> Tensor:
+        if means is None or centre == "none":
+            return z * factor
+        mu = means.of(centre)[at.layer].to(z.device, z.dtype)
+        mu = mu if chosen is None else mu[chosen]
+        return z if factor == 1 else mu + factor * (z - mu)
+
+    where: dict[str, Any] = {"positions": positions, "layers": layers, "heads": heads}
+    label = label or (f"norm x {factor:g}" if centre == "none" else f"amplification x {factor:g} from {centre}")
+    return edit("z_raw", change, label=label, **where)

@@ -1,0 +1,132 @@
+"""What edits did: the edited run beside the baseline, by layer, at a new and an old sink position.
+
+An intervention may remove a sink or move it: attention is reported at both positions, and the loss beside it.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..edits.outcome import Outcome
+from ..errors import InputError
+from ..stats import Interval, interval, paired_difference
+
+Change = Literal["removed", "relocated", "shared", "unchanged"]
+
+LOST_FRAC = 0.5
+"""A sink is gone from a position that lost at least this share of its mass."""
+GAINED_FRAC = 0.25
+"""It has come to another where that gained at least this share of what the old one had."""
+
+
+def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator) -> pd.DataFrame:
+    """Every number that both runs have: baseline, edited, and their paired difference with its 95% interval.
+
+    One row per (quantity, layer, key): ``mass`` (mean attention to the key over heads), ``norm`` (of the stream at
+    the key), and ``loss_nats`` (layer and key are missing). The unit of the interval is the sequence.
+
+    Raises:
+        InputError: the runs read different keys or layers, or have different numbers of sequences.
+    """
+    _check_pair(baseline, edited)
+    rows = []
+
+    def add(quantity: str, layer: int | None, key: int | None, before: Tensor, after: Tensor) -> None:
+        found = paired_difference(after.numpy(), before.numpy(), generator=generator)
+        numbers = (float(before.nanmean()), float(after.nanmean()), found.estimate, found.low, found.high, found.n)
+        rows.append((quantity, layer, key, *numbers))
+
+    for index, layer in enumerate(baseline.layers):
+        for place, key in enumerate(baseline.keys):
+            masses = [run.mass[index, :, :, place].nanmean(1) for run in (baseline, edited)]
+            add("mass", layer, key, *masses)
+            norms = [run.state[index, :, place].norm(dim=-1) for run in (baseline, edited)]
+            add("norm", layer, key, *norms)
+    if baseline.loss is not None and edited.loss is not None:
+        add("loss_nats", None, None, baseline.loss, edited.loss)
+    columns = ["quantity", "layer", "key", "baseline", "edited", "effect", "ci_low", "ci_high", "n"]
+    return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64", "key": "Int64"})
+
+
+def layer_table(baseline: Outcome, edited: Outcome, *, new: int, old: int) -> pd.DataFrame:
+    """One row a layer: attention mass, norm and outlier value at the new and the old position, before and after.
+
+    The outlier dimension of a layer is the one with the most energy at the old position in the baseline. Means
+    over sequences.
+
+    Raises:
+        InputError: see ``effect``; or a position was not read.
+    """
+    _check_pair(baseline, edited)
+    for position in (new, old):
+        if position not in baseline.keys:
+            raise InputError(f"position {position} was not read; need one of {list(baseline.keys)}: pass it as a key")
+    dimensions = baseline.state_at(old).double().square().mean(1).argmax(-1)
+    columns: dict[str, Tensor] = {"layer": torch.tensor(baseline.layers), "outlier_dimension": dimensions}
+    for where, position in (("new", new), ("old", old)):
+        for prefix, run in (("baseline_", baseline), ("", edited)):
+            state = run.state_at(position)
+            values = state.gather(-1, dimensions[:, None, None].expand(-1, state.shape[1], 1))[..., 0]
+            columns[f"{prefix}mass_{where}"] = run.mass[..., run.keys.index(position)].nanmean(dim=(1, 2))
+            columns[f"{prefix}norm_{where}"] = state.norm(dim=-1).mean(1)
+            columns[f"{prefix}value_{where}"] = values.mean(1)
+    return pd.DataFrame({name: values.numpy() for name, values in columns.items()})
+
+
+def made_share(
+    baseline: Outcome,
+    edited: Outcome,
+    *,
+    new: int,
+    old: int,
+    layers: Sequence[int],
+    generator: np.random.Generator,
+) -> Interval:
+    """Attention that came to the new position, over what the old one has in the baseline; ratio of means."""
+    gained = edited.mass_at(new, layers=layers) - baseline.mass_at(new, layers=layers)
+    return _ratio(gained, baseline.mass_at(old, layers=layers), generator=generator)
+
+
+def removed_share(
+    baseline: Outcome, edited: Outcome, *, old: int, layers: Sequence[int], generator: np.random.Generator
+) -> Interval:
+    """Attention that left the old position, over what it has in the baseline; ratio of means."""
+    before = baseline.mass_at(old, layers=layers)
+    return _ratio(before - edited.mass_at(old, layers=layers), before, generator=generator)
+
+
+def change_of(baseline: Outcome, edited: Outcome, *, new: int, old: int, layers: Sequence[int]) -> Change:
+    """Whether the sink was removed, relocated to the new position, is shared by both, or is unchanged.
+
+    Removed: the old position lost half of its mass or more, and the new one gained less than a quarter of what
+    the old one had. Relocated: both. Shared: the new one gained that, and the old one kept more than half.
+    """
+    had = float(baseline.mass_at(old, layers=layers).nanmean())
+    lost = had - float(edited.mass_at(old, layers=layers).nanmean())
+    moved = (edited.mass_at(new, layers=layers) - baseline.mass_at(new, layers=layers)).nanmean()
+    gone, came = lost >= LOST_FRAC * had, float(moved) >= GAINED_FRAC * had
+    if gone:
+        return "relocated" if came else "removed"
+    return "shared" if came else "unchanged"
+
+
+def _ratio(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
+    def ratio(rows: np.ndarray) -> float:
+        divisor = rows[:, 1].mean()
+        return float(rows[:, 0].mean() / divisor) if divisor else float("nan")
+
+    return interval(torch.stack([above, below], dim=1).numpy(), generator=generator, statistic=ratio, n_resamples=500)
+
+
+def _check_pair(baseline: Outcome, edited: Outcome) -> None:
+    there = (baseline.keys, baseline.layers, baseline.mass.shape[1])
+    here = (edited.keys, edited.layers, edited.mass.shape[1])
+    if there != here:
+        raise InputError(
+            f"the baseline read keys, layers and sequences {there} and the edited run {here}; need the same: "
+            "give both runs the same tokens, keys and layers"
+        )

@@ -1,0 +1,44 @@
+"""Mask isolation: a token that attends to itself only, and so varies as the first token does.
+
+arXiv 2605.06611: an additive mask whose row p sees only column p; later tokens see everything.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .constructors import At, Edit, edit
+
+
+def isolation(positions: Sequence[int], *, layers: Sequence[int] | None = None, label: str = "isolation") -> Edit:
+    """Isolate each of some positions: it sees no token before it.
+
+    The edit is made on the scores, behind the model's own mask, so that sliding windows and padding stay. A
+    learned sink logit (gpt-oss) keeps its share. Position 0 is isolated already.
+
+    Args:
+        positions: the tokens to isolate, each from 1 on.
+        layers: in which layers; None is all.
+        label: what the edit is called.
+
+    Raises:
+        InputError: no position, or position 0.
+    """
+    chosen = sorted({int(position) for position in positions})
+    if not chosen:
+        raise InputError("no position was given to isolate; need at least one, from 1 on")
+    if chosen[0] < 1:
+        raise InputError(
+            f"position {chosen[0]} cannot be isolated; need positions from 1 on: the first token attends only to itself"
+        )
+
+    def change(scores: Tensor, at: At) -> Tensor:
+        keys = torch.arange(scores.shape[-1], device=scores.device)
+        earlier = keys < at.positions.to(scores.device)[:, None]
+        return scores.masked_fill(earlier, torch.finfo(scores.dtype).min)
+
+    where: dict[str, Any] = {"positions": chosen, "layers": layers, "label": label}
+    return edit("scores", change, **where)

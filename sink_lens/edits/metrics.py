@@ -1,0 +1,252 @@
+"""What a patch is judged by: one number a sequence, read of a run.
+
+A metric says what it needs of an ``Outcome``, so that a sweep computes no more than that: a metric of attention at
+layer 3 ends every run there, one of logits runs all layers. Every built-in metric can be differentiated, as
+attribution patching asks. Positions below 0 count from the last real token of each sequence.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..edits.outcome import Outcome
+from ..errors import InputError
+from ..measures.dimensions import dominance_ratio
+from ..models.lens import LensModel
+from ..models.sites import SITES, site_of
+from ..text import span
+
+__all__ = [
+    "Metric",
+    "as_metric",
+    "dominance",
+    "evaluate",
+    "kl_to",
+    "logit_difference",
+    "loss",
+    "norm",
+    "sink_mass",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A number of a run, and what of the run it reads."""
+
+    name: str
+    function: Callable[[Outcome], Any]
+    """Outcome -> one number a sequence; or one number in all, and then there is no number by sequence."""
+    unit: str = ""
+    keys: tuple[int, ...] = (0,)
+    """Positions whose attention and state it reads."""
+    layers: tuple[int, ...] | None = None
+    """Layers at which it reads attention, state and sites; None is all, () none."""
+    sites: tuple[str, ...] = ()
+    """Sites whose tensors it reads."""
+    loss: bool = False
+    """Whether it reads the loss."""
+    logits: bool = False
+    """Whether it reads the logits."""
+    state: bool = True
+    """Whether it reads the stream at the keys, so that its last layer must be run to the end."""
+    scored: int | None = None
+    """The one position at which it reads logits; None is every position."""
+
+    def over(self, n_layers: int) -> tuple[int, ...]:
+        """The layers that it reads."""
+        return tuple(range(n_layers)) if self.layers is None else self.layers
+
+    @property
+    def whole(self) -> bool:
+        """Whether it reads something behind the last layer, so that every run must go to the end."""
+        return self.loss or self.logits or any(not SITES[site].per_layer for site in self.sites)
+
+
+def sink_mass(key: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
+    """Mean attention to a key over the queries after it, over heads and layers (all if None); in [0, 1]."""
+    chosen = _chosen(layers)
+    return Metric(
+        name=f"sink mass at position {key}" + ("" if chosen is None else f", layers {span(chosen)}"),
+        function=lambda run: run.mass_at(key, layers=chosen),
+        keys=(key,),
+        layers=chosen,
+        state=False,
+    )
+
+
+def logit_difference(correct: int | Sequence[int], incorrect: int | Sequence[int], *, position: int = -1) -> Metric:
+    """Logit of one token less that of another, at a position.
+
+    Args:
+        correct: a token id, or one for each sequence.
+        incorrect: the same of the other token.
+        position: where the next token is predicted.
+    """
+
+    def function(run: Outcome) -> Tensor:
+        found = run.logits_at(_at(run, position)).float()
+        rows = torch.arange(len(found))
+        return found[rows, _ids(correct, run, found)] - found[rows, _ids(incorrect, run, found)]
+
+    return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
+
+
+def loss() -> Metric:
+    """Mean next-token loss of the sequence, in nats.
+
+    Its targets are the tokens that are run. Clean and corrupted tokens differ, and so do the targets: patching
+    everything gives the other run's predictions, not its loss. ``kl_to`` and ``logit_difference`` have no such gap.
+    """
+
+    def function(run: Outcome) -> Tensor:
+        assert run.loss is not None
+        return run.loss
+
+    return Metric(name="loss", function=function, unit="nats", layers=(), loss=True)
+
+
+def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None = None) -> Metric:
+    """KL divergence of a run's predictions from those of the given logits, KL(given || run), in nats.
+
+    Args:
+        logits: of the run to compare with, of the same sequences: ``run_with(..., logits=True).logits``.
+        position: at one position; None is the mean over the real ones.
+    """
+    given = logits.detach().float().cpu().log_softmax(-1)
+
+    def function(run: Outcome) -> Tensor:
+        assert run.logits is not None
+        found = run.logits.float().log_softmax(-1)
+        wanted = given[run.sequences]
+        if found.shape != wanted.shape:
+            raise InputError(
+                f"the logits to compare with have the shape {tuple(wanted.shape)}, those of the run "
+                f"{tuple(found.shape)}; need logits of the same sequences"
+            )
+        divergence = (wanted.exp() * (wanted - found)).sum(-1)
+        if position is not None:
+            at = _at(run, position)
+            return divergence[torch.arange(len(at)), at]
+        return torch.where(run.valid, divergence, 0.0).sum(1) / run.valid.sum(1)
+
+    return Metric(name="KL divergence", function=function, unit="nats", layers=(), logits=True)
+
+
+def norm(key: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
+    """Euclidean norm of a position's activation, over all heads where the site has heads.
+
+    Raises:
+        InputError: a site that has no positions of its own, as ``pattern``, or lies behind the layers.
+    """
+    if site not in SITES or not SITES[site].axes.startswith("batch position") or not SITES[site].per_layer:
+        fit = ", ".join(name for name, one in SITES.items() if one.axes.startswith("batch position") and one.per_layer)
+        raise InputError(f"there is no norm of a position at {site!r}; need one of {fit}")
+
+    def function(run: Outcome) -> Tensor:
+        _check_key(run, key)
+        return run.tensors[site, layer][:, key].flatten(1).float().norm(dim=-1)
+
+    return Metric(
+        name=f"norm of {site} at position {key}, layer {layer}",
+        function=function,
+        keys=(key,),
+        layers=(layer,),
+        sites=(site,),
+    )
+
+
+def dominance(key: int = 0, *, layer: int) -> Metric:
+    """Dominance ratio of the stream at a key after a layer: its largest magnitude over its mean one."""
+    return Metric(
+        name=f"dominance at position {key}, layer {layer}",
+        function=lambda run: dominance_ratio(run.state_at(key)[run.layers.index(layer)]),
+        keys=(key,),
+        layers=(layer,),
+    )
+
+
+def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
+    """A metric, checked; a function of one's own reads position 0 of all layers, loss and logits.
+
+    Raises:
+        InputError: it is neither, or reads layers or positions that do not exist.
+        SiteError: it reads a site that the family lacks.
+    """
+    if not isinstance(metric, Metric):
+        if not callable(metric):
+            raise InputError(
+                f"the metric is {type(metric).__name__}; need a Metric, as sink_mass(0), or a function of an Outcome"
+            )
+        return Metric(name=getattr(metric, "__name__", "metric"), function=metric, loss=True, logits=True)
+    for layer in metric.layers or ():
+        if not 0 <= layer < lens.n_layers:
+            raise InputError(f"{metric.name} reads layer {layer}; need 0 to {lens.n_layers - 1}")
+    for key in metric.keys:
+        if not 0 <= key < n_positions:
+            raise InputError(f"{metric.name} reads position {key}; need 0 to {n_positions - 1}")
+    if not metric.keys:
+        raise InputError(f"{metric.name} names no position; need at least one, such as keys=(0,)")
+    for site in metric.sites:
+        site_of(site, family=lens.family)
+    if metric.layers == () and not metric.whole:
+        raise InputError(
+            f"{metric.name} reads no layers, no loss and no logits; need something that a patch can change"
+        )
+    return metric
+
+
+def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
+    """The metric of a run: one number a sequence, or a single one where the metric gives one in all.
+
+    Raises:
+        InputError: it gave something else.
+    """
+    found = metric.function(run)
+    n = run.valid.shape[0]
+    if isinstance(found, float | int):
+        found = torch.tensor(float(found))
+    fits = isinstance(found, Tensor) and tuple(found.shape) in ((), (n,)) and not found.is_complex()
+    if not fits:
+        shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise InputError(
+            f"the metric {metric.name!r} gave {shown} for {n} sequences; need one number a sequence, shape "
+            f"({n},), or a single number. Take the mean over the other axes"
+        )
+    return found.float().reshape(-1)
+
+
+def _chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:
+    if layers is not None and len(layers) == 0:
+        raise InputError("sink mass was asked of no layers; need at least one, or None for all")
+    return None if layers is None else tuple(sorted({int(layer) for layer in layers}))
+
+
+def _check_key(run: Outcome, key: int) -> None:
+    if not bool(run.valid[:, key].all()):
+        raise InputError(f"position {key} is padding in some sequences; need a position that all of them have")
+
+
+def _at(run: Outcome, position: int) -> Tensor:
+    """The position in every sequence, counted from its last real token where it is below 0."""
+    lengths = run.valid.sum(1)
+    at = lengths + position if position < 0 else torch.full_like(lengths, position)
+    if bool((at < 0).any()) or bool((at >= lengths).any()):
+        shortest = int(lengths.min())
+        raise InputError(
+            f"position {position} is outside a sequence of {shortest} tokens; need {-shortest} to {shortest - 1}"
+        )
+    return at
+
+
+def _ids(token: int | Sequence[int], run: Outcome, logits: Float[Tensor, "batch vocab"]) -> Tensor:
+    n, d_vocab = logits.shape
+    ids = torch.tensor([token] * n if isinstance(token, int) else list(token)[run.sequences])
+    if ids.shape != (n,):
+        raise InputError(f"{len(ids)} token ids were given for {n} sequences; need one, or one for each")
+    if bool((ids < 0).any()) or bool((ids >= d_vocab).any()):
+        raise InputError(f"token ids {ids.tolist()} are not all in the vocabulary; need 0 to {d_vocab - 1}")
+    return ids

@@ -1,0 +1,181 @@
+"""Variance calibration and head-wise RMSNorm as edits: their effect on sink and loss is read without training.
+
+Both change the aggregated values z of a token before W_O. Calibration moves z towards a centre or away from it,
+``z <- mu + factor (z - mu)``: an amplification or attenuation of its variance (the claim is that of arXiv 2602.05927;
+the formula is ours). Head-wise RMSNorm gives every token's z the same size, ``z <- z / RMS(z) * gamma`` in each head
+(arXiv 2605.06611, where a model is trained with it). A trained model expects z at the size that it has: ``natural_rms``
+measures it, so that the norm takes away the difference between tokens and not the size.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..activations.record import Reading, stream
+from ..activations.views import LayerView
+from ..data.tokens import TokenBatch, from_tensor
+from ..errors import InputError
+from ..measures.reductions import widen
+from ..models.lens import LensModel
+from .constructors import At, Edit, EditError, edit
+
+FIRST_POSITION = 8
+"""Where the natural size is measured from: a sink at the first positions does not set it."""
+
+
+def variance_calibration(
+    factor: float | Float[Tensor, " head"],
+    *,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    centre: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
+    label: str = "",
+) -> Edit:
+    """Amplify (factor over 1) or attenuate (under 1) aggregated values around a centre.
+
+    Args:
+        factor: one number, or one for each head of the model, the heads that are not chosen among them; 1 changes
+            nothing, to the last bit.
+        layers: None is all, or with a centre those that it has.
+        positions: tokens; None is all.
+        heads: query heads; None is all.
+        centre: layer -> mu of each head of the model; without one mu is 0, and the edit scales z.
+        label: what the edit is called.
+
+    Raises:
+        InputError: a factor that is not finite or has no head axis, or a layer without a centre.
+
+    Reference: arXiv 2602.05927 (variance calibration removes sinks; definition ours).
+    """
+    given = torch.as_tensor(factor, dtype=torch.float32)
+    if given.dim() > 1 or not bool(given.isfinite().all()):
+        raise InputError(f"the factor is {factor}; need a finite number, or one for each head")
+    if centre is not None:
+        layers = _layers_of(centre, layers, what="centre")
+
+    def change(z: Tensor, at: At) -> Tensor:
+        by_head = given if given.dim() == 0 else _chosen(given[:, None], at=at, heads=heads, what="factor").to(z.device)
+        mu = 0.0 if centre is None else _chosen(centre[at.layer], at=at, heads=heads, what="centre").to(z.device)
+        moved = mu + by_head * (widen(z) - mu)
+        return torch.where(by_head == 1, z, moved.to(z.dtype))
+
+    spoken = f"{given.item():g}" if given.dim() == 0 else "a factor by head"
+    return _edit(change, label=label or f"calibration x {spoken}", layers=layers, positions=positions, heads=heads)
+
+
+def head_rms_norm(
+    target: float | Mapping[int, Tensor],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    eps: float = 1e-6,
+    label: str = "",
+) -> Edit:
+    """Divide aggregated values by their root mean square over the head, and multiply by a target.
+
+    The target is the paper's gamma. Without training it is no more than a guess; ``natural_rms`` measures one.
+
+    Args:
+        target: one number, or layer -> a tensor [head], [d_head] or [head d_head], the heads all those of the model.
+        layers: None is all, or those of the target where it has layers.
+        heads: query heads; None is all.
+        positions: tokens; None is all.
+        eps: added to the mean square.
+        label: what the edit is called.
+
+    Raises:
+        InputError: a target that is not finite, an eps below 0, or a layer without a target.
+
+    Reference: arXiv 2605.06611 (z_hat = z / RMS(z) * gamma per head, after aggregation and before W_O).
+    """
+    if not eps >= 0:
+        raise InputError(f"eps is {eps}; need 0 or a small positive number")
+    if isinstance(target, Mapping):
+        layers = _layers_of(target, layers, what="target")
+    elif not math.isfinite(target):
+        raise InputError(f"the target is {target}; need a finite number, or layer -> tensor")
+
+    def change(z: Tensor, at: At) -> Tensor:
+        wide = widen(z)
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        if not isinstance(target, Mapping):
+            return normed * target
+        return normed * _chosen(target[at.layer], at=at, heads=heads, what="target").to(z.device)
+
+    spoken = "target by layer" if isinstance(target, Mapping) else f"target {target:g}"
+    return _edit(change, label=label or f"head RMSNorm, {spoken}", layers=layers, positions=positions, heads=heads)
+
+
+def natural_rms(
+    lens: LensModel,
+    tokens: TokenBatch | Int[Tensor, "batch position"],
+    *,
+    layers: Sequence[int] | None = None,
+    first_position: int = FIRST_POSITION,
+    progress: bool = False,
+) -> dict[int, Float[Tensor, " head"]]:
+    """Layer -> the mean root mean square of each head's aggregated values, over real tokens: a target of the norm.
+
+    One pass of the plain model. Tokens before ``first_position`` are left out: they average few values, or are the
+    sink, and are larger than the others.
+
+    Raises:
+        InputError: no real token at ``first_position`` or after it, or layers that do not exist.
+    """
+    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    counted = batch.valid & (torch.arange(batch.n_positions, device=batch.valid.device) >= first_position)
+    if first_position < 0 or not bool(counted.any()):
+        raise InputError(
+            f"no real token stands at position {first_position} or after it; need longer sequences: "
+            f"found at most {int(batch.lengths.max())} tokens"
+        )
+    if layers is not None and not layers:
+        raise InputError("no layers were given; need at least one to measure, or None for all")
+
+    def sums(view: LayerView) -> Tensor:
+        size = widen(view["z_raw"]).square().mean(-1).sqrt()
+        here = view.valid & (torch.arange(size.shape[1], device=size.device) >= first_position)
+        return torch.where(here[..., None], size, 0.0).sum(1)
+
+    chosen = None if layers is None else frozenset(layers)
+    reading = Reading(name="rms", sites=("z_raw",), function=sums, layers=chosen)
+    found = stream(lens, batch, [reading], progress=progress, label="natural size of z").values["rms"]
+    return {layer: by_sequence.sum(0) / int(counted.sum()) for layer, by_sequence in sorted(found.items())}
+
+
+def _edit(change: Any, **where: Any) -> Edit:
+    return edit("z_raw", change, reads="q", **where)  # q has the axes of z at every head: it tells their sizes
+
+
+def _layers_of(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
+    if layers is None:
+        return tuple(by_layer)
+    if missing := sorted(set(layers) - set(by_layer)):
+        raise InputError(f"there is no {what} for layers {missing}; need one tensor a layer")
+    return layers
+
+
+def _chosen(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
+    """What belongs to the chosen heads, with the axes head and d_head."""
+    assert at.read is not None  # reads="q"
+    n_heads, d_head = at.read.shape[2:]
+    shape = tuple(given.shape)
+    if shape == (n_heads,) and n_heads == d_head:
+        raise EditError(
+            f"the {what} of layer {at.layer} has {n_heads} numbers, and there are as many heads as dimensions of a "
+            "head; need an axis of size 1 beside it: [head 1] or [1 d_head]"
+        )
+    if given.dim() == 1:
+        given = given[:, None] if shape == (n_heads,) else given[None]
+    if given.dim() != 2 or given.shape[0] not in (1, n_heads) or given.shape[1] not in (1, d_head):
+        raise EditError(
+            f"the {what} of layer {at.layer} has the shape {shape}; need the model's {n_heads} heads, its {d_head} "
+            "dimensions of a head, or both, heads first"
+        )
+    return widen(given if heads is None or given.shape[0] == 1 else given[list(heads)])

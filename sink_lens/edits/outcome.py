@@ -1,0 +1,91 @@
+"""What was read of a run, edited or not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..errors import InputError
+from ..records import display
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was read of a run, edited or not."""
+
+    keys: tuple[int, ...]
+    """The positions whose attention and state were read."""
+    layers: tuple[int, ...]
+    """The layers that were read."""
+    valid: Bool[Tensor, "batch position"] = field(repr=False)
+    """True at real tokens."""
+    mass: Float[Tensor, "layer batch head key"]
+    """Mean attention to each key over the queries after it."""
+    state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
+    """The residual stream at each key after each layer; nan where a sweep ended before it was there."""
+    loss: Float[Tensor, " batch"] | None
+    """Mean next-token loss of each sequence in nats; None where it was not asked for."""
+    logits: Float[Tensor, "batch query vocab"] | None = field(repr=False)
+    """Logits at the scored positions, on the CPU; None where they were not asked for."""
+    tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
+    """(site, layer) -> what was captured after the edits, on the CPU."""
+    scored: tuple[int, ...] | None = None
+    """The positions that ``logits`` holds, in order; None is all."""
+    sequences: slice = field(default_factory=lambda: slice(None))
+    """Which sequences these are of those that a metric has numbers for, where a sweep runs them in batches."""
+
+    def _repr_html_(self) -> str:
+        means = {f"attention to position {key}": float(self.mass_at(key).nanmean()) for key in self.keys}
+        loss = {} if self.loss is None else {"loss, nats": float(self.loss.nanmean())}
+        said = f"Means over {len(self.layers)} layers, the heads and {len(self.valid)} sequences."
+        return display.html(said, means | loss)
+
+    def mass_at(self, key: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
+        """Mean attention to a key over heads and over layers (all that were read if None), by sequence."""
+        # Contiguous: the order of a sum must not depend on how many other keys were read.
+        return self.mass[self._rows(layers)][..., self.keys.index(key)].contiguous().nanmean(dim=(0, 2))
+
+    def state_at(self, key: int) -> Float[Tensor, "layer batch d_model"]:
+        """The stream at a key."""
+        return self.state[:, :, self.keys.index(key)]
+
+    def logits_at(self, positions: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
+        """The logits of each sequence at a position of its own.
+
+        Raises:
+            InputError: they were not asked for.
+        """
+        if self.logits is None:
+            raise InputError("the logits were not kept; need run_with(..., logits=True)")
+        index = positions
+        if self.scored is not None:
+            index = torch.tensor([self.scored.index(position) for position in positions.tolist()])
+        return self.logits[torch.arange(len(index)), index]
+
+    def _rows(self, layers: Sequence[int] | None) -> list[int]:
+        return [self.layers.index(layer) for layer in (self.layers if layers is None else layers)]
+
+
+def spliced(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
+    """Some sequences of a run that began at a later layer, the layers before taken from the run that it continues."""
+    own = {layer: index for index, layer in enumerate(found.layers)}
+
+    def by_layer(name: str) -> Tensor:
+        late, before = getattr(found, name), getattr(early, name)
+        return torch.stack(
+            [late[own[layer]][rows] if layer in own else before[index] for index, layer in enumerate(early.layers)]
+        )
+
+    return Outcome(
+        keys=early.keys,
+        layers=early.layers,
+        valid=early.valid,
+        mass=by_layer("mass"),
+        state=by_layer("state"),
+        loss=None if found.loss is None else found.loss[rows],
+        logits=None if found.logits is None else found.logits[rows],
+        tensors={**early.tensors, **{key: tensor[rows] for key, tensor in found.tensors.items()}},
+        scored=found.scored,
+    )

@@ -1,0 +1,1 @@
+"""Forward passes under edits."""

@@ -1,0 +1,300 @@
+"""``run_with``: forward passes of the bridge under edits, and what is read of them.
+
+A pass ends after the last layer that is read where no loss is asked for, and may begin at a later layer from a
+stream that another run left there: then the layers before are skipped, which changes nothing to the last bit.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..activations.forward import check_tokens
+from ..data.tokens import TokenBatch, from_tensor
+from ..edits.constructors import Edit, EditError
+from ..edits.outcome import Outcome
+from ..errors import InputError, SiteError
+from ..measures.attention import sink_mass
+from ..models.lens import LensModel
+from ..models.sites import SITES, bridge_hook, site_of
+from .hooks import Applied, check_edits
+
+_TOKENS_A_FORWARD = 1024
+"""Attention is eager on the bridge: its patterns grow with the square of the length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run begins: a layer, and the stream before it, of another run on the same tokens."""
+
+    layer: int
+    stream: Float[Tensor, "batch position d_model"]
+
+
+def run_with(
+    lens: LensModel,
+    tokens: TokenBatch | Int[Tensor, "batch position"],
+    edits: Sequence[Edit] | Edit = (),
+    *,
+    keys: Sequence[int] = (0,),
+    layers: Sequence[int] | None = None,
+    sites: Sequence[str] = (),
+    loss: bool = True,
+    logits: bool = False,
+    start: Start | None = None,
+    batch_size: int | None = None,
+    quiet: bool = False,
+    progress: bool = False,
+) -> Outcome:
+    """Run the bridge with edits, or with none: the baseline to compare with.
+
+    Args:
+        lens: the model.
+        tokens: the sequences; a bare tensor has no padding.
+        edits: applied in this order; an edit that changes nothing warns, unless ``quiet``.
+        keys: positions whose attention mass and stream are read.
+        layers: the layers at which mass, stream and sites are read; None is all.
+        sites: also keep these sites' tensors, after the edits.
+        loss: compute the next-token loss, for which all layers are run.
+        logits: keep the logits.
+        start: begin at a later layer.
+        batch_size: sequences a forward; by length if None.
+        quiet: do not warn of edits that change nothing, as random controls may.
+        progress: show a bar.
+
+    Raises:
+        SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
+        InputError: layers, positions, heads or units that do not exist; an edit before the layer at which the
+            run begins; a stream of another shape than the tokens.
+        EditError: an edit gave something that is not finite, or the run under the edits did.
+    """
+    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
+    check_tokens(lens, batch)
+    check_edits(given, lens=lens, n_positions=batch.n_positions)
+    read = _layers(lens, layers)
+    _check_keys(keys, batch)
+    for name in sites:
+        site_of(name, family=lens.family)
+        if not SITES[name].per_layer and not (loss or logits):
+            raise SiteError(f"{name!r} is computed after the last layer; need loss=True or logits=True to read it")
+        if name in lens.uneditable:
+            raise SiteError(
+                f"the attention of this bridge is delegated, so that it does not show {name!r} as the model uses it; "
+                "need a model from load or wrap(model) of Hugging Face, not a stock bridge"
+            )
+    first = 0 if start is None else _check_start(start, lens=lens, batch=batch, edits=given, read=read)
+    last = lens.n_layers if loss or logits else max(read) + 1
+    applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
+    desk = Desk(keys=tuple(keys))
+    size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
+    done = 0
+    with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
+        for part in batch.batches(size):
+            chosen = slice(done, done + part.n_sequences)
+            hooks: list[Any] = list(applied.hooks(sequences=chosen, valid=part.valid, layers=range(first, last)))
+            hooks += [
+                (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read, take=take))
+                for site, layer, take in desk.places(read=read, sites=sites, valid=part.valid.to(lens.device))
+            ]
+            stream = None if start is None else start.stream[chosen].to(lens.device)
+            out = bridge_pass(lens, part, hooks=hooks, first=first, last=last, stream=stream)
+            desk.finish(out, part=part, loss=loss, logits=logits, edits=given)
+            done += part.n_sequences
+            bar.update(part.n_sequences)
+    if not quiet:
+        applied.warn()
+    return desk.outcome(read, valid=batch.valid.cpu())
+
+
+class Desk:
+    """Takes what one run reads, and puts its passes together."""
+
+    def __init__(self, *, keys: tuple[int, ...]) -> None:
+        self.keys = keys
+        self.mass: dict[int, list[Tensor]] = {}
+        self.state: dict[int, list[Tensor]] = {}
+        self.kept: dict[tuple[str, int], list[Tensor]] = {}
+        self.losses: list[Tensor] = []
+        self.logits: list[Tensor] = []
+
+    def places(
+        self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
+    ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
+        """What to call with a site's tensor at a layer: (site, layer, function)."""
+        places: list[tuple[str, int, Callable[[Tensor], None]]] = []
+        for layer in read:
+            places.append(("pattern", layer, partial(self.take_pattern, layer=layer, valid=valid)))
+            places.append(("resid_post", layer, partial(self.take_stream, layer=layer)))
+        for site in sites:
+            for layer in read if SITES[site].per_layer else (0,):
+                places.append((site, layer, partial(self._keep, place=(site, layer))))
+        return places
+
+    def take_pattern(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
+        """Read the attention to each key."""
+        self.take_columns([pattern[..., key] for key in self.keys], layer=layer, valid=valid)
+
+    def take_columns(self, columns: Sequence[Tensor], *, layer: int, valid: Tensor) -> None:
+        """Read the attention to each key, from the keys' columns of the pattern."""
+        found = [
+            sink_mass(column.float(), valid=valid, key=key) for column, key in zip(columns, self.keys, strict=True)
+        ]
+        self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1))
+
+    def take_stream(self, x: Tensor, *, layer: int) -> None:
+        """Read the stream at each key."""
+        self.state.setdefault(layer, []).append(x[:, list(self.keys)].float())
+
+    def _keep(self, x: Tensor, *, place: tuple[str, int]) -> None:
+        self.kept.setdefault(place, []).append(x.detach().to("cpu", copy=True))
+
+    def finish(
+        self,
+        out: Tensor,
+        *,
+        part: TokenBatch,
+        loss: bool,
+        logits: bool,
+        edits: Sequence[Edit],
+        scored: tuple[int, ...] | None = None,
+    ) -> None:
+        """Take what a pass ended with: logits (at the scored positions), or the stream where it stopped before them.
+
+        Raises:
+            EditError: it is not a number.
+        """
+        real = part.valid if scored is None else part.valid[:, list(scored)]
+        if bool(out[real.to(out.device)].isnan().any()):
+            raise not_a_number(edits)
+        if loss:
+            self.losses.append(sequence_loss(out, part).cpu())
+        if logits:
+            self.logits.append(out.detach().to("cpu", copy=True))
+
+    def outcome(self, read: tuple[int, ...], *, valid: Tensor, scored: tuple[int, ...] | None = None) -> Outcome:
+        """All passes as one."""
+        if read and not self.mass:
+            raise SiteError(
+                "the attention of this bridge is delegated to a kernel that gives no pattern; need the eager one, or a "
+                "model from load or wrap(model) of Hugging Face, not a stock bridge"
+            )
+        n, n_keys = len(valid), len(self.keys)
+        mass = [torch.cat(self.mass[layer]) for layer in read]
+        state = [torch.cat(self.state[layer]) for layer in read]
+        return Outcome(
+            keys=self.keys,
+            layers=read,
+            valid=valid,
+            mass=torch.stack(mass).cpu() if read else torch.empty(0, n, 0, n_keys),
+            state=torch.stack(state).cpu() if read else torch.empty(0, n, n_keys, 0),
+            loss=torch.cat(self.losses) if self.losses else None,
+            logits=torch.cat(self.logits) if self.logits else None,
+            tensors={place: torch.cat(parts) for place, parts in self.kept.items()},
+            scored=scored,
+        )
+
+
+def _read(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
+    take(x)
+
+
+def not_a_number(edits: Sequence[Edit]) -> EditError:
+    """The error of a run that does not end with numbers."""
+    names = ", ".join(repr(edit.label) for edit in edits) or "none"
+    return EditError(f"what the run ends with is not a number under the edits {names}; need finite edits")
+
+
+def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
+    """Mean next-token loss of each sequence in nats, over its real tokens; nan for a sequence of one token."""
+    targets = part.tokens[:, 1:].to(logits.device)
+    predicted = part.valid[:, 1:].to(logits.device)
+    losses = torch.nn.functional.cross_entropy(logits[:, :-1].float().transpose(1, 2), targets, reduction="none")
+    return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)
+
+
+@contextlib.contextmanager
+def skipped_prefix(lens: LensModel, n_layers: int) -> Iterator[None]:
+    """Within it, the bridge's first layers hand on what they are given.
+
+    ``start_at_layer`` of TransformerLens gives the right answer and runs the layers before all the same.
+    """
+
+    def hand_on(*args: Any, **kwargs: Any) -> Any:
+        return args[0] if args else kwargs["hidden_states"]
+
+    blocks = list(lens.bridge.blocks)[:n_layers]
+    for block in blocks:
+        object.__setattr__(block, "forward", hand_on)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            object.__delattr__(block, "forward")
+
+
+def bridge_pass(
+    lens: LensModel, part: TokenBatch, *, hooks: list[Any], first: int, last: int, stream: Tensor | None
+) -> Tensor:
+    """One pass of the bridge's layers ``first`` to ``last`` - 1: the stream behind them, or the logits after the last.
+
+    Args:
+        lens: the model.
+        part: the sequences.
+        hooks: (hook name, function) in the order in which they are called.
+        first: the layer to begin at.
+        last: the layer to end before.
+        stream: before the first layer; None computes it from the tokens, and then ``first`` is 0.
+    """
+    options: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
+    inputs = part.tokens.to(lens.device)
+    with contextlib.ExitStack() as stack:
+        if stream is not None:
+            stack.enter_context(skipped_prefix(lens, first))
+            options["start_at_layer"] = first
+            inputs = stream
+        stack.enter_context(torch.no_grad())
+        out: Tensor = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **options)
+    return out
+
+
+def _layers(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
+    chosen = tuple(range(lens.n_layers)) if asked is None else tuple(sorted(set(asked)))
+    for layer in chosen:
+        if not 0 <= layer < lens.n_layers:
+            raise InputError(f"layer {layer} does not exist; need 0 to {lens.n_layers - 1}")
+    if not chosen:
+        raise InputError("no layers were given; need at least one to read")
+    return chosen
+
+
+def _check_keys(keys: Sequence[int], batch: TokenBatch) -> None:
+    if not keys:
+        raise InputError("no keys were given; need at least one position to read")
+    for key in keys:
+        if not 0 <= key < batch.n_positions:
+            raise InputError(f"position {key} is outside the sequences; need 0 to {batch.n_positions - 1}")
+
+
+def _check_start(
+    start: Start, *, lens: LensModel, batch: TokenBatch, edits: Sequence[Edit], read: Sequence[int]
+) -> int:
+    if not 0 <= start.layer < lens.n_layers:
+        raise InputError(f"the run would begin at layer {start.layer}; need 0 to {lens.n_layers - 1}")
+    shape = (batch.n_sequences, batch.n_positions, lens.d_model)
+    if tuple(start.stream.shape) != shape:
+        raise InputError(f"the stream to begin with has the shape {tuple(start.stream.shape)}; need {shape}")
+    inner = [edit for edit in edits if SITES[edit.site].per_layer]
+    early = [layer for edit in inner for layer in edit.over(lens.n_layers) if layer < start.layer]
+    if early or min(read) < start.layer:
+        raise InputError(
+            f"the run begins at layer {start.layer} and layer {min([*early, *read])} is edited or read; "
+            "need only layers from there on"
+        )
+    return start.layer

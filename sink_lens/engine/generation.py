@@ -1,0 +1,195 @@
+"""Text under edits: what the model says with its sink removed.
+
+A plain loop on the bridge: every new token is a whole forward pass, without a key-value cache, so that an edit acts
+on every position in every pass, as in all other runs here. The time grows with the square of the length; this is for
+reading some dozens of tokens. Positions of edits are absolute, counted from the first token of the prompt; those that
+are not there yet are edited when they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..activations.forward import check_tokens
+from ..data.tokens import TokenBatch, from_prompts, from_tensor
+from ..edits.constructors import Edit
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..records import display
+from .hooks import Applied, check_edits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What a model said under edits, and without them."""
+
+    prompt: str
+    """The prompt as it was read, its special tokens shown; empty without a tokenizer."""
+    text: str
+    """What followed under the edits; empty without a tokenizer."""
+    plain: str
+    """What followed without them."""
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    """Token ids of ``text``, that of the end included where it was reached."""
+    plain_ids: tuple[int, ...]
+    """Token ids of ``plain``."""
+
+    def _repr_html_(self) -> str:
+        said = f"Both continue the same for {self.same} tokens."
+        return display.html(said, {"prompt": self.prompt, "edited": self.text, "plain": self.plain})
+
+    @property
+    def same(self) -> int:
+        """How many tokens both have in common before they part."""
+        pairs = zip(self.ids, self.plain_ids, strict=False)
+        return next(
+            (n for n, (one, other) in enumerate(pairs) if one != other), min(len(self.ids), len(self.plain_ids))
+        )
+
+
+def generate(
+    lens: LensModel,
+    prompt: str | Sequence[int] | Tensor,
+    edits: Sequence[Edit] | Edit = (),
+    *,
+    max_new_tokens: int = 40,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+    bos: str = "auto",
+) -> Generated:
+    """Continue a prompt under edits and, to compare, without them.
+
+    With a temperature, both continuations are drawn with the same random numbers.
+
+    Args:
+        lens: the model.
+        prompt: text, or its token ids.
+        edits: applied in every pass; their positions are absolute.
+        max_new_tokens: at most so many; it ends before where the model ends the text.
+        temperature: 0 takes the likeliest token; above, tokens are drawn from softmax(logits / temperature).
+        generator: on the CPU; needed above temperature 0.
+        bos: the BOS arm of a text.
+
+    Raises:
+        InputError: prompt and new tokens are longer than the context; no generator; edits that have no place.
+        SiteError: edits of a site that the family lacks, or that have no effect on this bridge.
+    """
+    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
+    start = _prompt(lens, prompt, bos=bos)
+    total = start.n_positions + max_new_tokens
+    if max_new_tokens < 1:
+        raise InputError(f"{max_new_tokens} new tokens were asked for; need at least 1")
+    if lens.n_context is not None and total > lens.n_context:
+        raise InputError(
+            f"the prompt has {start.n_positions} tokens and {max_new_tokens} more were asked for; {lens.name} takes "
+            f"{lens.n_context} in all: shorten the prompt, or ask for fewer"
+        )
+    if temperature < 0:
+        raise InputError(f"the temperature is {temperature:g}; need 0 (the likeliest token) or more")
+    if temperature > 0 and generator is None:
+        raise InputError("a temperature above 0 draws tokens; pass generator=torch.Generator().manual_seed(...)")
+    check_tokens(lens, start)
+    check_edits(given, lens=lens, n_positions=total)
+    state = None if generator is None else generator.get_state()
+    options = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    found = _continued(lens, start.tokens, given, generator=generator, **options)
+    plain = found
+    if given:
+        twin = None if state is None else torch.Generator().set_state(state)
+        plain = _continued(lens, start.tokens, (), generator=twin, **options)
+    ids = tuple(start.tokens[0].tolist())
+    return Generated(
+        prompt=_text(lens, ids, whole=True),
+        text=_text(lens, found),
+        plain=_text(lens, plain),
+        prompt_ids=ids,
+        ids=found,
+        plain_ids=plain,
+    )
+
+
+def _continued(
+    lens: LensModel,
+    tokens: Tensor,
+    edits: tuple[Edit, ...],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> tuple[int, ...]:
+    ends = _ends(lens)
+    record = Applied(lens=lens, edits=edits, n_sequences=1)
+    new: list[int] = []
+    while len(new) < max_new_tokens:
+        here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
+        logits = _last_logits(lens, here, edits, record=record)
+        if not bool(logits.isfinite().all()):
+            raise InputError("the logits are not finite under these edits; need edits that leave them finite")
+        if temperature > 0:
+            weights = (logits / temperature).softmax(-1)
+            new.append(int(torch.multinomial(weights, 1, generator=generator)))
+        else:
+            new.append(int(logits.argmax()))
+        if new[-1] in ends:
+            break
+    record.warn()
+    return tuple(new)
+
+
+def _last_logits(
+    lens: LensModel, tokens: Tensor, edits: tuple[Edit, ...], *, record: Applied
+) -> Float[Tensor, " vocab"]:
+    """Logits of the next token, under the edits whose positions are there."""
+    n = tokens.shape[1]
+    numbers, present = [], []
+    for number, one in enumerate(edits):
+        kept = {
+            name: None if chosen is None else tuple(index for index in chosen if index < n)
+            for name, chosen in (("positions", one.positions), ("keys", one.keys))
+        }
+        if () not in kept.values():
+            numbers.append(number)
+            present.append(replace(one, **kept))
+    applied = Applied(lens=lens, edits=tuple(present), n_sequences=1)
+    hooks: Any = applied.hooks(
+        sequences=slice(0, 1), valid=torch.ones(1, n, dtype=torch.bool), layers=range(lens.n_layers)
+    )
+    with torch.no_grad():
+        out = lens.bridge.run_with_hooks(tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
+    record.changed |= {numbers[number] for number in applied.changed}
+    record.reached |= {numbers[number] for number in applied.reached}
+    return out[0, -1].float().cpu()
+
+
+def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor, *, bos: str) -> TokenBatch:
+    if isinstance(prompt, str):
+        if lens.tokenizer is None:
+            raise InputError(
+                f"text was given and {lens.name} has no tokenizer; need token ids, or load(..., tokenizer=)"
+            )
+        return from_prompts([prompt], lens.tokenizer, bos=bos)
+    ids = prompt if isinstance(prompt, Tensor) else torch.tensor(list(prompt))
+    if ids.ndim == 1:
+        ids = ids[None]
+    if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
+        raise InputError(f"the prompt has the shape {tuple(ids.shape)}; need the ids of one sequence")
+    return from_tensor(ids.cpu())
+
+
+def _ends(lens: LensModel) -> set[int]:
+    """Ids that end a text."""
+    configured = getattr(lens.plain.generation_config, "eos_token_id", None)
+    own = None if lens.tokenizer is None else lens.tokenizer.eos_token_id
+    several = configured if isinstance(configured, list) else [configured]
+    return {one for one in [*several, own] if isinstance(one, int)}
+
+
+def _text(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
+    if lens.tokenizer is None:
+        return ""
+    return str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))

@@ -1,0 +1,211 @@
+"""Edits made into hooks of the bridge, and refused where they have no place.
+
+Edits compose: at each layer they are applied in the order in which it computes their sites, and at one site in the
+order in which they are given, each on what the one before left.
+"""
+
+import operator
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from ..edits.constructors import ORDER, At, Edit, EditError, in_range
+from ..errors import InputError, SiteError
+from ..models.lens import LensModel
+from ..models.sites import SITES, bridge_hook, site_of
+
+_AXIS_OF = {"position": "positions", "query": "positions", "head": "heads", "kv_head": "heads", "key": "keys"}
+_SPOKEN = {"d_model": "dimension", "d_head": "dimension of the head", "d_mlp": "neuron", "query": "position"}
+_OPEN = -1e4
+"""A score over this is not blocked any more: the mask adds the least number of the type."""
+
+
+Act = Callable[[Tensor], Tensor | None]
+"""From a site's whole tensor to the edited one; None where nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One edit at one layer, or its reading of another site there."""
+
+    order: int
+    site: str
+    layer: int
+    act: Act
+
+
+@dataclass(slots=True, kw_only=True)
+class Applied:
+    """The edits of one run, made into hooks; it remembers which of them changed anything."""
+
+    lens: LensModel
+    edits: tuple[Edit, ...]
+    n_sequences: int
+    changed: set[int] = field(default_factory=set)
+    reached: set[int] = field(default_factory=set)
+
+    def hooks(
+        self, *, sequences: slice, valid: Bool[Tensor, "batch position"], layers: range
+    ) -> list[tuple[str, Callable[..., Tensor | None]]]:
+        """Bridge hooks of one pass over some of the sequences, in the order in which they are applied."""
+
+        def hook(tensor: Tensor, hook: object, *, act: Act) -> Tensor | None:
+            return act(tensor)
+
+        return [
+            (bridge_hook(SITES[step.site], family=self.lens.family, layer=step.layer), partial(hook, act=step.act))
+            for step in self.steps(sequences=sequences, valid=valid, layers=layers)
+        ]
+
+    def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"], layers: range) -> list["Step"]:
+        """What the edits do in one pass over some of the sequences, in the order in which it is done at each layer.
+
+        In most families two sites share a hook (``z_raw`` and ``z``, ``down_out`` and ``mlp_out``): the order of the
+        sites is kept there too. What an edit reads is read after all edits of the site that it reads.
+        """
+        found = []
+        for number, one in enumerate(self.edits):
+            for layer in one.over(self.lens.n_layers) if SITES[one.site].per_layer else (0,):
+                if SITES[one.site].per_layer and layer not in layers:
+                    continue
+                held: dict[str, Tensor] = {}
+                if one.reads is not None:
+                    reads = partial(_keep, held=held)
+                    found.append(Step(order=2 * ORDER[one.reads] + 1, site=one.reads, layer=layer, act=reads))
+                act = partial(self._apply, number=number, layer=layer, sequences=sequences, valid=valid, held=held)
+                found.append(Step(order=2 * ORDER[one.site], site=one.site, layer=layer, act=act))
+        return sorted(found, key=operator.attrgetter("order"))
+
+    def warn(self) -> None:
+        """A warning for every edit that changed nothing."""
+        for number, one in enumerate(self.edits):
+            if number not in self.changed:
+                ran = number in self.reached
+                reason = "what it wrote was there already" if ran else "the run ended before the layers that it edits"
+                warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=3)
+
+    def _apply(
+        self,
+        tensor: Tensor,
+        *,
+        number: int,
+        layer: int,
+        sequences: slice,
+        valid: Tensor,
+        held: Mapping[str, Tensor],
+    ) -> Tensor | None:
+        one = self.edits[number]
+        self.reached.add(number)
+        index = _index(one, tensor)
+        old = tensor if index is None else tensor[index]
+        positions = torch.arange(valid.shape[1]) if one.positions is None else torch.tensor(one.positions)
+        at = At(
+            layer=layer,
+            sequences=sequences,
+            n_sequences=self.n_sequences,
+            positions=positions,
+            valid=valid,
+            read=held.get("read"),
+        )
+        version = _version(old)
+        new = one.change(old, at)
+        if _version(old) != version:
+            raise EditError(f"the edit {one.label!r} changed its values in place; need new ones: clone them first")
+        new = _checked(new, old=old, one=one, layer=layer)
+        if torch.equal(new, old):
+            return None
+        self.changed.add(number)
+        if index is None:
+            return new
+        edited = tensor.clone()
+        edited[index] = new
+        return edited
+
+
+def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> None:
+    """Refuse edits that this model or these sequences do not have a place for.
+
+    Raises:
+        SiteError: a site that the family lacks, or whose edits have no effect on this model's bridge.
+        InputError: layers, positions, heads, units or keys that do not exist.
+    """
+    for one in edits:
+        site = site_of(one.site, family=lens.family)
+        if one.reads is not None:
+            site_of(one.reads, family=lens.family)
+        if one.site in lens.uneditable:
+            raise SiteError(
+                f"the attention of this bridge is delegated to Hugging Face, so that edits of {one.site!r} change "
+                "nothing; need a model from load or wrap(model) of Hugging Face, not a stock bridge"
+            )
+        for layer in one.layers or ():
+            in_range("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
+        sizes = {"position": n_positions, "query": n_positions, "key": n_positions}
+        sizes |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
+        sizes |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp or 0}
+        used = set()
+        for axis in site.axes.split()[1:]:
+            name = _AXIS_OF.get(axis, "units")
+            used.add(name)
+            for index in getattr(one, name) or ():
+                in_range(_SPOKEN.get(axis, axis).replace("_", "-"), index, sizes[axis], of=one.label)
+        for name in ("heads", "units", "keys"):
+            if getattr(one, name) is not None and name not in used:
+                raise InputError(
+                    f"the edit {one.label!r} chooses {name} and {one.site!r} has the axes {site.axes!r}; "
+                    f"need a site that has {name}"
+                )
+
+
+def _index(one: Edit, tensor: Tensor) -> tuple[Tensor, ...] | None:
+    """An open mesh over the chosen indices of every axis; None where everything is chosen."""
+    axes = SITES[one.site].axes.split()
+    chosen = [None, *(getattr(one, _AXIS_OF.get(axis, "units")) for axis in axes[1:])]
+    if all(indices is None for indices in chosen):
+        return None
+    vectors = [
+        torch.arange(size, device=tensor.device) if indices is None else torch.tensor(indices, device=tensor.device)
+        for indices, size in zip(chosen, tensor.shape, strict=True)
+    ]
+    return tuple(
+        vector.view([-1 if place == axis else 1 for place in range(len(axes))]) for axis, vector in enumerate(vectors)
+    )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was changed in place; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _checked(new: Any, *, old: Tensor, one: Edit, layer: int) -> Tensor:
+    """What an edit gave, in the type and on the device of what it was given."""
+    if not isinstance(new, Tensor) or new.shape != old.shape:
+        found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        raise EditError(
+            f"the edit {one.label!r} of {one.site!r} gave {found} at layer {layer}; need a tensor of the "
+            f"shape of what it was given, {tuple(old.shape)}"
+        )
+    new = new.to(old.device, old.dtype)
+    bad = new.isnan() if one.site == "scores" else ~new.isfinite()
+    if bool(bad.any()) and bool(old.isfinite().all()):
+        raise EditError(
+            f"the edit {one.label!r} of {one.site!r} gave numbers that are not finite at layer {layer}; "
+            "need finite ones: look at what it divides by, and at factors that overflow the type"
+        )
+    if one.site == "scores" and bool(((old <= torch.finfo(old.dtype).min / 2) & (new > _OPEN)).any()):
+        raise EditError(
+            f"the edit {one.label!r} opens scores that the mask blocks at layer {layer}, so that tokens would see "
+            "later ones, or beyond their window; need positions and keys whose scores are open, or a function that "
+            "leaves the blocked ones"
+        )
+    return new
+
+
+def _keep(tensor: Tensor, *, held: dict[str, Tensor]) -> None:
+    held["read"] = tensor

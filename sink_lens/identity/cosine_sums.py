@@ -1,0 +1,160 @@
+"""Sums of unit states over sequences: what contraction is computed from, in memory that does not grow with them.
+
+The mean cosine of all pairs of n unit vectors u is ``(|sum u|^2 - n) / (n (n - 1))``. The sums are kept in ``BLOCKS``
+blocks of sequences, so that leaving out one block at a time gives an interval (the delete-a-group jackknife).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.stats import t as student
+from torch import Tensor
+
+from ..activations.views import LayerView, Reading
+from ..errors import InputError
+from ..measures.reductions import widen
+from ..models.lens import LensModel
+
+BLOCKS = 20
+"""Of sequences."""
+_T = float(student.ppf(0.975, BLOCKS - 1))
+Place = tuple[int, str]
+"""Layer and what it is after: (-1, "embedding"), (3, "attention"), (3, "mlp"), (n_layers, "final")."""
+
+
+class Sums:
+    """Sums of unit states by block of sequences, place and position, fed layer by layer and chunk by chunk."""
+
+    def __init__(self, n_layers: int, *, sequences: int, length: int) -> None:
+        self.places: list[Place] = [(-1, "embedding")]
+        self.places += [(layer, name) for layer in range(n_layers) for name in ("attention", "mlp")]
+        self.places.append((n_layers, "final"))
+        self.positions = sorted({0, *(2**power for power in range(30) if 2**power < length), length - 1})
+        self.length, self.sequences = length, sequences
+        self.sizes = torch.bincount(self._blocks(0, sequences), minlength=BLOCKS).double()
+        self.ends: dict[Place, Tensor] = {}
+        """Place -> sums of unit states at the first and the last position [block, 2, d_model]."""
+        self.units: dict[Place, Tensor] = {}
+        """Place -> sums of unit states [position, d_model]."""
+        self.norms: dict[Place, Tensor] = {}
+        """Place -> sums of norms [position]."""
+        self.energy: dict[Place, Tensor] = {}
+        """Place -> summed squares of the first token's state [d_model]."""
+        self.within: dict[Place, Tensor] = {}
+        """Place -> sums of each sequence's mean cosine between two positions [block]."""
+        self._seen: dict[Place, int] = {}
+
+    def _blocks(self, start: int, n: int) -> Tensor:
+        return (start + torch.arange(n)) * BLOCKS // self.sequences
+
+    def readings(self) -> list[Reading]:
+        """What ``stream`` has to read; each keeps its own sums."""
+
+        def of(name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None) -> Reading:
+            layers = None if layer is None else frozenset({layer})
+            function = partial(self._read, name=name, states=states)
+            return Reading(name=name, sites=sites, function=function, layers=layers)
+
+        return [
+            of("embedding", lambda view: view["resid_pre"], "resid_pre", layer=0),
+            of("attention", lambda view: view["resid_pre"] + view["attn_out"], "resid_pre", "attn_out"),
+            of("mlp", lambda view: view["resid_post"], "resid_post"),
+            of("final", lambda view: view["final"], "final"),
+        ]
+
+    def _read(self, view: LayerView, *, name: str, states: Callable[[LayerView], Tensor]) -> None:
+        self.add((-1 if name == "embedding" else view.layer, name), states(view))
+
+    def add(self, place: Place, states: Float[Tensor, "batch position d_model"]) -> None:
+        """Add the states of the next sequences at a place.
+
+        Raises:
+            InputError: they are not finite, as where a half-precision type overflows.
+        """
+        wide = widen(states)
+        norm = wide.norm(dim=-1)
+        if not bool(norm.isfinite().all()):
+            raise InputError(
+                f"states in {str(states.dtype).removeprefix('torch.')} are not finite (layer {place[0]}, {place[1]}); "
+                "need a type that holds them: load the model in float32 or bfloat16"
+            )
+        unit = wide / norm.clamp(min=torch.finfo(wide.dtype).tiny)[..., None]
+        whole = unit.sum(1)
+        cosine = (whole.square().sum(-1) - self.length) / (self.length * (self.length - 1))
+        seen = self._seen.get(place, 0)
+        if not seen:
+            d_model = wide.shape[-1]
+            self.ends[place] = torch.zeros(BLOCKS, 2, d_model)
+            self.units[place] = torch.zeros(len(self.positions), d_model)
+            self.norms[place] = torch.zeros(len(self.positions))
+            self.energy[place] = torch.zeros(d_model)
+            self.within[place] = torch.zeros(BLOCKS)
+        blocks = self._blocks(seen, len(wide))
+        self.ends[place].index_add_(0, blocks, unit[:, [0, -1]].cpu().float())
+        self.units[place] += unit[:, self.positions].sum(0).cpu()
+        self.norms[place] += norm[:, self.positions].sum(0).cpu()
+        self.energy[place] += wide[:, 0].square().sum(0).cpu()
+        self.within[place].index_add_(0, blocks, cosine.cpu().float())
+        self._seen[place] = seen + len(wide)
+
+    def inter(self, *, end: int = -1) -> np.ndarray:
+        """Mean cosine of all pairs of sequences, at the last position (or the first: 0): [1 + block, place].
+
+        Row 0 is of all sequences, row 1 + g of all but those of block g.
+        """
+        return np.stack([pairs(self.ends[place][:, end].double(), self.sizes) for place in self.places], axis=1)
+
+    def intra(self) -> np.ndarray:
+        """Mean cosine of two positions of a sequence: [1 + block, place], as ``inter``."""
+        sums = torch.stack([self.within[place] for place in self.places], dim=1).double()
+        kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
+        sizes = torch.cat([self.sizes.sum()[None], self.sizes.sum() - self.sizes])
+        return (kept / sizes[:, None]).numpy()
+
+    def direction(self, place: Place) -> np.ndarray:
+        """The unit mean of the last position's unit states."""
+        mean = self.units[place][-1].double()
+        return (mean / mean.norm()).numpy()
+
+
+class Ends:
+    """Counts of what the last position's state ends in: the most and least probable token, the smallest dimension."""
+
+    def __init__(self, n_vocab: int, d_model: int) -> None:
+        self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
+        self.argmin = torch.zeros(n_vocab, dtype=torch.int64)
+        self.smallest = torch.zeros(d_model, dtype=torch.int64)
+
+    def read(self, view: LayerView, *, lens: LensModel) -> None:
+        """Count the sequences of one pass."""
+        self.add(view["final"][:, -1], lens=lens)
+
+    def add(self, last: Float[Tensor, "batch d_model"], *, lens: LensModel) -> None:
+        """Count some sequences by their last state after the last norm."""
+        with torch.no_grad():
+            unembed: Any = lens.plain.get_output_embeddings()
+            logits = unembed(last)
+        for counts, which in (
+            (self.argmax, logits.argmax(1)),
+            (self.argmin, logits.argmin(1)),
+            (self.smallest, last.argmin(1)),
+        ):
+            counts += torch.bincount(which.cpu(), minlength=len(counts))
+
+
+def pairs(sums: Tensor, sizes: Tensor) -> np.ndarray:
+    """The mean cosine of all pairs from block sums of unit vectors: of all, then without each block in turn."""
+    kept = torch.cat([sums.sum(0)[None], sums.sum(0) - sums])
+    n = torch.cat([sizes.sum()[None], sizes.sum() - sizes])
+    return ((kept.square().sum(-1) - n) / (n * (n - 1))).numpy()
+
+
+def jackknife(found: np.ndarray) -> tuple[Any, Any, Any]:
+    """The estimate of all sequences, with the 95% interval of leaving out one block at a time (axis 0)."""
+    left = found[1:]
+    half = _T * np.sqrt((BLOCKS - 1) / BLOCKS * ((left - left.mean(0)) ** 2).sum(0))
+    return found[0], found[0] - half, found[0] + half

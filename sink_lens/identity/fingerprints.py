@@ -1,0 +1,346 @@
+"""``fingerprint``: many models on the same random inputs, each with each, and what is known of their lineages."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..records import create_run, display, versions
+from ..report.columns import flags, select
+from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
+from .lineages import calibration_table, matrix, related, score_table
+from .measured_models import Subject, subjects
+from .nulls import NULLS
+from .seedprint import FingerprintConfig, Pair, Simulated, compare
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Fingerprint", "FingerprintConfig", "cost", "fingerprint"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What the fingerprints of some models say."""
+
+    config: FingerprintConfig
+    models: pd.DataFrame = field(repr=False)
+    """A model a row: model, lineage, seed, step, d_model, vocab_size, dtype, weights_sha256, cached."""
+    pairs: pd.DataFrame = field(repr=False)
+    """A pair a row: a, b, related (known?), verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau,
+    scale_log10_p, shares_scale, and z and log10_p of each null."""
+    nulls: pd.DataFrame = field(repr=False)
+    """A pair and null a row: mean, sd, z, log10_p_paper, log10_p_code, p_draws."""
+    calibration: pd.DataFrame = field(repr=False)
+    """A null a row, over pairs known to be unrelated; empty without any."""
+    scores: pd.DataFrame = field(repr=False)
+    """AUC and TPR at 1% FPR; empty where the lineages do not tell related from unrelated pairs."""
+    notes: tuple[str, ...]
+    """What a reader must know of it."""
+    folder: Path | None = None
+    """Of the run, where it was written."""
+
+    def _repr_html_(self) -> str:
+        return display.html(self.sentences, self.figure(), notes=self.notes, folder=self.folder)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The result in words."""
+        return display.sentences("fingerprint", self.pairs, self.calibration, self.scores, decides=self.config.decides)
+
+    @property
+    def headline(self) -> str:
+        """The sentences, one a line."""
+        return "\n".join(self.sentences)
+
+    def matrix(self, value: str = "tau_bar") -> pd.DataFrame:
+        """A column of the pairs as a table of models by models; nan on the diagonal."""
+        names = self.models["model"].tolist()
+        return pd.DataFrame(matrix(self.pairs, names=names, value=value), index=names, columns=names)
+
+    def figure(self) -> "Figure":
+        """The models against each other, and the p of unrelated pairs under each null."""
+        return display.figure(
+            "fingerprint", self.pairs, self.nulls, names=self.models["model"].tolist(), alpha=self.config.alpha
+        )
+
+
+def fingerprint(
+    models: Sequence[str | os.PathLike[str] | LensModel | Subject],
+    *,
+    config: FingerprintConfig | None = None,
+    lineages: Sequence[str] | None = None,
+    every_checkpoint: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
+    cache: bool = True,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Fingerprint:
+    """Which of some models come from one initialisation: SeedPrint on every pair.
+
+    Each model is opened twice, and let go before the next: to find inputs that all can take, and then, unless its
+    states are in the cache, to read them.
+
+    Args:
+        models: names, folders (of ``sink-lens train``: its first and last checkpoint), open models, or ``subjects``.
+        config: how they are compared.
+        lineages: a label for each model: those with one label are known to be related, the others not to be. Without,
+            what the checkpoints' trainings and the untrained models' seeds say.
+        every_checkpoint: of a training's folder, all of them.
+        device: where models go; a GPU if there is one.
+        dtype: of models that are loaded; float32 if None.
+        cache: keep the states, and use those that were kept.
+        out: folder of the run; None writes nothing.
+        overwrite: replace what it holds.
+        progress: show bars.
+
+    Raises:
+        InputError: fewer than two models, one twice, tokenizers that differ, labels that do not fit, too few inputs.
+        ModelError: a model that cannot be opened, or whose states are not finite.
+
+    Reference: arXiv 2509.26404.
+    """
+    config = FingerprintConfig() if config is None else config
+    found = _chosen(models, every_checkpoint=every_checkpoint)
+    labels = _labels(found, lineages)
+    opened = {one.name: _opener(one, device=device, dtype=dtype) for one in found}
+    bar: dict[str, Any] = {"disable": not progress, "leave": False}
+    known = {name: facts(open_it()) for name, open_it in tqdm(opened.items(), desc="models", unit="model", **bar)}
+    inputs = _inputs(known, config)
+    states, was_cached = {}, {}
+    for name, open_it in opened.items():
+        kept = cached_features(known[name], inputs) if cache else None
+        was_cached[name] = kept is not None
+        if kept is None and cache:
+            kept = kept_features(open_it(), inputs, of=known[name], progress=progress)
+        states[name] = features(open_it(), inputs, progress=progress) if kept is None else kept
+    simulated = Simulated(config, n=config.sequences)
+    compared = []
+    names = list(combinations(states, 2))
+    for index, (a, b) in enumerate(tqdm(names, desc="pairs", unit="pair", **bar)):
+        generator = np.random.default_rng([config.seed, index])
+        compared.append(
+            compare((a, states[a]), (b, states[b]), config=config, simulated=simulated, generator=generator)
+        )
+    made = _result(compared, found, labels=labels, known=known, was_cached=was_cached, config=config)
+    return made if out is None else _write(made, inputs, out=Path(out), overwrite=overwrite)
+
+
+def cost(
+    models: Sequence[str | os.PathLike[str] | LensModel | Subject],
+    *,
+    config: FingerprintConfig,
+    every_checkpoint: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
+    cache: bool = True,
+) -> pd.DataFrame:
+    """What ``fingerprint`` would take, model by model: d_model, inputs, tokens, cached, seconds, and MB of its states.
+
+    A forward pass over a few inputs is timed on each model that would read them; nothing is written.
+
+    Raises:
+        InputError, ModelError: what ``fingerprint`` would raise before it reads anything.
+    """
+    found = _chosen(models, every_checkpoint=every_checkpoint)
+    opened = {one.name: _opener(one, device=device, dtype=dtype) for one in found}
+    known = {name: facts(open_it()) for name, open_it in opened.items()}
+    inputs = _inputs(known, config)
+    rows = []
+    for name, open_it in opened.items():
+        is_cached = cache and cached_features(known[name], inputs) is not None
+        row = {"model": name, "d_model": known[name].width, "inputs": inputs.sequences}
+        row |= {"tokens": inputs.sequences * inputs.length, "cached": is_cached}
+        row["seconds"] = 0.0 if is_cached else _timed(open_it(), inputs)
+        rows.append(row | {"megabytes": 4e-6 * inputs.sequences * known[name].width})
+    return pd.DataFrame(rows)
+
+
+def _chosen(
+    models: Sequence[str | os.PathLike[str] | LensModel | Subject], *, every_checkpoint: bool
+) -> list[Subject | LensModel]:
+    """The models, each once; of a training its two ends."""
+    found: list[Subject | LensModel] = []
+    texts = [str(one) for one in models if isinstance(one, (str, os.PathLike))]
+    named = subjects(texts) if texts else []
+    for one in named:
+        steps = [other.step for other in named if other.arm == one.arm and other.step is not None]
+        if every_checkpoint or one.step is None or one.step in (min(steps), max(steps)):
+            found.append(one)
+    found += [one for one in models if isinstance(one, (LensModel, Subject))]
+    names = [one.name for one in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"{', '.join(twice)} is there twice; need each model once: a model is its own relative")
+    if len(found) < 2:
+        given = f"1 model was given ({names[0]})" if names else "no model was given"
+        raise InputError(f"{given}; need two or more to compare: names, folders, or --untrained gpt2 --seeds 0,1")
+    return found
+
+
+def _labels(
+    found: Sequence[Subject | LensModel], lineages: Sequence[str] | None
+) -> dict[str, tuple[str | None, int | None]]:
+    """Name -> (what its relatives have in common, seed)."""
+    if lineages is not None:
+        if "" in lineages:
+            raise InputError(f"a label of the lineages is empty ({','.join(lineages)}); need one for each model")
+        if len(lineages) != len(found):
+            names = ", ".join(one.name for one in found)
+            raise InputError(f"{len(lineages)} lineages for {len(found)} models ({names}); need one for each, in order")
+        return {one.name: (label, None) for one, label in zip(found, lineages, strict=True)}
+    return {
+        one.name: (one.arm, one.seed) if isinstance(one, Subject) and one.seed is not None else (None, None)
+        for one in found
+    }
+
+
+def _opener(one: Subject | LensModel, *, device: str | None, dtype: str | None) -> Callable[[], LensModel]:
+    return (lambda: one) if isinstance(one, LensModel) else lambda: one.open(device=device, dtype=dtype)
+
+
+def _inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
+    for one in known.values():
+        config.count(one.width)
+    return shared_inputs(
+        known,
+        kind=config.inputs,
+        sequences=config.sequences,
+        length=config.length,
+        seed=config.seed,
+        any_tokenizer=config.any_tokenizer,
+    )
+
+
+def _timed(lens: LensModel, inputs: Inputs) -> float:
+    """Seconds that all inputs would take, from a few."""
+    few = replace(inputs, sequences=min(inputs.sequences, max(2, 256 // inputs.length)))
+    features(lens, few)
+    if lens.device.type == "cuda":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    features(lens, few)
+    return (time.perf_counter() - begun) / few.sequences * inputs.sequences
+
+
+def _result(
+    compared: Sequence[Pair],
+    found: Sequence[Subject | LensModel],
+    *,
+    labels: dict[str, tuple[str | None, int | None]],
+    known: dict[str, Facts],
+    was_cached: dict[str, bool],
+    config: FingerprintConfig,
+) -> Fingerprint:
+    """The tables of all pairs."""
+    models = pd.DataFrame(
+        [
+            {
+                "model": one.name,
+                "lineage": labels[one.name][0],
+                "seed": one.seed if isinstance(one, Subject) else None,
+                "step": one.step if isinstance(one, Subject) else None,
+                "d_model": known[one.name].width,
+                "ids": len(known[one.name].ids),
+                "dtype": known[one.name].dtype,
+                "weights_sha256": known[one.name].weights,
+                "cached": was_cached[one.name],
+            }
+            for one in found
+        ]
+    )
+    long = pd.DataFrame([row for pair in compared for row in pair.rows()], columns=_NULL_COLUMNS)
+    pairs = pd.DataFrame([pair.row() | _wide(pair) for pair in compared])
+    truth = [related(labels[a], labels[b]) for a, b in zip(pairs["a"], pairs["b"], strict=True)]
+    pairs.insert(2, "related", pd.array(truth, dtype="boolean"))
+    unrelated = [(a, b) for a, b, one in zip(pairs["a"], pairs["b"], truth, strict=True) if one is False]
+    scores = pd.DataFrame()
+    known_answers = [one for one, tau_bar in zip(truth, pairs["tau_bar"], strict=True) if not math.isnan(tau_bar)]
+    if True in known_answers and False in known_answers:
+        scores = score_table(pairs, generator=np.random.default_rng(config.seed))
+    return Fingerprint(
+        config=config,
+        models=models,
+        pairs=pairs,
+        nulls=long,
+        calibration=calibration_table(long, unrelated=unrelated),
+        scores=scores,
+        notes=tuple(_notes(pairs, known=known, config=config)),
+    )
+
+
+_NULL_COLUMNS = ["a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws"]
+
+
+def _wide(pair: Pair) -> dict[str, float]:
+    rows = {row["null"]: row for row in pair.rows()}
+    return {
+        f"{column}_{name}": rows[name][source] if name in rows else math.nan  # type: ignore[misc]
+        for name in NULLS
+        for column, source in (("z", "z"), ("log10_p", "log10_p_paper"))
+    }
+
+
+def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintConfig) -> list[str]:
+    said = []
+    if config.inputs == "embeddings":
+        said.append(
+            "the inputs are random embeddings: the stream carries their coordinates to the end, and unrelated models "
+            "then look related (tau_bar .556 between families in arXiv 2509.26404's setting). Use tokens to decide"
+        )
+    if config.any_tokenizer and len({one.tokenizer for one in known.values()} - {None}) > 1:
+        said.append("the tokenizers differ: the same ids are other texts in each model")
+    scaled = select(pairs, flags(pairs, "shares_scale"))
+    for row in scaled.head(3).to_dict("records"):
+        said.append(
+            f"{row['a']} and {row['b']} share a factor of each input that scales all coordinates alike (tau of the "
+            f"sizes {row['scale_tau']:.2f}): the analytical null is {row['too_narrow']:.1f} times too narrow, and its "
+            "p, which is the published one, means nothing here"
+        )
+    if len(scaled) > 3:
+        said.append(f"so do {len(scaled) - 3} further pairs")
+    if config.decides in NULLS[:3]:
+        said.append(f"decided by the {config.decides} null, which takes coordinates and inputs for independent")
+    same = [name for name, one in known.items() if [o.weights for o in known.values()].count(one.weights) > 1]
+    if same:
+        said.append(f"{', '.join(same)}: some of these have the very same weights")
+    return said
+
+
+def _write(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) -> Fingerprint:
+    """A run folder of kind "fingerprint"."""
+    provenance: dict[str, Any] = {
+        "models": found.models["model"].tolist(),
+        "weights_sha256": found.models["weights_sha256"].tolist(),
+        "tokens_sha256": inputs.digest,
+        "token_source": f"random {inputs.kind}",
+        "bos_arm": "without",
+        "dtype": sorted(set(found.models["dtype"])),
+        "versions": versions(),
+    }
+    record = {"config": asdict(found.config), "provenance": provenance, "overwrite": overwrite}
+    with create_run(out, kind="fingerprint", expects=("models", "pairs", "nulls", "findings"), **record) as writer:
+        writer.write_csv("models", found.models)
+        writer.write_table("pairs", found.pairs)
+        writer.write_table("nulls", found.nulls)
+        for name, table in (("calibration", found.calibration), ("scores", found.scores)):
+            if len(table):
+                writer.write_csv(name, table)
+        said = [*found.sentences, *(f"note: {note}" for note in found.notes)]
+        writer.write_text("findings.txt", "\n".join(said) + "\n")
+        figure = found.figure()
+        writer.write_bytes("fingerprint.png", display.image(figure, "png"))
+        writer.write_bytes("fingerprint.svg", display.image(figure, "svg"))
+    return replace(found, folder=out)

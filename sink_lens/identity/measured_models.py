@@ -1,0 +1,141 @@
+"""What is measured: models by name, the checkpoints of a training, untrained models by configuration and seed."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..activations.forward import check_tokens
+from ..data.tokens import TokenBatch, random_tokens
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.load import load
+from ..records import RUN_FILE, read_run
+from ..training.checkpoints import checkpoints_of
+from .untrained_models import UntrainedConfig, untrained
+
+CHUNK = 64
+"""Sequences that are drawn at a time: each chunk has a generator of its own, so that any of them can be drawn alone."""
+FEWEST = 50
+"""Sequences below which shares and cosines over them say little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model to measure, not yet opened."""
+
+    name: str
+    arm: str
+    """What it has in common with its repetitions: models of one arm differ in their seed, or in their step."""
+    seed: int | None = None
+    """Of the weights, where that is known."""
+    step: int | None = None
+    """Of a training's checkpoint."""
+    source: str | UntrainedConfig
+
+    def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:
+        """The model.
+
+        Raises:
+            ModelError, InputError: it cannot be opened.
+        """
+        if isinstance(self.source, str):
+            return load(self.source, device=device, dtype=dtype)
+        if dtype not in (None, "float32"):
+            raise InputError(f"dtype is {dtype!r}; untrained models are float32: leave it out")
+        assert self.seed is not None
+        return untrained(self.source, seed=self.seed, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def subjects(
+    models: Sequence[str] = (), *, configs: Sequence[UntrainedConfig] = (), seeds: Sequence[int] = (0,)
+) -> list[Subject]:
+    """Names as they are, folders of ``sink-lens train`` as their checkpoints, and each configuration with each seed.
+
+    Raises:
+        InputError: there is nothing, or something twice.
+        RunError: a training without checkpoints.
+    """
+    found: list[Subject] = []
+    for model in models:
+        folder = Path(model)
+        if (folder / RUN_FILE).is_file():
+            run = read_run(folder)
+            seed = run.config.get("seed")
+            found += [
+                Subject(name=f"{folder.name} step {step}", arm=folder.name, seed=seed, step=step, source=str(path))
+                for step, path in checkpoints_of(run).items()
+            ]
+        else:
+            found.append(Subject(name=model, arm=model, source=model))
+    for config in configs:
+        found += [Subject(name=f"{config.label} seed {s}", arm=config.label, seed=s, source=config) for s in seeds]
+    if not found:
+        raise InputError("nothing to measure; need a model, a folder of sink-lens train, or --untrained gpt2")
+    places = [_place(one) for one in found]
+    if twice := sorted({one.name for one, place in zip(found, places, strict=True) if places.count(place) > 1}):
+        raise InputError(f"{', '.join(twice)} is there twice; need each model once")
+    if same := sorted({one.name for one in found if [other.name for other in found].count(one.name) > 1}):
+        raise InputError(f"two models are called {', '.join(same)}; need names that differ: give longer paths")
+    return found
+
+
+def _place(subject: Subject) -> str:
+    """What tells whether two subjects are the same."""
+    if not isinstance(subject.source, str):
+        return subject.name
+    path = Path(subject.source).expanduser()
+    return str(path.resolve()) if path.exists() else subject.source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """Random sequences of a model's own ordinary tokens, drawn chunk by chunk and never held all at once."""
+
+    sequences: int
+    length: int
+    seed: int
+    bos: str = "without"
+
+    def check(self, lens: LensModel) -> None:
+        """Refuse what the model cannot take.
+
+        Raises:
+            InputError: too few sequences, a length over the context, or BOS where the tokenizer has none.
+        """
+        if self.sequences < FEWEST:
+            raise InputError(
+                f"{self.sequences} sequences were asked for; need at least {FEWEST} for shares and cosines over them"
+            )
+        check_tokens(lens, self.chunk(lens, 0))
+
+    def chunk(self, lens: LensModel, index: int) -> TokenBatch:
+        """One chunk of ``CHUNK`` sequences, the last one shorter."""
+        draw = np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]
+        size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
+        return random_tokens(
+            lens.tokenizer,
+            sequences=min(CHUNK, self.sequences - index * CHUNK),
+            length=self.length,
+            generator=torch.Generator().manual_seed(int(draw >> np.uint64(1))),
+            bos=self.bos,
+            vocab_size=size,
+        )
+
+    @property
+    def n_chunks(self) -> int:
+        """How many chunks there are."""
+        return -(-self.sequences // CHUNK)
+
+    def chunks(self, lens: LensModel, *, start: int = 0) -> Iterator[TokenBatch]:
+        """The chunks in order, from one on."""
+        for index in range(start, self.n_chunks):
+            yield self.chunk(lens, index)
+
+    def digest(self, lens: LensModel) -> str:
+        """What tells these draws from others: of the rule that makes them, and of the first chunk's tokens."""
+        rule = f"random {self.sequences} {self.length} {self.seed} {self.bos} {self.chunk(lens, 0).hash}"
+        return hashlib.sha256(rule.encode()).hexdigest()

@@ -1,0 +1,227 @@
+"""Contraction: how alike a model makes the states of unrelated sequences, and of one sequence's positions.
+
+*Inter-sequence*: the mean cosine between the last-position states of two random sequences. *Intra-sequence*: the mean
+cosine between two positions of one sequence. Both are taken of the stream before the first layer, after each
+attention, after each MLP, and of the last norm's output. What the states share from the start, such as the embedding
+of the last position, is no contraction: the value before the first layer is the *floor*, and *excess* is the value over
+it. The *direction* is the unit mean of the last position's unit states, what they share from the start included.
+
+The claims (arXiv 2602.05927): representations contract along a direction that the seed sets, MLP activations make
+sequences alike, attention makes positions alike, and the contraction differs by position. The definitions are ours.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from ..activations.record import stream
+from ..activations.views import Reading
+from ..data.tokens import from_tensor
+from ..errors import InputError
+from ..measures.dimensions import outlier_dimensions
+from ..models.lens import LensModel
+from ..records import display
+from ..report.columns import select
+from ..training.checkpoints import chain_measures
+from .cosine_sums import Ends, Place, Sums, jackknife
+from .measured_models import Draws
+from .token_preference import wilson
+
+SINK_MEASURES = ("sink_mass", "uniform_mass", "sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss")
+"""Of ``chain_measures``, of the whole model, beside the contraction."""
+_SINK_SEQUENCES, _SINK_LENGTH = 32, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contraction:
+    """How much a model contracts, where, along which direction, and what its sinks are."""
+
+    summary: pd.DataFrame
+    """measure, value, low, high (95%, over sequences), unit."""
+    layers: pd.DataFrame
+    """layer, place, measure (inter, intra), value, low, high, floor, excess, excess_low, excess_high, gain."""
+    positions: pd.DataFrame
+    """layer, place, position, inter, excess (over the same position before the first layer), norm."""
+    alignment: pd.DataFrame
+    """what, which, cosine with the direction, rank (1 is the most aligned), of, event_frac."""
+    directions: dict[str, np.ndarray]
+    """Place, as ``3.mlp`` -> contraction direction [d_model]."""
+
+    def _repr_html_(self) -> str:
+        return display.html((), self.summary)
+
+
+def contraction(
+    lens: LensModel,
+    *,
+    sequences: int = 128,
+    length: int = 64,
+    seed: int = 0,
+    bos: str = "without",
+    batch_size: int | None = None,
+    sinks: bool = True,
+    progress: bool = False,
+) -> Contraction:
+    """How alike a model makes random sequences, and the positions of one, after each sublayer, with the floor.
+
+    One pass of the plain model over the sequences, which are drawn as they are needed, and one over 32 of them for the
+    sink measures.
+
+    Args:
+        lens: the model, trained or not.
+        sequences: how many, 50 at least.
+        length: tokens of each, 10 at least.
+        seed: of the sequences.
+        bos: ``without``, ``with`` or ``auto``; with BOS position 0 is the same in all sequences.
+        batch_size: sequences a forward; chosen by length if None.
+        sinks: measure the attention to position 0 and what goes with it, of the same model on the same tokens.
+        progress: show a bar.
+
+    Raises:
+        InputError: too few sequences, a length that cannot be used, or states that are not finite.
+
+    Reference: arXiv 2602.05927 (the claims; definitions ours).
+    """
+    draws = Draws(sequences=sequences, length=length, seed=seed, bos=bos)
+    if length < 10:
+        raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
+    draws.check(lens)
+    sums, ends, readings = passes(lens, draws)
+    with tqdm(total=sequences, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
+        for chunk in draws.chunks(lens):
+            stream(lens, chunk, readings, batch_size=batch_size)
+            bar.update(chunk.n_sequences)
+    return contracted(sums, ends=ends, lens=lens, sinks=_sinks(lens, draws) if sinks else {})
+
+
+def passes(lens: LensModel, draws: Draws) -> tuple[Sums, Ends, list[Reading]]:
+    """Empty sums, and the readings that fill them."""
+    sums = Sums(lens.n_layers, sequences=draws.sequences, length=draws.length)
+    ends = Ends(lens.d_vocab, lens.d_model)
+    last = Reading(name="ends", sites=("final",), function=partial(ends.read, lens=lens))
+    return sums, ends, [*sums.readings(), last]
+
+
+def contracted(sums: Sums, *, ends: Ends, lens: LensModel, sinks: Mapping[str, tuple[float, str]]) -> Contraction:
+    """The tables of what was summed."""
+    inter, intra, first = sums.inter(), sums.intra(), sums.inter(end=0)
+    last = sums.places.index((lens.n_layers - 1, "mlp"))
+    by_attention = [index for index, (_, name) in enumerate(sums.places) if name == "attention"]
+    rows: list[tuple[object, ...]] = []
+    for name, found in (("inter", inter), ("intra", intra)):
+        gain = np.diff(found[:, : last + 1], axis=1, prepend=found[:, :1])
+        rows.append((f"{name}_floor", *jackknife(found[:, 0]), "cosine"))
+        rows.append((f"{name}_last", *jackknife(found[:, last]), "cosine"))
+        rows.append((f"{name}_excess", *jackknife(found[:, last] - found[:, 0]), "cosine"))
+        rows.append((f"{name}_by_attention", *jackknife(gain[:, by_attention].sum(1)), "cosine"))
+        rows.append((f"{name}_by_mlp", *jackknife(gain.sum(1) - gain[:, by_attention].sum(1)), "cosine"))
+    first_excess = first[:, last] - first[:, 0]
+    rows.append(("inter_excess_first", *jackknife(first_excess), "cosine"))
+    rows.append(("discrepancy", *jackknife(inter[:, last] - inter[:, 0] - first_excess), "cosine"))
+    n = sums.sequences
+    rows.append(("smallest_dimension_share", *_share(int(ends.smallest.max()), n), "share of sequences"))
+    rows += [(name, value, np.nan, np.nan, unit) for name, (value, unit) in sinks.items()]
+    return Contraction(
+        summary=pd.DataFrame(rows, columns=["measure", "value", "low", "high", "unit"]).astype({"value": float}),
+        layers=pd.concat(
+            [_layers(sums.places, name, found) for name, found in (("inter", inter), ("intra", intra))],
+            ignore_index=True,
+        ),
+        positions=_by_position(sums),
+        alignment=_alignment(sums, ends=ends, lens=lens),
+        directions={f"{layer}.{name}": sums.direction((layer, name)) for layer, name in sums.places},
+    )
+
+
+def agreement(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFrame:
+    """The cosine of the contraction directions of every two models of one width: a, b, place, cosine, chance.
+
+    ``place`` is ``last`` (after the last layer) or ``final`` (after the last norm); ``chance`` is the standard
+    deviation of the cosine of two random directions, ``1 / sqrt(d_model)``.
+
+    Args:
+        directions: model -> its ``Contraction.directions``.
+    """
+    rows: list[tuple[object, ...]] = []
+    for (a, of_a), (b, of_b) in combinations(directions.items(), 2):
+        for name, one, other in (("last", list(of_a)[-2], list(of_b)[-2]), ("final", list(of_a)[-1], list(of_b)[-1])):
+            first, second = of_a[one], of_b[other]
+            if first.shape == second.shape:
+                rows.append((a, b, name, float(first @ second), len(first) ** -0.5))
+    return pd.DataFrame(rows, columns=["a", "b", "place", "cosine", "chance"])
+
+
+def _share(count: int, n: int) -> tuple[float, float, float]:
+    return count / n, *wilson(count, n)
+
+
+def _layers(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.DataFrame:
+    value, low, high = jackknife(found)
+    excess, excess_low, excess_high = jackknife(found - found[:, :1])
+    return pd.DataFrame(
+        {
+            "layer": [layer for layer, _ in places],
+            "place": [name for _, name in places],
+            "measure": measure,
+            "value": value,
+            "low": low,
+            "high": high,
+            "floor": found[0, 0],
+            "excess": excess,
+            "excess_low": excess_low,
+            "excess_high": excess_high,
+            "gain": np.diff(value, prepend=value[:1]),
+        }
+    )
+
+
+def _by_position(sums: Sums) -> pd.DataFrame:
+    n, frames = sums.sequences, []
+    floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
+    for layer, name in sums.places:
+        cosine = (sums.units[layer, name].double().square().sum(-1) - n) / (n * (n - 1))
+        columns = {"layer": layer, "place": name, "position": sums.positions, "inter": cosine.numpy()}
+        norm = (sums.norms[layer, name] / n).double().numpy()
+        frames.append(pd.DataFrame(columns | {"excess": (cosine - floor).numpy(), "norm": norm}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _alignment(sums: Sums, *, ends: Ends, lens: LensModel) -> pd.DataFrame:
+    """The direction beside the preferred tokens' unembedding, and beside the first token's largest dimension."""
+    n = sums.sequences
+    final = torch.from_numpy(sums.direction(sums.places[-1]))
+    weight = lens.plain.get_output_embeddings().weight.detach().cpu()  # type: ignore[union-attr]  # a linear layer
+    norm = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64)
+    cosine = (weight @ final.to(weight.dtype)).double() / norm.clamp(min=1e-30)
+    rows: list[tuple[object, ...]] = []
+    for name, counts, order in (("argmax token", ends.argmax, cosine), ("argmin token", ends.argmin, -cosine)):
+        which = int(counts.argmax())
+        rank = 1 + int((order > order[which]).sum())
+        rows.append((name, which, float(cosine[which]), rank, len(counts), int(counts.max()) / n))
+    layers = {place: sums.energy[place] for place in sums.places if place[1] == "mlp"}
+    place = max(layers, key=lambda one: float(layers[one].max() / layers[one].mean()))
+    dimension = int(outlier_dimensions(layers[place])[0])
+    direction = np.abs(sums.direction(place))
+    rank = 1 + int((direction > direction[dimension]).sum())
+    name = f"largest dimension of position 0, after layer {place[0]}"
+    rows.append((name, dimension, float(direction[dimension]), rank, len(direction), np.nan))
+    return pd.DataFrame(rows, columns=["what", "which", "cosine", "rank", "of", "event_frac"])
+
+
+def _sinks(lens: LensModel, draws: Draws) -> dict[str, tuple[float, str]]:
+    """The sink measures of the whole model on the first sequences."""
+    few = min(_SINK_SEQUENCES, draws.sequences)
+    tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]
+    frame = chain_measures(lens, from_tensor(tokens), threshold=0.3)
+    whole = select(frame, frame["layer"].isna().to_numpy(dtype=bool))
+    found = {}
+    for row in whole.to_dict("records"):
+        if row["measure"] in SINK_MEASURES and not (row["measure"] == "sink_rate" and row["threshold"] != 0.3):
+            found[str(row["measure"])] = (float(row["value"]), str(row["unit"]))
+    return found

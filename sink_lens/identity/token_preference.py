@@ -1,0 +1,266 @@
+"""Token preference: how often a model predicts which token after random sequences, and what chance would do.
+
+arXiv 2602.05927 claims that untrained transformers predict some tokens orders of magnitude more often than others; how
+it counts is not public, so the definitions are ours. Over N random sequences the last position's logits give an
+argmax, an argmin and probabilities. Reported: the most frequent token's share of the N events; how many tokens cover
+80% of them; the largest mean probability times the size of the vocabulary.
+
+Nulls. For the counts: N draws from all tokens alike (multinomial), simulated. For the mean probability: each
+sequence's probabilities shifted around the vocabulary by an offset of its own, which keeps how peaked they are and
+takes away what sequences share.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..activations.forward import evaluating
+from ..data.tokens import TokenBatch
+from ..errors import InputError
+from ..measures.reductions import widen
+from ..models.lens import LensModel
+from ..records import display
+from .measured_models import CHUNK, Draws
+
+COVERED = 0.8
+"""Share of the events of which the number of tokens is given."""
+_TOKENS_A_FORWARD = 4096
+_LOGITS_A_FORWARD = 2**24
+_SHIFTS = 20
+_SIMULATED = 500
+_NORMAL = 1.959964
+
+
+class Votes:
+    """What a model predicts, summed over sequences: memory of the vocabulary's size, however many there are."""
+
+    @classmethod
+    def of(cls, lens: LensModel, *, seed: int) -> "Votes":
+        """Of a model's vocabulary, nothing counted yet; the seed is of the null's offsets."""
+        return cls(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
+
+    def __init__(self, n_vocab: int, *, generator: torch.Generator) -> None:
+        self.argmax = torch.zeros(n_vocab, dtype=torch.int64)
+        self.argmin = torch.zeros(n_vocab, dtype=torch.int64)
+        self.probability = torch.zeros(n_vocab, dtype=torch.float64)
+        self.square = torch.zeros(n_vocab, dtype=torch.float64)
+        self.shifted = torch.zeros(_SHIFTS, n_vocab, dtype=torch.float64)
+        self.n = 0
+        self._generator = generator
+
+    def add(self, logits: Float[Tensor, "batch vocab"]) -> None:
+        """Count the predictions of some sequences.
+
+        Raises:
+            InputError: they are not finite, as where a half-precision type overflows.
+        """
+        if not bool(logits.isfinite().all()):
+            raise InputError(
+                f"logits in {str(logits.dtype).removeprefix('torch.')} are not finite; need a type that holds them: "
+                "load the model in float32 or bfloat16"
+            )
+        wide = widen(logits)
+        n_vocab = wide.shape[1]
+        self.argmax += torch.bincount(wide.argmax(1).cpu(), minlength=n_vocab)
+        self.argmin += torch.bincount(wide.argmin(1).cpu(), minlength=n_vocab)
+        probability = wide.softmax(1).cpu().double()
+        self.probability += probability.sum(0)
+        self.square += probability.square().sum(0)
+        offsets = torch.randint(n_vocab, (len(wide), _SHIFTS), generator=self._generator).tolist()
+        for row, of_row in zip(probability, offsets, strict=True):
+            for number, offset in enumerate(of_row):
+                self.shifted[number, offset:] += row[: n_vocab - offset]
+                self.shifted[number, :offset] += row[n_vocab - offset :]
+        self.n += len(wide)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything that was summed, to be kept on disk."""
+        names = ("argmax", "argmin", "probability", "square", "shifted")
+        kept = {name: getattr(self, name).numpy() for name in names}
+        return kept | {"n": np.array([self.n]), "generator": self._generator.get_state().numpy()}
+
+    def resume(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from what ``state`` gave."""
+        for name in ("argmax", "argmin", "probability", "square", "shifted"):
+            setattr(self, name, torch.from_numpy(state[name].copy()))
+        self.n = int(state["n"][0])
+        self._generator.set_state(torch.from_numpy(state["generator"].copy()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """What a model predicts after random sequences."""
+
+    n: int
+    """How many sequences."""
+    length: int
+    argmax: np.ndarray
+    """Token -> how often it is the most probable one."""
+    argmin: np.ndarray
+    """Token -> how often it is the least probable one."""
+    probability: np.ndarray
+    """Token -> its mean probability."""
+    summary: pd.DataFrame
+    """measure, value, low, high (95%, over sequences), null, null_low, null_high (95% of chance), unit."""
+    coverage: pd.DataFrame
+    """kind, tokens, share of the events that the so many most frequent tokens cover, and the null's."""
+
+    def _repr_html_(self) -> str:
+        said = f"What follows {self.n:,} random sequences of {self.length} tokens."
+        return display.html(said, self.summary)
+
+    def top(self, most: int = 20) -> pd.DataFrame:
+        """The most frequent tokens: kind, token, count, share, probability_ratio (times the vocabulary)."""
+        frames = []
+        for kind, counts in (("argmax", self.argmax), ("argmin", self.argmin)):
+            order = np.argsort(-counts, kind="stable")[:most]
+            order = order[counts[order] > 0]
+            ratio = self.probability[order] * len(counts)
+            columns = {"kind": kind, "token": order, "count": counts[order], "share": counts[order] / self.n}
+            frames.append(pd.DataFrame(columns | {"probability_ratio": ratio}))
+        return pd.concat(frames, ignore_index=True)
+
+
+def preference(
+    lens: LensModel,
+    *,
+    sequences: int = 1000,
+    length: int = 64,
+    seed: int = 0,
+    bos: str = "without",
+    batch_size: int | None = None,
+    progress: bool = False,
+    resume: Mapping[str, np.ndarray] | None = None,
+    keep: Callable[[dict[str, np.ndarray]], None] | None = None,
+) -> Preference:
+    """Which tokens a model predicts after random sequences of its own ordinary tokens, against chance.
+
+    One forward pass over the sequences, which are drawn as they are needed: memory does not grow with their number.
+
+    Args:
+        lens: the model, trained or not.
+        sequences: how many, 50 at least.
+        length: tokens of each.
+        seed: of the sequences and of the nulls.
+        bos: ``without``, ``with`` or ``auto``; see ``random_tokens``.
+        batch_size: sequences a forward; chosen by length and vocabulary if None.
+        progress: show a bar.
+        resume: what ``keep`` was given last, to go on from there.
+        keep: called with all sums after each chunk of 64 sequences.
+
+    Raises:
+        InputError: too few sequences, a length over the context, or logits that are not finite.
+
+    Reference: arXiv 2602.05927 (the claim; definitions ours).
+    """
+    draws = Draws(sequences=sequences, length=length, seed=seed, bos=bos)
+    draws.check(lens)
+    votes = Votes.of(lens, seed=seed)
+    if resume is not None:
+        votes.resume(resume)
+    size = size_of_forward(lens, length=length) if batch_size is None else batch_size
+    with tqdm(total=sequences, initial=votes.n, desc=lens.name, unit="seq", disable=not progress, leave=False) as bar:
+        for chunk in draws.chunks(lens, start=-(-votes.n // CHUNK)):
+            for part in chunk.batches(size):
+                votes.add(last_logits(lens, part))
+                bar.update(part.n_sequences)
+            if keep is not None:
+                keep(votes.state())
+    return counted(votes, length=length, generator=np.random.default_rng(seed))
+
+
+def size_of_forward(lens: LensModel, *, length: int) -> int:
+    """Sequences of one forward pass: so many tokens, and so many logits at the last position."""
+    return max(1, min(_TOKENS_A_FORWARD // length, _LOGITS_A_FORWARD // lens.d_vocab))
+
+
+def last_logits(lens: LensModel, part: TokenBatch) -> Float[Tensor, "batch vocab"]:
+    """The logits after the last token of each sequence, on the plain model."""
+    with evaluating(lens.plain), torch.no_grad():
+        return lens.plain(input_ids=part.tokens.to(lens.device), use_cache=False, logits_to_keep=1).logits[:, -1]
+
+
+def counted(votes: Votes, *, length: int, generator: np.random.Generator) -> Preference:
+    """The votes as shares and numbers of tokens, with their nulls."""
+    n, n_vocab = votes.n, len(votes.argmax)
+    counts = {"argmax": votes.argmax.numpy(), "argmin": votes.argmin.numpy()}
+    chance = _chance(n, n_vocab, generator=generator)
+    chance_covering = np.array([_covering(one, n) for one in chance])
+    rows: list[tuple[object, ...]] = []
+    for kind, found in counts.items():
+        top = int(found.max())
+        bounds = np.array(wilson(top, n))
+        share, ratio = chance[:, 0] / n, chance[:, 0] / n * n_vocab
+        rows.append((f"{kind}_top_share", top / n, *bounds, *_band(share), "share of sequences"))
+        rows.append((f"{kind}_top_ratio", top / n * n_vocab, *(bounds * n_vocab), *_band(ratio), "times chance"))
+        rows.append(
+            (f"{kind}_covering", _covering(_ordered(found), n), np.nan, np.nan, *_band(chance_covering), "tokens")
+        )
+    mean = votes.probability.numpy() / n
+    most = int(mean.argmax())
+    error = _NORMAL * np.sqrt(max(votes.square.numpy()[most] / n - mean[most] ** 2, 0.0) / n) * n_vocab
+    value = mean[most] * n_vocab
+    shifted = votes.shifted.numpy().max(1) / n * n_vocab
+    rows.append(("mean_probability_ratio", value, value - error, value + error, *_band(shifted), "times chance"))
+    names = ["measure", "value", "low", "high", "null", "null_low", "null_high", "unit"]
+    return Preference(
+        n=n,
+        length=length,
+        argmax=counts["argmax"],
+        argmin=counts["argmin"],
+        probability=mean,
+        summary=pd.DataFrame(rows, columns=names).astype({"value": float}),
+        coverage=pd.concat([_curve(kind, found, chance, n) for kind, found in counts.items()], ignore_index=True),
+    )
+
+
+def _ordered(counts: np.ndarray) -> np.ndarray:
+    return np.sort(counts)[::-1]
+
+
+def _chance(n: int, n_vocab: int, *, generator: np.random.Generator) -> np.ndarray:
+    """The ordered counts of N events that fall on all tokens alike, [draw, rank]: as many ranks as can be hit."""
+    ranks = min(n, n_vocab)
+    return np.stack(
+        [
+            _ordered(np.bincount(generator.integers(n_vocab, size=n), minlength=n_vocab))[:ranks]
+            for _ in range(_SIMULATED)
+        ]
+    )
+
+
+def _covering(ordered: np.ndarray, n: int) -> int:
+    """How many of the most frequent tokens cover ``COVERED`` of the events."""
+    return int(np.searchsorted(ordered.cumsum(), COVERED * n) + 1)
+
+
+def _curve(kind: str, counts: np.ndarray, chance: np.ndarray, n: int) -> pd.DataFrame:
+    """The share of events that the most frequent tokens cover, at numbers of tokens on a logarithmic scale."""
+    ranks = chance.shape[1]
+    places = np.unique(np.geomspace(1, ranks, 60).round().astype(int))
+    shares = chance.cumsum(1)[:, places - 1] / n
+    null, low, high = shares.mean(0), *np.quantile(shares, [0.025, 0.975], axis=0)
+    found = _ordered(counts)[:ranks].cumsum()[places - 1] / n
+    return pd.DataFrame(
+        {"kind": kind, "tokens": places, "share": found, "null": null, "null_low": low, "null_high": high}
+    )
+
+
+def _band(values: np.ndarray) -> tuple[float, float, float]:
+    """The mean of simulated values, and where 95% of them lie."""
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(values.mean()), float(low), float(high)
+
+
+def wilson(count: int, n: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share (of a token that was chosen for its share: a little too high)."""
+    z2, share = _NORMAL**2, count / n
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = _NORMAL / (1 + z2 / n) * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,0 +1,1 @@
+"""Activation, path and attribution patching: values of one run put into another."""

@@ -1,0 +1,303 @@
+"""Activation patching: values of one run put into another, part by part, and what that does to a metric.
+
+Two runs on sequences of the same lengths, clean and corrupted. *Denoising* puts values of the clean run into the
+corrupted one: where the metric comes back, they were enough. *Noising* puts values of the corrupted run into the
+clean one: where the metric is lost, they were needed. The columns are those of ``transformer_lens.patching``, and so
+are the numbers, where both can do the job.
+
+A patch at layer L begins there, from the unpatched run's stream, and ends with what the metric reads: both change no
+number. Where both runs have the same values in a cell, to the last bit, nothing is run: its effect is 0.
+
+Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda, arXiv 2404.15255.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..data.tokens import TokenBatch
+from ..edits.constructors import Edit
+from ..edits.metrics import Metric, as_metric, evaluate
+from ..edits.outcome import Outcome, spliced
+from ..engine.forward import Start, run_with
+from ..models.lens import LensModel
+from ..models.sites import SITES
+from ..records import display
+from ..stats import strongest
+from .cells import Cell, cells, differs, patch_edit
+from .pairs import Direction, Pair, Sequences, paired
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TOKENS_A_FORWARD = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchResult:
+    """What every patch of a sweep did to the metric."""
+
+    frame: pd.DataFrame
+    """One row a patch: the swept columns, ``value`` (the metric's mean over sequences), ``effect`` (value -
+    unpatched), ``normalised_effect`` (0 = the unpatched run, 1 = the run that the values come from; nan where these
+    are equal), ``changed`` (whether the values put there were others), ``n`` (sequences that have a number)."""
+    site: str
+    metric: str
+    unit: str
+    """Of value and effect; empty where they are pure numbers."""
+    direction: Direction
+    by: tuple[str, ...]
+    unpatched: float
+    """The metric of the run that is patched, without a patch."""
+    source: float
+    """The metric of the run that the values come from."""
+    values: Float[Tensor, "sample batch"] = field(repr=False)
+    """The metric of each patch by sequence; one column where the metric gives one number in all."""
+    differences: pd.DataFrame = field(repr=False)
+    """Where the clean and the corrupted tokens differ."""
+    labels: Mapping[int, str] = field(repr=False)
+    """Position -> what stands there, * where the tokens differ."""
+
+    def strongest(self, n: int = 10) -> pd.DataFrame:
+        """The rows with the largest effects of either sign."""
+        return strongest(self.frame, "effect", n=n)
+
+    def heatmap(self, value: str = "effect") -> "Figure":
+        """The sweep as a heat map; over three axes, the strongest along the third."""
+        title = f"{self.direction}: {self.site} patched, {self.metric}"
+        return display.figure(
+            "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
+        )
+
+    def _repr_html_(self) -> str:
+        said = (
+            f"{self.site}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched and "
+            f"{self.source:.4g} in the run that the values come from."
+        )
+        drawn = [self.heatmap()] if self.by else []
+        return display.html(said, *drawn, self.strongest())
+
+
+def patch(
+    lens: LensModel,
+    clean: Sequences,
+    corrupted: Sequences,
+    *,
+    site: str,
+    metric: Metric | Callable[[Outcome], Any],
+    by: Sequence[str] = ("layer", "pos"),
+    direction: Direction = "denoising",
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    bos: str = "auto",
+    batch_size: int | None = None,
+    progress: bool = True,
+) -> PatchResult:
+    """Patch every cell of a site and measure each.
+
+    Cost: four passes, and one per cell whose values differ, of the layers from the cell on; several cells share a
+    forward where they fit, which may move the last bits.
+
+    Args:
+        lens: the model.
+        clean: text, texts, token ids or a token batch.
+        corrupted: the same number of sequences of the same lengths.
+        site: a name of ``sink_lens.SITES``.
+        metric: of ``sink_lens.edits.metrics``, or a function of an ``Outcome``.
+        by: what is swept, of ``layer``, ``pos``, ``head_index`` and ``src_pos``; the rest is patched together.
+        direction: ``denoising`` (clean values into the corrupted run) or ``noising``.
+        layers: which layers; None is all, here and below.
+        positions: which positions (queries, in scores and pattern).
+        heads: which heads (key-value heads in k and v).
+        keys: which keys of scores and pattern.
+        units: which entries of the last axis, such as a set of neurons; always patched together.
+        bos: the BOS arm of texts.
+        batch_size: sequences a forward; by length if None.
+        progress: show a bar.
+
+    Raises:
+        InputError: sequences of different lengths; a sweep, choice or metric that is not possible.
+        SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
+    """
+    sweep, grid, pair = swept(
+        lens,
+        clean,
+        corrupted,
+        site=site,
+        metric=metric,
+        by=by,
+        direction=direction,
+        bos=bos,
+        chosen={"layers": layers, "positions": positions, "heads": heads, "keys": keys, "units": units},
+    )
+    values = sweep.measure(grid, batch_size=batch_size, progress=progress)
+    return _result(sweep, values, pair=pair, by=tuple(by), direction=direction, grid=grid)
+
+
+def swept(
+    lens: LensModel,
+    clean: Sequences,
+    corrupted: Sequences,
+    *,
+    site: str,
+    metric: Metric | Callable[[Outcome], Any],
+    by: Sequence[str],
+    direction: Direction,
+    bos: str,
+    chosen: Mapping[str, Sequence[int] | None],
+) -> tuple["Sweep", list[Cell], Pair]:
+    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
+    pair = paired(lens, clean, corrupted, bos=bos)
+    run, source = pair.run_and_source(direction)
+    measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
+    grid = cells(lens, site, by=by, n_positions=run.n_positions, **chosen)
+    return Sweep.of(lens, run, source, site=site, metric=measured, grid=grid), grid, pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The two runs that the patches of a sweep lie between."""
+
+    lens: LensModel
+    run: TokenBatch
+    """The sequences that are patched."""
+    site: str
+    metric: Metric
+    outcome: Outcome
+    """Of the unpatched run, what the metric reads."""
+    unpatched: Float[Tensor, " sample"]
+    source: Float[Tensor, " sample"]
+    """The metric of both runs."""
+    held: Mapping[tuple[str, int], Tensor]
+    """The site, and the stream before each layer, in the unpatched run."""
+    given: Mapping[tuple[str, int], Tensor]
+    """The site in the run that the values come from."""
+
+    @classmethod
+    def of(
+        cls, lens: LensModel, run: TokenBatch, source: TokenBatch, *, site: str, metric: Metric, grid: Sequence[Cell]
+    ) -> "Sweep":
+        """Both runs; warns where there is nothing to patch."""
+        outcome, other = (measured_run(lens, tokens, metric=metric) for tokens in (run, source))
+        layers = sorted({layer for cell in grid for layer in cell.layers})
+        last = not SITES[site].per_layer
+        held = run_with(lens, run, layers=layers, sites=tuple({site, "resid_pre"}), loss=False, logits=last).tensors
+        given = run_with(lens, source, layers=layers, sites=(site,), loss=False, logits=last).tensors
+        if all(torch.equal(held[key], given[key]) for key in given):
+            warnings.warn(
+                f"the clean and the corrupted run have the same {site}: patching it changes nothing", stacklevel=3
+            )
+        return cls(
+            lens=lens,
+            run=run,
+            site=site,
+            metric=metric,
+            outcome=outcome,
+            unpatched=evaluate(metric, outcome),
+            source=evaluate(metric, other),
+            held=held,
+            given=given,
+        )
+
+    def changes(self, cell: Cell) -> bool:
+        """Whether a patch there can change the metric: its values differ, and the metric reads what follows."""
+        reads = self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(cell.layers)
+        return reads and self.differs(cell)
+
+    def differs(self, cell: Cell) -> bool:
+        """Whether both runs have different values there."""
+        return differs(cell, site=self.site, run=self.held, source=self.given)
+
+    def measure(
+        self, grid: Sequence[Cell], *, batch_size: int | None = None, progress: bool = False
+    ) -> Float[Tensor, "sample batch"]:
+        """The metric under each patch, by sequence."""
+        size = batch_size or max(1, _TOKENS_A_FORWARD // self.run.n_positions)
+        cells_a_forward = max(1, size // self.run.n_sequences)
+        values = self.unpatched.repeat(len(grid), 1)
+        todo = [number for number, cell in enumerate(grid) if self.changes(cell)]
+        todo.sort(key=lambda number: min(grid[number].layers))
+        with tqdm(
+            total=len(todo), desc=f"patching {self.site}", unit="patch", disable=not progress, leave=False
+        ) as bar:
+            for first, group in groupby(todo, key=lambda number: min(grid[number].layers)):
+                numbers = list(group)
+                for begin in range(0, len(numbers), cells_a_forward):
+                    some = numbers[begin : begin + cells_a_forward]
+                    runs = self._patched([grid[number] for number in some], first=first, batch_size=size)
+                    for number, outcome in zip(some, runs, strict=True):
+                        values[number] = evaluate(self.metric, outcome)
+                    bar.update(len(some))
+        return values
+
+    def _patched(self, group: Sequence[Cell], *, first: int, batch_size: int) -> list[Outcome]:
+        """The outcome of each cell's patch."""
+        n, copies = self.run.n_sequences, len(group)
+        tokens = replace(self.run, tokens=self.run.tokens.repeat(copies, 1), lengths=self.run.lengths.repeat(copies))
+        read = [layer for layer in self.outcome.layers if layer >= first] or [self.lens.n_layers - 1]
+        found = run_with(
+            self.lens,
+            tokens,
+            patch_edit(self.site, group, source=self.given, n_sequences=n),
+            keys=self.metric.keys,
+            layers=read,
+            sites=self.metric.sites,
+            loss=self.metric.loss,
+            logits=self.metric.logits or (self.metric.whole and not self.metric.loss),
+            start=Start(layer=first, stream=self.held["resid_pre", first].repeat(copies, 1, 1)),
+            batch_size=batch_size,
+        )
+        return [spliced(found, rows=slice(copy * n, (copy + 1) * n), early=self.outcome) for copy in range(copies)]
+
+
+def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
+    """A run, and of it what a metric reads."""
+    return run_with(
+        lens,
+        tokens,
+        edits,
+        keys=metric.keys,
+        layers=metric.over(lens.n_layers) or (lens.n_layers - 1,),
+        sites=metric.sites,
+        loss=metric.loss,
+        logits=metric.logits or (metric.whole and not metric.loss),
+    )
+
+
+def _result(
+    sweep: Sweep, values: Tensor, *, pair: Pair, by: tuple[str, ...], direction: Direction, grid: Sequence[Cell]
+) -> PatchResult:
+    every = torch.cat([sweep.unpatched[None], sweep.source[None], values]).double()
+    (unpatched, source, *means), effects = every.nanmean(1).tolist(), every - every[0]
+    (_, span, *mean_effects) = effects.nanmean(1).tolist()
+    frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid)))
+    frame["value"] = means
+    frame["effect"] = mean_effects
+    frame["normalised_effect"] = frame["effect"] / span if span != 0 else math.nan
+    frame["changed"] = [sweep.differs(cell) for cell in grid]
+    frame["n"] = (~effects[2:].isnan()).sum(1).numpy()
+    return PatchResult(
+        frame=frame,
+        site=sweep.site,
+        metric=sweep.metric.name,
+        unit=sweep.metric.unit,
+        direction=direction,
+        by=by,
+        unpatched=unpatched,
+        source=source,
+        values=values,
+        differences=pair.differences,
+        labels=pair.labels,
+    )

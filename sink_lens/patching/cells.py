@@ -1,0 +1,151 @@
+"""The cells of a sweep: which part of a site each patch replaces.
+
+``by`` names what is swept, in the words of ``transformer_lens.patching``: ``layer``, ``pos`` (token position; the
+query in ``scores`` and ``pattern``), ``head_index`` (key-value heads in ``k`` and ``v``) and ``src_pos`` (the key
+in ``scores`` and ``pattern``). What is not swept is patched together.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ..edits.constructors import At, Edit, edit
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.sites import SITES, site_of
+
+SWEPT = {"position": "pos", "query": "pos", "head": "head_index", "kv_head": "head_index", "key": "src_pos"}
+"""Axis of a site -> what it is called in a sweep."""
+_CHOSEN = {"pos": "positions", "head_index": "heads", "src_pos": "keys", "unit": "units"}
+"""The same -> the argument that chooses in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A part of a site at one layer or several, replaced at once."""
+
+    place: tuple[int, ...]
+    """Its value of each name of ``by``."""
+    layers: tuple[int, ...]
+    index: tuple[tuple[int, ...], ...]
+    """The indices in each axis of the site behind the sequences."""
+
+    def of(self, tensor: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "batch ..."]:
+        """That part of the site's tensor, copied."""
+        return tensor[self.mesh(tensor)]
+
+    def mesh(self, tensor: Shaped[Tensor, "batch ..."]) -> tuple[slice | Tensor, ...]:
+        """The index that picks it out of the site's tensor."""
+        found = []
+        for axis, indices in enumerate(self.index):
+            shape = [-1 if axis == other else 1 for other in range(len(self.index))]
+            found.append(torch.tensor(indices, device=tensor.device).view(shape))
+        return (slice(None), *found)
+
+
+def cells(
+    lens: LensModel,
+    site: str,
+    *,
+    by: Sequence[str],
+    n_positions: int,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+) -> list[Cell]:
+    """Every cell of a sweep, the last name of ``by`` fastest.
+
+    Raises:
+        SiteError: the family lacks the site.
+        InputError: ``by`` names something twice or that the site lacks, or a choice in something that it lacks;
+            layers, positions, heads, keys or units that do not exist.
+    """
+    axes = site_of(site, family=lens.family).axes.split()[1:]
+    names = [SWEPT.get(axis, "unit") for axis in axes]
+    able = ("layer", *(name for name in names if name != "unit"))
+    if unknown := [name for name in by if name not in able]:
+        raise InputError(f"a sweep of {site!r} by {', '.join(unknown)} is not possible; need some of {', '.join(able)}")
+    if len(set(by)) < len(by):
+        raise InputError(f"by names something twice: {', '.join(by)}; need each once")
+    given = {"pos": positions, "head_index": heads, "src_pos": keys, "unit": units}
+    for name, indices in given.items():
+        if indices is not None and name not in names:
+            raise InputError(
+                f"{_CHOSEN[name]} were chosen and {site!r} has the axes {SITES[site].axes!r}; leave them out, or "
+                f"choose a site that has {_CHOSEN[name]}"
+            )
+    sizes = {"position": n_positions, "query": n_positions, "key": n_positions}
+    sizes |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
+    sizes |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp or 0}
+    chosen = {
+        name: _indices(_CHOSEN[name], given[name], size=sizes[axis]) for name, axis in zip(names, axes, strict=True)
+    }
+    chosen["layer"] = _indices("layers", layers, size=lens.n_layers)
+    if not SITES[site].per_layer:
+        chosen["layer"] = (lens.n_layers - 1,)
+    swept = [chosen[name] for name in by]
+    found = []
+    for place in product(*swept):
+        fixed = {name: (index,) for name, index in zip(by, place, strict=True)}
+        part = chosen | fixed
+        found.append(Cell(place=place, layers=part["layer"], index=tuple(part[name] for name in names)))
+    return found
+
+
+def differs(
+    cell: Cell, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
+) -> bool:
+    """Whether the values to put there are others than those of the run; otherwise the patch changes nothing."""
+    keys = {place(site, layer) for layer in cell.layers}
+    return any(not torch.equal(cell.of(run[key]), cell.of(source[key])) for key in keys)
+
+
+def place(site: str, layer: int) -> tuple[str, int]:
+    """The name of a tensor of ``run_with``."""
+    return (site, layer if SITES[site].per_layer else 0)
+
+
+def patch_edit(site: str, group: Sequence[Cell], *, source: Mapping[tuple[str, int], Tensor], n_sequences: int) -> Edit:
+    """An edit of a batch that holds the sequences once for each cell: each copy gets the values of its own cell.
+
+    Args:
+        site: what is patched.
+        group: the cells, in the order of the copies.
+        source: the values, by site and layer, of the sequences once.
+        n_sequences: of the sequences once.
+    """
+
+    def change(values: Tensor, at: At) -> Tensor:
+        new = values.clone()
+        given = source[site, at.layer].to(values.device, values.dtype)
+        for copy, cell in enumerate(group):
+            if SITES[site].per_layer and at.layer not in cell.layers:
+                continue
+            first = max(copy * n_sequences, at.sequences.start)
+            end = min((copy + 1) * n_sequences, at.sequences.start + len(values))
+            if first < end:
+                rows = new[first - at.sequences.start : end - at.sequences.start]
+                rows[cell.mesh(rows)] = cell.of(given[first - copy * n_sequences : end - copy * n_sequences])
+        return new
+
+    layers = sorted({layer for cell in group for layer in cell.layers}) if SITES[site].per_layer else None
+    return edit(site, change, layers=layers, label=f"patch {site}")
+
+
+def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
+    if given is None:
+        return tuple(range(size))
+    if not given:
+        raise InputError(f"no {what} were chosen; need at least one, or None for all")
+    if len(set(given)) < len(given):
+        raise InputError(f"{what} are named twice: {list(given)}; need each once")
+    for index in given:
+        if not 0 <= index < size:
+            raise InputError(f"{what}: {index} does not exist; need 0 to {size - 1}")
+    return tuple(int(index) for index in given)

@@ -1,0 +1,98 @@
+"""Clean and corrupted sequences, paired: the same lengths, and where they differ."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import pandas as pd
+from torch import Tensor
+
+from ..activations.forward import check_tokens
+from ..data.tokens import TokenBatch, decode_tokens, from_prompts, from_tensor
+from ..errors import InputError
+from ..models.lens import LensModel
+
+Direction = Literal["denoising", "noising"]
+"""Clean values into the corrupted run, or corrupted values into the clean run."""
+Sequences = TokenBatch | Tensor | str | Sequence[str]
+"""Token batch, tensor of ids, or text that the model's own tokenizer reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Clean and corrupted sequences of the same lengths."""
+
+    clean: TokenBatch
+    corrupted: TokenBatch
+    differences: pd.DataFrame
+    """One row for each real position at which they differ: sequence, position, clean, corrupted (the tokens' texts)."""
+    labels: Mapping[int, str]
+    """Position -> its token (clean / corrupted) where there is one sequence; * marks positions that differ in any."""
+
+    def run_and_source(self, direction: str) -> tuple[TokenBatch, TokenBatch]:
+        """The sequences that are run, and those whose values are put into that run.
+
+        Raises:
+            InputError: there is no such direction.
+        """
+        if direction not in get_args(Direction):
+            raise InputError(f"direction is {direction!r}; need {' or '.join(get_args(Direction))}")
+        return (self.corrupted, self.clean) if direction == "denoising" else (self.clean, self.corrupted)
+
+
+def paired(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: str = "auto") -> Pair:
+    """Clean and corrupted sequences, checked against the model and each other.
+
+    Args:
+        lens: the model.
+        clean: the sequences with what is looked for.
+        corrupted: the same, with something changed, token by token.
+        bos: the BOS arm of texts: "auto", "with" or "without".
+
+    Raises:
+        InputError: different numbers of sequences or of tokens in one of them, or tokens that are not the model's.
+    """
+    batches = _batch(lens, clean, bos=bos), _batch(lens, corrupted, bos=bos)
+    for batch in batches:
+        check_tokens(lens, batch)
+    first, second = batches
+    if first.n_sequences != second.n_sequences:
+        raise InputError(
+            f"there are {first.n_sequences} clean and {second.n_sequences} corrupted sequences; need one for one"
+        )
+    tables = tuple(decode_tokens(batch, lens.tokenizer) for batch in batches)
+    for index in range(first.n_sequences):
+        long, other = int(first.lengths[index]), int(second.lengths[index])
+        if long != other:
+            texts = [" | ".join(table[table["sequence"] == index]["text"]) for table in tables]
+            raise InputError(
+                f"sequence {index} has {long} clean and {other} corrupted tokens ({texts[0]}) ({texts[1]}); need the "
+                "same number, so that a value has a place to go to. Change words for others of as many tokens"
+            )
+    joined = tables[0].merge(tables[1], on=["sequence", "position"], suffixes=("_clean", "_corrupted"))
+    differing = joined.query("token_id_clean != token_id_corrupted")
+    names = {"text_clean": "clean", "text_corrupted": "corrupted"}
+    shown = differing.rename(columns=names).reindex(columns=["sequence", "position", *names.values()])
+    shown = shown.reset_index(drop=True)
+    labels = _labels(tables[0], shown, n_positions=first.n_positions)
+    return Pair(clean=first, corrupted=second, differences=shown, labels=labels)
+
+
+def _labels(clean: pd.DataFrame, differences: pd.DataFrame, *, n_positions: int) -> dict[int, str]:
+    differing = set(differences["position"].tolist())
+    texts = dict.fromkeys(range(n_positions), "")
+    if len(set(clean["sequence"].tolist())) == 1:
+        texts |= dict(zip(clean["position"].tolist(), clean["text"].tolist(), strict=True))
+        columns = (differences[name].tolist() for name in ("position", "clean", "corrupted"))
+        texts |= {position: f"{one}/{other}" for position, one, other in zip(*columns, strict=True)}
+    return {position: text + "*" * (position in differing) for position, text in texts.items()}
+
+
+def _batch(lens: LensModel, given: Sequences, *, bos: str) -> TokenBatch:
+    if isinstance(given, TokenBatch):
+        return given
+    if isinstance(given, Tensor):
+        return from_tensor(given)
+    if lens.tokenizer is None:
+        raise InputError(f"text was given and {lens.name} has no tokenizer; need token ids, or load(..., tokenizer=)")
+    return from_prompts([given] if isinstance(given, str) else given, lens.tokenizer, bos=bos)

@@ -1,0 +1,238 @@
+"""Path patching: what a sender does to the metric through one receiver, and through nothing else.
+
+Three steps, all on the sequences that are patched (corrupted in denoising, clean in noising):
+
+1. Both runs are read: the sender's value in the run that the values come from; and, in the unpatched run, what every
+   attention layer and every MLP adds to the stream.
+2. The unpatched run with the sender's value replaced, and every addition to the stream between sender and receiver
+   *frozen* at its unpatched value: only the residual stream, and what is computed in the sender's and the
+   receiver's own sublayers, carries the change. The receiver's value in this run is kept.
+3. The unpatched run with the receiver at that value, everything after it computed as usual: the metric of this run
+   is the result.
+
+Frozen are ``attn_out`` and ``mlp_out`` of the layers between, and of the sender's and the receiver's own layer where
+they are computed after the one and before the other; not the sublayer that the sender is part of, through which it
+reaches the stream. Norms are recomputed. With ``freeze="attention"`` the MLPs between are recomputed as well, as in
+Wang et al., where a path runs through residual connections and MLPs.
+
+Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arXiv 2304.05969.
+"""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..data.tokens import TokenBatch
+from ..edits.constructors import ORDER, Edit, hold
+from ..edits.metrics import Metric, as_metric, evaluate
+from ..edits.outcome import Outcome
+from ..engine.forward import run_with
+from ..engine.hooks import check_edits
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.sites import SITES
+from ..records import display
+from .activation import measured_run
+from .cells import SWEPT, cells, place
+from .pairs import Direction, Sequences, paired
+
+Frozen = Literal["all", "attention"]
+"""What is held between sender and receiver."""
+
+_SUBLAYER = {"attn_out": ("attn_in", "attn_out"), "mlp_out": ("mlp_in", "mlp_out")}
+"""What a sublayer adds to the stream -> its first and last site."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A part of a site at one layer: where a path begins or ends."""
+
+    site: str
+    layer: int
+    positions: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    units: tuple[int, ...] | None = None
+
+    def put(self, value: Tensor) -> Edit:
+        """An edit that puts this part of a whole tensor there."""
+        where: dict[str, Any] = {"positions": self.positions, "heads": self.heads, "units": self.units}
+        chosen: dict[str, Any] = {name: indices for name, indices in where.items() if indices is not None}
+        named = {"pos": "positions", "head_index": "heads", "src_pos": "keys"}
+        for axis, word in list(enumerate(SITES[self.site].axes.split()))[1:]:
+            indices = chosen.get(named.get(SWEPT.get(word, ""), "units"))
+            if indices is not None:
+                value = value.index_select(axis, torch.tensor(indices))
+        layer = self.layer if SITES[self.site].per_layer else 0
+        return hold(self.site, {layer: value}, layers=(layer,), label=f"path through {self.site}", **chosen)
+
+
+Path = Node | tuple[str, int] | tuple[str, int, int]
+"""A node, or (site, layer), or (site, layer, head)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathResult:
+    """What each sender does through the receiver."""
+
+    frame: pd.DataFrame
+    """One row a sender: ``site``, ``layer``, ``head_index`` (missing unless it is one head), ``value``, ``effect`` and
+    ``normalised_effect`` as in ``PatchResult``, ``n``."""
+    receiver: Node
+    metric: str
+    direction: Direction
+    unpatched: float
+    source: float
+    differences: pd.DataFrame = field(repr=False)
+    """Where the clean and the corrupted tokens differ."""
+
+    def _repr_html_(self) -> str:
+        said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched."
+        return display.html(said, self.frame)
+
+
+def path_patch(
+    lens: LensModel,
+    clean: Sequences,
+    corrupted: Sequences,
+    *,
+    sender: Path | list[Path],
+    receiver: Path,
+    metric: Metric | Callable[[Outcome], Any],
+    direction: Direction = "denoising",
+    freeze: Frozen = "all",
+    bos: str = "auto",
+    progress: bool = False,
+) -> PathResult:
+    """The effect of each sender through the receiver alone: direct, or through MLPs as well.
+
+    Cost: four passes, and two for each sender.
+
+    Args:
+        lens: the model.
+        clean: text, texts, token ids or a token batch.
+        corrupted: the same number of sequences of the same lengths.
+        sender: where a value of the other run is put: (site, layer), (site, layer, head) or a ``Node``; a list of
+            them is a sweep.
+        receiver: the only place that sees it, computed after every sender.
+        metric: as in ``patch``.
+        direction: as in ``patch``.
+        freeze: ``all`` holds attention and MLPs between them, ``attention`` lets MLPs carry the change on.
+        bos: the BOS arm of texts.
+        progress: show a bar.
+
+    Raises:
+        InputError: as ``patch``; a receiver that is computed before a sender.
+        SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
+    """
+    if freeze not in ("all", "attention"):
+        raise InputError(f"freeze is {freeze!r}; need 'all' or 'attention'")
+    pair = paired(lens, clean, corrupted, bos=bos)
+    run, source = pair.run_and_source(direction)
+    measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
+    senders = [
+        _node(lens, one, n_positions=run.n_positions) for one in (sender if isinstance(sender, list) else [sender])
+    ]
+    if not senders:
+        raise InputError("no sender was given; need at least one, such as ('z', 3, 0)")
+    end = _node(lens, receiver, n_positions=run.n_positions)
+    for one in senders:
+        if _moment(one, lens) >= _moment(end, lens):
+            raise InputError(
+                f"the sender {_shown(one)} is not computed before the receiver {_shown(end)}; need a path forwards"
+            )
+    sites = {"attn_out", "mlp_out", end.site, *(one.site for one in senders)}
+    held = run_with(lens, run, sites=tuple(sites), loss=False, logits="final" in sites).tensors
+    given = run_with(lens, source, sites=tuple(sites), loss=False, logits="final" in sites).tensors
+    check_edits(
+        [one.put(held[place(one.site, one.layer)]) for one in [*senders, end]], lens=lens, n_positions=run.n_positions
+    )
+    unpatched = evaluate(measured, measured_run(lens, run, metric=measured)).double()
+    wanted = evaluate(measured, measured_run(lens, source, metric=measured)).double()
+    span = float((wanted - unpatched).nanmean())
+    rows = []
+    for one in tqdm(senders, desc="path patching", unit="sender", disable=not progress, leave=False):
+        frozen = frozen_edits(lens, sender=one, receiver=end, held=held, freeze=freeze)
+        received = _received(lens, run, [one.put(given[place(one.site, one.layer)]), *frozen], receiver=end)
+        values = evaluate(measured, _ended(lens, run, end.put(received), metric=measured)).double()
+        effects = values - unpatched
+        effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
+        head = one.heads[0] if one.heads is not None and len(one.heads) == 1 else None
+        normalised = effect / span if span != 0 else math.nan
+        rows.append((one.site, one.layer, head, float(values.nanmean()), effect, normalised, n))
+    columns = ["site", "layer", "head_index", "value", "effect", "normalised_effect", "n"]
+    return PathResult(
+        frame=pd.DataFrame(rows, columns=columns).astype({"head_index": "Int64"}),
+        receiver=end,
+        metric=measured.name,
+        direction=direction,
+        unpatched=float(unpatched.nanmean()),
+        source=float(wanted.nanmean()),
+        differences=pair.differences,
+    )
+
+
+def frozen_edits(
+    lens: LensModel, *, sender: Node, receiver: Node, held: Mapping[tuple[str, int], Tensor], freeze: Frozen
+) -> list[Edit]:
+    """The edits that hold everything between sender and receiver at its unpatched value."""
+    found = []
+    for name, (first, last) in _SUBLAYER.items():
+        if freeze == "attention" and name == "mlp_out":
+            continue
+        layers = []
+        for layer in range(lens.n_layers):
+            begins, ends = (layer, ORDER[first]), (layer, ORDER[last])
+            carries = begins <= _moment(sender, lens) <= ends
+            if not carries and _moment(sender, lens) < ends and ends < _moment(receiver, lens):
+                layers.append(layer)
+        if layers:
+            values = {layer: held[name, layer] for layer in layers}
+            found.append(hold(name, values, layers=layers, label=f"frozen {name}"))
+    return found
+
+
+def _received(lens: LensModel, run: TokenBatch, edits: list[Edit], *, receiver: Node) -> Tensor:
+    last = not SITES[receiver.site].per_layer
+    with _unsurprised():
+        found = run_with(lens, run, edits, layers=(receiver.layer,), sites=(receiver.site,), loss=False, logits=last)
+    return found.tensors[place(receiver.site, receiver.layer)]
+
+
+def _ended(lens: LensModel, run: TokenBatch, edit: Edit, *, metric: Metric) -> Outcome:
+    with _unsurprised():
+        return measured_run(lens, run, metric=metric, edits=(edit,))
+
+
+@contextlib.contextmanager
+def _unsurprised() -> Iterator[None]:
+    """Within it, edits that change nothing do not warn: a path that carries nothing is a result."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the edit .* changed nothing")
+        yield
+
+
+def _node(lens: LensModel, given: Path, *, n_positions: int) -> Node:
+    if not isinstance(given, Node):
+        if not isinstance(given, tuple) or len(given) not in (2, 3):
+            raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or a Node")
+        given = Node(site=given[0], layer=given[1], heads=None if len(given) == 2 else (given[2],))
+    chosen = {"layers": (given.layer,), "positions": given.positions, "heads": given.heads, "units": given.units}
+    cells(lens, given.site, by=(), n_positions=n_positions, **chosen)  # refuses what does not exist
+    return given
+
+
+def _moment(node: Node, lens: LensModel) -> tuple[int, int]:
+    """When it is computed."""
+    return (node.layer if SITES[node.site].per_layer else lens.n_layers, ORDER[node.site])
+
+
+def _shown(node: Node) -> str:
+    return f"{node.site} of layer {node.layer}"

@@ -1,0 +1,1 @@
+"""Sweeps: thousands of cells, each an edit and what it does to some metrics, with what they share computed once."""

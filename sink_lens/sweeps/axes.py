@@ -1,0 +1,77 @@
+"""The axes of a grid: from what is written in a file or in Python to the values that are swept.
+
+``each`` is every index, one at a time; ``all`` is everything together, which is no axis. A number or ``0-3,7`` is
+each of these; in a list, every entry is one value, and an entry that is itself a list or a range is a set that is
+edited together: ``[3, "4-6", [7, 9]]`` is three values.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import InputError
+from ..text import ranges, span
+
+Indices = tuple[int, ...] | None
+"""One value of an axis: the indices edited together; None is all of them."""
+
+
+def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
+    """The values of an axis.
+
+    Args:
+        given: ``each``, ``all``, a number, a range as text, or a list of these.
+        name: what it is called, for messages.
+        size: how many indices there are.
+        first: the first that can be edited.
+
+    Raises:
+        InputError: it is none of these, is empty, names something twice, or an index does not exist.
+    """
+    need = range(first, size)
+    if isinstance(given, str) and given == "all":
+        return [None]
+    if isinstance(given, str) and given == "each":
+        found: list[Indices] = [(index,) for index in range(first, size)]
+    elif isinstance(given, str | int):
+        found = [(index,) for index in _set(given, name=name, need=need, also="each, all, or ")]
+    elif isinstance(given, Sequence):
+        found = [_set(one, name=name, need=need) for one in given]
+    else:
+        raise InputError(f"{name} is {given!r}; need each, all, a number, a range such as 0-3,7, or a list of these")
+    if not found:
+        raise InputError(f"{name} is empty; need at least one value, or all")
+    for chosen in found:
+        for index in chosen or ():
+            if not first <= index < size:
+                raise InputError(f"{name}: {index} does not exist; need {first} to {size - 1}")
+    if len(set(found)) < len(found):
+        raise InputError(f"{name} names a value twice: {given!r}; need each once")
+    return found
+
+
+def shown(indices: Indices) -> int | str:
+    """A value as it stands in a table: the number, ``0-3,7`` for a set, ``all``."""
+    if indices is None:
+        return "all"
+    if len(indices) == 1:
+        return indices[0]
+    return span(indices)
+
+
+def _set(given: Any, *, name: str, need: range, also: str = "") -> tuple[int, ...]:
+    """The indices of one entry, in order."""
+    if isinstance(given, bool):
+        raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
+    if isinstance(given, int):
+        return (given,)
+    if isinstance(given, str):
+        for digits in re.findall("[0-9]+", given):  # before a range such as 0-99999999999 is written out
+            if len(digits.lstrip("0")) > len(str(need.stop)) or int(digits) not in need:
+                raise InputError(f"{name}: {digits} does not exist; need {need.start} to {need.stop - 1}")
+        given = ranges(given, name=name, also=also)
+    elif not isinstance(given, Sequence) or not all(type(one) is int for one in given):
+        raise InputError(f"{name} holds {given!r}; need numbers, ranges such as 0-3,7, or lists of numbers")
+    if not given or len(set(given)) < len(given):
+        raise InputError(f"{name} holds {given!r}; need at least one index, and each once")
+    return tuple(sorted(given))

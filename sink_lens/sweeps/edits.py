@@ -1,0 +1,196 @@
+"""The edits that a grid can sweep: each a name, what it needs, and how it becomes an edit.
+
+To add one, write its function and add its row to ``KINDS``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..activations.record import capture
+from ..data.tokens import TokenBatch
+from ..edits.amplification import CENTRES, CentringMeans, amplification, centring_means
+from ..edits.constructors import Edit, hold, resample, scale, set_value, zero
+from ..edits.isolation import isolation
+from ..models.lens import LensModel
+from ..models.sites import SITES
+from .axes import Indices, shown
+
+AXES = ("layer", "position", "head", "unit", "key")
+"""The axes of a place, as the table's columns name them."""
+_WHERE = {"position": "positions", "head": "heads", "unit": "units", "key": "keys"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One edit of a grid: what is done, where, how strongly, and with which seed."""
+
+    kind: str
+    site: str
+    layer: Indices
+    position: Indices
+    head: Indices
+    unit: Indices
+    key: Indices
+    factor: float | None = None
+    seed: int | None = None
+    centre: str | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Its row of the table, without numbers: an axis has a number where one index is edited."""
+        found: dict[str, Any] = {"kind": self.kind, "site": self.site, "place": self.words}
+        for axis in AXES:
+            chosen = getattr(self, axis)
+            found[axis] = chosen[0] if chosen is not None and len(chosen) == 1 else None
+        return found | {"factor": self.factor, "seed": self.seed, "centre": self.centre}
+
+    def where(self) -> dict[str, Any]:
+        """The arguments that choose it in an edit."""
+        return {"layers": self.layer} | {name: getattr(self, axis) for axis, name in _WHERE.items()}
+
+    @property
+    def label(self) -> str:
+        """In words, for messages."""
+        strength = "" if self.factor is None else f" x {self.factor:g}"
+        return f"{self.kind} {self.site}{strength}" + (f" ({self.words})" if self.words else "")
+
+    @property
+    def words(self) -> str:
+        """Where, in words; empty where everything is edited."""
+        parts = [f"{axis} {shown(getattr(self, axis))}" for axis in AXES if getattr(self, axis) is not None]
+        return ", ".join(parts)
+
+
+class References:
+    """Values that edits put in place of others, measured without an edit on the sweep's own sequences, when needed."""
+
+    def __init__(self, lens: LensModel, tokens: TokenBatch) -> None:
+        self.lens = lens
+        self.tokens = tokens
+        self.values = lru_cache(maxsize=2)(self._values)
+        self.mean = lru_cache(maxsize=64)(self._mean)
+        self.means = lru_cache(maxsize=1)(self._centring)
+
+    def _values(self, site: str, layer: int) -> Tensor:
+        """The site at a layer, every sequence."""
+        return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]
+
+    def _mean(self, site: str, layer: int) -> Tensor:
+        """Its mean over real positions and sequences, the axes of size 1 kept."""
+        values = self.values(site, layer)
+        real = self.tokens.valid.cpu()
+        mean = values[real].double().mean(0).to(values.dtype)
+        return mean[None, None]
+
+    def _centring(self) -> CentringMeans:
+        return centring_means(self.lens, seed=0)
+
+
+Make = Callable[[Place, References], Edit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of edit."""
+
+    meaning: str
+    make: Make
+    takes: tuple[str, ...] = ()
+    """What beside the place it needs, of ``factors``, ``seeds`` and ``centres``."""
+    site: str | None = None
+    """The only site that it edits; None is any."""
+    by_token: bool = False
+    """Its reference values stand at tokens: the site needs an axis of positions."""
+    first_position: int | None = None
+    """The first position that it can be made at, where positions must be chosen; None where all of them will do."""
+
+
+def _part(values: Tensor, place: Place, axes: list[str]) -> Tensor:
+    """The chosen part of reference values; axes of size 1 stay, since they are repeated."""
+    for axis, name in enumerate(axes, start=1):
+        chosen = getattr(place, name)
+        if chosen is not None and values.shape[axis] > 1:
+            values = values.index_select(axis, torch.tensor(chosen, device=values.device))
+    return values
+
+
+def _named_axes(place: Place) -> list[str]:
+    words = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
+    return [words.get(axis, "unit") for axis in SITES[place.site].axes.split()[1:]]
+
+
+def _layers(place: Place, refs: References) -> tuple[int, ...]:
+    if not SITES[place.site].per_layer:
+        return (0,)
+    return tuple(range(refs.lens.n_layers)) if place.layer is None else place.layer
+
+
+def _mean(place: Place, refs: References) -> Edit:
+    axes = _named_axes(place)
+    values = {layer: _part(refs.mean(place.site, layer), place, axes) for layer in _layers(place, refs)}
+    return hold(place.site, values, **place.where(), label=place.label)
+
+
+def _resample(place: Place, refs: References) -> Edit:
+    axes = _named_axes(place)
+    values = {layer: _part(refs.values(place.site, layer), place, axes) for layer in _layers(place, refs)}
+    generator = torch.Generator().manual_seed(place.seed or 0)
+    return resample(place.site, values, generator=generator, **place.where(), label=place.label)
+
+
+def _isolate(place: Place, refs: References) -> Edit:
+    assert place.position is not None
+    return isolation(place.position, layers=place.layer, label=place.label)
+
+
+def _amplify(place: Place, refs: References) -> Edit:
+    assert place.position is not None
+    centre: Any = place.centre
+    return amplification(
+        _factor(place),
+        positions=place.position,
+        layers=_layers(place, refs),
+        heads=place.head,
+        centre=centre,
+        means=None if centre == "none" else refs.means(),
+        label=place.label,
+    )
+
+
+def _factor(place: Place) -> float:
+    assert place.factor is not None
+    return place.factor
+
+
+KINDS: Mapping[str, Kind] = {
+    "zero": Kind(meaning="set to 0", make=lambda at, refs: zero(at.site, **at.where(), label=at.label)),
+    "mean": Kind(meaning="set to the mean over tokens and sequences", make=_mean, by_token=True),
+    "resample": Kind(
+        meaning="another sequence's values at the same positions", make=_resample, takes=("seeds",), by_token=True
+    ),
+    "scale": Kind(
+        meaning="times a factor",
+        make=lambda at, refs: scale(at.site, _factor(at), **at.where(), label=at.label),
+        takes=("factors",),
+    ),
+    "set": Kind(
+        meaning="set to a number",
+        make=lambda at, refs: set_value(at.site, _factor(at), **at.where(), label=at.label),
+        takes=("factors",),
+    ),
+    "isolate": Kind(meaning="the mask shows the token only itself", make=_isolate, site="scores", first_position=1),
+    "amplify": Kind(
+        meaning="variance amplification from a centre",
+        make=_amplify,
+        takes=("factors", "centres"),
+        site="z_raw",
+        first_position=0,
+    ),
+}
+"""Name -> kind of edit."""
+
+DEFAULT_CENTRES = CENTRES

@@ -1,0 +1,307 @@
+"""A grid: edits x layers x positions x neurons or heads x factors x seeds, and the metrics that are read of each cell.
+
+A *cell* is a set of edits. The sweep reads every metric of every cell on every sequence, beside the unedited run and
+beside *controls*: the same edit of as many units, heads or positions, drawn at random in the same layers.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from ..edits.constructors import Edit
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.sites import site_of
+from .axes import Indices, values_of
+from .edits import DEFAULT_CENTRES, KINDS, Place, References
+
+_AXIS_OF = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
+_MOST_CELLS = 1_000_000
+_PLACE = tuple(part.name for part in fields(Place))
+_LARGEST = 1e38
+"""What float32 holds."""
+_SPARE_DRAWS = 3
+"""More draws than controls, since a draw that holds the cell's own units is no control of it."""
+
+
+Touches = tuple[tuple[str, Indices], ...]
+"""(site, layers) of edits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditGrid:
+    """One kind of edit, and the axes over which it is swept; how values are written is said in ``sweep.axes``."""
+
+    kind: str = "zero"
+    """A name of ``KINDS``: zero, mean, resample, scale, set, isolate, amplify."""
+    site: str | None = None
+    """A name of ``sink_lens.SITES``; isolate and amplify have their own."""
+    layers: Any = "each"
+    positions: Any = "all"
+    """Queries, in scores and pattern."""
+    heads: Any = "all"
+    """Key-value heads in k and v."""
+    units: Any = "all"
+    """The last axis: neurons, dimensions."""
+    keys: Any = "all"
+    """Of scores and pattern."""
+    factors: Sequence[float | int] = ()
+    """Of scale, set (the number that is set) and amplify."""
+    seeds: Sequence[int] = ()
+    """Of resample; (0,) if none is given."""
+    centres: Sequence[str] = ()
+    """Of amplify: values, aggregated, none; all three if none is given."""
+
+    def __post_init__(self) -> None:
+        """Check the options, and give every factor a point: 2 and 2.0 are one cell.
+
+        Raises:
+            InputError: one is no list, or holds what cannot be used.
+        """
+        for name in ("factors", "seeds", "centres"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise InputError(f"{name} of {self.kind} is {given!r}; need a list")
+        for one in self.factors:
+            if isinstance(one, bool) or not isinstance(one, int | float) or not abs(one) < _LARGEST:
+                raise InputError(f"a factor of {self.kind} is {one!r}; need numbers below 1e38")
+        for one in self.seeds:
+            if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+                raise InputError(f"a seed of {self.kind} is {one!r}; need whole numbers from 0 on")
+        for one in self.centres:
+            if one not in DEFAULT_CENTRES:
+                raise InputError(f"{self.kind} has no centre {one!r}; need some of {', '.join(DEFAULT_CENTRES)}")
+        factors = [float(one) for one in self.factors]
+        object.__setattr__(self, "factors", factors)
+
+    def places(self, lens: LensModel, *, n_positions: int) -> Iterator[Place]:
+        """Every place of the axes' product, the last axis fastest.
+
+        Raises:
+            InputError: an unknown kind, an axis that the site lacks, values that do not exist, or options that the
+                kind does not take or lacks.
+            SiteError: the family lacks the site.
+        """
+        axes, _ = self._axes(lens, n_positions=n_positions)
+        for layer, position, head, unit, key, factor, seed, centre in product(*axes):
+            yield Place(
+                kind=self.kind,
+                site=self._site(),
+                layer=layer,
+                position=position,
+                head=head,
+                unit=unit,
+                key=key,
+                factor=factor,
+                seed=seed,
+                centre=centre,
+            )
+
+    def size(self, lens: LensModel, *, n_positions: int) -> int:
+        """How many places that is."""
+        return prod(len(values) for values in self._axes(lens, n_positions=n_positions)[0])
+
+    def sizes(self, lens: LensModel, *, n_positions: int) -> dict[str, int]:
+        """How many indices each axis of the site has."""
+        return self._axes(lens, n_positions=n_positions)[1]
+
+    def _site(self) -> str:
+        kind = KINDS[self.kind]
+        if kind.site is not None:
+            if self.site not in (None, kind.site):
+                raise InputError(f"{self.kind} edits {kind.site!r}; found site = {self.site!r}: leave it out")
+            return kind.site
+        return "neurons" if self.site is None else self.site
+
+    def _axes(self, lens: LensModel, *, n_positions: int) -> tuple[list[list[Any]], dict[str, int]]:
+        if self.kind not in KINDS:
+            raise InputError(f"there is no kind of edit {self.kind!r}; need one of {', '.join(KINDS)}")
+        site = site_of(self._site(), family=lens.family)
+        if KINDS[self.kind].by_token and "position" not in site.axes.split():
+            raise InputError(
+                f"{self.kind} puts in values of tokens, and {site.name!r} has the axes {site.axes!r}; "
+                "need a site that has positions"
+            )
+        counts = {"position": n_positions, "query": n_positions, "key": n_positions}
+        counts |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
+        counts |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp or 0}
+        sizes = {_AXIS_OF.get(axis, "unit"): counts[axis] for axis in site.axes.split()[1:]}
+        if site.per_layer:
+            sizes["layer"] = lens.n_layers
+        elif self.layers not in ("each", "all"):
+            raise InputError(f"{site.name!r} is computed once, behind the layers; leave layers out")
+        axes: list[list[Any]] = []
+        for name in ("layer", "position", "head", "unit", "key"):
+            given = getattr(self, f"{name}s")
+            if name not in sizes:
+                if name != "layer" and given != "all":
+                    raise InputError(f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out")
+                axes.append([None])
+            else:
+                first = KINDS[self.kind].first_position if name == "position" else None
+                if first is not None and given == "all":
+                    raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
+                label = f"{name}s of {self.kind} {site.name}"
+                axes.append(values_of(given, name=label, size=sizes[name], first=first or 0))
+        return [*axes, *self._options()], sizes
+
+    def _options(self) -> list[list[Any]]:
+        takes = KINDS[self.kind].takes
+        defaults: dict[str, Sequence[Any]] = {"seeds": (0,), "centres": DEFAULT_CENTRES}
+        found: list[list[Any]] = []
+        for name in ("factors", "seeds", "centres"):
+            given = getattr(self, name)
+            if given and name not in takes:
+                raise InputError(f"{self.kind} takes no {name}; leave them out")
+            if name not in takes:
+                found.append([None])
+                continue
+            chosen = list(given or defaults.get(name, ()))
+            if not chosen or len(set(chosen)) < len(chosen):
+                raise InputError(f"{self.kind} needs {name}, each once; found {list(given)}")
+            found.append(chosen)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A set of edits that are made together, and what its row of the table says of them."""
+
+    columns: Mapping[str, Any]
+    identity: str
+    """What tells it from others: two cells of one identity are the same computation."""
+    touches: Touches
+    """(site, layers) of its edits, and of what they read."""
+    make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
+    group: str | None = None
+    """Cells of one group share their controls; None has none."""
+    drawn: tuple[int, ...] = ()
+    """The indices in the axis in which controls are drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The cells of a sweep."""
+
+    edits: tuple[EditGrid, ...]
+    """Each a block of the table, one under the other."""
+    controls: int = 5
+    """Random draws of as many units (or heads, or positions) in the same layers, for each cell; 0 for none."""
+    seed: int = 0
+    """Of the draws."""
+
+    def __post_init__(self) -> None:
+        """Refuse a number of controls that cannot be.
+
+        Raises:
+            InputError: it is below 0.
+        """
+        if self.controls < 0:
+            raise InputError(f"controls is {self.controls}; need a whole number from 0 on")
+
+    @classmethod
+    def of(cls, *edits: EditGrid, **options: Any) -> "Grid":
+        """A grid of some edits."""
+        return cls(edits=edits, **options)
+
+    def config(self) -> dict[str, Any]:
+        """As plain values, for ``run.json``."""
+        return {"edits": [asdict(one) for one in self.edits], "controls": self.controls, "seed": self.seed}
+
+    def n_cells(self, lens: LensModel, *, n_positions: int) -> int:
+        """How many cells the table has."""
+        return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
+
+    def cells(self, lens: LensModel, *, n_positions: int) -> tuple[list[Cell], list[Cell]]:
+        """The cells of the table, and the controls of their groups.
+
+        Raises:
+            InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.places`` raises.
+        """
+        if not self.edits:
+            raise InputError("the grid has no edits; need at least one")
+        n_cells = self.n_cells(lens, n_positions=n_positions)
+        if n_cells > _MOST_CELLS:
+            raise InputError(f"the grid has {n_cells:,} cells; need at most {_MOST_CELLS:,}: split it")
+        found: dict[str, Cell] = {}
+        controls: dict[str, Cell] = {}
+        for one in self.edits:
+            sizes = one.sizes(lens, n_positions=n_positions)
+            for place in one.places(lens, n_positions=n_positions):
+                axis = _drawn_axis(place) if self.controls else None
+                cell = _cell(place, axis=axis)
+                if cell.identity in found:
+                    raise InputError(f"the grid has the cell {place.label!r} twice; need each once")
+                found[cell.identity] = cell
+                if axis is not None and cell.group not in controls:
+                    assert cell.group is not None
+                    for drawn in self._draws(place, axis=axis, size=sizes[axis], group=cell.group):
+                        control = _cell(drawn, axis=axis)
+                        controls[f"{cell.group}/{control.identity}"] = control
+                    controls.setdefault(cell.group, cell)  # marks the group as drawn
+        return list(found.values()), [cell for name, cell in controls.items() if name != cell.group]
+
+    def _draws(self, place: Place, *, axis: str, size: int, group: str) -> list[Place]:
+        """Distinct random sets of the same size."""
+        k = len(getattr(place, axis))
+        lowest = (KINDS[place.kind].first_position or 0) if axis == "position" else 0
+        generator = np.random.default_rng([self.seed, crc32(group.encode())])
+        found: dict[tuple[int, ...], None] = {}
+        for _ in range(20 * (self.controls + _SPARE_DRAWS)):
+            if len(found) == self.controls + _SPARE_DRAWS or size - lowest < k:
+                break
+            drawn = lowest + generator.choice(size - lowest, size=k, replace=False)
+            found[tuple(sorted(int(index) for index in drawn))] = None
+        changed: list[dict[str, Any]] = [{axis: indices} for indices in found]
+        return [replace(place, **one) for one in changed]
+
+
+def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
+    """A cell of edits of one's own, for ``sweep(lens, cells=...)``; it has no controls.
+
+    Args:
+        edits: made together.
+        name: what tells it from the others; resuming trusts it, so a changed function needs another name.
+        **columns: more columns of the table.
+
+    Raises:
+        InputError: no edits, or no name.
+    """
+    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
+    if not given or not name:
+        raise InputError("a cell needs at least one edit, and a name")
+    places = [{part.name: getattr(one, part.name) for part in fields(one) if part.name != "change"} for one in given]
+    identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
+    touches = tuple((site, one.layers) for one in given for site in (one.site, one.reads) if site is not None)
+    return Cell(columns={"name": name} | columns, identity=identity, touches=touches, make=lambda references: given)
+
+
+def _cell(place: Place, *, axis: str | None) -> Cell:
+    spec = {name: getattr(place, name) for name in _PLACE}
+    group = None
+    if axis is not None:
+        group = json.dumps(spec | {axis: len(spec[axis])}, sort_keys=True)
+    return Cell(
+        columns=place.columns(),
+        identity=json.dumps(spec, sort_keys=True),
+        touches=((place.site, place.layer),),
+        make=partial(_made, place),
+        group=group,
+        drawn=() if axis is None else getattr(place, axis),
+    )
+
+
+def _made(place: Place, references: References) -> tuple[Edit, ...]:
+    return (KINDS[place.kind].make(place, references),)
+
+
+def _drawn_axis(place: Place) -> str | None:
+    """The axis in which controls are drawn: the narrowest that was chosen."""
+    return next((axis for axis in ("unit", "head", "position") if getattr(place, axis) is not None), None)

@@ -1,0 +1,96 @@
+"""What the metrics of a sweep read together, and so how far each pass must go."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..data.tokens import TokenBatch
+from ..edits.constructors import ORDER
+from ..edits.metrics import Metric
+from ..models.lens import LensModel
+from ..models.sites import SITES
+from .axes import Indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """The union over metrics; its fields are those of ``Metric``."""
+
+    keys: tuple[int, ...]
+    layers: tuple[int, ...]
+    sites: tuple[str, ...]
+    loss: bool
+    logits: bool
+    state: bool
+    whole: bool
+    """Whether something behind the last layer is read."""
+    positions: tuple[int, ...] | None
+    """Positions at which logits are read, below 0 from the last real token; None is all."""
+
+    @classmethod
+    def of(cls, metrics: Sequence[Metric], *, lens: LensModel) -> "Needs":
+        """Of some metrics, one at least."""
+        layers = {layer for metric in metrics for layer in metric.over(lens.n_layers)}
+        scored = {metric.scored for metric in metrics if metric.logits}
+        whole = any(metric.whole for metric in metrics)
+        loss = any(metric.loss for metric in metrics)
+        return cls(
+            keys=tuple(dict.fromkeys(key for metric in metrics for key in metric.keys)),
+            layers=tuple(sorted(layers)) or (lens.n_layers - 1,),
+            sites=tuple(dict.fromkeys(site for metric in metrics for site in metric.sites)),
+            loss=loss,
+            logits=any(metric.logits for metric in metrics) or (whole and not loss),
+            state=any(metric.state and metric.over(lens.n_layers) for metric in metrics),
+            whole=whole,
+            positions=None
+            if loss or None in scored or not scored
+            else tuple(sorted(p for p in scored if p is not None)),
+        )
+
+    @property
+    def last(self) -> int:
+        """The layer before which a pass may end."""
+        return max(self.layers) + 1
+
+    @property
+    def observed(self) -> bool:
+        """Whether it reads whole scores or patterns, which only the bridge has."""
+        return any(SITES[site].observed for site in self.sites)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of ``run_with``."""
+        return {
+            "keys": self.keys,
+            "layers": self.layers,
+            "sites": self.sites,
+            "loss": self.loss,
+            "logits": self.logits,
+        }
+
+    def end(self, n_layers: int) -> int:
+        """``last`` of ``plain_pass``."""
+        return n_layers + 1 if self.whole else self.last
+
+    def scored(self, part: TokenBatch) -> tuple[int, ...] | None:
+        """The positions to unembed of some sequences; None is all."""
+        if self.positions is None:
+            return None
+        lengths = part.lengths.tolist()
+        found = {length + position if position < 0 else position for position in self.positions for length in lengths}
+        return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
+
+    def reaches(self, touches: Sequence[tuple[str, Indices]], *, n_layers: int) -> bool:
+        """Whether edits there can change anything that is read."""
+        if self.whole:
+            return True
+        for site, layers in touches:
+            if not SITES[site].per_layer:
+                continue
+            first = min(range(n_layers) if layers is None else layers)
+            if first + 1 < self.last:
+                return True
+            behind = ORDER[site] > ORDER["pattern"]
+            if first + 1 == self.last and (self.state or self.sites or not behind):
+                return True
+        return False

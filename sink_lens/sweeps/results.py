@@ -1,0 +1,220 @@
+"""A sweep's numbers made into its table: each cell beside the unedited run and beside its controls."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ..edits.metrics import Metric
+from ..errors import InputError, RunError
+from ..records import display
+from ..report.columns import floats, select
+from ..report.columns import named as rows_named
+from ..stats import Interval, paired_differences, strongest
+from .edits import AXES
+from .grid import Cell
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """A finished sweep; everything in it also lies in its run folder."""
+
+    folder: Path
+    frame: pd.DataFrame = field(repr=False)
+    """One row a cell and metric: where and what the edit is; ``baseline`` and ``value`` (means over sequences),
+    ``effect`` (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd``
+    (mean and spread over the cell's random controls), ``over_control`` (effect - control_effect) with its interval;
+    ``changed`` (whether the edit changed anything that was run), ``n``, ``error``."""
+    controls: pd.DataFrame = field(repr=False)
+    """The random controls, in the same way."""
+    values: pd.DataFrame = field(repr=False)
+    """cell, sequence, metric, value: every number."""
+    headline: str
+    """The result in words."""
+
+    @property
+    def failed(self) -> pd.DataFrame:
+        """The cells that failed, with their errors."""
+        keep = dict.fromkeys(failed_cells(self.frame))
+        first = {cell: index for index, cell in reversed(list(enumerate(self.frame["cell"].tolist())))}
+        return select(self.frame, np.array([first[cell] for cell in keep], dtype=int))
+
+    def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:
+        """The cells with the largest effects of either sign on a metric (the first if None)."""
+        return strongest(self._of(metric), "effect", n=n)
+
+    def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":
+        """The effects as a heat map over two swept axes, or as a line over one."""
+        rows = self._of(metric)
+        return display.figure("effects", rows, value=value, title=str(rows["metric"].iloc[0]))
+
+    def _of(self, metric: str | None) -> pd.DataFrame:
+        names = list(dict.fromkeys(self.frame["metric"].tolist()))
+        if metric is not None and metric not in names:
+            raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
+        return rows_named(self.frame, "metric", names[0] if metric is None else metric)
+
+    def _repr_html_(self) -> str:
+        drawn = []
+        with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure
+            drawn = [self.figure()]
+        top = self.top()
+        cells = top.assign(edit=[named(row) for row in top.to_dict("records")])
+        shown = ("edit", "metric", "baseline", "effect", "ci_low", "ci_high", "control_effect", "error")
+        return display.html(self.headline, *drawn, cells.filter(items=shown), folder=self.folder)
+
+
+def failed_cells(frame: pd.DataFrame) -> list[Any]:
+    """The cells that have an error, each once, in order."""
+    pairs = zip(frame["cell"].tolist(), frame["error"].tolist(), strict=True)
+    return list(dict.fromkeys(cell for cell, error in pairs if isinstance(error, str)))
+
+
+def by_cell(numbers: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
+    """The numbers of the table's cells: cell, sequence, metric, value, in order; those of failed cells are left out."""
+    index = {cell.identity: number for number, cell in enumerate(cells)}
+    keep = [
+        isinstance(metric, str) and metric != "" and cell in index
+        for cell, metric in zip(numbers["cell"].tolist(), numbers["metric"].tolist(), strict=True)
+    ]
+    found = select(numbers, np.array(keep, dtype=bool))[["cell", "sequence", "metric", "value"]]
+    found = pd.DataFrame(found).assign(cell=[index[cell] for cell in found["cell"].tolist()])
+    return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
+
+
+def named(row: Mapping[Any, Any]) -> str:
+    """What the cell of a row is called."""
+    if isinstance(row.get("name"), str):
+        return row["name"]
+    factor = row.get("factor")
+    strength = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
+    centre = f" from {row['centre']}" if isinstance(row.get("centre"), str) else ""
+    return f"{row['kind']} {row['site']}{strength}{centre} {row['place']}".strip()
+
+
+def tables(
+    cells: Sequence[Cell],
+    controls: Sequence[Cell],
+    values: pd.DataFrame,
+    baseline: pd.DataFrame,
+    *,
+    metrics: Sequence[Metric],
+    most_controls: int,
+    generator: np.random.Generator,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The table of the cells and that of the controls.
+
+    Args:
+        cells: of the table.
+        controls: of their groups; one that is also a cell was run once.
+        values: what the blocks gave, its ``cell`` the identity of a cell.
+        baseline: the unedited run.
+        metrics: in the order of the table.
+        most_controls: of each cell.
+        generator: of the bootstrap.
+    """
+    codes, unique = pd.factorize(values["cell"])
+    names = unique.tolist()
+    failed = values["error"].notna().to_numpy(dtype=bool)
+    errors: dict[str, str] = {}
+    for code, error in zip(codes[failed].tolist(), values["error"][failed].tolist(), strict=True):
+        errors.setdefault(names[code], error)
+    differs = np.zeros(len(names), dtype=bool)
+    differs[codes[values["changed"].to_numpy(dtype=bool)]] = True
+    changed = dict(zip(names, differs.tolist(), strict=True))
+    groups: dict[str, list[Cell]] = {}
+    for one in controls:
+        groups.setdefault(str(one.group), []).append(one)
+    found: list[pd.DataFrame] = []
+    found_controls: list[pd.DataFrame] = []
+    for metric in metrics:
+        unedited = rows_named(baseline, "metric", metric.name)
+        column = {sequence: number for number, sequence in enumerate(unedited["sequence"].tolist())}
+        mine = (values["metric"] == metric.name).to_numpy(dtype=bool)
+        rows = select(values, mine)
+        numbers = np.full((len(names), len(column)), np.nan)
+        numbers[codes[mine], [column[sequence] for sequence in rows["sequence"].tolist()]] = floats(rows, "value")
+        matrix = {name: row for name, row in zip(names, numbers, strict=True) if name not in errors}
+        common: dict[str, Any] = {
+            "matrix": matrix,
+            "before": floats(unedited, "value"),
+            "metric": metric,
+            "errors": errors,
+            "changed": changed,
+            "generator": generator,
+        }
+        of_cell = [_controls_of(one, groups, most=most_controls) for one in cells]
+        found.append(_metric_table(cells, of_cell, **common))
+        found_controls.append(_metric_table(controls, [[] for _ in controls], **common))
+    return pd.concat(found, ignore_index=True), pd.concat(found_controls, ignore_index=True)
+
+
+def _metric_table(
+    cells: Sequence[Cell],
+    controls: Sequence[Sequence[str]],
+    *,
+    matrix: Mapping[str, np.ndarray],
+    before: np.ndarray,
+    metric: Metric,
+    errors: Mapping[str, str],
+    changed: Mapping[str, bool],
+    generator: np.random.Generator,
+) -> pd.DataFrame:
+    """One metric's rows."""
+    nothing = np.full(len(before), np.nan)
+    values = np.stack([matrix.get(one.identity, nothing) for one in cells]) if cells else np.empty((0, len(before)))
+    beside, spreads, counts = [], [], []
+    with np.errstate(invalid="ignore"):
+        for names in controls:
+            drawn = np.stack([matrix.get(name, nothing) for name in names]) if names else nothing[None]
+            drawn = drawn[~np.isnan(drawn).all(axis=1)] if names else drawn
+            beside.append(drawn.mean(axis=0) if len(drawn) else nothing)
+            effects = _means(drawn - before)
+            spreads.append(float(np.std(effects, ddof=1)) if len(effects) > 1 else np.nan)
+            counts.append(len(drawn) if names else 0)
+    control = np.stack(beside) if cells else values
+    effect = paired_differences(values, before[None], generator=generator) if len(cells) else []
+    over = paired_differences(values, control, generator=generator) if len(cells) else []
+    frame = pd.DataFrame([dict(one.columns) for one in cells])
+    for axis in set(AXES) & set(frame):
+        frame[axis] = pd.array(frame[axis].tolist(), dtype="Int64")
+    frame["metric"], frame["metric_unit"] = metric.name, metric.unit
+    frame["baseline"] = float(np.nanmean(before)) if not np.isnan(before).all() else np.nan
+    frame["value"] = _means(values)
+    frame = _with(frame, effect, names=("effect", "ci_low", "ci_high"))
+    frame["control_effect"] = _means(control - before)
+    frame["control_sd"] = np.array(spreads, dtype=np.float64)
+    frame["n_controls"] = np.array(counts, dtype=np.int64)
+    frame = _with(frame, over, names=("over_control", "over_low", "over_high"))
+    frame["changed"] = [changed.get(one.identity, False) for one in cells]
+    frame["n"] = np.array([one.n for one in effect], dtype=np.int64)
+    frame["error"] = pd.array([errors.get(one.identity) for one in cells], dtype="string")
+    frame.insert(0, "cell", range(len(cells)))
+    return frame
+
+
+def _with(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> pd.DataFrame:
+    for name, part in zip(names, ("estimate", "low", "high"), strict=True):
+        frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
+    return frame
+
+
+def _means(rows: np.ndarray) -> np.ndarray:
+    """Mean of each row over what is defined; nan where nothing is."""
+    defined = ~np.isnan(rows)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)
+
+
+def _controls_of(cell: Cell, groups: Mapping[str, list[Cell]], *, most: int) -> list[str]:
+    """The identities of a cell's controls: of its group, with none of its own units."""
+    own = set(cell.drawn)
+    fit = [one.identity for one in groups.get(str(cell.group), ()) if not own & set(one.drawn)]
+    return fit[:most]

@@ -1,0 +1,131 @@
+"""Numbers, lists, names and sets of indices as people read and write them."""
+
+import math
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from .errors import InputError
+
+_NAMED = {"\n": "↵", "\r": "↵", "\t": "⇥"}
+
+
+def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
+    """Text from elsewhere as one line that can be read: nothing invisible, nothing that reorders, and cut.
+
+    Control, format (right-to-left marks, zero-width), private and unpaired characters are written as
+    ⟨U+202E⟩; cut text ends with its full length where that is counted. Markup is left as it is: whoever
+    writes HTML escapes it.
+    """
+    text = str(text)
+    shown, length = [], 0
+    for character in text:
+        piece = _NAMED.get(character, character)
+        if unicodedata.category(piece) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+            piece = f"⟨U+{ord(piece):04X}⟩"
+        length += len(piece)
+        if length > limit:
+            return f"{''.join(shown)}…" + f" ({len(text):,} characters)" * counted
+        shown.append(piece)
+    return "".join(shown)
+
+
+def token(text: object, *, limit: int = 24, counted: bool = True) -> str:
+    """A token as it is shown: its spaces as dots, short, never empty."""
+    return visible(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
+
+
+def number(value: Any) -> str:
+    """A number to three digits, or text; what has no value is 'undefined'."""
+    if isinstance(value, str):
+        return visible(value, limit=400)
+    if value is None or (isinstance(value, Real) and math.isnan(value)):
+        return "undefined"
+    if isinstance(value, bool) or type(value).__name__ == "bool_":
+        return "yes" if value else "no"
+    if isinstance(value, Integral):
+        return str(int(value))
+    if not isinstance(value, Real):
+        return visible(value, limit=400)
+    value = float(value)
+    size = abs(value)
+    if math.isinf(size):
+        return "∞" if value > 0 else "−∞"
+    if size >= 1e6 or 0 < size < 1e-3:
+        text = f"{value:.1e}"
+    elif size >= 1000 or value.is_integer():
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.3g}"
+    return text.replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A share in percent, whole; 'undefined' where it has no value."""
+    return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
+
+
+def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
+    """An interval in brackets; nothing where there is none."""
+    if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
+        return ""
+    return f"[{shown(low)}, {shown(high)}]"
+
+
+def short(count: float | int) -> str:
+    """A large count as people say it: 950, 16.4k, 2.46M, 1.2B."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
+def listed(names: Iterable[object], *, most: int = 6) -> str:
+    """Names in a sentence: 'a, b and c', the rest counted."""
+    shown = [str(name) for name in names]
+    rest = len(shown) - most
+    if rest > 0:
+        return f"{', '.join(shown[:most])} and {rest} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
+
+
+def plural(count: int, noun: str) -> str:
+    """A count and its noun: '1 layer', '2 layers'."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def layers_in_words(first: int, last: int) -> str:
+    """Layers in words: 'layer 11', 'layers 1 to 2'."""
+    return f"layer {first}" if first == last else f"layers {first} to {last}"
+
+
+def ranges(text: str, *, name: str, also: str = "") -> list[int]:
+    """``0-3,7`` as [0, 1, 2, 3, 7], in the order in which it is written.
+
+    Args:
+        text: what was written.
+        name: what it is called, for the message.
+        also: words that would do too, for the message: ``each, all, or ``.
+
+    Raises:
+        InputError: it is something else.
+    """
+    found: list[int] = []
+    for piece in text.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise InputError(f"{name} is {text!r}; need {also}numbers and ranges such as 0-3,7")
+        found += range(int(first), int(last if dash else first) + 1)
+    return found
+
+
+def span(indices: Sequence[int]) -> str:
+    """Indices as text: ``0-11``, or ``1-2,11`` where there are gaps."""
+    parts: list[list[int]] = []
+    for index in sorted(set(indices)):
+        if parts and index == parts[-1][-1] + 1:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

@@ -1,0 +1,244 @@
+"""Which runs may be compared: arms that differ in what is compared and in the seed, and in nothing else."""
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError, RunError
+from ..records import CIRCUMSTANCE, Run, read_run
+from ..text import listed
+
+SWITCHES = {"attention": "softmax", "value_norm": "none"}
+"""The fields that make another architecture, and what they are in the baseline."""
+SEED = "seed"
+"""The field by which runs of two arms are paired."""
+IGNORED = frozenset({SEED, "watch", "trackers", "save_every", "checkpoints"})
+"""Fields that do not touch what is trained."""
+WARNED = ("device", "compile", "fsdp")
+"""Fields that change how it is computed: a difference is said, not refused."""
+DATA = ("data_sha256", "tokenizer_sha256")
+"""Provenance that all runs must share."""
+FEWEST_SEEDS = 3
+"""With fewer seeds an arm, no difference is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arms:
+    """Runs in groups: arm -> seed -> run, the baseline first, the seeds ascending."""
+
+    by: tuple[str, ...]
+    """The fields in which the arms differ."""
+    runs: dict[str, dict[int, Run]]
+    notes: tuple[str, ...]
+    """What a reader of the comparison must know."""
+
+    @property
+    def baseline(self) -> str:
+        """The arm that the others are compared with."""
+        return next(iter(self.runs))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The other arms."""
+        return tuple(self.runs)[1:]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, the same in every arm."""
+        return tuple(self.runs[self.baseline])
+
+
+def group(
+    folders: Sequence[str | os.PathLike[str]], *, by: str | Sequence[str] | None = None, baseline: str | None = None
+) -> Arms:
+    """The runs in arms, if they may be compared.
+
+    Args:
+        folders: of finished training runs.
+        by: the field, or fields, of the configuration that is compared; None finds it.
+        baseline: the arm that comes first; softmax attention without a value norm, or the first run's, if None.
+
+    Raises:
+        InputError: fewer than two runs, a field that no run has, or no such baseline.
+        RunError: no finished training run; one that differs in something else; arms with other seeds.
+    """
+    if len(folders) < 2:
+        raise InputError(f"{len(folders)} runs were given; need two at least, of two arms. Give more folders.")
+    runs = [_finished(read_run(folder)) for folder in folders]
+    configs = [flat(run.config) for run in runs]
+    names = _compared(runs, configs, by=by)
+    arms: dict[str, dict[int, Run]] = {}
+    for run, config in zip(runs, configs, strict=True):
+        arm = "/".join(_text(config.get(name)) for name in names)
+        seed = config.get(SEED)
+        if not isinstance(seed, int):
+            raise RunError(f"{run.folder} has no seed in its configuration; need one to pair runs. Train it again.")
+        if seed in arms.setdefault(arm, {}):
+            raise RunError(
+                f"{arms[arm][seed].folder} and {run.folder} are both {arm} with seed {seed}; need each once. "
+                "Leave one out."
+            )
+        arms[arm][seed] = run
+    first = _baseline(arms, names, asked=baseline)
+    if len(arms) < 2:
+        raise RunError(f"all runs are {first}; need two arms at least. Give runs that differ in {listed(names)}.")
+    _check_seeds(arms)
+    _check_data(runs)
+    notes = _circumstances(runs, configs)
+    n = len(arms[first])
+    if n < FEWEST_SEEDS:
+        few = "one seed has no interval: no difference can be told from chance"
+        notes += (few if n == 1 else f"an interval of {('no', 'one', 'two')[n]} seeds says little",)
+    ordered = [first, *(arm for arm in arms if arm != first)]
+    return Arms(by=names, runs={arm: dict(sorted(arms[arm].items())) for arm in ordered}, notes=notes)
+
+
+def seeds_of(folders: Sequence[str | os.PathLike[str]]) -> tuple[dict[int, Run], tuple[str, ...]]:
+    """Finished runs that differ in the seed and in nothing else: seed -> run, ascending; and what a reader must know.
+
+    Raises:
+        InputError: no run.
+        RunError: no finished training run; one that differs in something else; one seed twice.
+    """
+    if not folders:
+        raise InputError("no run was given; need the folder of a finished training run at least.")
+    runs = [_finished(read_run(folder)) for folder in folders]
+    configs = [flat(run.config) for run in runs]
+    fields = sorted({name for config in configs for name in config} - IGNORED - set(WARNED))
+    if others := [name for name in fields if _differs(configs, name)]:
+        raise RunError(_what_differs(runs, configs, others, need="runs that differ in the seed only. Leave runs out."))
+    found: dict[int, Run] = {}
+    for run, config in zip(runs, configs, strict=True):
+        seed = config.get(SEED)
+        if not isinstance(seed, int) or seed in found:
+            why = f"seed {seed}, as {found[seed].folder} has" if seed in found else "no seed in its configuration"
+            raise RunError(f"{run.folder} has {why}; need runs of one seed each. Leave it out.")
+        found[seed] = run
+    _check_data(runs)
+    notes = _circumstances(runs, configs)
+    if len(found) < FEWEST_SEEDS:
+        notes += (f"{len(found)} seed{'s' * (len(found) > 1)} say little: give runs of more",)
+    return dict(sorted(found.items())), notes
+
+
+def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
+    """A configuration without levels: a field of a field is named outer.inner."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= flat(value, within=f"{within}{name}.")
+        else:
+            found[f"{within}{name}"] = value
+    return found
+
+
+def _finished(run: Run) -> Run:
+    if run.kind != "train":
+        raise RunError(f"{run.folder} holds a {run.kind} run; need runs of sink-lens train. Leave it out.")
+    if run.status != "finished":
+        raise RunError(
+            f"{run.folder} is {run.status}, not finished; need whole runs, or their ends would be compared with "
+            "others' middles. Train it to the end, or leave it out."
+        )
+    if "log" not in run.tables:
+        raise RunError(f"{run.folder} has no log.parquet; need the losses. Train it again, or leave it out.")
+    return run
+
+
+def _compared(
+    runs: Sequence[Run], configs: Sequence[dict[str, Any]], *, by: str | Sequence[str] | None
+) -> tuple[str, ...]:
+    """The fields that are compared; whatever else differs is refused."""
+    fields = sorted({name for config in configs for name in config} - IGNORED)
+    differing = [name for name in fields if _differs(configs, name) and name not in WARNED]
+    if by is not None:
+        named = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
+        if unknown := [name for name in named if name not in fields]:
+            raise InputError(f"no run has {listed(unknown)}; need a field of the configuration: {', '.join(fields)}")
+        if others := [name for name in differing if name not in named]:
+            raise RunError(_what_differs(runs, configs, others))
+        return named
+    if not differing:
+        raise RunError("the runs have the same configuration but for the seed; need two arms. Give runs that differ.")
+    switches = [name for name in SWITCHES if name in differing]
+    others = [name for name in differing if name not in switches]
+    if len(others) == 1 and not switches:
+        return (others[0],)
+    if others:
+        raise RunError(_what_differs(runs, configs, others))
+    for run, config in zip(runs, configs, strict=True):
+        if sum(config.get(name) != SWITCHES[name] for name in switches) > 1:
+            raise RunError(
+                f"{run.folder} differs from the baseline in {listed(switches)} at once; need one thing changed. "
+                f"Name both if that is what is compared: by={','.join(switches)}"
+            )
+    return tuple(switches)
+
+
+def _differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
+    return len({json.dumps(config.get(name), sort_keys=True) for config in configs}) > 1
+
+
+_ARMS = (
+    "arms that differ in what is compared and the seed only. Leave runs out, or name what is compared with by (--by)."
+)
+
+
+def _what_differs(
+    runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str], *, need: str = _ARMS
+) -> str:
+    parts = []
+    for name in names:
+        seen: dict[str, Run] = {}
+        for run, config in zip(runs, configs, strict=True):
+            seen.setdefault(_text(config.get(name)), run)
+        parts.append(f"{name}: " + ", ".join(f"{value} ({run.folder})" for value, run in seen.items()))
+    return f"the runs also differ in {'; '.join(parts)}; need {need}"
+
+
+def _baseline(arms: dict[str, dict[int, Run]], names: tuple[str, ...], *, asked: str | None) -> str:
+    if asked is not None:
+        if asked not in arms:
+            raise InputError(f"no arm is {asked!r}; need one of {', '.join(arms)}")
+        return asked
+    usual = "/".join(SWITCHES.get(name, "") for name in names)
+    return usual if usual in arms else next(iter(arms))
+
+
+def _check_seeds(arms: dict[str, dict[int, Run]]) -> None:
+    seeds = {arm: sorted(runs) for arm, runs in arms.items()}
+    if len({tuple(one) for one in seeds.values()}) > 1:
+        listed_seeds = "; ".join(f"{arm}: {', '.join(map(str, one))}" for arm, one in seeds.items())
+        raise RunError(
+            f"the arms have other seeds ({listed_seeds}); need the same in each, since runs are paired by seed. "
+            "Train the missing ones, or leave the others out."
+        )
+
+
+def _check_data(runs: Sequence[Run]) -> None:
+    for name in DATA:
+        seen = {json.dumps(run.provenance.get(name), sort_keys=True): run for run in runs}
+        if len(seen) > 1:
+            told = ", ".join(f"{value} ({run.folder})" for value, run in seen.items())
+            raise RunError(f"the runs have another {name}: {told}; need the same data in all. Train on the same.")
+
+
+def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """What else the runs were made with that differs."""
+    said = []
+    for name, given in [(name, [run.provenance for run in runs]) for name in (*CIRCUMSTANCE, "processes")] + [
+        (name, list(configs)) for name in WARNED
+    ]:
+        if _differs(given, name):
+            values = dict.fromkeys(_text(one.get(name)) for one in given)
+            said.append(f"the runs differ in {name}: {' and '.join(values)}")
+    for note in dict.fromkeys(said):
+        warnings.warn(note, stacklevel=4)
+    return tuple(dict.fromkeys(said))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,233 @@
+"""Attention mass without the pattern, against the eager attention of Hugging Face."""
+
+import functools
+import math
+
+import pytest
+import torch
+from lenses import lens_of as lens
+
+from sink_lens.activations import attention
+from sink_lens.activations.attention import OBSERVED, choose_kernel
+from sink_lens.activations.record import Reading, capture, stream
+from sink_lens.data.tokens import from_tensor
+from sink_lens.errors import KernelError
+from sink_lens.models.families import family_of
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, WINDOW, tiny
+
+LENGTH = 27  # over three windows of 8, and no multiple of anything
+KEYS = tuple(range(LENGTH))
+FUSED = tuple(family for family in TINY_FAMILIES if family not in ("gemma2", "headnorm_sigmoid"))
+
+
+def tokens(batch=2, length=LENGTH):
+    return torch.randint(3, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@functools.cache
+@torch.no_grad()
+def eager_patterns(family, length=LENGTH):
+    """The attentions that Hugging Face returns, of a model of our own: [batch, head, query, key] a layer."""
+    return tiny(family, attn_implementation="eager")(tokens(length=length), output_attentions=True).attentions
+
+
+def read(family, *names, kernel="auto", ids=None, **options):
+    """What the names give at every layer, over all sequences."""
+    readings = [Reading(name=name, sites=(name,), function=lambda view, name=name: view[name]) for name in names]
+    return stream(lens(family), tokens() if ids is None else ids, readings, kernel=kernel, **options)
+
+
+def visible():
+    return torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("kernel", ["auto", "eager"])
+def test_the_mass_on_every_key_is_that_of_eager_attention(family, kernel):
+    found = read(family, "mass", kernel=kernel, keys=KEYS)
+    assert found.kernel == ("fused" if kernel == "auto" and family in FUSED else "eager")
+    for layer, pattern in enumerate(eager_patterns(family)):
+        assert found["mass", layer].dtype == torch.float32
+        torch.testing.assert_close(found["mass", layer], pattern, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_mass_is_right_past_one_block_of_rows(family):
+    assert attention._BLOCK < 200
+    for kernel in ("auto", "eager"):
+        found = read(family, "mass", kernel=kernel, ids=tokens(length=200), keys=(0, 150))
+        for layer, pattern in enumerate(eager_patterns(family, 200)):
+            torch.testing.assert_close(found["mass", layer], pattern[..., [0, 150]], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_rows_and_pattern_are_the_eager_pattern(family):
+    rows = torch.tensor([0, 3, 20, LENGTH - 1])
+    found = read(family, "rows", "pattern", rows=rows)
+    for layer, pattern in enumerate(eager_patterns(family)):
+        torch.testing.assert_close(found["pattern", layer], pattern, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["rows", layer], pattern[:, :, rows], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_scores_are_those_of_the_bridge_and_key_scores_their_columns(family):
+    found = read(family, "scores", "key_scores", keys=(0, 5))
+    bridge = capture(lens(family), tokens(), sites=["scores"], path="bridge")
+    lowest = torch.finfo(torch.float32).min
+    for layer in range(3):
+        expected = bridge["scores", layer]
+        blocked = expected <= lowest / 2
+        assert torch.equal(found["scores", layer] == lowest, blocked)
+        torch.testing.assert_close(found["scores", layer].masked_fill(blocked, 0), expected.masked_fill(blocked, 0))
+        columns = expected.masked_fill(blocked, -math.inf)[..., [0, 5]]
+        torch.testing.assert_close(found["key_scores", layer], columns)
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_rotated_queries_and_keys_multiply_to_the_scores(family):
+    found = read(family, "rotated_q", "rotated_k", "scores")
+    for layer in range(3):
+        query, key = found["rotated_q", layer], found["rotated_k", layer]
+        assert key.shape == (2, lens(family).n_kv_heads, LENGTH, lens(family).d_head)
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        seen = found["scores", layer] > -1e30
+        torch.testing.assert_close((query @ key.mT)[seen], found["scores", layer][seen])
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_an_observed_pass_gives_the_stream_of_the_models_own_attention(family):
+    state = Reading(name="state", sites=("resid_post",), function=lambda view: view["resid_post"])
+    mass = Reading(name="mass", sites=("mass",), function=lambda view: view["mass"])
+    own, observed = stream(lens(family), tokens(), [state]), stream(lens(family), tokens(), [state, mass])
+    assert own.kernel == ("eager" if family in ("gemma2", "gpt_oss") else "sdpa")
+    for layer in range(3):
+        off = (own["state", layer] - observed["state", layer]).norm(dim=-1)
+        assert (off <= 1e-5 * own["state", layer].norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3", "phi3", "gpt_oss"])
+def test_outside_a_sliding_window_there_is_no_mass(family):
+    mass = read(family, "mass", keys=(0,))["mass", 0][..., 0]
+    assert (mass[..., WINDOW:] == 0).all()
+    assert (mass[..., :WINDOW] > 0).all()
+
+
+def test_a_learned_sink_logit_takes_mass_that_no_key_has():
+    pattern = read("gpt_oss", "pattern", kernel="fused")
+    for layer in range(3):
+        total = pattern["pattern", layer].sum(-1)
+        assert (total < 1).all()
+        assert total.min() < 0.9
+    rows = read("llama", "pattern")["pattern", 0].sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+
+
+def test_a_head_of_a_group_reads_the_keys_of_its_own_group():
+    """Query heads 0 and 1 share kv head 0, heads 2 and 3 share kv head 1: other keys in 1 change 2 and 3 only."""
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight[12:] *= -1.0  # d_head 12: rows 12 to 23 are kv head 1
+    changed = stream(wrap(model), tokens(), [Reading(name="m", sites=("mass",), function=lambda view: view["mass"])])
+    same = read("llama", "mass")["mass", 0]
+    assert torch.equal(changed["m", 0][:, :2], same[:, :2])
+    assert ((changed["m", 0][:, 2:] - same[:, 2:]).abs().amax(dim=(0, 2, 3)) > 0.01).all()
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_right_padding_changes_nothing_at_real_positions(family):
+    lengths = torch.tensor([LENGTH, 13, 2])
+    ids = tokens(3)
+    padded = ids.masked_fill(torch.arange(LENGTH) >= lengths[:, None], 0)
+    rows = torch.tensor([1, 12, LENGTH - 1])
+    together = read(family, "mass", "rows", ids=from_tensor(padded, lengths=lengths), rows=rows, keys=(0, 1))
+    for index, length in enumerate(lengths.tolist()):
+        real = rows[rows < length]
+        alone = read(family, "mass", "rows", ids=ids[index : index + 1, :length], rows=real, keys=(0, 1))
+        for layer in range(3):
+            mass, row = together["mass", layer][index], together["rows", layer][index]
+            torch.testing.assert_close(mass[:, :length], alone["mass", layer][0], atol=1e-5, rtol=0)
+            torch.testing.assert_close(row[:, : len(real), :length], alone["rows", layer][0], atol=1e-5, rtol=0)
+            assert (row[:, : len(real), length:] == 0).all()
+
+
+def test_half_precision_is_close_to_the_pattern_of_the_same_tensors():
+    model = wrap(tiny("llama").to(torch.bfloat16))
+    names = ("mass", "rotated_q", "rotated_k")
+    readings = [Reading(name=name, sites=(name,), function=lambda view, name=name: view[name]) for name in names]
+    found = stream(model, tokens(), readings, keys=KEYS)
+    assert found.kernel == "fused"
+    query, key = found["rotated_q", 0].float(), found["rotated_k", 0].float().repeat_interleave(2, dim=1)
+    pattern = (query @ key.mT).masked_fill(~visible(), -math.inf).softmax(-1)
+    assert found["mass", 0].dtype == torch.float32
+    torch.testing.assert_close(found["mass", 0], pattern, atol=2e-2, rtol=0)
+
+
+def test_a_fused_kernel_is_refused_where_scores_are_capped():
+    with pytest.raises(KernelError, match=r"Gemma2ForCausalLM caps its attention scores.*kernel='eager'"):
+        read("gemma2", "mass", kernel="fused")
+
+
+def test_a_fused_kernel_is_refused_on_a_device_that_gives_no_log_sum_exp():
+    family, device = family_of("LlamaForCausalLM"), torch.device("mps")
+    with pytest.raises(KernelError, match=r"'mps' gives no log-sum-exp.*kernel='eager'"):
+        choose_kernel(family, device=device, asked="fused")
+    assert choose_kernel(family, device=device) == "eager"
+    assert choose_kernel(family, device=torch.device("cuda")) == "fused"
+
+
+def test_an_unknown_kernel_is_refused():
+    with pytest.raises(KernelError, match=r"kernel 'flash' is not known; need auto, fused or eager"):
+        choose_kernel(family_of("LlamaForCausalLM"), device=torch.device("cpu"), asked="flash")
+
+
+@pytest.mark.parametrize(
+    ("lie", "text"),
+    [
+        (lambda output, lse: (output, lse + 0.01), "is off by 1.0e-02"),
+        (lambda output, lse: (output * 1.01, lse), "is off by"),
+        (lambda output, lse: (output, lse * math.nan), "is off by nan"),
+    ],
+)
+def test_a_fused_kernel_that_lies_is_found(monkeypatch, lie, text):
+    honest = attention._fused
+    monkeypatch.setattr(attention, "_fused", lambda *args, **options: lie(*honest(*args, **options)))
+    attention._check_fused.cache_clear()
+    with pytest.raises(KernelError, match=rf"the fused kernel on cpu in torch.float32 .*{text}.*kernel='eager'"):
+        read("llama", "mass")
+    attention._check_fused.cache_clear()
+    assert lens("llama").plain.config._attn_implementation == "sdpa"
+
+
+def test_a_fused_kernel_that_does_not_take_the_heads_is_found(monkeypatch):
+    def fused(*args, **options):
+        raise RuntimeError("head_dim should be a multiple of 8\nat kernel.cu")
+
+    monkeypatch.setattr(attention, "_fused", fused)
+    attention._check_fused.cache_clear()
+    with pytest.raises(
+        KernelError, match=r"does not take torch.float32 with heads of 12 \(head_dim should be a mul.*8\)"
+    ):
+        read("llama", "mass")
+    attention._check_fused.cache_clear()
+
+
+@pytest.mark.parametrize("length", [1, 16, 27])
+def test_the_rows_of_an_aligned_mask_begin_at_multiples_of_16(length):
+    mask = torch.randn(2, 1, length, length, generator=torch.Generator().manual_seed(0))
+    aligned = attention._aligned(mask)
+    assert torch.equal(aligned, mask)
+    assert all(stride % 16 == 0 for stride in aligned.stride()[:-1])
+
+
+def test_every_observed_name_can_be_read():
+    found = read("llama", *OBSERVED, rows=torch.tensor([5]))
+    assert {name: found[name, 0].shape[1:] for name in OBSERVED} == {
+        "mass": (4, LENGTH, 1),
+        "key_scores": (4, LENGTH, 1),
+        "rows": (4, 1, LENGTH),
+        "rotated_q": (4, LENGTH, 12),
+        "rotated_k": (2, LENGTH, 12),
+        "scores": (4, LENGTH, LENGTH),
+        "pattern": (4, LENGTH, LENGTH),
+    }

@@ -1,0 +1,488 @@
+"""``capture`` and ``stream`` against each other and against Hugging Face alone; what they keep and refuse."""
+
+import copy
+import functools
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+from lenses import lens_of as lens
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+from sink_lens.activations import record
+from sink_lens.activations.record import LayerView, Reading, capture, estimate_bytes, stream
+from sink_lens.data.tokens import from_tensor
+from sink_lens.errors import InputError, KernelError, SiteError
+from sink_lens.models.load import wrap
+from sink_lens.models.sites import SITES, sites_of
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
+
+LENGTH = 24
+RAW = {  # layers, then within a layer: attention and MLP as they add to the stream, W_O, down-projection
+    "llama": ("model.layers", "self_attn", "mlp", "self_attn.o_proj", "mlp.down_proj"),
+    "gemma2": (
+        "model.layers",
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+        "self_attn.o_proj",
+        "mlp.down_proj",
+    ),
+    "gpt2": ("transformer.h", "attn", "mlp", "attn.c_proj", "mlp.c_proj"),
+    "gpt_neox": ("gpt_neox.layers", "attention", "mlp", "attention.dense", "mlp.dense_4h_to_h"),
+    "opt": ("model.decoder.layers", "self_attn", "fc2", "self_attn.out_proj", "fc2"),
+    "gpt_oss": ("model.layers", "self_attn", "mlp", "self_attn.o_proj", None),
+}
+RAW |= dict.fromkeys(("mistral", "qwen2", "qwen3", "phi3"), RAW["llama"])
+RAW |= dict.fromkeys(("headnorm", "headnorm_sigmoid", "headnorm_gate", "headnorm_sink"), RAW["llama"])
+RAW |= dict.fromkeys(("gemma3", "olmo2"), RAW["gemma2"])
+
+
+@functools.cache
+def captured(family, path):
+    model = lens(family)
+    return capture(model, tokens(), sites=sites_of(model.family), path=path)
+
+
+def tokens(batch=2, length=LENGTH):
+    return torch.randint(3, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@functools.cache
+@torch.no_grad()
+def raw(family):
+    """(site, layer) -> tensor, of a model of our own under eager attention, by its outputs and hooks of torch."""
+    model = tiny(family, attn_implementation="eager")
+    path, attn, mlp, w_o, down = RAW[family]
+    found = {}
+
+    def output(site, layer):
+        def hook(module, args, result):
+            found[site, layer] = result[0] if isinstance(result, tuple) else result
+
+        return hook
+
+    def argument(site, layer, *heads):
+        def hook(module, args):
+            found[site, layer] = args[0].unflatten(-1, heads) if heads else args[0]
+
+        return hook
+
+    for layer, block in enumerate(model.get_submodule(path)):
+        block.get_submodule(attn).register_forward_hook(output("attn_out", layer))
+        block.get_submodule(mlp).register_forward_hook(output("mlp_out", layer))
+        block.get_submodule(w_o).register_forward_pre_hook(argument("z", layer, 4, -1))
+        if down:
+            block.get_submodule(down).register_forward_pre_hook(argument("neurons", layer))
+    ids = tokens()
+    out = model(ids, output_hidden_states=True, output_attentions=True, use_cache=False)
+    for layer in range(3):
+        found["resid_pre", layer] = out.hidden_states[layer]
+        found["pattern", layer] = out.attentions[layer]
+        if layer:
+            found["resid_post", layer - 1] = out.hidden_states[layer]
+    found["final", 0] = out.hidden_states[3]
+    # OPT flattens batch and position around its MLP
+    return {key: x if len(x) == len(ids) else x.unflatten(0, (len(ids), -1)) for key, x in found.items()}
+
+
+def keep(*names, layers=None):
+    """Readings that give the sites as they are."""
+    return [
+        Reading(name=name, sites=(name,), function=lambda view, name=name: view[name], layers=layers) for name in names
+    ]
+
+
+def close(found, expected):
+    """Within 1e-5 of the norm of the row."""
+    return bool(((found - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1) + 1e-12).all())
+
+
+def streamed_sites(family):
+    return [name for name in sites_of(lens(family).family) if not SITES[name].observed]
+
+
+# --- the same numbers ---
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("path", ["plain", "bridge"])
+def test_capture_equals_hugging_face_alone(family, path):
+    found = captured(family, path)
+    assert found.path == path
+    assert len(raw(family)) == 3 * (6 if family == "gpt_oss" else 7)  # no resid_post at the last layer, but final
+    for key, expected in raw(family).items():
+        assert close(found[key], expected), key
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_stream_equals_capture_in_batches_of_one_as_all_at_once(family):
+    names = streamed_sites(family)
+    together = stream(lens(family), tokens(5), keep(*names), batch_size=5)
+    one_by_one = stream(lens(family), tokens(5), keep(*names), batch_size=1)
+    kept = capture(lens(family), tokens(5), sites=names, path="plain")
+    for name, layer in kept:
+        at = 3 if name == "final" else layer
+        assert close(together[name, at], kept[name, layer]), (name, layer)
+        assert close(one_by_one[name, at], kept[name, layer]), (name, layer)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_prompt_in_a_padded_batch_is_as_alone(family):
+    lengths = torch.tensor([LENGTH, 11, 5])
+    ids = tokens(3)
+    padded = from_tensor(ids.masked_fill(torch.arange(LENGTH) >= lengths[:, None], 0), lengths=lengths)
+    names = streamed_sites(family)
+    together = stream(lens(family), padded, keep(*names))
+    for path in ("plain", "bridge"):
+        kept = capture(lens(family), padded, sites=names, path=path)
+        for index, length in enumerate(lengths.tolist()):
+            alone = capture(lens(family), ids[index : index + 1, :length], sites=names, path=path)
+            for name, layer in alone:
+                at = 3 if name == "final" else layer
+                assert close(kept[name, layer][index, :length], alone[name, layer][0]), (name, layer, path)
+                assert close(together[name, at][index, :length], alone[name, layer][0]), (name, layer)
+
+
+def test_a_bridge_with_a_tokenizer_leaves_token_tensors_as_they_are():
+    """TransformerLens puts BOS before strings and masks padding of lists; of tensors it must do neither."""
+    with_tokenizer = wrap(tiny("llama"), tokenizer=tiny_tokenizer())
+    ids = tokens().index_fill(1, torch.tensor([0, 1, LENGTH - 1]), 0)  # pad tokens at both ends
+    found = capture(with_tokenizer, ids, sites=["resid_post"], path="bridge")
+    plain = capture(lens("llama"), ids, sites=["resid_post"], path="plain")
+    assert close(found["resid_post", 2], plain["resid_post", 2])
+
+
+def test_a_reading_sees_its_layer_and_which_tokens_are_real():
+    views: list[LayerView] = []
+
+    def look(view):
+        views.append(view)
+        return view["z"].mean((1, 2, 3))
+
+    ids, lengths, rows = tokens(), torch.tensor([LENGTH, 9]), torch.tensor([2, 4])
+    batch = from_tensor(ids, lengths=lengths)
+    found = stream(lens("llama"), batch, [Reading(name="look", sites=("z", "attn_out"), function=look)], rows=rows)
+    assert [view.layer for view in views] == [0, 1, 2]
+    assert all(torch.equal(view.tokens, ids) and torch.equal(view.rows, rows) for view in views)
+    assert all(view.valid.sum(1).tolist() == [LENGTH, 9] for view in views)
+    assert found.stacked("look").shape == (3, 2)
+    assert torch.equal(found.stacked("look")[1], found["look", 1])
+
+
+def test_a_reading_that_keeps_its_own_sums_gives_no_values():
+    total = []
+    only_sums = Reading(
+        name="sums", sites=("resid_post",), function=lambda view: total.append(view["resid_post"].sum())
+    )
+    assert stream(lens("llama"), tokens(), [only_sums]).values == {"sums": {}}
+    assert len(total) == 3
+
+
+def test_a_frame_has_one_row_a_number():
+    function = lambda view: view["z"].norm(dim=-1)[:, :4]  # noqa: E731 - [batch, 4 positions, 4 heads]
+    found = stream(lens("llama"), tokens(), [Reading(name="norm", sites=("z",), function=function)])
+    frame = found.frame("norm", axes=("position", "head"))
+    assert list(frame.columns) == ["layer", "sequence", "position", "head", "value"]
+    assert len(frame) == 3 * 2 * 4 * 4
+    row = frame[(frame.layer == 1) & (frame.sequence == 1) & (frame.position == 3) & (frame["head"] == 2)]
+    assert row["value"].item() == found["norm", 1][1, 3, 2].item()
+    with pytest.raises(
+        InputError, match=r"'norm' has 2 axes after the sequence and 1 names were given: \['position'\]"
+    ):
+        found.frame("norm", axes=("position",))
+
+
+# --- what runs, and what is kept ---
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_layers_after_the_last_one_needed_do_not_run(family):
+    model, ran = lens(family), []
+    handles = [
+        layer.register_forward_pre_hook(lambda module, args, index=index: ran.append(index))
+        for index, layer in enumerate(model.layers)
+    ]
+    handles.append(model.plain.lm_head.register_forward_pre_hook(lambda module, args: ran.append("lm_head")))
+    try:
+        found = stream(model, tokens(), keep("resid_post", "mass", layers=frozenset({1})))
+        assert list(found.values["resid_post"]) == list(found.values["mass"]) == [1]
+        assert ran == [0, 1]
+        ran.clear()
+        capture(model, tokens(), sites=["resid_pre"], layers=[0])
+        assert ran == [0]
+        ran.clear()
+        capture(model, tokens(), sites=["final"], layers=[])
+        assert ran == [0, 1, 2]
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert close(found["resid_post", 1], captured(family, "plain")["resid_post", 1])
+
+
+def test_nothing_of_a_pass_is_kept():
+    seen: list[weakref.ref] = []
+
+    def first_token(view):
+        seen.extend(weakref.ref(tensor) for tensor in view.tensors.values())
+        alive = [reference() for reference in seen[: -2 * len(view.tensors)]]
+        assert all(tensor is None for tensor in alive)  # of the layer before the one before: gone already
+        return view["resid_post"][:, 0]
+
+    reading = Reading(name="first", sites=("attn_in", "z", "resid_post"), function=first_token)
+    found = stream(lens("llama"), tokens(6), [reading], batch_size=2)
+    gc.collect()
+    assert len(seen) == 3 * 3 * 3
+    assert all(reference() is None for reference in seen)
+    # What is kept of a view is the view's numbers, not the storage that it looks into.
+    assert all(tensor.untyped_storage().nbytes() == 6 * 48 * 4 for tensor in found.values["first"].values())
+
+
+def test_a_tensor_is_dropped_when_the_last_reading_that_waits_for_it_has_it():
+    held = []
+    readings = [
+        Reading(name="z", sites=("z",), function=lambda view: held.append(("z", sorted(view.tensors)))),
+        Reading(
+            name="both", sites=("z", "attn_out"), function=lambda view: held.append(("both", sorted(view.tensors)))
+        ),
+        Reading(name="post", sites=("resid_post",), function=lambda view: held.append(("post", sorted(view.tensors)))),
+    ]
+    stream(lens("llama"), tokens(), readings)
+    assert held == 3 * [("z", ["z"]), ("both", ["attn_out", "z"]), ("post", ["resid_post"])]
+
+
+def test_captured_tensors_share_no_storage():
+    found = capture(lens("llama"), tokens(), sites=["resid_pre", "resid_post", "z", "z_raw"])
+    storages = [tensor.untyped_storage().data_ptr() for tensor in found.tensors.values()]
+    assert len(set(storages)) == len(storages)
+    before = found["resid_pre", 1].clone()
+    found["resid_post", 0].zero_()  # the same tensor in the model
+    assert torch.equal(found["resid_pre", 1], before)
+
+
+@pytest.mark.parametrize("path", ["plain", "bridge"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [*((one, torch.float32) for one in TINY_FAMILIES), *((one, torch.bfloat16) for one in ("olmo2", "gpt2"))],
+)
+def test_the_estimate_is_the_bytes_that_are_kept(family, dtype, path):
+    model = lens(family) if dtype == torch.float32 else wrap(tiny(family).to(dtype))
+    batch, sites = from_tensor(tokens()), sites_of(model.family)
+    for options in ({"layers": [0, 2]}, {"layers": [1], "positions": [0, 5, 23, 4]}):
+        found = capture(model, batch, sites=sites, path=path, **options)
+        for name in sites:
+            nbytes = sum(found[key].untyped_storage().nbytes() for key in found if key[0] == name)
+            assert estimate_bytes(model, batch, sites=[name], **options) == nbytes > 0, name
+        assert {tensor.dtype for tensor in found.tensors.values()} == {dtype}
+
+
+def test_more_bytes_than_allowed_are_refused_before_anything_runs():
+    batch, sites = from_tensor(tokens()), ["resid_post", "pattern"]
+    # 2 sequences x 3 layers x 24 positions x (48 dimensions + 4 heads x 24 keys) x 4 bytes
+    needed = 2 * 3 * 24 * (48 + 4 * 24) * 4
+    assert len(capture(lens("llama"), batch, sites=sites, max_bytes=needed)) == 6
+    with pytest.raises(InputError, match=rf"would keep {needed:,} bytes and {needed - 1:,} are allowed.*use stream"):
+        capture(lens("llama"), batch, sites=sites, max_bytes=needed - 1)
+
+
+def test_by_default_most_of_the_free_memory_is_allowed(monkeypatch):
+    class Little:
+        available = 1000
+
+    monkeypatch.setattr("psutil.virtual_memory", Little)
+    with pytest.raises(InputError, match=r"and 800 are allowed"):
+        capture(lens("llama"), tokens(), sites=["resid_post"])
+
+
+@pytest.mark.parametrize("path", ["plain", "bridge"])
+def test_layers_and_positions_are_those_that_were_asked_for(path):
+    everything = captured("llama", path)
+    sites = ["k", "neurons", "scores", "resid_post", "final", "k"]
+    found = capture(lens("llama"), tokens(), sites=sites, layers=[2, 0, 2], positions=[7, 0], path=path)
+    assert set(found) == {(site, layer) for site in sites[:4] for layer in (0, 2)} | {("final", 0)}
+    assert found.positions == (7, 0)
+    for key in found:
+        whole = everything[key]
+        assert torch.equal(found[key], whole[:, :, [7, 0]] if key[0] == "scores" else whole[:, [7, 0]])
+    assert torch.equal(found["final"], found["final", 0])
+
+
+def test_the_path_is_the_plain_model_unless_a_pattern_is_asked_for():
+    assert capture(lens("llama"), tokens(), sites=["resid_post", "q"]).path == "plain"
+    assert capture(lens("llama"), tokens(), sites=["resid_post", "pattern"]).path == "bridge"
+
+
+def test_a_bridge_that_delegates_its_attention_is_not_read_for_scores():
+    """The stock adapter of OPT computes in Hugging Face; its hook of the scores carries the pattern."""
+    inner = copy.deepcopy(tiny("opt", attn_implementation="eager"))
+    stock = wrap(build_bridge_from_module(inner, "OPTForCausalLM", hf_config=inner.config))
+    assert stock.uneditable == {"scores", "pattern"}
+    found = capture(stock, tokens(), sites=["scores", "pattern"])
+    assert found.path == "plain"
+    expected = captured("opt", "bridge")
+    seen = expected["scores", 1] > -1e30
+    torch.testing.assert_close(found["scores", 1][seen], expected["scores", 1][seen])
+    torch.testing.assert_close(found["pattern", 1], expected["pattern", 1])
+    with pytest.raises(SiteError, match=r"delegated, so that it does not show scores as.*path='plain'"):
+        capture(stock, tokens(), sites=["resid_post", "scores"], path="bridge")
+
+
+# --- the model is left as it was ---
+
+
+def state(model):
+    hooks = sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks)
+        for path in (model.plain, model.bridge)
+        for module in path.modules()
+    )
+    return model.plain.config._attn_implementation, hooks, [module.training for module in model.plain.modules()]
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_model_is_left_as_it_was_also_after_an_error(family):
+    model = lens(family)
+    before = state(model)
+    with torch.no_grad():
+        logits = model.plain(tokens(), use_cache=False).logits
+    stream(model, tokens(), keep("mass", "resid_post", layers=frozenset({0})))
+    assert state(model) == before
+
+    def fail(view):
+        raise ZeroDivisionError
+
+    for sites in (("mass",), ("resid_post",)):
+        with pytest.raises(ZeroDivisionError):
+            stream(model, tokens(), [Reading(name="fail", sites=sites, function=fail)])
+        assert state(model) == before
+    capture(model, tokens(), sites=["pattern", "z"], path="bridge")
+    assert state(model) == before
+    with torch.no_grad():
+        out = model.plain(tokens(), use_cache=False, output_hidden_states=True)
+    assert torch.equal(out.logits, logits)
+    assert len(out.hidden_states) == 4
+
+
+@pytest.mark.parametrize("names", [("resid_post",), ("resid_post", "mass")])
+def test_a_model_in_training_is_read_without_dropout_and_goes_on_training(names):
+    model = wrap(tiny("gpt2", resid_pdrop=0.5, attn_pdrop=0.5, embd_pdrop=0.5))
+    calm = stream(model, tokens(), keep(*names))
+    model.plain.train()
+    model.plain.transformer.h[0].eval()
+    found = stream(model, tokens(), keep(*names))
+    assert all(torch.equal(found[name, layer], calm[name, layer]) for name in names for layer in range(3))
+    assert model.plain.training
+    assert model.plain.transformer.h[1].training
+    assert not model.plain.transformer.h[0].training
+
+
+def test_nothing_carries_a_gradient():
+    assert not any(tensor.requires_grad for tensor in captured("llama", "bridge").tensors.values())
+    assert not any(tensor.requires_grad for tensor in captured("llama", "plain").tensors.values())
+
+
+# --- refusals ---
+
+
+def nothing(view):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("readings", "options", "error", "text"),
+    [
+        (keep("z", "z"), {}, InputError, r"readings have the same name: \['z', 'z'\]"),
+        (keep("zz"), {}, SiteError, r"no site 'zz'; need one of resid_pre"),
+        (keep("rows"), {}, InputError, r"needs 'rows' and no query positions were given"),
+        (keep("rows"), {"rows": torch.tensor([24])}, InputError, r"position 24 is outside the sequences; need 0 to 23"),
+        (keep("mass"), {"keys": (0, -1)}, InputError, r"position -1 is outside the sequences; need 0 to 23"),
+        (keep("mass"), {"keys": ()}, InputError, r"needs the columns of keys and none was given"),
+        (keep("z", layers=frozenset({3})), {}, InputError, r"layer 3 does not exist; need 0 to 2"),
+        (keep("z"), {"batch_size": 0}, InputError, r"batch size is 0"),
+        ([Reading(name="none", sites=(), function=nothing)], {}, InputError, r"'none' names no site"),
+        (
+            [Reading(name="x", sites=("final", "z"), function=nothing)],
+            {},
+            SiteError,
+            r"need a reading of 'final' alone",
+        ),
+        (
+            [Reading(name="mean", sites=("z",), function=lambda view: view["z"].mean())],
+            {},
+            InputError,
+            r"'mean' gave a tensor of shape \(\) for 2 sequences; need the sequences as its first axis",
+        ),
+        (
+            [Reading(name="turned", sites=("z",), function=lambda view: view["z"].transpose(0, 1))],
+            {},
+            InputError,
+            r"'turned' gave a tensor of shape \(24, 2, 4, 12\) for 2 sequences",
+        ),
+    ],
+)
+def test_stream_refuses(readings, options, error, text):
+    with pytest.raises(error, match=text):
+        stream(lens("llama"), tokens(), readings, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"sites": ["nothing"]}, SiteError, r"no site 'nothing'"),
+        ({"sites": ["z"], "layers": [0, 3]}, InputError, r"layer 3 does not exist; need 0 to 2"),
+        ({"sites": ["z"], "positions": [0, 24]}, InputError, r"position 24 is outside the sequences; need 0 to 23"),
+        ({"sites": ["z"], "batch_size": -1}, InputError, r"batch size is -1"),
+    ],
+)
+def test_capture_refuses(options, error, text):
+    with pytest.raises(error, match=text):
+        capture(lens("llama"), tokens(), **options)
+
+
+def test_an_unknown_path_is_refused():
+    with pytest.raises(InputError, match=r"path 'fast' is not known; need auto, plain or bridge"):
+        record._path(
+            lens("llama"), ["z"], asked="fast"
+        )  # past the shape checks, which a test run has and a user has not
+
+
+@pytest.mark.parametrize("site", ["gate", "up", "neurons"])
+def test_a_site_that_the_family_lacks_is_refused_by_name(site):
+    with pytest.raises(SiteError, match=rf"GptOssForCausalLM has no site '{site}'"):
+        capture(lens("gpt_oss"), tokens(), sites=["z", site])
+    with pytest.raises(SiteError, match=rf"GptOssForCausalLM has no site '{site}'"):
+        stream(lens("gpt_oss"), tokens(), keep(site))
+
+
+def test_a_kernel_that_is_not_exact_is_refused():
+    with pytest.raises(KernelError, match=r"Gemma2ForCausalLM caps its attention scores"):
+        stream(lens("gemma2"), tokens(), keep("mass"), kernel="fused")
+
+
+def test_sequences_over_the_context_are_refused():
+    with pytest.raises(InputError, match=r"the sequences have 257 tokens; LlamaForCausalLM takes at most 256"):
+        capture(lens("llama"), tokens(1, 257), sites=["z"])
+
+
+def test_tokens_outside_the_vocabulary_are_refused():
+    with pytest.raises(InputError, match=r"token id 300 is outside the vocabulary of 300"):
+        stream(lens("llama"), torch.tensor([[1, 300]]), keep("z"))
+
+
+def test_progress_is_shown_where_it_is_asked_for(capsys):
+    stream(lens("llama"), tokens(), keep("z"))
+    capture(lens("llama"), tokens(), sites=["z"])
+    assert capsys.readouterr().err == ""
+    stream(lens("llama"), tokens(), keep("z"), progress=True, label="looking")
+    capture(lens("llama"), tokens(), sites=["z"], progress=True)
+    shown = capsys.readouterr().err
+    assert "looking" in shown
+    assert "capturing" in shown
+
+
+def test_the_mass_of_every_sequence_is_there_in_order():
+    found = stream(lens("llama"), tokens(7), keep("mass"), batch_size=3)["mass", 1]
+    alone = [stream(lens("llama"), tokens(7)[index : index + 1], keep("mass"))["mass", 1] for index in range(7)]
+    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=0)
+    assert not math.isnan(found.sum().item())

@@ -1,0 +1,198 @@
+"""The finders, by hand."""
+
+import math
+
+import pytest
+import torch
+
+from sink_lens.chain.locate import (
+    Finding,
+    GrowthStep,
+    find,
+    growth_layers,
+    matched_random,
+    onset_layer,
+    outliers_of,
+    sink_positions,
+    slow_growth,
+)
+
+
+def step(first, last, dimension=0):
+    return GrowthStep(first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=9.0, dimension=dimension)
+
+
+# --- sink positions
+
+
+def test_sink_positions_are_those_at_the_least_rate_strongest_first():
+    rate = torch.tensor([0.05, 0.0, 0.7, 0.04, 0.2])
+    assert sink_positions(rate, min_rate=0.05) == (2, 4, 0)
+
+
+def test_late_keys_that_are_undefined_are_no_sinks():
+    assert sink_positions(torch.tensor([0.1, math.nan, math.nan]), min_rate=0.05) == (0,)
+    assert sink_positions(torch.full((3,), math.nan), min_rate=0.05) == ()
+
+
+def test_of_many_sink_positions_only_the_strongest_are_kept():
+    assert sink_positions(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), min_rate=0.05, most=2) == (4, 3)
+
+
+def test_equal_rates_keep_the_order_of_the_positions():
+    assert sink_positions(torch.tensor([0.2, 0.5, 0.2, 0.5]), min_rate=0.1) == (1, 3, 0, 2)
+
+
+# --- growth
+
+
+def test_consecutive_doublings_are_one_step():
+    # before layer 0: 1; layer 0 x1; layer 1 x3; layer 2 x2; layer 3 x1.5; layer 4 x2
+    ratio = torch.tensor([1.0, 1.0, 3.0, 6.0, 9.0, 18.0])
+    assert growth_layers(ratio, factor=2.0) == [(1, 2), (4, 4)]
+
+
+def test_the_factor_is_an_argument():
+    ratio = torch.tensor([1.0, 1.0, 3.0, 6.0, 9.0, 18.0])
+    assert growth_layers(ratio, factor=3.0) == [(1, 1)]
+    assert growth_layers(ratio, factor=1.5) == [(1, 4)]
+
+
+def test_a_factor_is_reached_by_equality():
+    assert growth_layers(torch.tensor([1.0, 2.0]), factor=2.0) == [(0, 0)]
+
+
+def test_the_recovery_of_a_small_norm_is_no_growth():
+    # 0.2 -> 0.5 -> 0.9 doubles once but ends under the others; 0.2 -> 0.5 -> 1.1 ends over them
+    assert growth_layers(torch.tensor([0.2, 0.5, 0.9]), factor=2.0) == []
+    assert growth_layers(torch.tensor([0.2, 0.5, 1.1]), factor=2.0) == [(0, 1)]
+
+
+def test_undefined_ratios_have_no_growth():
+    assert growth_layers(torch.full((4,), math.nan), factor=2.0) == []
+    assert slow_growth(torch.full((4,), math.nan), factor=2.0) is None
+
+
+def test_slow_growth_is_the_largest_rise_without_a_fall():
+    # 1 -> 1.5 -> 2.2 -> 3.3 (x3.3 over layers 0 to 2), falls to 1, then 1 -> 1.9 (x1.9)
+    ratio = torch.tensor([1.0, 1.5, 2.2, 3.3, 1.0, 1.9])
+    first, last, rise = slow_growth(ratio, factor=2.0)
+    assert (first, last) == (0, 2)
+    assert rise == pytest.approx(3.3)
+    assert slow_growth(ratio, factor=4.0) is None
+
+
+def test_slow_growth_may_begin_late():
+    # falls first: the stretch begins after layer 0, at layer 1
+    first, last, rise = slow_growth(torch.tensor([2.0, 1.0, 1.7, 2.9]), factor=2.0)
+    assert (first, last, round(rise, 5)) == (1, 2, 2.9)
+
+
+def test_onset_is_the_first_layer_over_the_threshold():
+    mass = torch.tensor([0.1, 0.3, 0.31, 0.2, 0.9])
+    assert onset_layer(mass, threshold=0.3) == 2  # strictly over
+    assert onset_layer(mass, threshold=0.8) == 4
+    assert onset_layer(mass, threshold=0.95) is None
+
+
+# --- outlier dimensions
+
+
+def options(**changes):
+    return {"dominance_threshold": 3.0, "energy_frac": 0.8, "max_outliers": 2} | changes
+
+
+def test_outlier_dimensions_hold_the_share_of_the_energy():
+    # energies 64, 36, 1 x 8: 64 of 108 is 59%, 100 of 108 is 93%; dominance 8 / (22 / 10) = 3.6
+    state = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
+    assert outliers_of(state, **options()) == (1, 4)
+    assert outliers_of(state, **options(energy_frac=0.5)) == (1,)
+
+
+def test_there_are_none_below_the_dominance_threshold():
+    state = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
+    assert outliers_of(state, **options(dominance_threshold=3.7)) == ()
+
+
+def test_there_are_none_where_too_many_would_be_needed():
+    state = torch.tensor([[1.0, -8.0, 1, 1, 6.0, 1, 1, 1, 1, 1]])
+    assert outliers_of(state, **options(max_outliers=1)) == ()
+
+
+def test_energy_is_a_mean_over_sequences():
+    # dimension 0: (100 + 0) / 2 = 50; dimension 1: (0 + 16) / 2 = 8
+    state = torch.tensor([[10.0, 0.0, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]])
+    assert outliers_of(state, **options(energy_frac=0.5)) == (0,)
+
+
+def found(ratio, states, forced=None):
+    return find(
+        positions=(0,),
+        sink_found=True,
+        ratio=torch.tensor(ratio),
+        states=states,
+        growth_factor=2.0,
+        dominance_threshold=3.0,
+        energy_frac=0.8,
+        max_outliers=2,
+        forced=forced,
+    )
+
+
+def planted_states():
+    """Before layer 0, after layers 0 and 1; only after layer 1 does dimension 3 stand out."""
+    states = torch.ones(3, 2, 6)
+    states[1, :, 2] = 1.5
+    states[2, :, 3] = -50.0
+    return states
+
+
+def test_find_names_the_step_and_the_dimension_after_it():
+    finding = found([1.0, 1.2, 30.0], planted_states())
+    assert [(s.first_layer, s.last_layer, s.dimension) for s in finding.steps] == [(1, 1, 3)]
+    assert (finding.steps[0].ratio_before, finding.steps[0].ratio_after) == pytest.approx((1.2, 30.0))
+    assert finding.outliers == {1: (3,)}
+
+
+def test_outliers_enter_the_next_layer():
+    finding = found([1.0, 1.2, 30.0], planted_states())
+    assert [finding.entering(layer) for layer in range(3)] == [(), (), (3,)]
+
+
+def test_forced_steps_take_the_strongest_dimensions_as_they_are():
+    finding = found([1.0, 1.0, 1.0], planted_states(), forced=((0, 0),))
+    assert [(s.first_layer, s.dimension) for s in finding.steps] == [(0, 2)]
+    assert finding.outliers == {-1: (0,), 0: (2,), 1: (3,)}
+
+
+def test_feeding_layers_are_the_growth_layers_or_the_first_quarter():
+    finding = Finding(positions=(0,), sink_found=True, steps=(step(1, 2), step(5, 5)), outliers={})
+    assert finding.feeding(8) == (1, 2, 5)
+    assert finding.step_of(2) is finding.steps[0]
+    nothing = Finding(positions=(0,), sink_found=False, steps=(), outliers={})
+    assert nothing.feeding(8) == (0, 1)
+    assert nothing.feeding(2) == (0,)
+
+
+# --- controls
+
+
+def test_random_sets_have_the_size_and_none_of_the_chosen():
+    chosen = torch.zeros(50, dtype=torch.bool)
+    chosen[[3, 7, 11]] = True
+    sets = matched_random(chosen, draws=5, generator=torch.Generator().manual_seed(0))
+    assert len(sets) == 5
+    assert all(int(one.sum()) == 3 and not (one & chosen).any() for one in sets)
+    assert len({tuple(one.nonzero().flatten().tolist()) for one in sets}) == 5
+
+
+def test_random_sets_take_all_others_where_there_are_too_few():
+    chosen = torch.tensor([True, True, True, False])
+    (only,) = matched_random(chosen, draws=1, generator=torch.Generator())
+    assert only.tolist() == [False, False, False, True]
+
+
+def test_random_sets_depend_on_the_generator_only():
+    chosen = torch.arange(40) < 4
+    a, b = (matched_random(chosen, draws=5, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,114 @@
+"""Fixtures for edits, engine and patching: tiny models, and edits of the raw model made by torch alone."""
+
+import functools
+
+import lenses
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from sink_lens.models.families import family_of
+from sink_lens.models.sites import SITES, read
+from sink_lens.models.tiny import tiny
+
+
+@functools.cache
+def _raw_of(family):
+    return tiny(family, attn_implementation="eager")
+
+
+@pytest.fixture(scope="session")
+def lens_of():
+    """The builder of each family's ``LensModel``, built once."""
+    return lenses.lens_of
+
+
+@pytest.fixture(scope="session")
+def raw_of():
+    """The builder of each family's eager Hugging Face model: the weights of the lens, no storage shared with it."""
+    return _raw_of
+
+
+@pytest.fixture(scope="session")
+def raw_run():
+    """``raw_run(family, tokens, changes, model=None)``: logits of the Hugging Face model under changes by hand."""
+    return _raw_run
+
+
+@torch.no_grad()
+def _raw_run(family, tokens, changes=(), *, model=None):
+    """The raw model's logits; ``changes`` are (site, layer, function), the function writing into its argument."""
+    model = _raw_of(family) if model is None else model
+    row = family_of(type(model).__name__)
+    handles, inside = [], {}
+    for site, layer, change in changes:
+        if SITES[site].observed:
+            inside.setdefault((site, layer), []).append(change)
+        else:
+            handles.append(_listen(model, row, site, layer, change, batch=len(tokens)))
+    before = model.config._attn_implementation
+    if inside:
+        AttentionInterface.register("written_out", functools.partial(_attention, inside=inside))
+        AttentionMaskInterface.register("written_out", eager_mask)
+        model.set_attn_implementation("written_out")
+    try:
+        return model(tokens, use_cache=False).logits
+    finally:
+        model.set_attn_implementation(before)
+        for handle in handles:
+            handle.remove()
+
+
+def _listen(model, row, site, layer, change, *, batch):
+    """A torch hook that writes into a copy of what the site's submodule takes or gives."""
+    address = SITES[site].address(row)
+    config = model.config
+    n_heads = config.num_attention_heads
+    sizes = {
+        "n_heads": n_heads,
+        "n_kv_heads": getattr(config, "num_key_value_heads", None) or n_heads,
+        "d_head": getattr(config, "head_dim", None) or config.hidden_size // n_heads,
+    }
+
+    def changed(tensor):
+        tensor = tensor.clone()
+        change(read(tensor, address=address, family=row, batch=batch, **sizes))  # a view: written into the whole
+        return tensor
+
+    def after(module, args, output):
+        return (changed(output[0]), *output[1:]) if isinstance(output, tuple) else changed(output)
+
+    def before(module, args, kwargs):
+        if args:
+            return (changed(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": changed(kwargs["hidden_states"])}
+
+    root = model.get_submodule(row.layers)[layer] if SITES[site].per_layer else model
+    module = root.get_submodule(address.module)
+    if address.side == "output":
+        return module.register_forward_hook(after)
+    return module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _attention(module, query, key, value, mask, scaling, softcap=None, s_aux=None, weighting=None, *, inside, **rest):
+    """Eager attention written out, with the changes of scores and pattern where they belong."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    for change in inside.get(("scores", module.layer_idx), ()):
+        change(scores)
+    if weighting == "sigmoid":
+        pattern = scores.sigmoid()
+    elif s_aux is None:
+        pattern = scores.softmax(-1)
+    else:
+        learned = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
+        joined = torch.cat([scores, learned], dim=-1)
+        pattern = (joined - joined.max(-1, keepdim=True).values).softmax(-1)[..., :-1]
+    for change in inside.get(("pattern", module.layer_idx), ()):
+        change(pattern)
+    return (pattern @ value).transpose(1, 2).contiguous(), None

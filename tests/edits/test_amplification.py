@@ -1,0 +1,241 @@
+"""Amplification by hand, its means against the plain model, and its no-op."""
+
+import functools
+import inspect
+
+import pytest
+import torch
+
+from sink_lens.data.tokens import random_tokens
+from sink_lens.edits.amplification import CENTRES, CentringMeans, amplification, centring_means
+from sink_lens.edits.constructors import At
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import InputError
+from sink_lens.measures.reductions import expand_kv
+from sink_lens.models.sites import SITES, read
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
+
+P = 5
+
+
+@functools.cache
+def _means(lens_of, family):
+    return centring_means(lens_of(family), n_tokens=128)
+
+
+@pytest.fixture(scope="module")
+def means_of(lens_of):
+    """The builder of each family's means."""
+    return lambda family: _means(lens_of, family)
+
+
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(3))
+
+
+@functools.cache
+def unedited(lens):
+    return run_with(lens, tokens(), logits=True, loss=False).logits
+
+
+def by_number(value):
+    """Means that are one number in one layer."""
+    full = {0: torch.full((2, 3), value)}
+    return CentringMeans(values=full, aggregated={0: torch.full((2, 3), 10 * value)}, n_tokens=64, seed=0)
+
+
+def changed(one, z, *, layer=0):
+    at = At(
+        layer=layer,
+        sequences=slice(0, len(z)),
+        n_sequences=len(z),
+        positions=torch.tensor([0]),
+        valid=torch.ones(len(z), 1).bool(),
+        read=None,
+    )
+    return one.change(z, at)
+
+
+# --- by hand
+
+
+@pytest.mark.parametrize(
+    ("centre", "factor", "expected"),
+    [
+        ("values", 3.0, 7.0),  # 1 + 3 (3 - 1)
+        ("values", 0.5, 2.0),  # 1 + (3 - 1) / 2: attenuated
+        ("values", 0.0, 1.0),  # the centre itself
+        ("values", -1.0, -1.0),  # mirrored
+        ("aggregated", 3.0, -11.0),  # 10 + 3 (3 - 10)
+        ("none", 3.0, 9.0),
+        ("none", 0.5, 1.5),
+    ],
+)
+def test_a_number_by_hand(centre, factor, expected):
+    one = amplification(factor, positions=[0], layers=[0], centre=centre, means=by_number(1.0))
+    assert (changed(one, torch.full((1, 1, 2, 3), 3.0)) == expected).all()
+
+
+def test_each_head_has_its_own_mean():
+    means = CentringMeans(values={0: torch.tensor([[1.0], [2.0], [4.0]])}, aggregated={}, n_tokens=64, seed=0)
+    z = torch.zeros(1, 1, 3, 1)
+    every = amplification(2.0, positions=[0], layers=[0], means=means)
+    assert changed(every, z).flatten().tolist() == [-1.0, -2.0, -4.0]  # mu + 2 (0 - mu)
+    some = amplification(2.0, positions=[0], layers=[0], means=means, heads=[2, 0])
+    assert changed(some, z[:, :, :2]).flatten().tolist() == [-4.0, -1.0]
+
+
+def test_of_no_centre_the_direction_stays_and_of_a_centre_the_distance_grows(lens_of, means_of):
+    lens, means = lens_of("llama"), means_of("llama")
+
+    def z(*edits):
+        return run_with(lens, tokens(), edits, sites=("z_raw",), loss=False).tensors["z_raw", 0][:, P]
+
+    plain = z()
+    scaled = z(amplification(4.0, positions=[P], layers=[0], centre="none"))
+    assert torch.equal(scaled, 4 * plain)
+    moved = z(amplification(4.0, positions=[P], layers=[0], means=means))
+    torch.testing.assert_close(moved - means.values[0], 4 * (plain - means.values[0]), rtol=1e-5, atol=1e-5)
+
+
+# --- in a model
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("centre", CENTRES)
+def test_factor_1_changes_nothing(lens_of, means_of, family, centre):
+    lens = lens_of(family)
+    one = amplification(1.0, positions=[P], layers=[0, 1, 2], centre=centre, means=means_of(family))
+    assert torch.equal(run_with(lens, tokens(), one, logits=True, loss=False, quiet=True).logits, unedited(lens))
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_it_is_the_edit_of_the_raw_model(lens_of, raw_run, means_of, family):
+    mu = means_of(family).values[1]
+
+    def amplify(z):
+        z[:, P] = mu + 5 * (z[:, P] - mu)
+
+    expected = raw_run(family, tokens(), [("z_raw", 1, amplify)])
+    one = amplification(5.0, positions=[P], layers=[1], means=means_of(family))
+    found = run_with(lens_of(family), tokens(), one, logits=True, loss=False).logits
+    assert ((found - expected).norm(dim=-1) <= 3e-6 * expected.norm(dim=-1)).all()
+    assert torch.equal(found[:, :P], run_with(lens_of(family), tokens(), logits=True, loss=False).logits[:, :P])
+
+
+def test_chosen_heads_change_and_no_others(lens_of, means_of):
+    lens = lens_of("qwen3")
+    one = amplification(5.0, positions=[P], layers=[1], means=means_of("qwen3"), heads=[3, 1])
+    found, plain = (
+        run_with(lens, tokens(), edits, sites=("z_raw",), loss=False).tensors["z_raw", 1] for edits in (one, ())
+    )
+    assert set((found != plain).any(-1).any(1).any(0).nonzero().flatten().tolist()) == {1, 3}
+    mu = means_of("qwen3").values[1][[1, 3]]
+    torch.testing.assert_close(found[:, P, [1, 3]], mu + 5 * (plain[:, P, [1, 3]] - mu))
+
+
+# --- the means
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_means_are_those_of_the_plain_model(lens_of, raw_of, means_of, family):
+    lens, means, model = lens_of(family), means_of(family), raw_of(family)
+    ids = random_tokens(
+        None, generator=torch.Generator().manual_seed(0), vocab_size=VOCAB_SIZE, sequences=2, length=64, bos="without"
+    ).tokens
+    seen = {}
+    sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
+
+    def keep(name, address):
+        def hook(module, args, kwargs=None, output=None):
+            given = output if address.side == "output" else args[0]
+            given = given[0] if isinstance(given, tuple) else given
+            seen[name] = read(given, address=address, family=lens.family, batch=2, **sizes)
+
+        return hook
+
+    handles = []
+    for site in ("v", "z_raw"):
+        address = SITES[site].address(lens.family)
+        module = model.get_submodule(lens.family.layers)[1].get_submodule(address.module)
+        hook = keep(site, address)
+        if address.side == "output":
+            handles.append(
+                module.register_forward_hook(lambda module, args, output, hook=hook: hook(module, args, output=output))
+            )
+        else:
+            handles.append(module.register_forward_pre_hook(hook))
+    with torch.no_grad():
+        model(ids, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    values = expand_kv(seen["v"].flatten(0, 1), n_heads=lens.n_heads).mean(0)
+    torch.testing.assert_close(means.values[1], values, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(means.aggregated[1], seen["z_raw"].flatten(0, 1).mean(0), rtol=1e-4, atol=1e-5)
+    assert means.n_tokens == 128
+    assert sorted(means.values) == sorted(means.aggregated) == [0, 1, 2]
+
+
+def test_the_seed_decides_the_tokens(lens_of, means_of):
+    lens = lens_of("llama")
+    again, other = (centring_means(lens, n_tokens=128, seed=seed) for seed in (0, 1))
+    assert torch.equal(again.values[2], means_of("llama").values[2])
+    assert not torch.equal(other.values[2], again.values[2])
+    assert (other.seed, again.seed) == (1, 0)
+
+
+def test_tokens_are_whole_sequences(lens_of):
+    assert centring_means(lens_of("llama"), n_tokens=100).n_tokens == 64
+
+
+def test_a_round_trip_through_tensors(means_of):
+    means = means_of("llama")
+    tensors = means.tensors()
+    assert set(tensors) == {f"{centre}.{layer}" for centre in ("values", "aggregated") for layer in range(3)}
+    back = CentringMeans.from_tensors(tensors, n_tokens=means.n_tokens, seed=means.seed)
+    for centre in ("values", "aggregated"):
+        assert sorted(back.of(centre)) == [0, 1, 2]
+        for layer in range(3):
+            assert torch.equal(back.of(centre)[layer], means.of(centre)[layer])
+    assert (back.n_tokens, back.seed) == (128, 0)
+
+
+# --- what it is called, and what is refused
+
+
+def test_labels():
+    where = {"positions": [1], "layers": [0], "means": by_number(1.0)}
+    assert amplification(2.5, **where).label == "amplification x 2.5 from values"
+    assert amplification(10.0, centre="aggregated", **where).label == "amplification x 10 from aggregated"
+    assert amplification(10.0, centre="none", **where).label == "norm x 10"
+    assert amplification(10.0, label="mine", **where).label == "mine"
+    one = amplification(2.0, positions=[4, 1], layers=[2, 0], centre="none", heads=[1])
+    assert (one.site, one.positions, one.layers, one.heads) == ("z_raw", (4, 1), (2, 0), (1,))
+
+
+def test_an_unknown_centre_is_refused():
+    unchecked = inspect.unwrap(amplification)  # without the check of types, which tests alone have
+    with pytest.raises(InputError, match="the centre is 'mean'; need one of values, aggregated, none"):
+        unchecked(2.0, positions=[1], layers=[0], centre="mean")
+
+
+@pytest.mark.parametrize("factor", [float("inf"), float("nan")])
+def test_a_factor_that_is_not_finite_is_refused(factor):
+    with pytest.raises(InputError, match=f"the factor is {factor}; need a finite number"):
+        amplification(factor, positions=[1], layers=[0], centre="none")
+
+
+@pytest.mark.parametrize("centre", ["values", "aggregated"])
+def test_a_centre_without_means_is_refused(centre):
+    with pytest.raises(InputError, match=rf"the centre '{centre}' needs means; compute them once with centring_means"):
+        amplification(2.0, positions=[1], layers=[0], centre=centre)
+
+
+def test_no_centre_has_no_means():
+    with pytest.raises(InputError, match="the centre 'none' has no means; need values or aggregated"):
+        by_number(1.0).of("none")
+
+
+def test_fewer_tokens_than_one_sequence_are_refused(lens_of):
+    with pytest.raises(InputError, match="n_tokens is 63; need at least 64, one sequence of random tokens"):
+        centring_means(lens_of("llama"), n_tokens=63)

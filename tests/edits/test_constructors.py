@@ -1,0 +1,331 @@
+"""An edit of the bridge is the same edit of the raw Hugging Face model, on every family and at every site."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+from sink_lens.edits.constructors import clamp, edit, hold, resample, scale, set_value, zero
+from sink_lens.engine.forward import run_with
+from sink_lens.models.sites import SITES, sites_of
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, WINDOW
+
+BATCH, LENGTH, LAYER = 2, 18, 1
+NO_NEURONS = ("gate", "up", "neurons", "down_out")
+UNGATED = ("gpt2", "gpt_neox", "opt")
+GROUPED = tuple(family for family in TINY_FAMILIES if family not in UNGATED)
+WINDOWED = {"mistral": (0, 1, 2), "phi3": (0, 1, 2), "gemma2": (0, 2), "gemma3": (0, 2), "gpt_oss": (0, 2)}
+"""Family -> its layers with a window of 8."""
+OWN_ORDER = ("gpt2", "opt")
+"""The bridge multiplies in another order than Hugging Face: equal to rounding, not to the last bit."""
+CASES = [
+    (family, site)
+    for family in TINY_FAMILIES
+    for site in SITES
+    if not (family == "gpt_oss" and site in NO_NEURONS) and not (family in UNGATED and site == "gate")
+]
+LEAST = torch.finfo(torch.float32).min
+MAKE = {
+    "zero": lambda site, values, where: zero(site, **where),
+    "set_value": lambda site, values, where: set_value(site, 0.7, **where),
+    "scale": lambda site, values, where: scale(site, -1.5, **where),
+    "clamp": lambda site, values, where: clamp(site, low=-0.05, high=0.1, **where),
+    "hold": lambda site, values, where: hold(site, values, **where),
+    "resample": lambda site, values, where: resample(site, values, generator=torch.Generator(), **where),
+    "edit": lambda site, values, where: edit(site, lambda x, at: x.flip(-1) + 0.5 * x, **where),
+}
+BY_HAND = {
+    "zero": lambda x, values: 0 * x,
+    "set_value": lambda x, values: 0 * x + 0.7,
+    "scale": lambda x, values: -1.5 * x,
+    "clamp": lambda x, values: torch.where(x > 0.1, 0.1, torch.where(x < -0.05, -0.05, x)),
+    "hold": lambda x, values: values,
+    "resample": lambda x, values: values[[1, 0]],  # of two sequences, each gets the other's
+    "edit": lambda x, values: torch.stack([x[..., -1 - last] for last in range(x.shape[-1])], -1) + 0.5 * x,
+}
+
+
+def tokens(seed=1, batch=BATCH):
+    return torch.randint(3, VOCAB_SIZE, (batch, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+def logits(lens, edits=(), ids=None, **options):
+    return run_with(
+        lens, tokens() if ids is None else ids, edits, layers=[0], logits=True, loss=False, **options
+    ).logits
+
+
+@functools.cache
+def unedited(lens, seed=1, batch=BATCH):
+    return run_with(lens, tokens(seed, batch), sites=sites_of(lens.family), logits=True)
+
+
+def captured(lens, site, **drawn):
+    """Layer -> the site's tensor without edits."""
+    return {layer: tensor for (name, layer), tensor in unedited(lens, **drawn).tensors.items() if name == site}
+
+
+def part(family, site, number=0):
+    """A layer and chosen indices of each axis, out of order; another part for every number from 0 to 6.
+
+    Of scores and pattern, queries and keys within the past and the window.
+    """
+    per_layer = SITES[site].per_layer
+    places = [[9, 6], [10, 7], [8]][number // 3] if per_layer else [2 * number + 1, 2 * number]
+    chosen = {
+        "position": ("positions", places),
+        "query": ("positions", places),
+        "key": ("keys", [5, 3, 4]),
+        "head": ("heads", [3, 1]),
+        "kv_head": ("heads", [1] if family in GROUPED else [3, 1]),
+    }
+    return number % 3 if per_layer else 0, [
+        chosen.get(axis, ("units", [7, 0, 10])) for axis in SITES[site].axes.split()[1:]
+    ]
+
+
+def both(family, site, name, number):
+    """One constructor's edit, and the same change by hand as ``raw_run`` takes it."""
+    layer, chosen = part(family, site, number)
+    indices = [one for _, one in chosen]
+    values = torch.randn(BATCH, *map(len, indices), generator=torch.Generator().manual_seed(number))
+
+    def change(view):
+        places = list(itertools.product(*indices))
+        old = torch.stack([view[(slice(None), *place)] for place in places], -1).view(values.shape)
+        new = BY_HAND[name](old, values).flatten(1)
+        for column, place in enumerate(places):
+            view[(slice(None), *place)] = new[:, column]
+
+    return MAKE[name](site, {layer: values}, {"layers": [layer], **dict(chosen)}), (site, layer, change)
+
+
+def assert_same(found, expected, family):
+    if family in OWN_ORDER:
+        assert ((found - expected).norm(dim=-1) <= 2e-6 * expected.norm(dim=-1)).all()
+    else:
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_without_edits_the_logits_are_those_of_the_raw_model(lens_of, raw_run, family):
+    assert_same(logits(lens_of(family)), raw_run(family, tokens()), family)
+
+
+@pytest.mark.parametrize(("family", "site"), CASES)
+def test_all_constructors_at_once_are_the_same_edits_of_the_raw_model(lens_of, raw_run, family, site):
+    edits, changes = zip(*(both(family, site, name, number) for number, name in enumerate(MAKE)), strict=True)
+    # One that changes nothing would warn, and a warning is an error here.
+    assert_same(logits(lens_of(family), edits), raw_run(family, tokens(), changes), family)
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("site", ["k", "scores", "pattern", "z", "neurons", "mlp_out", "final"])
+def test_each_constructor_alone_is_the_same_edit_of_the_raw_model(lens_of, raw_run, site, name):
+    family = "gemma2"
+    one, change = both(family, site, name, 0)
+    found = logits(lens_of(family), one)
+    assert_same(found, raw_run(family, tokens(), [change]), family)
+    baseline = unedited(lens_of(family)).logits
+    assert (found - baseline).norm() > 1e-4 * baseline.norm()
+
+
+@pytest.mark.parametrize(("family", "site"), CASES)
+def test_an_edit_with_the_same_values_changes_no_bit_and_says_so(lens_of, family, site):
+    with pytest.warns(UserWarning, match=f"the edit '{site}' changed nothing: what it wrote was there already"):
+        found = logits(lens_of(family), edit(site, lambda x, at: x.clone()))
+    assert torch.equal(found, unedited(lens_of(family)).logits)
+
+
+@pytest.mark.parametrize(("family", "site"), CASES)
+def test_a_self_patch_brings_back_every_bit(lens_of, family, site):
+    """Noise, then the model's own values on top: what is written is what goes on."""
+    lens = lens_of(family)
+    values = captured(lens, site)
+    noise = edit(site, lambda x, at: torch.where(x < -1e30, x, x + 0.3 * x.flip(1)))
+    baseline = unedited(lens).logits
+    assert torch.equal(logits(lens, [noise, hold(site, values)]), baseline)
+
+
+@pytest.mark.parametrize("site", ["resid_pre", "resid_post", "final"])
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_whole_stream_of_another_run_brings_its_logits(lens_of, family, site):
+    lens = lens_of(family)
+    clean = captured(lens, site, seed=9)
+    layer = 0 if site == "final" else 2
+    assert torch.equal(logits(lens, hold(site, {layer: clean[layer]})), unedited(lens, seed=9).logits)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_nothing_is_changed_in_place(lens_of, family):
+    """What was read before an edit, what is held, the weights and the next run stay as they are."""
+    lens = lens_of(family)
+    baseline = unedited(lens).logits
+    kept = []
+
+    def look(site):
+        def change(x, at):
+            kept.append((x, x.clone()))
+            return x.clone() + 0.1
+
+        return edit(site, change, layers=[LAYER])
+
+    names = [site for name, site in CASES if name == family and SITES[site].per_layer and not SITES[site].observed]
+    values = {site: captured(lens, site)[LAYER] + 1 for site in names}
+    copies = {site: tensor.clone() for site, tensor in values.items()}
+    logits(lens, [one for site in names for one in (look(site), hold(site, {LAYER: values[site]}), look(site))])
+    assert len(kept) == 2 * len(names)
+    assert all(torch.equal(tensor, copy) for tensor, copy in kept)
+    assert all(torch.equal(values[site], copies[site]) for site in names)
+    assert torch.equal(logits(lens), baseline)
+
+
+def test_edits_of_one_site_are_applied_in_the_order_given(lens_of, raw_run):
+    double, one = scale("mlp_out", 2.0, layers=[LAYER]), edit("mlp_out", lambda x, at: x + 1, layers=[LAYER])
+
+    def twice_plus(view):
+        view.mul_(2).add_(1)
+
+    def plus_twice(view):
+        view.add_(1).mul_(2)
+
+    lens = lens_of("llama")
+    assert torch.equal(logits(lens, [double, one]), raw_run("llama", tokens(), [("mlp_out", LAYER, twice_plus)]))
+    assert torch.equal(logits(lens, [one, double]), raw_run("llama", tokens(), [("mlp_out", LAYER, plus_twice)]))
+    assert not torch.equal(logits(lens, [double, one]), logits(lens, [one, double]))
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+@pytest.mark.parametrize(("first", "then"), [("z_raw", "z"), ("down_out", "mlp_out"), ("v", "z")])
+def test_edits_of_two_sites_are_applied_in_the_order_of_the_layer(lens_of, family, first, then):
+    """Also where both sites are one hook, as z_raw and z are without a head norm."""
+    add = edit(first, lambda x, at: x + 1, layers=[LAYER])
+    nothing = zero(then, layers=[LAYER])
+    lens = lens_of(family)
+    assert torch.equal(logits(lens, [add, nothing]), logits(lens, nothing))
+    assert torch.equal(logits(lens, [nothing, add]), logits(lens, [add, nothing]))
+
+
+def test_what_an_edit_reads_is_read_after_the_edits_there(lens_of):
+    seen = []
+
+    def change(x, at):
+        seen.append(at.read.clone())
+        return x + 1
+
+    lens = lens_of("llama")
+    reader = edit("mlp_out", change, reads="neurons", layers=[LAYER])
+    logits(lens, [reader, zero("neurons", layers=[LAYER], units=[5])])
+    assert torch.equal(seen[0][..., 5], torch.zeros(BATCH, LENGTH))
+    own = captured(lens, "neurons")[LAYER]
+    assert torch.equal(seen[0][..., :5], own[..., :5])
+    logits(lens, [edit("z", change, reads="z_raw", layers=[LAYER]), scale("z_raw", 3.0, layers=[LAYER])])
+    torch.testing.assert_close(seen[1], 3 * captured(lens, "z")[LAYER])  # one hook for both sites
+
+
+def test_a_change_is_told_where_it_is_made(lens_of):
+    seen = []
+
+    def change(x, at):
+        seen.append((at.layer, at.sequences, at.n_sequences, at.positions.tolist(), at.valid.sum().item()))
+        return x + 1
+
+    logits(lens_of("gpt2"), edit("z", change, layers=[2, 0], positions=[4, 2]), ids=tokens(batch=3), batch_size=2)
+    assert seen == [
+        (0, slice(0, 2), 3, [4, 2], 36),
+        (2, slice(0, 2), 3, [4, 2], 36),
+        (0, slice(2, 3), 3, [4, 2], 18),
+        (2, slice(2, 3), 3, [4, 2], 18),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "site"),
+    [(family, site) for family in GROUPED for site in ("k", "v") if (family, site) != ("olmo2", "k")],
+)
+def test_a_key_value_head_reaches_the_heads_that_share_it_and_no_other(lens_of, family, site):
+    # The norm of OLMo2's keys is over all heads together: there, zeros in one head change the others.
+    lens = lens_of(family)
+    before = captured(lens, "z")[LAYER]
+    after = run_with(lens, tokens(), zero(site, layers=[LAYER], heads=[1]), sites=("z",)).tensors["z", LAYER]
+    changed = (after != before).any(-1).any(1).any(0)
+    assert changed.tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("site", ["q", "k", "v"])
+@pytest.mark.parametrize("family", ["phi3", "gpt2", "gpt_neox"])
+def test_an_edit_of_a_part_of_a_fused_projection_leaves_the_others(lens_of, family, site):
+    lens, sites = lens_of(family), ("q", "k", "v")
+    before = unedited(lens).tensors
+    after = run_with(lens, tokens(), zero(site, layers=[LAYER], heads=[1]), sites=sites).tensors
+    for name in sites:
+        same = [torch.equal(after[name, LAYER][:, :, head], before[name, LAYER][:, :, head]) for head in range(2)]
+        assert same == [True, name != site]
+    assert not after[site, LAYER][:, :, 1].any()
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_token_isolated_through_the_scores_sees_only_itself(lens_of, raw_run, family):
+    """Under windows too, where a mask of one's own would replace the model's."""
+    lens, place = lens_of(family), WINDOW + 4
+    alone = set_value("scores", LEAST, positions=[place], keys=range(place))
+    found = run_with(lens, tokens(), alone, sites=("pattern", "v", "z_raw"), logits=True)
+
+    def by_hand(view):
+        view[:, :, place, :place] = LEAST
+
+    expected = raw_run(family, tokens(), [("scores", layer, by_hand) for layer in range(3)])
+    assert_same(found.logits, expected, family)
+    before = captured(lens, "pattern")
+    for layer in range(3):
+        pattern = found.tensors["pattern", layer]
+        row = pattern[:, :, place]
+        assert not row[..., :place].any()
+        if lens.family.sink_logit or lens.family.sigmoid:  # the learned sink logit keeps its share
+            assert ((row[..., place] > 0) & (row[..., place] < 1)).all()
+        else:
+            v = found.tensors["v", layer][:, place]
+            assert torch.equal(found.tensors["z_raw", layer][:, place], v.repeat_interleave(4 // v.shape[1], 1))
+        # Every other row keeps what its window hides.
+        assert torch.equal(pattern[..., :place, :] == 0, before[layer][..., :place, :] == 0)
+        if layer in WINDOWED.get(family, ()):
+            assert not torch.ones(LENGTH, LENGTH).tril(-WINDOW)[None].bool().logical_and(pattern.ne(0)).any()
+    earlier = tokens()
+    earlier[:, :place] = tokens(seed=8)[:, :place]
+    assert torch.equal(logits(lens, alone, ids=earlier)[:, place], found.logits[:, place])
+
+
+def test_resampling_gives_each_sequence_another_ones_values(lens_of):
+    lens, ids = lens_of("llama"), tokens(batch=5)
+    own = captured(lens, "neurons", batch=5)
+    orders = set()
+    for seed in range(6):
+        drawn = resample("neurons", own, generator=torch.Generator().manual_seed(seed))
+        after = run_with(lens, ids, drawn, sites=("neurons",), batch_size=2).tensors["neurons", 0]
+        source = [int((own[0] == row).flatten(1).all(1).nonzero()) for row in after]
+        assert sorted(source) == list(range(5))
+        assert all(one != place for place, one in enumerate(source))
+        orders.add(tuple(source))
+    assert len(orders) > 1
+
+
+def test_held_values_are_repeated_along_axes_of_size_1(lens_of):
+    lens = lens_of("llama")
+    mean = captured(lens, "z")[LAYER].mean((0, 1), keepdim=True)
+    whole = mean.expand(BATCH, LENGTH, 4, 12)
+    assert torch.equal(logits(lens, hold("z", {LAYER: mean})), logits(lens, hold("z", {LAYER: whole})))
+
+
+def test_what_an_edit_gives_gets_the_type_of_the_model(lens_of):
+    lens = lens_of("llama")
+    double = edit("z", lambda x, at: x.double() * 2, layers=[LAYER])
+    assert torch.equal(logits(lens, double), logits(lens, scale("z", 2.0, layers=[LAYER])))
+
+
+def test_edits_work_where_gradients_are_off_altogether(lens_of):
+    lens, double = lens_of("llama"), scale("z", 2.0)
+    expected = logits(lens, double)
+    with torch.inference_mode():
+        found = logits(lens, double)
+    assert torch.equal(found, expected)

@@ -1,0 +1,150 @@
+"""Metrics: the number that each gives, checked by hand, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from lenses import lens_of
+
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits import metrics
+from sink_lens.edits.metrics import Metric, as_metric, evaluate
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import InputError, SiteError
+
+LENS = lens_of("llama")
+TOKENS = torch.randint(3, 300, (3, 9), generator=torch.Generator().manual_seed(0))
+PADDED = from_tensor(TOKENS, lengths=torch.tensor([9, 5, 9]))
+
+
+def outcome(tokens=TOKENS, **options):
+    return run_with(LENS, tokens, logits=True, **options)
+
+
+def test_sink_mass_is_the_mean_over_heads_and_the_chosen_layers():
+    run = outcome(keys=(0, 2))
+    assert torch.equal(evaluate(metrics.sink_mass(2, layers=[1]), run), run.mass[1, :, :, 1].mean(1))
+    assert torch.allclose(evaluate(metrics.sink_mass(0), run), run.mass[..., 0].mean((0, 2)))
+
+
+def test_logit_difference_reads_each_sequences_own_tokens_at_its_last_real_position():
+    run = outcome(PADDED)
+    found = evaluate(metrics.logit_difference([5, 6, 7], 8), run)
+    by_hand = [
+        run.logits[row, last, one] - run.logits[row, last, 8] for row, last, one in ((0, 8, 5), (1, 4, 6), (2, 8, 7))
+    ]
+    assert found.tolist() == pytest.approx([float(one) for one in by_hand])
+    assert torch.equal(
+        evaluate(metrics.logit_difference(5, 8, position=3), run), run.logits[:, 3, 5] - run.logits[:, 3, 8]
+    )
+
+
+def test_loss_is_that_of_the_run():
+    run = outcome()
+    assert torch.equal(evaluate(metrics.loss(), run), run.loss)
+
+
+def test_divergence_from_itself_is_zero_and_from_others_the_textbook_sum():
+    run, other = outcome(PADDED), outcome(from_tensor(TOKENS.flip(1), lengths=PADDED.lengths))
+    assert evaluate(metrics.kl_to(run.logits), run).abs().max() < 1e-6
+    found = evaluate(metrics.kl_to(other.logits), run)
+    p, q = other.logits.double().softmax(-1), run.logits.double().softmax(-1)
+    by_position = (p * (p.log() - q.log())).sum(-1)
+    assert found[1].item() == pytest.approx(by_position[1, :5].mean().item(), rel=1e-4)
+    assert evaluate(metrics.kl_to(other.logits, position=-1), run)[1].item() == pytest.approx(
+        by_position[1, 4].item(), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("site", ["resid_post", "z", "neurons"])
+def test_norm_is_euclidean_over_everything_at_the_position(site):
+    run = outcome(sites=(site,))
+    found = evaluate(metrics.norm(3, layer=1, site=site), run)
+    assert torch.allclose(found, run.tensors[site, 1][:, 3].flatten(1).square().sum(1).sqrt())
+
+
+def test_dominance_is_largest_over_mean_magnitude():
+    run = outcome(keys=(0,))
+    state = run.state[2, :, 0].abs()
+    assert torch.allclose(evaluate(metrics.dominance(0, layer=2), run), state.amax(1) / state.mean(1))
+
+
+def test_a_function_of_ones_own_reads_logits_loss_and_all_layers():
+    def mine(run):
+        return run.logits[:, -1, 0] + run.loss
+
+    made = as_metric(mine, lens=LENS, n_positions=9)
+    assert (made.name, made.loss, made.logits, made.layers) == ("mine", True, True, None)
+    assert evaluate(made, outcome()).shape == (3,)
+
+
+@pytest.mark.parametrize("value", [1.5, 2, torch.tensor(1.5)])
+def test_a_single_number_is_accepted(value):
+    assert evaluate(Metric(name="m", function=lambda run: value), outcome()).shape == (1,)
+
+
+@pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(3, 9), "text", [1.0, 2.0, 3.0], None, torch.ones(3) * 1j])
+def test_anything_else_than_one_number_a_sequence_is_refused(bad):
+    with pytest.raises(InputError, match=r"for 3 sequences; need one number a sequence"):
+        evaluate(Metric(name="m", function=lambda run: bad), outcome())
+
+
+def test_a_metric_that_is_none_is_refused():
+    with pytest.raises(InputError, match="the metric is str; need a Metric"):
+        as_metric("loss", lens=LENS, n_positions=9)
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (Metric(name="m", function=len, layers=(7,)), "reads layer 7; need 0 to 2"),
+        (Metric(name="m", function=len, keys=(9,)), "reads position 9; need 0 to 8"),
+        (Metric(name="m", function=len, keys=()), "names no position"),
+        (Metric(name="m", function=len, layers=()), "reads no layers, no loss and no logits"),
+    ],
+)
+def test_what_a_metric_cannot_read_is_refused(metric, text):
+    with pytest.raises(InputError, match=text):
+        as_metric(metric, lens=LENS, n_positions=9)
+
+
+def test_a_site_that_the_family_lacks_is_refused():
+    with pytest.raises(SiteError, match="no site 'gate'"):
+        as_metric(Metric(name="m", function=len, sites=("gate",)), lens=lens_of("gpt2"), n_positions=9)
+
+
+@pytest.mark.parametrize("site", ["pattern", "final", "nowhere"])
+def test_a_norm_where_there_is_none_is_refused(site):
+    with pytest.raises(InputError, match="no norm of a position"):
+        metrics.norm(0, layer=0, site=site)
+
+
+def test_a_norm_at_padding_is_refused():
+    with pytest.raises(InputError, match="position 6 is padding"):
+        evaluate(metrics.norm(6, layer=0), outcome(PADDED, sites=("resid_post",)))
+
+
+def test_a_position_outside_a_sequence_is_refused():
+    with pytest.raises(InputError, match="position 5 is outside a sequence of 5 tokens; need -5 to 4"):
+        evaluate(metrics.logit_difference(1, 2, position=5), outcome(PADDED))
+
+
+def test_tokens_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match="2 token ids were given for 3 sequences"):
+        evaluate(metrics.logit_difference([1, 2], 3), outcome())
+    with pytest.raises(InputError, match="not all in the vocabulary; need 0 to 299"):
+        evaluate(metrics.logit_difference(300, 3), outcome())
+
+
+def test_logits_of_other_sequences_are_refused():
+    with pytest.raises(InputError, match=r"shape \(3, 4, 300\), those of the run \(3, 9, 300\)"):
+        evaluate(metrics.kl_to(outcome().logits[:, :4]), outcome())
+
+
+def test_sink_mass_of_no_layers_is_refused():
+    with pytest.raises(InputError, match="no layers"):
+        metrics.sink_mass(0, layers=[])
+
+
+def test_a_sink_mass_that_nothing_follows_is_undefined():
+    assert math.isnan(evaluate(metrics.sink_mass(8), outcome(keys=(8,)))[0])

@@ -1,0 +1,133 @@
+"""``scalar`` is a change of single entries of the down-projection, and of nothing else."""
+
+import copy
+
+import pytest
+import torch
+
+from sink_lens.edits.constructors import scalar, scale, zero
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import InputError, SiteError
+from sink_lens.models.families import family_of
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
+
+DENSE = tuple(family for family in TINY_FAMILIES if family != "gpt_oss")
+LAYER, NEURONS, DIMENSIONS, POSITIONS = 1, [60, 3], [7, 0, 41], [5, 0, 11]
+
+
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (2, 14), generator=torch.Generator().manual_seed(3))
+
+
+def logits(lens, edits=()):
+    return run_with(lens, tokens(), edits, logits=True, loss=False).logits
+
+
+def down(model):
+    row = family_of(type(model).__name__)
+    path = ".".join(name for name in (row.mlp, row.down) if name)
+    return model.get_submodule(row.layers)[LAYER].get_submodule(path), row.transposed
+
+
+@torch.no_grad()
+def weight_edited(model, factor, neurons=NEURONS, dimensions=DIMENSIONS):
+    """A copy of the raw model with entries of one down-projection multiplied, one by one."""
+    model = copy.deepcopy(model)
+    module, transposed = down(model)
+    for neuron in neurons:
+        for dimension in dimensions:
+            module.weight[(neuron, dimension) if transposed else (dimension, neuron)] *= factor
+    return model
+
+
+def assert_close(found, expected):
+    assert ((found - expected).norm(dim=-1) <= 2e-6 * expected.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.5])
+@pytest.mark.parametrize("family", DENSE)
+def test_it_is_the_change_of_the_weights(lens_of, raw_of, raw_run, family, factor):
+    found = logits(
+        lens_of(family), scalar(lens_of(family), layer=LAYER, neurons=NEURONS, dimensions=DIMENSIONS, factor=factor)
+    )
+    assert_close(found, raw_run(family, tokens(), model=weight_edited(raw_of(family), factor)))
+    assert (found - logits(lens_of(family))).norm() > 1e-4 * found.norm()
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_at_positions_it_is_the_change_of_the_weights_there_alone(lens_of, raw_of, raw_run, family):
+    changed, _ = down(weight_edited(raw_of(family), 0.0))
+    seen = []
+
+    def keep(view):
+        seen.append(view.clone())
+
+    @torch.no_grad()
+    def elsewhere(view):
+        other = changed(seen[-1])
+        for position in POSITIONS:
+            view[:, position] = other[:, position]
+
+    changes = [("neurons", LAYER, keep), ("down_out", LAYER, elsewhere)]
+    one = scalar(lens_of(family), layer=LAYER, neurons=NEURONS, dimensions=DIMENSIONS, positions=POSITIONS)
+    assert_close(logits(lens_of(family), one), raw_run(family, tokens(), changes))
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_all_entries_of_a_column_are_the_neuron(lens_of, family):
+    lens = lens_of(family)
+    column = scalar(lens, layer=LAYER, neurons=NEURONS, dimensions=range(48))
+    neuron = zero("neurons", layers=[LAYER], units=NEURONS)
+    assert_close(logits(lens, column), logits(lens, neuron))
+    entry = scalar(lens, layer=LAYER, neurons=NEURONS, dimensions=DIMENSIONS)
+    difference = (logits(lens, entry) - logits(lens, neuron)).norm()
+    assert difference > 1e-3 * logits(lens).norm()
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_it_changes_its_dimensions_of_the_output_and_no_other(lens_of, family):
+    lens = lens_of(family)
+    one = scalar(lens, layer=LAYER, neurons=NEURONS, dimensions=DIMENSIONS)
+    before, after = (
+        run_with(lens, tokens(), edits, sites=("down_out",)).tensors["down_out", LAYER] for edits in ((), one)
+    )
+    assert set((after != before).any(1).any(0).nonzero().flatten().tolist()) == set(DIMENSIONS)
+
+
+def test_it_goes_together_with_edits_of_the_neurons_in_either_order(lens_of, raw_of, raw_run):
+    lens = lens_of("llama")
+    entries = scalar(lens, layer=LAYER, neurons=NEURONS, dimensions=DIMENSIONS)
+    double = scale("neurons", 2.0, layers=[LAYER])
+    expected = raw_run(
+        "llama", tokens(), [("neurons", LAYER, lambda view: view.mul_(2))], model=weight_edited(raw_of("llama"), 0.0)
+    )
+    assert_close(logits(lens, [entries, double]), expected)
+    assert_close(logits(lens, [double, entries]), expected)
+
+
+def test_it_says_what_it_is(lens_of):
+    one = scalar(lens_of("llama"), layer=2, neurons=[1, 2], dimensions=[3], factor=0.5)
+    assert (one.site, one.reads, one.layers, one.units) == ("down_out", "neurons", (2,), (3,))
+    assert one.label == "2 entries of down_proj x 0.5"
+
+
+def test_a_mixture_of_experts_is_refused(lens_of):
+    with pytest.raises(SiteError, match=r"GptOssForCausalLM has no site 'neurons': it is a mixture of experts"):
+        scalar(lens_of("gpt_oss"), layer=0, neurons=[0], dimensions=[0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"layer": 3}, "layer 3 does not exist; need 0 to 2"),
+        ({"neurons": [80]}, "neuron 80 does not exist; need 0 to 79"),
+        ({"dimensions": [-1]}, "dimension -1 does not exist; need 0 to 47"),
+        ({"neurons": [4, 4]}, r"the neurons \[4, 4\]; need at least one, and each once"),
+        ({"neurons": []}, r"the neurons \[\]; need at least one"),
+        ({"dimensions": [5, 5]}, r"the dimensions \[5, 5\]; need at least one, and each once"),
+        ({"dimensions": []}, r"the dimensions \[\]; need at least one"),
+    ],
+)
+def test_what_does_not_exist_is_refused(lens_of, changed, text):
+    with pytest.raises(InputError, match=text):
+        scalar(lens_of("llama"), **({"layer": 0, "neurons": [0], "dimensions": [0]} | changed))

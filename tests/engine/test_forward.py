@@ -1,0 +1,261 @@
+"""A run is the model's own forward pass, whole or in parts, and reads what capture reads."""
+
+import functools
+import math
+
+import pytest
+import torch
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+from sink_lens.activations.record import capture
+from sink_lens.data.batch import from_tensor
+from sink_lens.edits.constructors import hold, scale, set_value, zero
+from sink_lens.engine.forward import Start, run_with, sequence_loss, skipped_prefix
+from sink_lens.errors import InputError, SiteError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny
+
+BATCH, LENGTH = 3, 14
+OWN_ORDER = ("gpt2", "opt")
+"""The bridge multiplies in another order than Hugging Face: equal to rounding, not to the last bit."""
+EDITS = (
+    scale("mlp_out", 1.5, layers=[1], positions=[2]),
+    zero("z", layers=[2], heads=[1]),
+    scale("final", 2.0, units=[3]),
+)
+
+
+def tokens(seed=1, batch=BATCH):
+    return torch.randint(3, VOCAB_SIZE, (batch, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+@functools.cache
+def unedited(lens):
+    return run_with(lens, tokens(), sites=("resid_pre", "pattern", "resid_post", "final"), keys=(0, 4), logits=True)
+
+
+def losses_by_hand(logits, ids, lengths):
+    """Mean over real targets of minus the log-probability, position by position."""
+    found = []
+    for row, sequence, length in zip(logits, ids, lengths, strict=True):
+        logs = row.log_softmax(-1)
+        found.append(-sum(logs[t, sequence[t + 1]] for t in range(length - 1)) / (length - 1))
+    return torch.stack(found)
+
+
+def assert_same_runs(one, two):
+    assert torch.equal(one.mass.nan_to_num(-1), two.mass.nan_to_num(-1))
+    assert torch.equal(one.state, two.state)
+    if one.loss is not None:
+        assert torch.equal(one.loss, two.loss)
+    if one.logits is not None:
+        assert torch.equal(one.logits, two.logits)
+    assert one.tensors.keys() == two.tensors.keys()
+    assert all(torch.equal(one.tensors[place], two.tensors[place]) for place in one.tensors)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_without_edits_logits_and_loss_are_the_raw_model_s(lens_of, raw_run, family):
+    found, expected = unedited(lens_of(family)), raw_run(family, tokens())
+    if family in OWN_ORDER:
+        assert ((found.logits - expected).norm(dim=-1) <= 2e-6 * expected.norm(dim=-1)).all()
+    else:
+        assert torch.equal(found.logits, expected)
+    torch.testing.assert_close(found.loss, losses_by_hand(expected, tokens(), [LENGTH] * BATCH), rtol=2e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_mass_and_state_are_those_of_the_captured_pattern_and_stream(lens_of, family):
+    lens = lens_of(family)
+    found = unedited(lens)
+    bridge = capture(lens, tokens(), sites=("pattern", "resid_post"), path="bridge")
+    assert found.mass.shape == (3, BATCH, 4, 2)
+    assert found.state.shape == (3, BATCH, 2, 48)
+    for layer in range(3):
+        for place, key in enumerate((0, 4)):
+            after = bridge["pattern", layer][:, :, key + 1 :, key]
+            torch.testing.assert_close(found.mass[layer, ..., place], after.mean(-1))
+            assert torch.equal(found.state[layer, :, place], bridge["resid_post", layer][:, key])
+        assert torch.equal(found.tensors["pattern", layer], bridge["pattern", layer])
+    torch.testing.assert_close(found.mass_at(4, layers=[2, 1]), found.mass[1:, ..., 1].mean((0, 2)))
+    torch.testing.assert_close(found.mass_at(0), found.mass[..., 0].mean((0, 2)))
+    assert torch.equal(found.state_at(4), found.state[:, :, 1])
+
+
+def test_mass_and_sites_are_read_after_the_edits(lens_of):
+    equal = set_value("pattern", 0.25, layers=[1])
+    found = run_with(lens_of("llama"), tokens(), equal, keys=(3,), sites=("pattern",))
+    assert torch.equal(found.mass[1], torch.full((BATCH, 4, 1), 0.25))
+    assert (found.tensors["pattern", 1] == 0.25).all()
+    assert torch.equal(found.mass[0], run_with(lens_of("llama"), tokens(), keys=(3,)).mass[0])
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_run_in_pieces_is_the_run_in_one(lens_of, family):
+    lens = lens_of(family)
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(BATCH, LENGTH, 48, generator=generator)
+    edits = (*EDITS, hold("attn_out", {0: values}))  # each sequence gets its own
+    options = {"sites": ("resid_post", "z"), "logits": True, "keys": (0, 5)}
+    whole = run_with(lens, tokens(), edits, **options)
+    parts = [run_with(lens, tokens(), edits, batch_size=size, **options) for size in (1, 2)]
+    for part in parts:
+        torch.testing.assert_close(part.logits, whole.logits, rtol=0.0, atol=2e-5)
+        torch.testing.assert_close(part.mass, whole.mass, rtol=0.0, atol=2e-6)
+        torch.testing.assert_close(part.loss, whole.loss, rtol=2e-6, atol=0.0)
+        torch.testing.assert_close(part.state, whole.state, rtol=0.0, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_padding_on_the_right_never_matters(lens_of, family):
+    lens = lens_of(family)
+    lengths = torch.tensor([14, 9, 11])
+    one, other = (from_tensor(tokens(), lengths=lengths) for _ in range(2))
+    beyond = ~other.valid
+    other.tokens[beyond] = tokens(seed=7)[beyond]
+    runs = [run_with(lens, batch, EDITS, keys=(0, 4), logits=True) for batch in (one, other)]
+    assert torch.equal(runs[0].mass, runs[1].mass)
+    assert torch.equal(runs[0].loss, runs[1].loss)
+    assert torch.equal(runs[0].state, runs[1].state)
+    assert torch.equal(runs[0].logits[one.valid], runs[1].logits[one.valid])
+    alone = run_with(lens, tokens()[1:2, :9], EDITS, keys=(0, 4), logits=True)
+    torch.testing.assert_close(runs[0].mass[:, 1:2], alone.mass, rtol=0.0, atol=2e-6)
+    torch.testing.assert_close(runs[0].loss[1:2], alone.loss, rtol=2e-6, atol=0.0)
+    torch.testing.assert_close(runs[0].loss, losses_by_hand(runs[0].logits, tokens(), [14, 9, 11]), rtol=2e-6, atol=0.0)
+
+
+def test_the_loss_of_a_single_token_and_the_mass_of_a_last_one_are_undefined(lens_of):
+    batch = from_tensor(tokens(batch=2), lengths=torch.tensor([1, 5]))
+    found = run_with(lens_of("llama"), batch, keys=(0, 4))
+    assert found.loss.isnan().tolist() == [True, False]
+    assert found.mass[0, :, 0].isnan().tolist() == [[True, True], [False, True]]
+
+
+def test_the_loss_by_hand():
+    # Two tokens, and the second has probability 1/4: log 4 nats. What stands at padding is not counted.
+    logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]])
+    part = from_tensor(torch.tensor([[1, 2, 3]]), lengths=torch.tensor([2]))
+    assert sequence_loss(logits, part).item() == pytest.approx(math.log(4))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_run_from_a_later_layer_is_the_whole_run(lens_of, family, first):
+    lens = lens_of(family)
+    start = Start(layer=first, stream=unedited(lens).tensors["resid_pre", first])
+    layers = range(first, 3)
+    options = {"keys": (0, 4), "layers": layers, "sites": ("resid_post", "pattern", "final"), "logits": True}
+    plain = run_with(lens, tokens(), start=start, **options)
+    assert_same_runs(plain, run_with(lens, tokens(), **options))
+    edits = (zero("z", layers=[2], heads=[1]), scale("final", 2.0, units=[3]))
+    assert_same_runs(
+        run_with(lens, tokens(), edits, start=start, **options), run_with(lens, tokens(), edits, **options)
+    )
+
+
+def test_a_later_start_runs_no_layer_before_and_takes_its_stream_in_pieces(lens_of):
+    lens = lens_of("llama")
+    stream = unedited(lens).tensors["resid_pre", 2]
+    ran = []
+    handles = [
+        block.attn.hook_in.register_forward_hook(lambda *args, layer=layer: ran.append(layer))
+        for layer, block in enumerate(lens.bridge.blocks)
+    ]
+    try:
+        start = Start(layer=2, stream=stream)
+        found = run_with(lens, tokens(), start=start, layers=[2], batch_size=1, logits=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert ran == [2] * BATCH
+    torch.testing.assert_close(found.logits, unedited(lens).logits, rtol=0.0, atol=2e-5)
+
+
+def test_a_skipped_prefix_is_given_back_after_an_error(lens_of):
+    lens = lens_of("llama")
+    with pytest.raises(KeyError), skipped_prefix(lens, 2):
+        raise KeyError
+    assert torch.equal(run_with(lens, tokens(), logits=True).logits, unedited(lens).logits)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_run_ends_after_the_last_layer_that_is_read(lens_of, family):
+    lens = lens_of(family)
+    ran = []
+    handles = [
+        block.attn.hook_in.register_forward_hook(lambda *args, layer=layer: ran.append(layer))
+        for layer, block in enumerate(lens.bridge.blocks)
+    ]
+    try:
+        found = run_with(lens, tokens(), layers=[1], sites=("resid_post",), keys=(0, 4), loss=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert ran == [0, 1]
+    assert (found.loss, found.logits, found.layers) == (None, None, (1,))
+    whole = unedited(lens)
+    assert torch.equal(found.mass[0], whole.mass[1])
+    assert torch.equal(found.state[0], whole.state[1])
+    assert torch.equal(found.tensors["resid_post", 1], whole.tensors["resid_post", 1])
+
+
+def test_what_was_read_is_the_caller_s_own(lens_of):
+    lens = lens_of("llama")
+    found = run_with(lens, tokens(), sites=("resid_pre", "resid_post"))
+    found.tensors["resid_post", 0].zero_()
+    assert found.tensors["resid_pre", 1].any()
+    assert found.state.any()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"layers": [3]}, InputError, "layer 3 does not exist; need 0 to 2"),
+        ({"layers": []}, InputError, "no layers were given; need at least one to read"),
+        ({"keys": []}, InputError, "no keys were given; need at least one position to read"),
+        ({"keys": [14]}, InputError, "position 14 is outside the sequences; need 0 to 13"),
+        ({"sites": ["mlp"]}, SiteError, "no site 'mlp'; need one of"),
+        ({"sites": ["final"], "loss": False}, SiteError, "'final' is computed after the last layer; need loss=True or"),
+        ({"batch_size": 0}, InputError, "batch size is 0; need at least 1"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(lens_of, options, error, text):
+    with pytest.raises(error, match=text):
+        run_with(lens_of("llama"), tokens(), **options)
+
+
+def test_a_bridge_that_does_not_show_its_attention_is_refused():
+    def stock(kernel):
+        inner = tiny("opt", attn_implementation=kernel)
+        return wrap(build_bridge_from_module(inner, "OPTForCausalLM", hf_config=inner.config))
+
+    with pytest.raises(SiteError, match="delegated to a kernel that gives no pattern; need the eager one, or a model"):
+        run_with(stock("sdpa"), tokens())
+    with pytest.raises(SiteError, match="delegated, so that it does not show 'scores' as the model uses it; need a"):
+        run_with(stock("eager"), tokens(), sites=("scores",))
+
+
+def test_tokens_that_the_model_cannot_take_are_refused(lens_of):
+    with pytest.raises(InputError, match="token id 300 is outside the vocabulary of 300"):
+        run_with(lens_of("llama"), torch.tensor([[1, 300]]))
+
+
+@pytest.mark.parametrize(
+    ("layer", "edits", "layers", "text"),
+    [
+        (3, (), [2], "would begin at layer 3; need 0 to 2"),
+        (2, zero("z", layers=[1]), [2], "begins at layer 2 and layer 1 is edited or read; need only layers from there"),
+        (2, zero("z"), [2], "begins at layer 2 and layer 0 is edited or read"),
+        (1, (), None, "begins at layer 1 and layer 0 is edited or read"),
+    ],
+)
+def test_what_comes_before_the_start_is_refused(lens_of, layer, edits, layers, text):
+    start = Start(layer=layer, stream=torch.zeros(BATCH, LENGTH, 48))
+    with pytest.raises(InputError, match=text):
+        run_with(lens_of("llama"), tokens(), edits, start=start, layers=layers)
+
+
+def test_a_stream_of_other_tokens_is_refused(lens_of):
+    start = Start(layer=1, stream=torch.zeros(BATCH, LENGTH - 1, 48))
+    with pytest.raises(InputError, match=r"begin with has the shape \(3, 13, 48\); need \(3, 14, 48\)"):
+        run_with(lens_of("llama"), tokens(), start=start, layers=[1])

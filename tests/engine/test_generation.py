@@ -1,0 +1,121 @@
+"""Generation under edits: equal to Hugging Face without one, and to a loop of whole runs with one."""
+
+import pytest
+import torch
+from lenses import lens_of, speaking
+
+from sink_lens.edits.constructors import scale, zero
+from sink_lens.engine.forward import run_with
+from sink_lens.engine.generation import generate
+from sink_lens.errors import InputError, SiteError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, tiny, tiny_tokenizer
+
+
+def loop(lens, ids, edits, n):
+    """The likeliest continuation, by whole runs."""
+    ids = list(ids)
+    for _ in range(n):
+        logits = run_with(lens, torch.tensor([ids]), edits, layers=(2,), loss=False, logits=True).logits
+        ids.append(int(logits[0, -1].argmax()))
+        if ids[-1] == 2:
+            break
+    return tuple(ids)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_without_edits_it_is_what_hugging_face_generates(family):
+    lens = speaking(family)
+    found = generate(lens, "the cat and the", max_new_tokens=10)
+    assert found.ids == found.plain_ids
+    ids = torch.tensor([found.prompt_ids])
+    model = lens.plain
+    expected = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, pad_token_id=0
+    )
+    assert found.ids == tuple(expected[0, ids.shape[1] :].tolist())
+
+
+def test_under_edits_it_is_a_loop_of_edited_runs():
+    lens = speaking()
+    edit = zero("attn_out", layers=[1], positions=[0, 2])
+    found = generate(lens, "the cat and the", edit, max_new_tokens=8)
+    assert found.prompt_ids + found.ids == loop(lens, found.prompt_ids, edit, 8)
+    assert found.prompt_ids + found.plain_ids == loop(lens, found.prompt_ids, (), 8)
+    assert found.ids != found.plain_ids
+    assert found.ids[: found.same] == found.plain_ids[: found.same]
+    assert found.text == lens.tokenizer.decode(list(found.ids), skip_special_tokens=True)
+    assert found.prompt == "the cat and the"
+
+
+def test_a_position_that_is_not_there_yet_is_edited_when_it_is():
+    lens = speaking()
+    n = len(generate(lens, "the cat", max_new_tokens=1).prompt_ids)
+    edit = scale("mlp_out", -3.0, positions=[n + 2])
+    found = generate(lens, "the cat", edit, max_new_tokens=8)
+    assert found.same >= 3
+    ids = list(found.prompt_ids + found.ids[:3])
+    assert tuple(ids + list(found.ids[3:])) == loop(lens, ids, edit, len(found.ids) - 3)
+
+
+def test_drawing_is_repeatable_and_paired():
+    lens = speaking()
+
+    def drawn(seed, *edits):
+        generator = torch.Generator().manual_seed(seed)
+        return generate(lens, [5, 6, 7], edits, max_new_tokens=6, temperature=1.5, generator=generator)
+
+    assert drawn(0).ids == drawn(0).ids
+    assert drawn(0).ids != drawn(1).ids
+    assert drawn(0, zero("attn_out", layers=[1])).plain_ids == drawn(0).ids
+
+
+def test_it_ends_where_the_model_ends_the_text():
+    lens = speaking()
+    first = generate(lens, "the cat", max_new_tokens=3).ids[1]
+    ended = wrap(tiny("llama"), tokenizer=tiny_tokenizer())
+    ended.plain.generation_config.eos_token_id = [first]
+    assert generate(ended, "the cat", max_new_tokens=9).ids[-1] == first
+    assert len(generate(ended, "the cat", max_new_tokens=9).ids) == 2
+
+
+def test_token_ids_need_no_tokenizer():
+    found = generate(lens_of(), torch.tensor([[5, 6, 7]]), max_new_tokens=3)
+    assert (found.prompt, found.text, found.plain) == ("", "", "")
+    assert len(found.ids) == 3
+
+
+def test_an_edit_that_changes_nothing_warns_once():
+    with pytest.warns(UserWarning, match="changed nothing") as caught:
+        generate(speaking(), "the cat", scale("z", 1.0), max_new_tokens=4)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_new_tokens": 254}, r"the prompt has 3 tokens and 254 more were asked for; .* takes 256 in all"),
+        ({"max_new_tokens": 0}, "0 new tokens were asked for"),
+        ({"temperature": -1.0}, "the temperature is -1"),
+        ({"temperature": 1.0}, "pass generator=torch.Generator"),
+        ({"edits": zero("z", positions=[50])}, "50"),
+        ({"edits": zero("z", heads=[7])}, "7"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused(options, text):
+    with pytest.raises(InputError, match=text):
+        generate(speaking(), [5, 6, 7], **options)
+
+
+def test_prompts_that_are_none_are_refused():
+    with pytest.raises(InputError, match=r"shape \(2, 3\); need the ids of one sequence"):
+        generate(speaking(), torch.ones(2, 3, dtype=torch.int64))
+    with pytest.raises(InputError, match="has no tokenizer"):
+        generate(lens_of(), "text")
+    with pytest.raises(InputError, match="outside the vocabulary"):
+        generate(speaking(), [5, 300])
+
+
+def test_edits_without_a_place_are_refused():
+    with pytest.raises(SiteError, match="no site 'gate'"):
+        generate(speaking("gpt2"), [5, 6], zero("gate"))

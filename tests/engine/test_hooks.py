@@ -1,0 +1,216 @@
+"""Edits that this model, these tokens or these values have no place for are refused, and say why."""
+
+import copy
+
+import pytest
+import torch
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+from sink_lens.edits.constructors import EditError, clamp, edit, hold, resample, scale, set_value, zero
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import InputError, SiteError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import VOCAB_SIZE, tiny
+
+BATCH, LENGTH = 2, 12
+
+
+def tokens(batch=BATCH):
+    return torch.randint(3, VOCAB_SIZE, (batch, LENGTH), generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ({"layers": []}, "'zero z' chooses no layers; need at least one, or None for all"),
+        ({"positions": []}, "'zero z' chooses no positions"),
+        ({"heads": [1, 1]}, r"'zero z' names heads twice: \[1, 1\]; need each once"),
+        ({"units": [3, 2, 3]}, r"'zero z' names units twice"),
+    ],
+)
+def test_an_empty_or_doubled_choice_is_refused(where, text):
+    with pytest.raises(InputError, match=text):
+        zero("z", **where)
+
+
+@pytest.mark.parametrize(
+    ("site", "where", "text"),
+    [
+        ("z", {"layers": [3]}, "layer 3 of the edit 'zero z' does not exist; need 0 to 2"),
+        ("z", {"layers": [-1]}, "layer -1 of the edit 'zero z' does not exist"),
+        ("final", {"layers": [1]}, "layer 1 of the edit 'zero final' does not exist; need 0 to 0"),
+        ("z", {"positions": [12]}, "position 12 of the edit 'zero z' does not exist; need 0 to 11"),
+        ("pattern", {"positions": [12]}, "position 12 of the edit 'zero pattern' does not exist; need 0 to 11"),
+        ("scores", {"keys": [-2]}, "key -2 of the edit 'zero scores' does not exist; need 0 to 11"),
+        ("z", {"heads": [4]}, "head 4 of the edit 'zero z' does not exist; need 0 to 3"),
+        ("v", {"heads": [2]}, "kv-head 2 of the edit 'zero v' does not exist; need 0 to 1"),
+        ("neurons", {"units": [80]}, "neuron 80 of the edit 'zero neurons' does not exist; need 0 to 79"),
+        ("resid_post", {"units": [48]}, "dimension 48 of the edit 'zero resid_post' does not exist; need 0 to 47"),
+        ("z", {"units": [12]}, "dimension of the head 12 of the edit 'zero z' does not exist; need 0 to 11"),
+        ("mlp_out", {"heads": [0]}, "chooses heads and 'mlp_out' has the axes 'batch position d_model'"),
+        ("pattern", {"units": [0]}, "chooses units and 'pattern' has the axes 'batch head query key'"),
+        ("z", {"keys": [0]}, "chooses keys and 'z' has the axes .*; need a site that has keys"),
+    ],
+)
+def test_a_place_that_does_not_exist_is_refused(lens_of, site, where, text):
+    with pytest.raises(InputError, match=text):
+        run_with(lens_of("llama"), tokens(), zero(site, **where))
+
+
+def test_an_index_that_is_no_whole_number_is_refused():
+    with pytest.raises(TypeError, match="float"):
+        zero("z", layers=torch.tensor([1.5]).tolist())
+
+
+def test_an_unknown_site_is_refused_with_the_list():
+    with pytest.raises(SiteError, match=r"no site 'hook_resid_mid'; need one of resid_pre, .*final"):
+        zero("hook_resid_mid")
+
+
+def test_a_site_to_read_must_come_before():
+    with pytest.raises(SiteError, match=r"'neurons' is computed before 'mlp_out'; need a site to read that comes"):
+        edit("neurons", lambda x, at: x, reads="mlp_out")
+    with pytest.raises(SiteError, match=r"'z' is computed before 'z'"):
+        edit("z", lambda x, at: x, reads="z")
+    with pytest.raises(SiteError, match=r"no site 'mlp'; need one of"):
+        edit("z", lambda x, at: x, reads="mlp")
+
+
+@pytest.mark.parametrize("one", [zero("neurons"), zero("down_out"), edit("mlp_out", lambda x, at: x, reads="neurons")])
+def test_neurons_of_a_mixture_of_experts_are_refused(lens_of, one):
+    with pytest.raises(SiteError, match=r"GptOssForCausalLM has no site '\w+': it is a mixture of experts"):
+        run_with(lens_of("gpt_oss"), tokens(), one)
+
+
+def test_the_gate_of_an_mlp_without_one_is_refused(lens_of):
+    with pytest.raises(SiteError, match=r"GPT2LMHeadModel has no site 'gate': it has no gate in its MLP"):
+        run_with(lens_of("gpt2"), tokens(), zero("gate"))
+
+
+@pytest.mark.parametrize("site", ["scores", "pattern"])
+def test_edits_of_a_delegated_attention_are_refused(lens_of, site):
+    inner = copy.deepcopy(tiny("opt", attn_implementation="eager"))
+    stock = wrap(build_bridge_from_module(inner, "OPTForCausalLM", hf_config=inner.config))
+    with pytest.raises(SiteError, match=rf"delegated to Hugging Face, so that edits of '{site}' change nothing; need"):
+        run_with(stock, tokens(), scale(site, 0.5))
+    found = run_with(stock, tokens(), scale("z", 0.5, layers=[1]), logits=True)
+    expected = run_with(lens_of("opt"), tokens(), scale("z", 0.5, layers=[1]), logits=True)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(found.mass, expected.mass, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e39])
+def test_an_edit_that_gives_no_number_is_named_with_its_layer(lens_of, bad):
+    one = edit("z", lambda x, at: x.double() * bad if at.layer == 1 else x + 1, label="divided")
+    with pytest.raises(EditError, match=r"the edit 'divided' of 'z' gave numbers that are not finite at layer 1; need"):
+        run_with(lens_of("llama"), tokens(), one)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda x, at: x[:, 1:], r"gave \(2, 11, 4, 12\) at layer 0; need a tensor of the shape .*\(2, 12, 4, 12\)"),
+        (lambda x, at: 0.0, "gave float at layer 0"),
+        (lambda x, at: None, "gave NoneType at layer 0"),
+    ],
+)
+def test_a_result_of_another_shape_is_refused(lens_of, change, text):
+    with pytest.raises(EditError, match=text):
+        run_with(lens_of("llama"), tokens(), edit("z", change))
+
+
+@pytest.mark.parametrize("where", [{}, {"positions": [3]}])
+def test_a_change_in_place_is_refused(lens_of, where):
+    lens = lens_of("llama")
+    with pytest.raises(EditError, match="the edit 'z' changed its values in place; need new ones: clone them first"):
+        run_with(lens, tokens(), edit("z", lambda x, at: x.mul_(2), **where))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    "one", [zero("scores"), set_value("scores", 1.0, positions=[4], keys=[9]), scale("scores", -1.0)]
+)
+def test_opening_what_the_mask_blocks_is_refused(lens_of, family, one):
+    with pytest.raises(
+        EditError, match=r"opens scores that the mask blocks at layer 0, so that tokens would see later"
+    ):
+        run_with(lens_of(family), tokens(), one)
+
+
+def test_opening_what_is_beyond_the_window_is_refused(lens_of):
+    reach = set_value("scores", 1.0, positions=[11], keys=[2])
+    with pytest.raises(EditError, match=r"opens scores .* or beyond their window"):
+        run_with(lens_of("mistral"), tokens(), reach)
+    run_with(lens_of("llama"), tokens(), reach)  # no window: the key is open
+
+
+def test_a_row_without_an_open_score_is_refused(lens_of):
+    blocked = set_value("scores", float("-inf"), positions=[5])
+    with pytest.raises(EditError, match=r"not a number under the edits 'scores = -inf'"):
+        run_with(lens_of("llama"), tokens(), blocked)
+    with pytest.raises(EditError, match=r"not a number under the edits 'scores = -inf'"):
+        run_with(lens_of("llama"), tokens(), blocked, layers=[0], loss=False)
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "text"),
+    [
+        (
+            torch.zeros(2, 12, 48),
+            {},
+            r"'z' of layer 1 have the shape \(2, 12, 48\); the chosen part has \(2, 12, 4, 12\)",
+        ),
+        (torch.zeros(4, 12), {}, r"have the shape \(4, 12\)"),
+        (torch.zeros(()), {}, r"have the shape \(\)"),
+        (torch.zeros(3, 12, 4, 12), {}, r"have the shape \(3, 12, 4, 12\)"),
+        (torch.zeros(2, 12, 4, 12), {"heads": [2]}, r"the chosen part has \(2, 12, 1, 12\): need that, or 1 where"),
+    ],
+)
+def test_held_values_of_another_shape_are_refused(lens_of, values, where, text):
+    for batch_size in (1, 2):
+        with pytest.raises(EditError, match=text):
+            run_with(lens_of("llama"), tokens(), hold("z", {1: values}, **where), batch_size=batch_size)
+
+
+def test_held_values_must_be_there_for_every_layer():
+    with pytest.raises(InputError, match=r"no values of 'z' for layers \[0, 2\]; need one tensor a layer"):
+        hold("z", {1: torch.zeros(1, 1, 1, 1)}, layers=[0, 1, 2])
+    with pytest.raises(InputError, match="'hold z' chooses no layers"):
+        hold("z", {})
+
+
+@pytest.mark.parametrize("values", [{}, {0: torch.zeros(1, 12, 4, 12)}])
+def test_resampling_needs_two_sequences(values):
+    with pytest.raises(InputError, match=r"values of at least 2 sequences; found [01]"):
+        resample("z", values, generator=torch.Generator())
+
+
+def test_a_clamp_needs_a_bound_and_bounds_in_order():
+    with pytest.raises(InputError, match="neither low nor high; need at least one bound"):
+        clamp("z")
+    with pytest.raises(InputError, match=r"low 1.0 over high 0.0; need low at most high"):
+        clamp("z", low=1.0, high=0.0)
+
+
+def test_an_edit_behind_the_layers_that_are_run_says_so(lens_of):
+    with pytest.warns(UserWarning, match="'zero z' changed nothing: the run ended before the layers that it edits"):
+        run_with(lens_of("llama"), tokens(), zero("z", layers=[2]), layers=[0], loss=False)
+
+
+def test_the_bridge_is_as_before_after_an_error(lens_of):
+    lens = lens_of("llama")
+    before = run_with(lens, tokens(), logits=True).logits
+    with pytest.raises(EditError):
+        run_with(lens, tokens(), scale("resid_pre", float("nan"), layers=[1]))
+    assert torch.equal(run_with(lens, tokens(), logits=True).logits, before)
+
+
+def test_the_label_is_the_user_s_or_says_what_is_done():
+    assert zero("z", label="mine").label == "mine"
+    assert [one.label for one in (zero("z"), scale("q", 0.5), set_value("v", 2.0), clamp("k", low=0.0))] == [
+        "zero z",
+        "q x 0.5",
+        "v = 2",
+        "clamp k",
+    ]
+    assert edit("z", lambda x, at: x).label == "z"

@@ -1,0 +1,106 @@
+"""Token preference: counted right, against a null that is right, the same however it is cut up."""
+
+import numpy as np
+import pytest
+import torch
+
+from sink_lens.errors import InputError
+from sink_lens.identity.token_preference import Votes, counted, preference
+from sink_lens.identity.untrained_models import UntrainedConfig, untrained
+from sink_lens.models.load import load
+from sink_lens.models.tiny import tiny
+
+SMALL = UntrainedConfig(activation="relu", n_layers=2, d_model=32, n_heads=4, vocab_size=100, n_context=64)
+
+
+def votes_of(logits):
+    votes = Votes(logits.shape[1], generator=torch.Generator().manual_seed(0))
+    votes.add(logits)
+    return votes
+
+
+def values(found, column="value"):
+    return found.summary.set_index("measure")[column]
+
+
+def test_a_model_that_always_says_the_same_by_hand():
+    logits = torch.zeros(100, 50)
+    logits[:, 7], logits[:, 9] = 2.0, -3.0
+    found = counted(votes_of(logits), length=8, generator=np.random.default_rng(0))
+    got = values(found)
+    assert got["argmax_top_share"] == 1
+    assert got["argmax_top_ratio"] == 50
+    assert got["argmax_covering"] == got["argmin_covering"] == 1
+    # e^2 / (48 + e^2 + e^-3) is the mean probability of token 7
+    assert got["mean_probability_ratio"] == pytest.approx(50 * np.e**2 / (48 + np.e**2 + np.e**-3))
+    assert found.top(1)[["kind", "token", "count"]].to_numpy().tolist() == [["argmax", 7, 100], ["argmin", 9, 100]]
+    assert set(found.coverage["share"]) == {1.0}
+
+
+def test_a_model_without_preference_lies_within_chance():
+    logits = torch.randn(400, 60, generator=torch.Generator().manual_seed(1))
+    found = counted(votes_of(logits), length=8, generator=np.random.default_rng(0))
+    for measure in ("argmax_top_share", "argmin_top_share", "argmax_covering", "argmin_covering"):
+        row = found.summary.set_index("measure").loc[measure]
+        assert row["null_low"] <= row["value"] <= row["null_high"], measure
+    got = found.summary.set_index("measure").loc["mean_probability_ratio"]
+    assert got["null"] == pytest.approx(got["value"], rel=0.15)
+    assert (found.coverage["null_low"] <= found.coverage["null_high"]).all()
+
+
+def test_the_null_is_the_multinomial():
+    # 3 events on 2 tokens: the top count is 3 with probability 2 (1/2)^3 = 1/4, else 2: mean 2.25
+    logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    found = counted(votes_of(logits), length=8, generator=np.random.default_rng(0))
+    assert values(found, "null")["argmax_top_share"] == pytest.approx(2.25 / 3, abs=0.02)
+
+
+def test_shifting_keeps_each_sequences_probabilities():
+    votes = votes_of(torch.randn(30, 40, generator=torch.Generator().manual_seed(0)))
+    assert torch.allclose(votes.shifted.sum(1), torch.full((len(votes.shifted),), 30.0, dtype=torch.float64))
+
+
+def test_how_the_sequences_are_batched_changes_nothing():
+    lens = untrained(SMALL, seed=0)
+    whole, small = (preference(lens, sequences=150, length=16, batch_size=size) for size in (None, 7))
+    assert (whole.argmax == small.argmax).all()
+    assert np.allclose(whole.probability, small.probability)
+
+
+def test_going_on_from_what_was_kept_gives_the_same():
+    lens, kept = untrained(SMALL, seed=0), []
+
+    def keep(state):
+        kept.append({name: array.copy() for name, array in state.items()})
+
+    whole = preference(lens, sequences=150, length=16, keep=keep)
+    assert [int(state["n"][0]) for state in kept] == [64, 128, 150]  # chunks of 64
+    for state in kept:
+        again = preference(lens, sequences=150, length=16, resume=state)
+        assert (whole.argmax == again.argmax).all()
+        assert whole.summary.equals(again.summary)
+
+
+def test_an_untrained_relu_model_prefers_tokens():
+    got = preference(untrained(SMALL, seed=0), sequences=500, length=16)
+    row = got.summary.set_index("measure").loc["argmin_top_share"]
+    assert row["value"] > 2 * row["null_high"]
+    assert row["low"] < row["value"] < row["high"]
+
+
+def test_bad_input_is_refused():
+    lens = untrained(SMALL, seed=0)
+    with pytest.raises(InputError, match="49 sequences were asked for; need at least 50"):
+        preference(lens, sequences=49, length=16)
+    with pytest.raises(InputError, match=r"have 65 tokens; .* takes at most 64"):
+        preference(lens, sequences=50, length=65)
+
+
+def test_overflow_of_half_precision_is_refused():
+    model = tiny("llama")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e5)
+    lens = load(model.to(torch.bfloat16))
+    lens.plain.to(torch.float16)
+    with pytest.raises(InputError, match="logits in float16 are not finite"):
+        preference(lens, sequences=50, length=8)

@@ -1,0 +1,288 @@
+"""Activation patching: equal to TransformerLens, to a loop, and to the clean run where everything is patched."""
+
+import dataclasses
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformer_lens.patching as reference
+from lenses import lens_of, speaking
+from matplotlib.figure import Figure
+
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits import metrics
+from sink_lens.edits.constructors import hold
+from sink_lens.edits.metrics import Metric
+from sink_lens.engine.forward import run_with, sequence_loss
+from sink_lens.errors import InputError, SiteError
+from sink_lens.models.sites import sites_of
+from sink_lens.models.tiny import TINY_FAMILIES
+from sink_lens.patching.activation import patch
+from sink_lens.patching.pairs import paired
+
+CORRECT, WRONG = [5, 6], [7, 8]
+DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)
+_ALL_AXES = ("layer", "head_index", "pos", "src_pos")
+
+
+def pair(*, n=2, length=7, at=2, seed=0):
+    """Random sequences, and the same with other tokens at one position."""
+    generator = torch.Generator().manual_seed(seed)
+    clean = torch.randint(3, 300, (n, length), generator=generator)
+    corrupted = clean.clone()
+    corrupted[:, at] = 3 + (clean[:, at] + 50) % 297
+    return clean, corrupted
+
+
+def their_metric(logits):
+    rows = torch.arange(len(CORRECT))
+    return (logits[rows, -1, CORRECT] - logits[rows, -1, WRONG]).mean()
+
+
+def grid(result, *shape):
+    return torch.tensor(result.frame["value"].to_numpy()).view(shape).float()
+
+
+@pytest.mark.parametrize(
+    ("family", "site", "by", "theirs"),
+    [
+        ("llama", "resid_pre", ("layer", "pos"), reference.get_act_patch_resid_pre),
+        ("gpt2", "resid_pre", ("layer", "pos"), reference.get_act_patch_resid_pre),
+        ("llama", "attn_out", ("layer", "pos"), reference.get_act_patch_attn_out),
+        ("gpt2", "mlp_out", ("layer", "pos"), reference.get_act_patch_mlp_out),
+        ("llama", "z", ("layer", "pos", "head_index"), reference.get_act_patch_attn_head_out_by_pos),
+        ("gpt2", "z", ("layer", "pos", "head_index"), reference.get_act_patch_attn_head_out_by_pos),
+        ("gpt2", "z", ("layer", "head_index"), reference.get_act_patch_attn_head_out_all_pos),
+        ("llama", "k", ("layer", "pos", "head_index"), reference.get_act_patch_attn_head_k_by_pos),
+        ("llama", "pattern", ("layer", "head_index"), reference.get_act_patch_attn_head_pattern_all_pos),
+        ("gpt2", "pattern", ("layer", "head_index", "pos"), reference.get_act_patch_attn_head_pattern_by_pos),
+        ("llama", "pattern", _ALL_AXES, reference.get_act_patch_attn_head_pattern_dest_src_pos),
+    ],
+)
+def test_it_equals_transformer_lens(family, site, by, theirs):
+    lens, (clean, corrupted) = speaking(family), pair(length=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, cache = lens.bridge.run_with_cache(clean)
+        expected = theirs(lens.bridge, corrupted, cache, their_metric)
+    found = patch(lens, clean, corrupted, site=site, by=by, metric=DIFFERENCE, progress=False)
+    assert list(found.frame.columns)[: len(by)] == list(by)
+    assert torch.allclose(grid(found, *expected.shape), expected, atol=2e-5)
+    assert found.frame["effect"].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+@pytest.mark.parametrize(
+    "metric", [metrics.sink_mass(0), metrics.sink_mass(1, layers=[1]), metrics.loss(), metrics.norm(3, layer=1)]
+)
+def test_it_equals_a_loop_of_whole_runs(direction, metric):
+    lens, (clean, corrupted) = speaking(), pair()
+    run, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
+    found = patch(lens, clean, corrupted, site="v", by=("layer", "head_index"), metric=metric, direction=direction)
+    values = run_with(lens, source, sites=("v",)).tensors
+    for row in found.frame.itertuples():
+        part = values["v", row.layer][:, :, [row.head_index]]
+        edit = hold("v", {row.layer: part}, heads=[row.head_index])
+        outcome = run_with(lens, run, edit, keys=(0, 1, 3), sites=("resid_post",))
+        assert row.value == pytest.approx(float(metrics.evaluate(metric, outcome).mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_patching_everything_gives_the_clean_logits_to_the_last_bit(family):
+    lens, (clean, corrupted) = speaking(family), pair(length=11)
+    seen = []
+
+    def keep(run):
+        seen.append(run.logits)
+        return run.logits[:, -1, 7]
+
+    metric = Metric(name="kept", function=keep, layers=(), logits=True)
+    found = patch(lens, clean, corrupted, site="resid_pre", by=("layer",), layers=[0, 2], metric=metric)
+    expected = run_with(lens, clean, logits=True).logits
+    assert all(torch.equal(logits, expected) for logits in seen[2:])
+    assert found.frame["normalised_effect"].tolist() == [1.0, 1.0]
+    assert (found.frame["value"] == found.source).all()
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_every_site_of_every_family_is_patched(family):
+    lens, (clean, corrupted) = speaking(family), pair()
+    for site in sites_of(lens.family):
+        found = patch(lens, clean, corrupted, site=site, by=("layer",), layers=[1], metric=DIFFERENCE)
+        assert abs(found.frame["effect"].item()) > 1e-6, site
+
+
+def test_a_patch_of_its_own_values_changes_nothing_and_says_so():
+    lens, (clean, _) = speaking(), pair()
+    with pytest.warns(UserWarning, match="the same z: patching it changes nothing"):
+        found = patch(lens, clean, clean, site="z", metric=DIFFERENCE)
+    assert (found.frame["effect"] == 0).all()
+    assert found.frame["normalised_effect"].isna().all()
+    assert not found.frame["changed"].any()
+    assert found.differences.empty
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_its_own_values_put_back_leave_the_logits_to_the_last_bit(family):
+    lens, (clean, _) = speaking(family), pair(length=11)
+    plain = run_with(lens, clean, sites=("z",), logits=True)
+    own = hold("z", {layer: plain.tensors["z", layer] for layer in range(3)})
+    with pytest.warns(UserWarning, match="changed nothing"):
+        again = run_with(lens, clean, own, logits=True)
+    assert torch.equal(plain.logits, again.logits)
+
+
+def test_the_loss_is_that_of_the_tokens_that_are_run():
+    lens, (clean, corrupted) = speaking(), pair()
+    found = patch(lens, clean, corrupted, site="resid_pre", by=("layer",), layers=[0], metric=metrics.loss())
+    logits = run_with(lens, clean, logits=True).logits
+    assert found.frame["value"].item() == pytest.approx(float(sequence_loss(logits, from_tensor(corrupted)).mean()))
+
+
+def test_positions_before_the_first_difference_have_no_effect_and_are_not_run():
+    found = patch(speaking(), *pair(at=3), site="resid_pre", metric=DIFFERENCE)
+    early = found.frame[found.frame["pos"] < 3]
+    assert (early["effect"] == 0).all()
+    assert not early["changed"].any()
+    assert found.frame[found.frame["pos"] == 3]["changed"].all()
+
+
+def test_a_metric_of_earlier_layers_is_not_changed_by_a_later_patch():
+    found = patch(speaking(), *pair(), site="resid_pre", by=("layer",), metric=metrics.sink_mass(0, layers=[1]))
+    effects = found.frame.set_index("layer")["effect"]
+    assert effects[1] != 0
+    assert effects[2] == 0
+
+
+def test_several_patches_in_a_forward_give_the_numbers_of_one():
+    lens, (clean, corrupted) = speaking(), pair(n=3, length=9)
+    options = {"site": "z", "by": ("pos", "head_index"), "layers": [1], "metric": metrics.loss()}
+    many = patch(lens, clean, corrupted, **options)
+    one = patch(lens, clean, corrupted, **options, batch_size=2)
+    assert np.allclose(many.frame["value"], one.frame["value"], atol=1e-6)
+
+
+def test_a_neuron_set_is_patched_together():
+    lens, (clean, corrupted) = speaking(), pair()
+    found = patch(
+        lens, clean, corrupted, site="neurons", by=("layer",), layers=[1], units=[3, 40], metric=metrics.loss()
+    )
+    values = run_with(lens, clean, sites=("neurons",)).tensors["neurons", 1][..., [3, 40]]
+    outcome = run_with(lens, corrupted, hold("neurons", {1: values}, units=[3, 40]))
+    assert found.frame["value"].item() == pytest.approx(float(outcome.loss.mean()), abs=1e-6)
+
+
+def test_what_is_not_swept_is_patched_together():
+    lens, (clean, corrupted) = speaking(), pair()
+    found = patch(
+        lens, clean, corrupted, site="z", by=(), layers=[1, 2], heads=[0], positions=[4, 5], metric=DIFFERENCE
+    )
+    values = run_with(lens, clean, sites=("z",)).tensors
+    put = {layer: values["z", layer][:, [4, 5]][:, :, [0]] for layer in (1, 2)}
+    outcome = run_with(lens, corrupted, hold("z", put, heads=[0], positions=[4, 5]), logits=True)
+    assert found.frame["value"].item() == pytest.approx(float(their_metric(outcome.logits)), abs=1e-5)
+    assert len(found.frame) == 1
+    assert "unpatched" in found._repr_html_()
+
+
+def test_both_baselines_are_those_of_the_runs():
+    lens, (clean, corrupted) = speaking(), pair()
+    found = patch(lens, clean, corrupted, site="z", by=("layer",), metric=metrics.loss(), direction="noising")
+    assert found.unpatched == pytest.approx(float(run_with(lens, clean).loss.mean()))
+    assert found.source == pytest.approx(float(run_with(lens, corrupted).loss.mean()))
+    expected = (found.frame["value"] - found.unpatched) / (found.source - found.unpatched)
+    assert np.allclose(found.frame["normalised_effect"], expected)
+
+
+def test_sequences_of_several_lengths_are_patched_at_their_own_positions():
+    lens, (clean, corrupted) = speaking(), pair(n=2, length=9)
+    lengths = torch.tensor([9, 5])
+    found = patch(
+        lens, from_tensor(clean, lengths=lengths), from_tensor(corrupted, lengths=lengths), site="z", metric=DIFFERENCE
+    )
+    short = patch(lens, clean[1:, :5], corrupted[1:, :5], site="z", metric=metrics.logit_difference(6, 8))
+    assert torch.allclose(found.values.view(3, 9, 2)[:, :5, 1], short.values.view(3, 5), atol=1e-5)
+
+
+def test_a_sequence_without_a_number_is_left_out_and_counted():
+    def first_only(run):
+        return torch.where(torch.arange(2) == 0, run.loss, torch.nan)
+
+    found = patch(speaking(), *pair(), site="z", by=("layer",), metric=first_only)
+    assert (found.frame["n"] == 1).all()
+    assert found.frame["effect"].notna().all()
+
+
+def test_text_is_read_and_the_differences_are_shown():
+    found = patch(speaking(), "the cat and", "the bat and", site="z", by=("layer", "pos"), metric=metrics.loss())
+    position = int(found.differences["position"].item())
+    assert found.labels[position].endswith("*")
+    assert "/" in found.labels[position]
+
+
+def test_a_result_is_drawn_with_one_call_and_shows_itself():
+    found = patch(speaking(), *pair(), site="z", by=("layer", "pos", "head_index"), metric=DIFFERENCE)
+    assert isinstance(found.heatmap(), Figure)
+    assert isinstance(found.heatmap("normalised_effect"), Figure)
+    assert "data:image/png;base64" in found._repr_html_()
+    top = found.strongest(3)["effect"].abs().tolist()
+    assert top == sorted(top, reverse=True)
+    assert top[0] == found.frame["effect"].abs().max()
+
+
+REFUSED = [
+    ({"by": ("layer", "head_index")}, "by head_index is not possible; need some of layer, pos"),
+    ({"by": ("layer", "layer")}, "names something twice"),
+    ({"heads": [0]}, "heads were chosen and 'resid_pre' has the axes"),
+    ({"keys": [0]}, "keys were chosen"),
+    ({"layers": [3]}, "layers: 3 does not exist; need 0 to 2"),
+    ({"positions": [7]}, "positions: 7 does not exist; need 0 to 6"),
+    ({"units": [48]}, "units: 48 does not exist; need 0 to 47"),
+    ({"positions": []}, "no positions were chosen"),
+    ({"units": [1, 1]}, "units are named twice"),
+    ({"metric": lambda run: run.logits}, "need one number a sequence"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), REFUSED)
+def test_a_sweep_that_is_not_possible_is_refused(options, text):
+    with pytest.raises(InputError, match=text):
+        patch(speaking(), *pair(), **({"site": "resid_pre", "metric": DIFFERENCE} | options))
+
+
+def test_sites_that_are_not_there_are_refused():
+    with pytest.raises(SiteError, match="no site 'gate'"):
+        patch(speaking("gpt2"), *pair(), site="gate", metric=DIFFERENCE)
+    with pytest.raises(SiteError, match="no site 'resid_mid'"):
+        patch(speaking("gpt2"), *pair(), site="resid_mid", metric=DIFFERENCE)
+
+
+def test_sequences_that_do_not_fit_are_refused():
+    lens, (clean, corrupted) = speaking(), pair()
+    with pytest.raises(InputError, match="2 clean and 1 corrupted sequences"):
+        patch(lens, clean, corrupted[:1], site="z", metric=DIFFERENCE)
+    with pytest.raises(InputError, match=r"sequence 0 has \d+ clean and \d+ corrupted tokens \(.* \| .*need the same"):
+        patch(lens, "the cat sat", "the elephant sat", site="z", metric=DIFFERENCE)
+    with pytest.raises(InputError, match="has no tokenizer; need token ids"):
+        patch(lens_of(), "a cat", "a bat", site="z", metric=DIFFERENCE)
+
+
+def test_a_direction_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="direction is 'sideways'; need denoising or noising"):
+        paired(speaking(), *pair()).run_and_source("sideways")
+
+
+def test_delegated_attention_is_refused():
+    stock = dataclasses.replace(speaking(), uneditable=frozenset({"pattern"}))
+    with pytest.raises(SiteError, match="delegated"):
+        patch(stock, *pair(), site="pattern", by=("layer",), metric=DIFFERENCE)
+
+
+def test_the_cells_are_every_combination_in_order():
+    found = patch(
+        speaking(), *pair(), site="q", by=("layer", "pos", "head_index"), layers=[2, 1], heads=[3], metric=DIFFERENCE
+    )
+    places = [tuple(row) for row in found.frame[["layer", "pos", "head_index"]].to_numpy().tolist()]
+    assert places == list(itertools.product([2, 1], range(7), [3]))

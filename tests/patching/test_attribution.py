@@ -1,0 +1,137 @@
+"""Attribution patching: a gradient that finite differences confirm, and an error that real patches measure."""
+
+import pytest
+import torch
+from lenses import lens_of
+from matplotlib.figure import Figure
+
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits import metrics
+from sink_lens.edits.constructors import edit
+from sink_lens.edits.metrics import Metric, evaluate
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import InputError
+from sink_lens.models.sites import sites_of
+from sink_lens.models.tiny import TINY_FAMILIES
+from sink_lens.patching.attribution import attribution_patch
+
+WHOLE = ("llama", "gpt2", "gemma2", "gpt_neox")
+"""Families whose every site is looked at."""
+DIFFERENCE = metrics.logit_difference([5, 6], [7, 8])
+
+
+def pair(*, length=7, at=2):
+    clean = torch.randint(3, 300, (2, length), generator=torch.Generator().manual_seed(0))
+    corrupted = clean.clone()
+    corrupted[:, at] = 3 + (clean[:, at] + 50) % 297
+    return clean, corrupted
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_gradient_is_that_of_finite_differences_at_every_site(family):
+    lens, (clean, corrupted) = lens_of(family), pair()
+    for site in sites_of(lens.family) if family in WHOLE else ("scores", "z", "mlp_out"):
+        found = attribution_patch(lens, clean, corrupted, site=site, by=("layer",), layers=[1], metric=DIFFERENCE)
+        values = found.sweep.given[(site, 0 if site == "final" else 1)]
+
+        def toward(x, at, *, step, values=values):
+            return torch.where(values == x, x, x + step * (values - x))
+
+        def moved(step, *, site=site, toward=toward):
+            layers = None if site == "final" else [1]
+            one = edit(site, lambda x, at: toward(x, at, step=step), layers=layers)
+            return float(evaluate(DIFFERENCE, run_with(lens, corrupted, one, layers=(2,), logits=True)).mean())
+
+        slope = (moved(0.002) - moved(-0.002)) / 0.004
+        assert found.frame["approximation"].item() == pytest.approx(slope, rel=0.05, abs=3e-3), site
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        metrics.sink_mass(1),
+        metrics.loss(),
+        metrics.norm(3, layer=2),
+        metrics.dominance(3, layer=1),
+        Metric(name="one number", function=lambda run: run.loss.mean(), layers=(), loss=True),
+    ],
+)
+def test_every_metric_can_be_approximated(metric):
+    lens, (clean, corrupted) = lens_of(), pair()
+    found = attribution_patch(lens, clean, corrupted, site="resid_pre", metric=metric)
+    assert found.frame["approximation"].abs().max() > 0
+    assert (found.frame.loc[found.frame["pos"] < 2, "approximation"] == 0).all()
+
+
+def test_the_divergence_can_be_approximated_away_from_its_minimum():
+    lens, (clean, corrupted) = lens_of(), pair()
+    logits = run_with(lens, clean, logits=True).logits
+    found = attribution_patch(lens, clean, corrupted, site="z", by=("layer",), metric=metrics.kl_to(logits))
+    assert found.frame["approximation"].abs().max() > 0
+
+
+def test_it_is_exact_where_the_metric_is_linear():
+    lens, (clean, corrupted) = lens_of(), pair()
+    found = attribution_patch(lens, clean, corrupted, site="final", metric=DIFFERENCE)
+    check = found.sample(5, generator=torch.Generator().manual_seed(0))
+    assert check.mean_error < 1e-5 * max(1.0, check.mean_effect)
+    assert check.same_sign_frac == 1
+
+
+def test_the_cells_of_a_head_add_up_to_the_whole():
+    lens, (clean, corrupted) = lens_of(), pair()
+    parts = attribution_patch(lens, clean, corrupted, site="z", by=("layer", "pos", "head_index"), metric=DIFFERENCE)
+    whole = attribution_patch(lens, clean, corrupted, site="z", by=("layer",), metric=DIFFERENCE)
+    summed = parts.frame.groupby("layer")["approximation"].sum().tolist()
+    assert summed == pytest.approx(whole.frame["approximation"].tolist(), abs=1e-5)
+
+
+def test_the_sample_is_compared_with_real_patches():
+    lens, (clean, corrupted) = lens_of(), pair()
+    found = attribution_patch(lens, clean, corrupted, site="z", by=("layer", "pos", "head_index"), metric=DIFFERENCE)
+    check = found.sample(12, generator=torch.Generator().manual_seed(3))
+    again = found.sample(12, generator=torch.Generator().manual_seed(3))
+    assert check.frame.equals(again.frame)
+    assert check.n == 12
+    assert list(check.frame.columns) == ["layer", "pos", "head_index", "approximation", "effect", "error"]
+    assert (check.frame["error"] == check.frame["approximation"] - check.frame["effect"]).all()
+    ranks = check.frame[["approximation", "effect"]].rank()
+    assert check.rank_correlation == pytest.approx(ranks.corr().iloc[0, 1])
+    assert "against 12 real patches" in check.sentence
+
+
+def test_padding_and_undefined_sequences_are_left_out():
+    lens, (clean, corrupted) = lens_of(), pair()
+    lengths = torch.tensor([7, 1])  # a sequence of one token has no loss
+    batches = (from_tensor(tokens, lengths=lengths) for tokens in (clean, corrupted))
+    found = attribution_patch(lens, *batches, site="z", by=("layer",), metric=metrics.loss())
+    alone = attribution_patch(lens, clean[:1], corrupted[:1], site="z", by=("layer",), metric=metrics.loss())
+    assert found.frame["n"].tolist() == [1, 1, 1]
+    assert found.frame["approximation"].tolist() == pytest.approx(alone.frame["approximation"].tolist(), abs=1e-6)
+
+
+def test_a_screen_is_drawn_and_sorted():
+    found = attribution_patch(lens_of(), *pair(), site="resid_pre", metric=DIFFERENCE)
+    assert isinstance(found.heatmap(), Figure)
+    top = found.strongest(4)["approximation"].abs().tolist()
+    assert top == sorted(top, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda run: run.logits.detach()[:, -1, 0], lambda run: run.loss.mean().item(), lambda run: run.loss > 5],
+)
+def test_a_metric_without_a_gradient_is_refused(function):
+    with pytest.raises(InputError, match=r"has no gradient; need .* Use patch for this metric"):
+        attribution_patch(lens_of(), *pair(), site="z", metric=function)
+
+
+def test_a_sample_of_nothing_is_refused():
+    lens, (clean, corrupted) = lens_of(), pair()
+    found = attribution_patch(lens, clean, corrupted, site="z", metric=DIFFERENCE)
+    with pytest.raises(InputError, match="0 patches were asked for"):
+        found.sample(0, generator=torch.Generator())
+    with pytest.warns(UserWarning, match="changes nothing"):
+        found = attribution_patch(lens, clean, clean, site="z", metric=DIFFERENCE)
+    with pytest.raises(InputError, match="no patch of this sweep changes anything"):
+        found.sample(3, generator=torch.Generator())

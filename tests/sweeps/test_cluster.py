@@ -1,0 +1,348 @@
+"""The same table from several processes and from a Ray cluster, also where workers die, and what they refuse."""
+
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+
+from sink_lens import EditGrid, Grid, MetricSpec, cell_of, load
+from sink_lens.data.tokens import random_tokens
+from sink_lens.edits.constructors import zero
+from sink_lens.edits.metrics import loss
+from sink_lens.errors import InputError, ModelError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny
+from sink_lens.records import read_run
+from sink_lens.records.writing import RunWriter
+from sink_lens.sweeps import cluster, engine, runner
+from sink_lens.sweeps import plan as planning
+from sink_lens.sweeps.runner import sweep
+
+GRID = Grid.of(
+    EditGrid(kind="zero", site="neurons", units="0-29"),
+    EditGrid(kind="scale", site="z", heads="each", factors=[0.5, 2.0]),
+    controls=2,
+)
+METRICS = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a tiny model, as ``save_pretrained`` writes it."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    tiny("llama").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lens(saved):
+    return load(saved, device="cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks():
+    """Blocks of four cells, so that the sweep has many; made here and sent to the workers."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine, "CELLS_A_BLOCK", 1)
+        patched.setattr(planning, "_CPU_TOKENS", 128)
+        patched.setattr(runner, "png", lambda figure: b"a picture")
+        yield
+
+
+@pytest.fixture(scope="module")
+def local(lens, tmp_path_factory):
+    """The table from one process."""
+    return swept(lens, tmp_path_factory.mktemp("local") / "run")
+
+
+def sequences():
+    generator = torch.Generator().manual_seed(0)
+    return random_tokens(None, sequences=3, length=10, generator=generator, vocab_size=300)
+
+
+def swept(lens, out, *, what=GRID, metrics=METRICS, **options):
+    return sweep(lens, what, tokens=sequences(), metrics=metrics, out=out, progress=False, **options)
+
+
+def assert_same(one, other):
+    for name in ("cells", "controls", "values"):
+        there = [pd.read_parquet(result.folder / f"{name}.parquet") for result in (one, other)]
+        pd.testing.assert_frame_equal(*there, check_exact=True)
+    pd.testing.assert_frame_equal(one.frame, other.frame, check_exact=True)
+    assert one.headline == other.headline
+
+
+def at_blocks(monkeypatch, acts):
+    """Before the count-th block is written, ``acts[count]`` is called; the names of what is written."""
+    written = []
+    write = RunWriter.write_table
+
+    def watched(self, name, frame):
+        if name.startswith("block-"):
+            written.append(name)
+            acts.get(len(written), lambda: None)()
+        return write(self, name, frame)
+
+    monkeypatch.setattr(RunWriter, "write_table", watched)
+    return written
+
+
+def command_of(process):
+    """The command line of a process; nothing, of one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def block_files(result):
+    return sorted(path.stem for path in result.folder.glob("block-*"))
+
+
+# --- processes
+
+
+def workers_of_a_pool():
+    """The processes that compute blocks, and not the one that keeps track of what they share."""
+    return [child.pid for child in psutil.Process().children() if "spawn_main" in command_of(child)]
+
+
+def test_two_processes_one_of_which_is_killed_give_the_table_of_one(lens, local, tmp_path, monkeypatch):
+    pools, killed = [], []
+    pool = cluster.ProcessPoolExecutor
+
+    def counted(*args, **options):
+        pools.append(args[0])
+        return pool(*args, **options)
+
+    def kill():
+        killed.extend(workers_of_a_pool()[:1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(cluster, "ProcessPoolExecutor", counted)
+    monkeypatch.setattr(engine.Engine, "run", lambda *args, **options: pytest.fail("this process computed a block"))
+    written = at_blocks(monkeypatch, {1: kill})
+    result = swept(lens, tmp_path / "run", devices=("cpu", "cpu"))
+    assert_same(result, local)
+    assert len(killed) == 1
+    assert pools == [2, 2]  # the blocks that were left were given to two new processes
+    assert sorted(written) == block_files(local)
+    assert read_run(tmp_path / "run").status == "finished"
+
+
+def test_processes_that_die_again_and_again_are_given_up(lens, tmp_path, monkeypatch):
+    pools = []
+
+    class Dying:
+        """A pool whose processes die at once."""
+
+        def __init__(self, *args, **options):
+            pools.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+        def submit(self, *args):
+            raise cluster.BrokenProcessPool
+
+    monkeypatch.setattr(cluster, "ProcessPoolExecutor", Dying)
+    with pytest.raises(RuntimeError, match="died 4 times and finished nothing in between; is there enough memory"):
+        swept(lens, tmp_path / "run", devices=("cpu", "cpu"))
+    assert len(pools) == 4
+    assert read_run(tmp_path / "run").status == "failed"
+
+
+def test_other_weights_in_a_worker_are_refused_by_name(saved, tmp_path, monkeypatch):
+    # A worker loads the model by its name. The pool is one of threads here: to start a process takes seconds.
+    def pool(workers, *, mp_context, initializer, initargs):
+        return ThreadPoolExecutor(1, initializer=initializer, initargs=initargs)
+
+    monkeypatch.setattr(cluster, "ProcessPoolExecutor", pool)
+    monkeypatch.setattr(cluster, "_WORKER", [])
+    changed = wrap(tiny("llama", seed=1), name=str(saved))
+    with pytest.raises(ModelError, match=rf"'{saved}' gives other weights to a worker .*save_pretrained"):
+        swept(changed, tmp_path / "run", devices=("cpu", "cpu"))
+    assert read_run(tmp_path / "run").status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"workers": 2}, "engine 'local' with workers 2; need engine 'ray' and at least 1, or devices"),
+        ({"engine": "ray", "workers": 0}, "engine 'ray' with workers 0; need engine 'ray' and at least 1"),
+        ({"engine": "ray", "devices": ("cpu", "cpu")}, "with devices cpu, cpu; Ray gives out its own"),
+    ],
+)
+def test_an_option_that_the_engine_would_not_heed_is_refused(lens, tmp_path, monkeypatch, options, text):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    with pytest.raises(InputError, match=text):
+        swept(lens, tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "metrics"),
+    [
+        ([cell_of(zero("z"), name="mine")], METRICS),
+        (GRID, [loss()]),
+        (GRID, [METRICS[0], lambda run: run.loss]),
+    ],
+)
+def test_functions_cannot_be_sent_to_processes_and_nothing_is_written(lens, tmp_path, what, metrics):
+    with pytest.raises(InputError, match="need a Grid and MetricSpec, or one device, or engine='ray'"):
+        swept(lens, tmp_path / "run", what=what, metrics=metrics, devices=("cpu", "cpu"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_device_is_this_process(lens, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "ProcessPoolExecutor", lambda *args, **options: pytest.fail("a pool was made"))
+    grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
+    assert len(swept(lens, tmp_path, what=grid, metrics=[loss()], devices=("cpu",)).frame) == 1
+
+
+# --- Ray
+
+
+def test_without_ray_the_error_says_how_to_install_it(lens, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"engine 'ray' needs Ray; install it with pip install 'sink-lens\[ray\]'"):
+        swept(lens, tmp_path / "run", engine="ray")
+    assert not (tmp_path / "run").exists()
+
+
+def cluster_of(made, *, room, resources):
+    """What ``ray_cluster`` uses of Ray: a cluster in which only so many workers ever begin."""
+
+    class Actor:
+        def __init__(self, job, device):
+            self.begins = len(made) < room
+            made.append(self)
+            self.ready = SimpleNamespace(remote=lambda: (self, len(made)))
+            self.run = SimpleNamespace(remote=lambda block: (self, "frame", block.number))
+
+    def wait(references, *, num_returns):
+        done = next((one for one in references if one[0].begins), None)
+        assert done is not None, "it would wait for ever"
+        return [done], [one for one in references if one is not done]
+
+    exceptions = SimpleNamespace(RayTaskError=KeyError)
+    return SimpleNamespace(
+        exceptions=exceptions,
+        is_initialized=lambda: True,
+        cluster_resources=lambda: resources,
+        remote=lambda **options: lambda worker: SimpleNamespace(remote=Actor),
+        put=lambda job: job,
+        wait=wait,
+        get=lambda reference: reference[2],
+    )
+
+
+def handed_out(monkeypatch, *, workers, room=2, on_gpu=False, resources=None):
+    made = []
+    fake = cluster_of(made, room=room, resources=resources or {"CPU": 4.0})
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", fake.exceptions)
+    blocks = [engine.Block(number=number, prompts=slice(0, 1), first=0, cells=(number,)) for number in range(9)]
+    done = list(cluster.ray_cluster(None, blocks, workers=workers, on_gpu=on_gpu, advance=lambda cells: None))
+    assert sorted(frame for _, frame in done) == list(range(9))
+    return len(made)
+
+
+def test_workers_that_the_cluster_has_no_room_for_hold_nothing_up(monkeypatch):
+    assert handed_out(monkeypatch, workers=6) == 6
+    assert handed_out(monkeypatch, workers=None) == 2  # one for each two CPUs
+
+
+def test_a_cluster_without_a_gpu_is_refused_where_the_model_is_on_one(monkeypatch):
+    with pytest.raises(InputError, match="the Ray cluster has no GPU and the model is on one"):
+        handed_out(monkeypatch, workers=2, on_gpu=True)
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    """Ray on this machine, on loopback, for the tests of this file; its processes are gone afterwards."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'sink-lens[ray]'")
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written into the home folder
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(
+            num_cpus=2,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address="127.0.0.1",
+        )
+        yield ray
+        ray.shutdown()
+    left = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    for child in psutil.wait_procs(left, timeout=10)[1]:
+        child.kill()
+
+
+def actors():
+    """The processes of Ray's workers that hold a model."""
+    return [child.pid for child in psutil.Process().children(recursive=True) if "ray::Worker" in command_of(child)]
+
+
+def test_a_ray_cluster_whose_workers_are_killed_gives_the_table_of_one_process(
+    lens, tmp_path, monkeypatch, two_workers
+):
+    def twice(run):
+        return 2 * run.loss
+
+    places = [(layer, unit) for layer in range(3) for unit in range(30)]
+    cells = [
+        cell_of(zero("neurons", layers=[layer], units=[unit]), name=f"unit {unit} of layer {layer}")
+        for layer, unit in places
+    ]
+    given = {"what": cells, "metrics": [METRICS[0], twice]}
+    here = swept(lens, tmp_path / "here", **given)
+    killed, at_the_end = [], []
+
+    def kill():
+        killed.extend(actors())  # whoever has a block: one at least, and another that has begun
+        for worker in killed:
+            os.kill(worker, signal.SIGKILL)
+
+    monkeypatch.setattr(engine.Engine, "run", lambda *args, **options: pytest.fail("this process computed a block"))
+    last = len(block_files(here))
+    written = at_blocks(monkeypatch, {2: kill, last: lambda: at_the_end.extend(actors())})
+    result = swept(lens, tmp_path / "run", engine="ray", workers=2, **given)
+    assert_same(result, here)
+    assert sorted(written) == block_files(here)
+    assert killed
+    assert not set(killed) & set(at_the_end)
+    assert at_the_end  # processes that were started in their place, or had not begun
+    assert two_workers.is_initialized()  # a cluster that was there before stays
+
+
+def test_ray_refuses_other_weights_by_name(saved, tmp_path, two_workers):
+    changed = wrap(tiny("llama", seed=1), name=str(saved))
+    grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
+    with pytest.raises(ModelError, match="gives other weights to a worker than those of the sweep"):
+        swept(changed, tmp_path / "run", what=grid, engine="ray", workers=1)
+
+
+def test_what_cannot_be_sent_to_ray_is_refused(lens, tmp_path, two_workers):
+    lock = threading.Lock()
+
+    def guarded(run):
+        with lock:
+            return run.loss
+
+    grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
+    with pytest.raises(InputError, match="a cell or a metric holds what cannot be sent to another process"):
+        swept(lens, tmp_path / "run", what=grid, metrics=[guarded], engine="ray", workers=1)

@@ -1,0 +1,214 @@
+"""What a sweep is asked in a file: the same in TOML and JSON, every default, and what is refused."""
+
+import functools
+import json
+from dataclasses import fields
+
+import pytest
+import torch
+
+from sink_lens import EditGrid, Grid, MetricSpec, SweepConfig, from_tensor, read_sweep
+from sink_lens.cli.sweep import _EXAMPLE
+from sink_lens.errors import InputError
+from sink_lens.models.bundled import DEFAULT_MODEL
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.sweeps.config import sweep_config
+from sink_lens.sweeps.reads import measured
+
+EDITS = [{"kind": "zero", "site": "z", "heads": "each"}]
+TOML = """
+model = "a/model"
+mode = "fast"
+controls = 2
+seed = 7
+device = "cpu"
+dtype = "float64"
+[tokens]
+kind = "random"
+bos = "without"
+sequences = 3
+length = 9
+[[metrics]]
+name = "sink_mass"
+key = 1
+layers = "0-1"
+[[metrics]]
+name = "loss"
+[[edits]]
+kind = "scale"
+site = "z"
+layers = [0, "1-2"]
+heads = [[0, 1], 3]
+factors = [0.5, 2]
+[[edits]]
+units = "each"
+"""
+WANTED = SweepConfig(
+    model="a/model",
+    mode="fast",
+    seed=7,
+    device="cpu",
+    dtype="float64",
+    tokens="random",
+    bos="without",
+    sequences=3,
+    length=9,
+    metrics=(MetricSpec(name="sink_mass", options={"key": 1, "layers": "0-1"}), MetricSpec(name="loss")),
+    grid=Grid.of(
+        EditGrid(kind="scale", site="z", layers=[0, "1-2"], heads=[[0, 1], 3], factors=[0.5, 2.0]),
+        EditGrid(units="each"),
+        controls=2,
+        seed=7,
+    ),
+)
+
+
+@functools.cache
+def llama(n_layers=3):
+    return wrap(tiny("llama", num_hidden_layers=n_layers), tokenizer=tiny_tokenizer())
+
+
+def written(folder, text, *, name="sweep.toml"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_toml_and_json_give_the_same_configuration(tmp_path):
+    as_json = {
+        "model": "a/model",
+        "mode": "fast",
+        "controls": 2,
+        "seed": 7,
+        "device": "cpu",
+        "dtype": "float64",
+        "tokens": {"kind": "random", "bos": "without", "sequences": 3, "length": 9},
+        "metrics": [{"name": "sink_mass", "key": 1, "layers": "0-1"}, {"name": "loss"}],
+        "edits": [
+            {"kind": "scale", "site": "z", "layers": [0, "1-2"], "heads": [[0, 1], 3], "factors": [0.5, 2]},
+            {"units": "each"},
+        ],
+    }
+    assert read_sweep(written(tmp_path, TOML)) == WANTED
+    assert read_sweep(written(tmp_path, json.dumps(as_json), name="sweep.json")) == WANTED
+    assert sweep_config(as_json) == WANTED
+
+
+def test_everything_but_the_edits_has_a_default():
+    config = sweep_config({"edits": [{}]})
+    assert {part.name: getattr(config, part.name) for part in fields(config)} == {
+        "grid": Grid(edits=(EditGrid(),), controls=5, seed=0),
+        "metrics": (MetricSpec(name="sink_mass"),),
+        "mode": "exact",
+        "model": DEFAULT_MODEL,
+        "tokens": "text",
+        "text": None,
+        "prompts": (),
+        "bos": "auto",
+        "sequences": 8,
+        "length": 64,
+        "device": None,
+        "dtype": None,
+        "seed": 0,
+    }
+
+
+def test_prompts_and_a_text_file_are_sources_of_tokens(tmp_path):
+    text = written(tmp_path, "some prose", name="mine.txt")
+    assert sweep_config({"tokens": {"prompts": ["one", "two"]}, "edits": EDITS}).prompts == ("one", "two")
+    assert sweep_config({"tokens": {"text": str(text)}, "edits": EDITS}).text == str(text)
+
+
+def test_changes_replace_what_the_file_says_the_seed_of_the_draws_too(tmp_path):
+    config = read_sweep(written(tmp_path, TOML), model="another", mode="exact", seed=11)
+    assert (config.model, config.mode, config.seed, config.grid.seed) == ("another", "exact", 11, 11)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"colour": 1, "edits": EDITS}, "the sweep has colour, which is not known; need some of controls"),
+        ({"tokens": {"width": 3}, "edits": EDITS}, r"\[tokens\] of the sweep has width"),
+        ({"edits": [{"layer": 3}]}, r"\[\[edits\]\] of the sweep has layer, .*layers"),
+        ({}, r"has no edits; need at least one table \[\[edits\]\]"),
+        ({"edits": []}, "has no edits"),
+        ({"edits": {"kind": "zero"}}, "need a list of tables"),
+        ({"edits": "zero"}, "need a list of tables"),
+        ({"edits": [3]}, "is 3; need a table"),
+        ({"edits": [{"kind": 3}]}, r"kind of \[\[edits\]\] of the sweep is 3; need a text"),
+        ({"edits": [{"site": ["z"]}]}, r"site of \[\[edits\]\] of the sweep is \['z'\]; need a text"),
+        ({"tokens": "text", "edits": EDITS}, r"\[tokens\] of the sweep is 'text'; need a table"),
+        ({"tokens": {"sequences": "8"}, "edits": EDITS}, "sequences of the sweep is '8'; need a whole number"),
+        ({"tokens": {"sequences": True}, "edits": EDITS}, "sequences of the sweep is True; need a whole number"),
+        ({"tokens": {"length": 8.0}, "edits": EDITS}, "length of the sweep is 8.0; need a whole number"),
+        ({"tokens": {"length": 1}, "edits": EDITS}, "length is 1; need at least 2"),
+        ({"tokens": {"sequences": 0}, "edits": EDITS}, "sequences is 0; need at least 1"),
+        ({"tokens": {"kind": "noise"}, "edits": EDITS}, "tokens is 'noise'; need one of text, random, repeated"),
+        ({"tokens": {"kind": 1}, "edits": EDITS}, "tokens of the sweep is 1; need a text"),
+        ({"tokens": {"bos": "maybe"}, "edits": EDITS}, "bos is 'maybe'"),
+        ({"tokens": {"prompts": "one text"}, "edits": EDITS}, "prompts of the sweep is 'one text'; need a list"),
+        ({"tokens": {"prompts": [1]}, "edits": EDITS}, r"prompts of the sweep is \[1\]; need a list of texts"),
+        ({"tokens": {"prompts": []}, "edits": EDITS}, r"prompts of the sweep is \[\]; need a list of texts, one"),
+        ({"tokens": {"prompts": ["a"], "kind": "random"}, "edits": EDITS}, "given together with tokens 'random'"),
+        ({"tokens": {"prompts": ["a"], "text": "b"}, "edits": EDITS}, "both a text file and prompts"),
+        ({"tokens": {"text": "nowhere.txt"}, "edits": EDITS}, "there is no file nowhere.txt"),
+        ({"controls": "5", "edits": EDITS}, "controls of the sweep is '5'; need a whole number"),
+        ({"controls": -1, "edits": EDITS}, "controls is -1; need a whole number from 0 on"),
+        ({"seed": 1.5, "edits": EDITS}, "seed of the sweep is 1.5; need a whole number"),
+        ({"seed": -1, "edits": EDITS}, "seed is -1; need a whole number from 0 on"),
+        ({"mode": "slow", "edits": EDITS}, "mode is 'slow'; need one of exact, fast"),
+        ({"model": 3, "edits": EDITS}, "model of the sweep is 3; need a text"),
+        ({"device": 0, "edits": EDITS}, "device of the sweep is 0; need a text"),
+        ({"metrics": [], "edits": EDITS}, "there is no metric; need at least one"),
+        ({"metrics": "loss", "edits": EDITS}, r"\[\[metrics\]\] of the sweep is 'loss'; need a list of tables"),
+        ({"metrics": [{"key": 0}], "edits": EDITS}, "a metric of the sweep has no name; need one of sink_mass, loss"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(given, text):
+    with pytest.raises(InputError, match=text):
+        sweep_config(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("sweep.toml", "edits = ", "cannot be read as a sweep"),
+        ("sweep.json", "{", "cannot be read as a sweep"),
+        ("sweep.json", "[1]", "holds no table"),
+        ("sweep.toml", "[[edits]]\nkind = 'zero'\ncolour = 1\n", r"\[\[edits\]\] of .*sweep\.toml has colour"),
+    ],
+)
+def test_a_file_that_is_no_sweep_is_named(tmp_path, name, text, says):
+    with pytest.raises(InputError, match=rf"{name}.*{says}|{says}"):
+        read_sweep(written(tmp_path, text, name=name))
+
+
+def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"none\.toml cannot be read as a sweep.*Need a TOML or JSON file"):
+        read_sweep(tmp_path / "none.toml")
+    (tmp_path / "picture.toml").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(InputError, match=r"picture\.toml cannot be read as a sweep"):
+        read_sweep(tmp_path / "picture.toml")
+
+
+# --- the example of the command
+
+
+def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
+    config = read_sweep(written(tmp_path, _EXAMPLE))
+    assert (config.model, config.mode, config.tokens) == (DEFAULT_MODEL, "exact", "text")
+    lens = llama(30)  # as many layers as the default model
+    cells, controls = config.grid.cells(lens, n_positions=config.length)
+    assert len(cells) == 32 + 30 * lens.n_heads
+    assert controls
+    (mass,) = measured(config.metrics, lens, n_positions=config.length)
+    assert mass.layers == tuple(range(12, 30))
+
+
+def test_a_grid_written_in_a_file_makes_the_cells_that_python_makes():
+    tokens = from_tensor(torch.full((1, 9), 5))
+    there = sweep_config({"edits": [{"kind": "zero", "site": "neurons", "layers": 1, "units": [[0, 3], "5-6"]}]})
+    here = Grid.of(EditGrid(kind="zero", site="neurons", layers=1, units=[(0, 3), (5, 6)]))
+    found, wanted = (grid.cells(llama(), n_positions=tokens.n_positions) for grid in (there.grid, here))
+    assert [[cell.identity for cell in part] for part in found] == [[cell.identity for cell in part] for part in wanted]

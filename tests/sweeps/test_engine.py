@@ -1,0 +1,428 @@
+"""In exact mode a sweep gives, to the last bit, what ``run_with`` gives for one cell alone on one batch of prompts."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sink_lens.edits.constructors import edit, scalar, scale, zero
+from sink_lens.edits.metrics import Metric, dominance, kl_to, logit_difference, loss, norm, sink_mass
+from sink_lens.engine.forward import run_with
+from sink_lens.models.families import FAMILIES
+from sink_lens.models.sites import SITES, sites_of
+from sink_lens.models.tiny import TINY_FAMILIES
+from sink_lens.sweeps import passes
+from sink_lens.sweeps.grid import cell_of
+from sink_lens.sweeps.passes import Passes
+
+OWN_ORDER = ("gpt2", "opt")
+"""Their bridge multiplies in another order than Hugging Face: only there is the plain module not exact."""
+EXPERTS = "gpt_oss"
+"""An expert multiplies all its tokens at once, so that one more cell in the forward moves the last bit."""
+
+LATE = replace(sink_mass(0, layers=[2]), name="late sink mass")
+EVERYTHING = (
+    sink_mass(0),
+    sink_mass(3),
+    LATE,
+    norm(0, layer=1),
+    norm(3, layer=2, site="z"),
+    dominance(3, layer=1),
+    loss(),
+    logit_difference(5, 6),
+    logit_difference(7, 8, position=1),
+    Metric(name="mean loss of the batch", function=lambda run: run.loss.mean(), loss=True, layers=()),
+    Metric(
+        name="largest of the stream",
+        function=lambda run: run.state_at(3)[run.layers.index(1)].amax(1),
+        keys=(3,),
+        layers=(1,),
+    ),
+)
+EVERYTHING = tuple(replace(one, name=f"{place} {one.name}") for place, one in enumerate(EVERYTHING))
+EARLY = (replace(sink_mass(3, layers=[0, 1]), name="early sink mass"),)
+STATES = (norm(0, layer=1), dominance(3, layer=0))
+SETS = {"everything": EVERYTHING, "late sink mass": (LATE,), "early sink mass": EARLY, "states": STATES}
+CASES = [(family, "everything") for family in TINY_FAMILIES]
+CASES += [(family, name) for family in ("llama", "gemma3", "gpt2", "gpt_oss") for name in list(SETS)[1:]]
+ONE_BATCH = (12, 9, 5)
+
+
+def part_of(site):
+    """Some of a site: a few positions, and one unit, head or key."""
+    axes = SITES[site].axes.split()
+    where = {"positions": [1, 3, 4]} if {"position", "query"} & set(axes) else {}
+    if "head" in axes or "kv_head" in axes:
+        where["heads"] = [1]
+    if "key" in axes:
+        return where | {"keys": [0, 1]}
+    return where | {"units": [2, 5]}
+
+
+@functools.cache
+def edits_of(lens):
+    """An edit of every site: in one half of the families a part is set to zero, in the other all of it is scaled."""
+    found = []
+    shift = [row.architecture for row in FAMILIES.values()].index(lens.family.architecture)
+    for place, site in enumerate(sites_of(lens.family), start=shift):
+        layers = {"layers": [place // 2 % 3]} if SITES[site].per_layer else {}
+        one = scale(site, 0.5, **layers) if place % 2 else zero(site, **part_of(site), **layers)
+        found.append((one,))
+    late = zero("z", layers=[2], heads=[3])
+    found.append((scale("attn_out", 2.0, layers=[0]), late, scale("resid_post", 0.5, layers=[0], positions=[2])))
+    return tuple(found)
+
+
+def cells_of(lens):
+    return [cell_of(edits, name=str(number)) for number, edits in enumerate(edits_of(lens))]
+
+
+@pytest.fixture(scope="session")
+def slow_runs(lens_of, tokens_of, slowly):
+    """The runs of every cell of a family, one at a time, each once for all tests."""
+
+    @functools.cache
+    def runs(family):
+        lens = lens_of(family)
+        return [slowly(lens, tokens_of(ONE_BATCH), edits) for edits in edits_of(lens)]
+
+    return runs
+
+
+def assert_to_the_last_bit(found, *, metrics, runs, measured):
+    keys = tuple(dict.fromkeys(key for metric in metrics for key in metric.keys))
+    assert len(found) == len(runs) * len(metrics)
+    for cell, outcomes in enumerate(runs):
+        for metric in metrics:
+            assert torch.equal(found[cell, metric.name], measured(metric, outcomes, keys=keys)), (cell, metric.name)
+
+
+@pytest.mark.parametrize(("family", "metrics"), CASES)
+def test_packs_give_each_cell_s_own_numbers(lens_of, tokens_of, engine_of, swept, slow_runs, measured, family, metrics):
+    lens = lens_of(family)
+    options = {"path": "bridge" if family in OWN_ORDER else "plain", "pack": 1 if family == EXPERTS else 4}
+    engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), SETS[metrics], **options)
+    assert engine.clean_deviation() == 0
+    assert_to_the_last_bit(swept(engine), metrics=SETS[metrics], runs=slow_runs(family), measured=measured)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_the_bridge_s_packs_give_the_same_numbers(lens_of, tokens_of, engine_of, swept, slow_runs, measured, family):
+    lens = lens_of(family)
+    engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), EVERYTHING, path="bridge")
+    assert_to_the_last_bit(swept(engine), metrics=EVERYTHING, runs=slow_runs(family), measured=measured)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen3", "headnorm_gate"])
+def test_cells_side_by_side_give_the_same_numbers(lens_of, tokens_of, engine_of, swept, slow_runs, measured, family):
+    lens = lens_of(family)
+    engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), EVERYTHING, pack=2, lanes=3)
+    assert engine.pack_deviation() == 0
+    assert engine.deviation(0) == 0
+    assert_to_the_last_bit(swept(engine), metrics=EVERYTHING, runs=slow_runs(family), measured=measured)
+
+
+@pytest.mark.parametrize("family", OWN_ORDER)
+def test_the_plain_module_is_close_where_it_is_not_exact_and_says_so(
+    lens_of, tokens_of, engine_of, swept, slow_runs, measured, family
+):
+    lens = lens_of(family)
+    engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), EVERYTHING)
+    assert 0 < engine.clean_deviation() < 1e-5
+    found = swept(engine)
+    for cell, outcomes in enumerate(slow_runs(family)):
+        for metric in EVERYTHING:
+            slow = measured(metric, outcomes, keys=(0, 3))
+            torch.testing.assert_close(found[cell, metric.name], slow, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cut", [{"prompts": 1, "pack": 3}, {"prompts": 3, "pack": 7}, {"prompts": 4, "pack": 1}])
+def test_however_the_sweep_is_cut_the_numbers_are_those_of_its_batches(
+    lens_of, tokens_of, engine_of, swept, slowly, measured, cut
+):
+    lens = lens_of("qwen3")
+    edits = edits_of(lens)[::5]
+    cells = [cell_of(some, name=str(number)) for number, some in enumerate(edits)]
+    found = swept(engine_of(lens, tokens_of(), cells, EVERYTHING, **cut))
+    runs = [slowly(lens, tokens_of(), some, prompts=cut["prompts"]) for some in edits]
+    assert_to_the_last_bit(found, metrics=EVERYTHING, runs=runs, measured=measured)
+
+
+@pytest.mark.parametrize("path", ["plain", "bridge"])
+def test_the_baseline_is_the_unedited_run(lens_of, tokens_of, engine_of, slowly, measured, path):
+    lens = lens_of("llama")
+    engine = engine_of(lens, tokens_of(), cells_of(lens), EVERYTHING, path=path)
+    frame = engine.baseline()
+    outcomes = slowly(lens, tokens_of(), ())
+    for metric in EVERYTHING:
+        rows = frame[frame["metric"] == metric.name]
+        assert torch.equal(torch.tensor(rows["value"].to_numpy()), measured(metric, outcomes, keys=(0, 3)))
+        one_a_batch = metric.name.endswith("mean loss of the batch")
+        assert rows["sequence"].tolist() == ([0, 3] if one_a_batch else [0, 1, 2, 3])
+
+
+READING = {
+    "attention of values": edit("z", lambda x, at: x + at.read.mean(), reads="v", layers=[1]),
+    "values of the pattern": edit("z", lambda x, at: x * at.read.amax(), reads="pattern", layers=[1]),
+    "MLP of attention": edit("down_out", lambda x, at: x + at.read.sum() / 9, reads="z", layers=[1], positions=[2]),
+    "MLP of its gate": edit("mlp_out", lambda x, at: x * at.read.mean(), reads="gate", layers=[1]),
+    "neurons of the gate": edit("neurons", lambda x, at: x * at.read.mean(), reads="gate", layers=[1], units=[3]),
+    "the last norm of a layer": edit("final", lambda x, at: x + at.read.mean(), reads="resid_post"),
+}
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("name", READING)
+def test_what_an_edit_reads_is_computed(lens_of, tokens_of, engine_of, swept, slowly, measured, name, mode):
+    lens, metrics = lens_of("llama"), (loss(), sink_mass(0))
+    engine = engine_of(lens, tokens_of(), [cell_of(READING[name], name=name)], metrics, mode=mode)
+    found, outcomes = swept(engine), slowly(lens, tokens_of(), READING[name])
+    for metric in metrics:
+        assert torch.equal(found[0, metric.name], measured(metric, outcomes, keys=(0,)))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
+def test_single_entries_of_the_down_projection_can_be_swept(
+    lens_of, tokens_of, engine_of, swept, slowly, measured, family
+):
+    lens = lens_of(family)
+    edits = [scalar(lens, layer=layer, neurons=[3, 9], dimensions=[1, 4, 7]) for layer in range(3)]
+    found = swept(engine_of(lens, tokens_of(), [cell_of(one, name=one.label) for one in edits], (loss(),)))
+    for cell, one in enumerate(edits):
+        assert torch.equal(found[cell, "loss"], measured(loss(), slowly(lens, tokens_of(), one), keys=(0,)))
+
+
+@pytest.mark.parametrize("site", ["scores", "pattern"])
+def test_metrics_of_whole_patterns_are_read_on_the_bridge(lens_of, tokens_of, engine_of, swept, slowly, measured, site):
+    lens = lens_of("llama")
+    metric = Metric(
+        name="corner", function=lambda run: run.tensors[site, 1][:, 0, 3, :4].sum(1), sites=(site,), layers=(1,)
+    )
+    edits = (zero("z", layers=[0], heads=[1]), scale("q", 2.0, layers=[1]))
+    engine = engine_of(lens, tokens_of(), [cell_of(one, name=one.site) for one in edits], [metric])
+    found = swept(engine)
+    unedited = measured(metric, slowly(lens, tokens_of(), (), sites=(site,)), keys=(0,))
+    assert torch.equal(torch.tensor(engine.baseline()["value"].to_numpy()), unedited)
+    assert engine.clean_deviation() == 0
+    for cell, one in enumerate(edits):
+        slow = measured(metric, slowly(lens, tokens_of(), one, sites=(site,)), keys=(0,))
+        assert torch.equal(found[cell, "corner"], slow)
+
+
+@pytest.mark.parametrize("path", ["plain", "bridge"])
+def test_a_cell_behind_every_layer_that_is_read_still_moves_the_loss(
+    lens_of, tokens_of, engine_of, swept, slowly, measured, path
+):
+    lens, metrics = lens_of("llama"), (replace(sink_mass(0, layers=[0]), name="first"), loss())
+    edits = (zero("z", layers=[2]), zero("final", units=[1]), zero("neurons", layers=[2], units=[3]))
+    cells = [cell_of(one, name=one.site) for one in edits]
+    for mode in ("exact", "fast"):
+        found = swept(engine_of(lens, tokens_of(), cells, metrics, path=path, mode=mode))
+        for cell, one in enumerate(edits):
+            outcomes = slowly(lens, tokens_of(), one)
+            assert torch.equal(found[cell, "first"], measured(metrics[0], outcomes, keys=(0,)))
+            torch.testing.assert_close(
+                found[cell, "loss"],
+                measured(loss(), outcomes, keys=(0,)),
+                rtol=0.0,
+                atol=1e-5 if mode == "fast" else 0.0,
+            )
+
+
+def test_cells_that_change_nothing_that_is_read_are_not_run(lens_of, tokens_of, engine_of, monkeypatch):
+    lens = lens_of("llama")
+    edits = (
+        zero("z", layers=[1]),  # behind the attention of the last layer that is read
+        zero("resid_pre", layers=[2]),
+        zero("final"),
+    )
+    engine = engine_of(lens, tokens_of(), [cell_of(one, name=one.site) for one in edits], EARLY)
+    monkeypatch.setattr(Passes, "pack", lambda *args, **options: pytest.fail("a cell was run"))
+    baseline = engine.baseline()["value"].tolist()
+    frames = [engine.run(block) for block in engine.blocks]
+    assert [block.first for block in engine.blocks] == [4, 4]
+    assert [engine.layers_of(block) for block in engine.blocks] == [0, 0]
+    for cell in range(3):
+        rows = [frame[frame["cell"] == cell] for frame in frames]
+        assert [value for frame in rows for value in frame["value"]] == baseline
+        assert not any(frame["changed"].any() for frame in rows)
+
+
+def test_blocks_begin_at_the_first_layer_that_is_touched_and_hold_every_cell_once_a_batch(
+    lens_of, tokens_of, engine_of
+):
+    lens = lens_of("llama")
+    cells = cells_of(lens)
+    engine = engine_of(lens, tokens_of(), cells, EVERYTHING)
+    for prompts in (slice(0, 3), slice(3, 4)):
+        blocks = [block for block in engine.blocks if block.prompts == prompts]
+        assert sorted(cell for block in blocks for cell in block.cells) == list(range(len(cells)))
+        for block in blocks:
+            for cell in block.cells:
+                inner = [
+                    layer for site, layers in cells[cell].touches for layer in layers or () if SITES[site].per_layer
+                ]
+                assert block.first == min(inner, default=2)  # the last norm needs the last layer's stream
+            assert engine.layers_of(block) == 3 - block.first
+    assert [block.number for block in engine.blocks] == list(range(len(engine.blocks)))
+
+
+def test_only_the_layers_from_the_first_that_is_touched_are_run(lens_of, tokens_of, engine_of):
+    lens = lens_of("llama")
+    engine = engine_of(lens, tokens_of(), [cell_of(zero("k", layers=[1]), name="k")], [sink_mass(0, layers=[1])])
+    engine.run(engine.blocks[0])  # what is known of the unedited run is computed once
+    ran = []
+    handles = [
+        module.register_forward_hook(lambda *args, name=name: ran.append(name))
+        for layer, block in enumerate(lens.layers)
+        for name, module in ((f"q {layer}", block.self_attn.q_proj), (f"mlp {layer}", block.mlp.up_proj))
+    ]
+    try:
+        engine.run(engine.blocks[0])
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert ran == ["q 1"]
+
+
+def test_a_cell_that_changes_nothing_says_so_by_batch(lens_of, tokens_of, engine_of):
+    lens = lens_of("llama")
+    only_second = edit("z", lambda x, at: x * 2 if at.sequences.start else x, layers=[1])
+    edits = (scale("z", 1.0, layers=[1]), only_second, scale("z", 2.0, layers=[1]))
+    engine = engine_of(lens, tokens_of(), [cell_of(one, name=str(n)) for n, one in enumerate(edits)], [loss()])
+    baseline = engine.baseline()["value"].tolist()
+    first, second = (engine.run(block) for block in engine.blocks)
+    assert first.groupby("cell")["changed"].agg(set).tolist() == [{False}, {False}, {True}]
+    assert second.groupby("cell")["changed"].agg(set).tolist() == [{False}, {True}, {True}]
+    assert first.loc[first["cell"] == 0, "value"].tolist() == baseline[:3]
+    assert second.loc[second["cell"] == 1, "value"].tolist() != baseline[3:]
+
+
+def test_the_deviation_of_exact_numbers_is_0(lens_of, tokens_of, engine_of):
+    lens = lens_of("llama")
+    cells = cells_of(lens)
+    engine = engine_of(lens, tokens_of(), cells, EVERYTHING)
+    assert [engine.deviation(number) for number in range(0, len(cells), 5)] == [0.0] * len(range(0, len(cells), 5))
+    early = engine_of(lens, tokens_of(), cells, EARLY)  # some of these are not run
+    assert [early.deviation(number) for number in range(0, len(cells), 5)] == [0.0] * len(range(0, len(cells), 5))
+
+
+def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, tokens_of, engine_of, monkeypatch):
+    lens = lens_of("llama")
+    cells = [cell_of(scale("z", factor, layers=[1]), name=str(factor)) for factor in (0.0, 2.0, 3.0)]
+    right = Passes.pack
+
+    def tampered(change):
+        def pack(self, edits, **options):
+            outcomes, changed = right(self, edits, **options)
+            return [*outcomes[:-1], replace(outcomes[-1], mass=change(outcomes[-1].mass))], changed
+
+        return pack
+
+    engine = engine_of(lens, tokens_of(), cells, [sink_mass(0)])
+    monkeypatch.setattr(Passes, "pack", tampered(lambda mass: mass + 0.25))
+    assert engine.deviation(2) == pytest.approx(0.25, abs=1e-6)
+    monkeypatch.setattr(Passes, "pack", tampered(lambda mass: mass * torch.nan))
+    assert engine.deviation(2) == float("inf")
+    monkeypatch.setattr(Passes, "pack", tampered(lambda mass: mass))
+    assert engine.deviation(2) == 0.0
+
+
+def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
+    engine = engine_of(lens_of("llama"), tokens_of(), [cell_of(zero("z"), name="z")], [sink_mass(0)])
+    right = Passes.clean
+
+    def clean(self, *args, **options):
+        found = right(self, *args, **options)
+        found.outcome = replace(found.outcome, mass=found.outcome.mass + 0.25)
+        return found
+
+    monkeypatch.setattr(Passes, "clean", clean)
+    assert engine.clean_deviation() == pytest.approx(0.25, abs=1e-6)
+
+
+def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_of, monkeypatch):
+    """A cell is compared as it is run: with others in its forward, not alone."""
+    lens = lens_of("llama")
+    cells = [cell_of(scale("z", float(factor), layers=[1]), name=str(factor)) for factor in range(2, 8)]
+    right, sizes = Passes.pack, []
+
+    def pack(self, edits, **options):
+        sizes.append(len(edits))
+        return right(self, edits, **options)
+
+    monkeypatch.setattr(Passes, "pack", pack)
+    engine = engine_of(lens, tokens_of(), cells, [sink_mass(0)], lanes=1)
+    assert [engine.deviation(number) for number in (0, 1, 3, 5)] == [0.0] * 4
+    assert sizes == [1, 2, 4, 4]
+
+
+def test_sharing_a_forward_is_compared_for_every_size_of_a_pack_and_of_a_batch(
+    lens_of, tokens_of, engine_of, monkeypatch
+):
+    cells = [cell_of(scale("z", float(factor), layers=[1]), name=str(factor)) for factor in range(6)]
+    engine = engine_of(lens_of("llama"), tokens_of(), cells, [sink_mass(0)])  # 4 and 2 cells, on 3 sequences and on 1
+    assert engine.pack_deviation() == 0.0
+    asked, right = [], Passes.streams
+
+    def streams(self, part, *, path, copies):
+        asked.append((part.n_sequences, path, copies))
+        found = right(self, part, path=path, copies=copies)
+        return [one + (7.0 if copies == 2 else 0.0) for one in found]
+
+    monkeypatch.setattr(Passes, "streams", streams)
+    assert engine.pack_deviation() == pytest.approx(7.0)
+    assert sorted(asked) == [(size, "plain", copies) for size in (1, 3) for copies in (1, 2, 4)]
+    assert engine_of(lens_of("llama"), tokens_of(), cells[:1], [sink_mass(0)]).pack_deviation() == 0.0
+
+
+def test_what_sharing_a_forward_changes_in_the_last_bit_is_seen(lens_of, tokens_of, engine_of, monkeypatch):
+    cells = [cell_of(zero("z", layers=[layer]), name=str(layer)) for layer in (0, 0)]
+    engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()])
+    right = passes.plain_pass
+
+    def other_order(lens, tokens, **options):
+        out = right(lens, tokens, **options)
+        if len(tokens) > 2:
+            out[-1, -1, -1] += 1e-6
+        return out
+
+    monkeypatch.setattr(passes, "plain_pass", other_order)
+    assert 0 < engine.pack_deviation() < 1e-5
+
+
+@pytest.mark.parametrize("prompts", [1, 3, 4])
+def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(lens_of, tokens_of, engine_of, swept, prompts):
+    lens, tokens = lens_of("llama"), tokens_of()
+    clean = run_with(lens, tokens, (), logits=True, quiet=True)
+    right, wrong = [5, 6, 7, 8], [11, 12, 13, 14]
+    at, rows = tokens.lengths - 1, torch.arange(4)
+    last = clean.logits[rows, at]
+    metrics = [logit_difference(right, wrong), kl_to(clean.logits), kl_to(clean.logits, position=-1)]
+    metrics = [replace(one, name=str(place)) for place, one in enumerate(metrics)]
+    engine = engine_of(lens, tokens, [cell_of(scale("z", 1.0), name="unchanged")], metrics, prompts=prompts)
+    found = swept(engine)
+    assert torch.allclose(found[0, "0"], (last[rows, right] - last[rows, wrong]).double(), atol=1e-5)
+    for name in ("1", "2"):
+        assert found[0, name].shape == (4,)
+        assert torch.allclose(found[0, name], torch.zeros(4).double(), atol=1e-6)
+
+
+def test_undefined_numbers_are_no_deviation(lens_of, tokens_of, engine_of):
+    """No query comes after the only token of a sequence: its sink mass is undefined on both ways."""
+    tokens = tokens_of((6, 1, 4))
+    engine = engine_of(lens_of("llama"), tokens, [cell_of(zero("z", layers=[0]), name="z")], [sink_mass(0)])
+    frame = engine.run(engine.blocks[0])
+    assert frame["value"].isna().tolist() == [False, True, False]
+    assert frame["error"].isna().all()
+    assert engine.deviation(0) == 0.0
+
+
+def test_a_block_is_one_row_a_sequence_and_metric(lens_of, tokens_of, engine_of):
+    lens = lens_of("llama")
+    engine = engine_of(lens, tokens_of(), [cell_of(zero("z", layers=[0]), name="z")], [loss()], prompts=4)
+    frame = engine.run(engine.blocks[0])
+    assert frame.columns.tolist() == ["cell", "sequence", "metric", "value", "changed", "error"]
+    assert frame["sequence"].tolist() == [0, 1, 2, 3]
+    assert set(frame["metric"]) == {"loss"}

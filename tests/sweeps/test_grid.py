@@ -1,0 +1,323 @@
+"""The cells of a grid: the product of its axes, their controls, and what is refused before anything runs."""
+
+import json
+
+import pytest
+import torch
+
+from sink_lens.edits.constructors import edit, scale, zero
+from sink_lens.errors import InputError, SiteError
+from sink_lens.models.sites import SITES
+from sink_lens.sweeps.edits import KINDS, References
+from sink_lens.sweeps.grid import EditGrid, Grid, cell_of
+
+LENGTH = 12
+
+
+def places(lens, **grid):
+    return list(EditGrid(**grid).places(lens, n_positions=LENGTH))
+
+
+def untyped(**fields):
+    """A grid as a file gives it: the type hook of the tests would refuse some values before the library does."""
+    grid = EditGrid()
+    for name, value in fields.items():
+        object.__setattr__(grid, name, value)
+    grid.__post_init__()
+    return grid
+
+
+def cells(lens, *grids, **options):
+    return Grid.of(*grids, **options).cells(lens, n_positions=LENGTH)
+
+
+def test_the_last_axis_runs_fastest(lens_of):
+    found = places(lens_of("llama"), layers="0-1", positions=[[2, 3]], units=[5, "7-8"], site="neurons")
+    assert [(place.layer, place.position, place.unit) for place in found] == [
+        ((0,), (2, 3), (5,)),
+        ((0,), (2, 3), (7, 8)),
+        ((1,), (2, 3), (5,)),
+        ((1,), (2, 3), (7, 8)),
+    ]
+    assert {(place.kind, place.site, place.head, place.key, place.factor) for place in found} == {
+        ("zero", "neurons", None, None, None)
+    }
+
+
+def test_options_run_faster_than_places(lens_of):
+    found = places(
+        lens_of("llama"), kind="amplify", layers="0-1", positions=[3], factors=(2.0, 5.0), centres=("values", "none")
+    )
+    assert [(place.layer, place.factor, place.centre) for place in found] == [
+        ((layer,), factor, centre) for layer in (0, 1) for factor in (2.0, 5.0) for centre in ("values", "none")
+    ]
+
+
+def test_left_out_axes_are_each_layer_and_all_of_the_rest(lens_of):
+    found = places(lens_of("llama"))
+    assert [place.layer for place in found] == [(0,), (1,), (2,)]
+    assert all((place.position, place.unit, place.seed, place.centre) == (None,) * 4 for place in found)
+    assert found[0].site == "neurons"
+
+
+@pytest.mark.parametrize(
+    ("grid", "size"),
+    [
+        ({}, 3),
+        ({"units": "each"}, 3 * 80),
+        ({"site": "resid_post", "units": "each", "layers": 1}, 48),
+        ({"site": "z", "heads": "each", "positions": "each"}, 3 * 4 * LENGTH),
+        ({"site": "k", "heads": "each", "units": "each"}, 3 * 2 * 12),
+        ({"site": "pattern", "keys": "each", "positions": "4-5", "heads": [[0, 1]], "layers": "all"}, LENGTH * 2),
+        ({"site": "final", "units": "each"}, 48),
+        ({"kind": "scale", "site": "q", "factors": (0.0, 2.0, -1.0)}, 9),
+        ({"kind": "resample", "site": "v", "seeds": (0, 1)}, 6),
+        ({"kind": "isolate", "positions": "1-3"}, 9),
+        ({"kind": "isolate", "positions": "each"}, 3 * (LENGTH - 1)),  # all but the first
+        ({"kind": "amplify", "positions": 2, "factors": (2.0,)}, 9),  # three centres
+    ],
+)
+def test_the_size_is_the_number_of_places_and_of_distinct_cells(lens_of, grid, size):
+    lens = lens_of("llama")
+    assert EditGrid(**grid).size(lens, n_positions=LENGTH) == size == len(places(lens, **grid))
+    found, _ = cells(lens, EditGrid(**grid), controls=0)
+    assert len({cell.identity for cell in found}) == size
+
+
+def test_a_factor_without_a_point_is_the_same_cell(lens_of):
+    whole, point = (cells(lens_of("llama"), EditGrid(kind="scale", factors=[given])) for given in (2, 2.0))
+    assert [cell.identity for cell in whole[0]] == [cell.identity for cell in point[0]]
+
+
+def test_fewer_controls_than_none_are_refused():
+    with pytest.raises(InputError, match="controls is -1; need a whole number from 0 on"):
+        Grid(edits=(EditGrid(),), controls=-1)
+
+
+def test_sizes_are_those_of_the_site(lens_of):
+    sizes = {"layer": 3, "position": LENGTH, "head": 2, "unit": 12}
+    assert EditGrid(site="k").sizes(lens_of("llama"), n_positions=LENGTH) == sizes
+    sizes = {"layer": 3, "position": LENGTH, "head": 4, "key": LENGTH}
+    assert EditGrid(site="scores").sizes(lens_of("llama"), n_positions=LENGTH) == sizes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
+    lens = lens_of("llama")
+    factors = (2.0,) if "factors" in KINDS[kind].takes else ()
+    grid = EditGrid(kind=kind, layers=[[0, 1]], positions=[[2, 3]], factors=factors)
+    found, _ = cells(lens, grid, controls=0)
+    for cell in found:
+        (one,) = cell.make(References(lens, tokens_of()))
+        site = KINDS[kind].site or "neurons"
+        assert (one.site, one.layers, one.positions) == (site, (0, 1), (2, 3))
+        assert cell.touches == ((site, (0, 1)),)
+        assert (cell.columns["kind"], cell.columns["site"]) == (kind, site)
+        assert one.label.startswith(f"{kind} {site}")
+
+
+@pytest.mark.parametrize(
+    ("grid", "text"),
+    [
+        ({"kind": "erase"}, "no kind of edit 'erase'; need one of zero, mean, resample, scale, set, isolate, amplify"),
+        ({"units": 80}, "units of zero neurons: 80 does not exist; need 0 to 79"),
+        ({"layers": 3}, "layers of zero neurons: 3 does not exist; need 0 to 2"),
+        ({"site": "k", "heads": 2}, "heads of zero k: 2 does not exist; need 0 to 1"),
+        ({"heads": 0}, "'neurons' has the axes 'batch position d_mlp', no heads; leave heads out"),
+        ({"site": "pattern", "units": "each"}, "'pattern' has the axes 'batch head query key', no units"),
+        ({"site": "z", "keys": 0}, "no keys; leave keys out"),
+        ({"site": "final", "layers": 0}, "'final' is computed once, behind the layers; leave layers out"),
+        ({"kind": "isolate", "site": "z"}, "isolate edits 'scores'; found site = 'z': leave it out"),
+        ({"kind": "mean", "site": "pattern"}, "mean puts in values of tokens, and 'pattern' has the axes 'batch head"),
+        ({"kind": "resample", "site": "scores"}, "resample puts in values of tokens, and 'scores'"),
+        ({"factors": (2.0,)}, "zero takes no factors; leave them out"),
+        ({"kind": "scale", "seeds": (1,), "factors": (1.0,)}, "scale takes no seeds; leave them out"),
+        ({"kind": "scale"}, r"scale needs factors, each once; found \[\]"),
+        ({"kind": "set", "factors": (1, 1.0)}, r"set needs factors, each once; found \[1.0, 1.0\]"),
+        ({"kind": "scale", "factors": 2.0}, "factors of scale is 2.0; need a list"),
+        ({"kind": "scale", "factors": ("2",)}, "a factor of scale is '2'; need numbers"),
+        ({"kind": "scale", "factors": (True,)}, "a factor of scale is True; need numbers"),
+        ({"kind": "scale", "factors": ([1],)}, r"a factor of scale is \[1\]; need numbers"),
+        ({"kind": "scale", "factors": (float("nan"),)}, "a factor of scale is nan; need numbers below 1e38"),
+        ({"kind": "set", "factors": (float("-inf"),)}, "a factor of set is -inf; need numbers below 1e38"),
+        ({"kind": "set", "factors": (10**400,)}, "need numbers below 1e38"),
+        ({"kind": "resample", "seeds": ([1],)}, r"a seed of resample is \[1\]; need whole numbers from 0 on"),
+        ({"kind": "resample", "seeds": (-1,)}, "a seed of resample is -1; need whole numbers from 0 on"),
+        ({"kind": "resample", "seeds": (0.5,)}, "a seed of resample is 0.5; need whole numbers"),
+        ({"kind": "isolate"}, "isolate needs positions, each from 1 on; found all"),
+        ({"kind": "isolate", "positions": 0}, "positions of isolate scores: 0 does not exist; need 1 to"),
+        ({"kind": "amplify", "factors": (2.0,)}, "amplify needs positions, each from 0 on; found all"),
+        ({"kind": "amplify", "centres": "values"}, "centres of amplify is 'values'; need a list"),
+        (
+            {"kind": "amplify", "positions": 1, "factors": (2.0,), "centres": ("mean",)},
+            "no centre 'mean'; need some of values",
+        ),
+        ({"kind": "amplify", "positions": 1, "centres": (["none"],)}, r"no centre \['none'\]; need some of values"),
+    ],
+)
+def test_what_a_grid_cannot_mean_is_refused(lens_of, grid, text):
+    with pytest.raises(InputError, match=text):
+        cells(lens_of("llama"), untyped(**grid))
+
+
+@pytest.mark.parametrize(("family", "site"), [("gpt_oss", "neurons"), ("gpt2", "gate"), ("llama", "mlp")])
+def test_a_site_that_the_family_lacks_is_refused(lens_of, family, site):
+    with pytest.raises(SiteError, match=f"no site '{site}'"):
+        cells(lens_of(family), EditGrid(site=site))
+
+
+def test_a_grid_without_edits_and_one_too_large_are_refused(lens_of):
+    with pytest.raises(InputError, match="the grid has no edits; need at least one"):
+        cells(lens_of("llama"))
+    large = EditGrid(kind="scale", units="each", positions="each", factors=tuple(torch.arange(1000.0).tolist()))
+    with pytest.raises(InputError, match="the grid has 2,880,000 cells; need at most 1,000,000: split it"):
+        cells(lens_of("llama"), large)
+
+
+def test_a_cell_that_stands_there_twice_is_refused(lens_of):
+    lens = lens_of("llama")
+    with pytest.raises(InputError, match=r"the cell 'zero neurons \(layer 1, unit 4\)' twice; need each once"):
+        cells(lens, EditGrid(layers=1, units=[4]), EditGrid(layers=[1, 2], units=[3, 4]))
+    cells(lens, EditGrid(layers=1, units=[4]), EditGrid(kind="scale", factors=(0.0,), layers=1, units=[4]))
+
+
+def test_the_blocks_of_a_grid_stand_under_one_another(lens_of):
+    found, _ = cells(lens_of("llama"), EditGrid(site="z", heads=[2, 1]), EditGrid(units=[7]), controls=0)
+    assert [(cell.columns["site"], cell.columns["layer"]) for cell in found] == [
+        *(("z", layer) for layer in (0, 0, 1, 1, 2, 2)),
+        *(("neurons", layer) for layer in (0, 1, 2)),
+    ]
+
+
+def test_controls_are_as_many_other_units_of_the_same_layers(lens_of):
+    found, controls = cells(lens_of("llama"), EditGrid(layers=[1, [0, 2]], units=[[3, 9, 40]]), controls=5)
+    groups = {cell.group: cell for cell in found}
+    assert len(groups) == len(found) == 2
+    for group, cell in groups.items():
+        own = [control for control in controls if control.group == group]
+        assert len(own) == 8  # three to spare, for those that turn out to be the cell itself
+        assert len({control.drawn for control in own}) == len({control.identity for control in own}) == 8
+        for control in own:
+            assert control.touches == cell.touches
+            assert len(set(control.drawn)) == 3
+            assert list(control.drawn) == sorted(control.drawn)
+            assert all(0 <= unit < 80 for unit in control.drawn)
+            spec = json.loads(cell.identity) | {"unit": list(control.drawn)}
+            assert json.loads(control.identity) == spec
+
+
+def test_a_control_is_made_where_it_was_drawn(lens_of, tokens_of):
+    lens = lens_of("llama")
+    _, controls = cells(lens, EditGrid(layers=1, positions=[[2, 3]], units=[[3, 9]]), controls=2)
+    for control in controls:
+        (one,) = control.make(References(lens, tokens_of()))
+        assert (one.layers, one.positions, one.units) == ((1,), (2, 3), control.drawn)
+
+
+def test_cells_of_as_many_units_in_one_layer_share_their_controls(lens_of):
+    found, controls = cells(lens_of("llama"), EditGrid(layers=1, units=[1, 2, 3, [4, 5]]), controls=3)
+    assert len({cell.group for cell in found}) == 2
+    assert len(controls) == 2 * 6
+    assert sorted({len(control.drawn) for control in controls}) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("grid", "size"),
+    [
+        ({"site": "z", "heads": [1], "positions": [[2, 3]]}, 4),  # the narrowest axis: heads
+        ({"site": "k", "heads": [1]}, 2),
+        ({"site": "resid_post", "positions": [4]}, LENGTH),
+        ({"site": "z", "heads": [1], "units": [3]}, 12),
+    ],
+)
+def test_controls_are_drawn_in_the_narrowest_axis(lens_of, grid, size):
+    found, controls = cells(lens_of("llama"), EditGrid(layers=1, **grid), controls=20)
+    assert {control.drawn for control in controls} == {(index,) for index in range(size)}  # every one, each once
+    axis = next(name for name in ("unit", "head", "position") if f"{name}s" in grid)
+    assert {tuple(json.loads(control.identity)[axis]) for control in controls} == {cell.drawn for cell in controls}
+    assert found[0].drawn in {control.drawn for control in controls}
+
+
+def test_position_0_is_no_control_of_an_isolated_token(lens_of):
+    _, controls = cells(lens_of("llama"), EditGrid(kind="isolate", layers=1, positions=[4]), controls=20)
+    assert {control.drawn for control in controls} == {(position,) for position in range(1, LENGTH)}
+
+
+def test_what_is_edited_whole_has_no_controls(lens_of):
+    found, controls = cells(lens_of("llama"), EditGrid(site="pattern", keys=[0]), EditGrid(site="mlp_out"))
+    assert controls == []
+    assert {(cell.group, cell.drawn) for cell in found} == {(None, ())}
+
+
+def test_no_controls_are_drawn_where_none_are_asked_for(lens_of):
+    found, controls = cells(lens_of("llama"), EditGrid(units=[3]), controls=0)
+    assert controls == []
+    assert {cell.group for cell in found} == {None}
+
+
+def test_draws_depend_on_the_seed_and_on_nothing_else(lens_of):
+    lens = lens_of("llama")
+    grid = EditGrid(units=[[3, 9, 40]])
+
+    def drawn(*grids, **options):
+        return {cell.identity for cell in cells(lens, *grids, **options)[1]}
+
+    torch.rand(1)
+    assert drawn(grid, seed=1) == drawn(grid, seed=1)
+    assert drawn(grid, seed=1) < drawn(EditGrid(site="z", heads=[1]), grid, seed=1)  # whatever stands beside it
+    assert drawn(grid, seed=1).isdisjoint(drawn(grid, seed=2))
+    by_layer = [drawn(EditGrid(units=[[3, 9, 40]], layers=layer)) for layer in (0, 1)]
+    units = [{tuple(json.loads(one)["unit"]) for one in layer} for layer in by_layer]
+    assert units[0].isdisjoint(units[1])
+
+
+def test_a_grid_is_written_and_read_again(lens_of):
+    lens = lens_of("llama")
+    grid = Grid.of(
+        EditGrid(kind="scale", site="z", heads=[[0, 1], 2], factors=(0.5, 2.0)),
+        EditGrid(kind="amplify", positions="2-3", factors=(2.0,), centres=("none",)),
+        controls=2,
+        seed=7,
+    )
+    written = json.loads(json.dumps(grid.config()))
+    again = Grid(
+        edits=tuple(EditGrid(**one) for one in written["edits"]), controls=written["controls"], seed=written["seed"]
+    )
+    assert json.loads(json.dumps(again.config())) == written
+    one, other = (found.cells(lens, n_positions=LENGTH) for found in (grid, again))
+    for mine, theirs in zip(one, other, strict=True):
+        assert [cell.identity for cell in mine] == [cell.identity for cell in theirs]
+
+
+def test_a_cell_of_one_s_own_is_its_name_its_columns_and_its_places():
+    edits = (zero("z", layers=[1], heads=[0]), scale("final", 2.0))
+    cell = cell_of(edits, name="mine", dose=3)
+    assert cell.columns == {"name": "mine", "dose": 3}
+    assert cell.touches == (("z", (1,)), ("final", None))
+    assert cell.make(None) is edits
+    assert (cell.group, cell.drawn) == (None, ())
+    others = [
+        cell_of(edits, name="yours", dose=3),
+        cell_of(edits, name="mine", dose=4),
+        cell_of((zero("z", layers=[1], heads=[1]), edits[1]), name="mine", dose=3),
+        cell_of(edits[0], name="mine", dose=3),
+    ]
+    assert len({cell.identity, *(other.identity for other in others)}) == 5
+    assert cell_of(edits, name="mine", dose=3).identity == cell.identity
+
+
+def test_a_cell_touches_what_its_edits_read():
+    one = edit("z", lambda x, at: x, reads="pattern", layers=[2])
+    assert cell_of(one, name="mine").touches == (("z", (2,)), ("pattern", (2,)))
+
+
+@pytest.mark.parametrize(("edits", "name"), [((), "mine"), (zero("z"), "")])
+def test_a_cell_without_edits_or_without_a_name_is_refused(edits, name):
+    with pytest.raises(InputError, match="a cell needs at least one edit, and a name"):
+        cell_of(edits, name=name)
+
+
+def test_every_site_of_a_family_can_be_swept(lens_of):
+    lens = lens_of("llama")
+    for site in SITES:
+        assert places(lens, site=site)[0].site == site

@@ -1,0 +1,314 @@
+"""Fast mode is the exact numbers to rounding, by the short ways that it says it takes; and what passes leave behind."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sink_lens.edits.constructors import edit, scale, set_value, zero
+from sink_lens.edits.metrics import dominance, logit_difference, loss, norm, sink_mass
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, tiny
+from sink_lens.sweeps import passes
+from sink_lens.sweeps.grid import cell_of
+from sink_lens.sweeps.passes import Passes
+
+METRICS = (
+    sink_mass(0),
+    replace(sink_mass(3, layers=[2]), name="late"),
+    dominance(3, layer=1),
+    loss(),
+    logit_difference(5, 6),
+)
+POST_NORM = ("gemma2", "gemma3", "olmo2")
+LONG = 256
+"""From this length on the fused kernel is taken."""
+
+
+def cells_of(*edits):
+    return [cell_of(one, name=str(number)) for number, one in enumerate(edits)]
+
+
+def assert_close(found, exact, *, metrics):
+    for (cell, name), values in exact.items():
+        metric = next(one for one in metrics if one.name == name)
+        scale_of = values.abs().clamp(min=1) if metric.sites or metric.state or metric.whole else torch.ones(())
+        off = ((found[cell, name] - values).abs() / scale_of).nan_to_num(0.0).max().item()
+        assert off <= 1e-5, (cell, name, off)
+        assert torch.equal(found[cell, name].isnan(), values.isnan())
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """A list that gets (first, fused, shape of the logits) of every pass of the plain module."""
+    seen = []
+    right = passes.plain_pass
+
+    def watched(lens, tokens, **options):
+        out = right(lens, tokens, **options)
+        seen.append((options["first"], options["columns"] is not None, None if out is None else tuple(out.shape[:2])))
+        return out
+
+    monkeypatch.setattr(passes, "plain_pass", watched)
+    return seen
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_fast_numbers_are_the_exact_ones_to_rounding(lens_of, tokens_of, engine_of, swept, family):
+    lens, tokens = lens_of(family), tokens_of((12, 7))
+    site = "attn_in" if family == "gpt_oss" else "neurons"
+    cells = cells_of(
+        zero(site, layers=[0], units=[2, 5]),
+        scale(site, 3.0, layers=[1], units=[7], positions=[1, 2]),
+        set_value(site, 0.5, layers=[2], units=[1]),
+        zero("z", layers=[0], heads=[1]),
+        scale("v", 2.0, layers=[1], heads=[1]),
+        scale("attn_out", 0.5, layers=[1]),
+        scale("mlp_out", 2.0, layers=[0], positions=[0]),
+    )
+    norms = [(norm(3, layer=2), norm(0, layer=1, site="z"))] if family in ("llama", "gemma2", "gpt2") else []
+    for metrics in (METRICS, *norms):
+        exact, fast = (engine_of(lens, tokens, cells, metrics, mode=mode) for mode in ("exact", "fast"))
+        assert_close(swept(fast), swept(exact), metrics=metrics)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_long_sequences_are_read_from_the_fused_kernel(
+    lens_of, tokens_of, engine_of, swept, slowly, measured, forwards, family
+):
+    lens, tokens = lens_of(family), tokens_of((LONG, 201))
+    edits = (
+        scale("v", 2.0, layers=[1], heads=[1]),
+        scale("attn_out", 0.5, layers=[0], positions=[0, 7]),
+        zero("pattern", layers=[0], heads=[1]),  # stays on the bridge
+    )
+    metrics = (sink_mass(0), logit_difference(5, 6))
+    engine = engine_of(lens, tokens, cells_of(*edits), metrics, mode="fast", prompts=2)
+    found = swept(engine)
+    assert forwards
+    assert all(fused for _, fused, _ in forwards)
+    for cell, one in enumerate(edits):
+        outcomes = slowly(lens, tokens, one, prompts=2)
+        for metric in metrics:
+            slow = measured(metric, outcomes, keys=(0,))
+            torch.testing.assert_close(found[cell, metric.name], slow, rtol=1e-5, atol=1e-5)
+
+
+def test_shorter_sequences_and_exact_numbers_never_see_the_fused_kernel(lens_of, tokens_of, engine_of, swept, forwards):
+    lens = lens_of("llama")
+    for mode, length in (("fast", LONG - 1), ("exact", LONG)):
+        swept(engine_of(lens, tokens_of((length,)), cells_of(zero("v", layers=[1])), [sink_mass(0)], mode=mode))
+    assert forwards
+    assert not any(fused for _, fused, _ in forwards)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "gemma2", "olmo2", "opt"])
+def test_a_few_neurons_are_added_as_a_product_of_low_rank(lens_of, tokens_of, engine_of, swept, forwards, family):
+    lens, tokens = lens_of(family), tokens_of((12, 9))
+    metrics = (sink_mass(0), loss())
+    cells = cells_of(*(zero("neurons", layers=[layer], units=[3, 9]) for layer in range(3)))
+    engine = engine_of(lens, tokens, cells, metrics, mode="fast")
+    low_rank = family not in (*POST_NORM, "opt")  # a norm behind the MLP; no module of its own
+    for block in engine.blocks:
+        engine.run(block)
+        assert forwards[-1][0] == block.first + low_rank
+    assert_close(swept(engine), swept(engine_of(lens, tokens, cells, metrics)), metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("one", "low_rank"),
+    [
+        (zero("neurons", layers=[1], units=list(range(12))), True),  # d_model / 4
+        (zero("neurons", layers=[1], units=list(range(13))), False),
+        (zero("neurons", layers=[1]), False),
+        (zero("neurons", layers=[1, 2], units=[3]), False),
+        (zero("down_out", layers=[1], units=[3]), False),
+        (edit("neurons", lambda x, at: x * at.read.mean(), reads="gate", layers=[1], units=[3]), False),
+    ],
+)
+def test_only_a_few_neurons_of_one_layer_are_of_low_rank(lens_of, tokens_of, engine_of, swept, forwards, one, low_rank):
+    lens = lens_of("llama")
+    found = [
+        swept(engine_of(lens, tokens_of(), cells_of(one), [sink_mass(0)], mode=mode)) for mode in ("fast", "exact")
+    ]
+    assert_close(*found, metrics=(sink_mass(0),))
+    assert (2 in {first for first, _, _ in forwards}) == low_rank
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "opt", "gpt_neox"])
+def test_only_the_positions_that_are_read_are_unembedded(lens_of, tokens_of, engine_of, swept, forwards, family):
+    lens, tokens = lens_of(family), tokens_of()  # 12, 9 and 5 tokens; and 12
+    cells, few = (
+        cells_of(zero("z", layers=[1], heads=[1])),
+        [logit_difference(5, 6), logit_difference(5, 7, position=2)],
+    )
+    few = [replace(one, name=str(one.scored)) for one in few]
+    fast = swept(engine_of(lens, tokens, cells, few, mode="fast"))
+    assert {shape for _, _, shape in forwards if shape} == {(3, 4), (1, 2)}  # 2, 4, 8, 11; and 2, 11
+    forwards.clear()
+    exact = swept(engine_of(lens, tokens, cells, few))
+    assert {shape for _, _, shape in forwards if shape} == {(3, 12), (1, 12)}
+    assert_close(fast, exact, metrics=few)
+    forwards.clear()
+    both = swept(engine_of(lens, tokens, cells, [*few, loss()], mode="fast"))  # the loss reads all of them
+    assert {shape for _, _, shape in forwards if shape} == {(3, 12), (1, 12)}
+    assert torch.equal(both[0, "-1"], exact[0, "-1"])
+
+
+@pytest.fixture(scope="module")
+def half_training():
+    """A model of its own, of which one module trains."""
+    lens = wrap(tiny("llama"))
+    lens.layer(1).mlp.train()
+    return lens
+
+
+def state_of(lens):
+    """What a pass may leave behind: hooks, forwards of instances, training flags, the kernel."""
+    found = [lens.plain.config._attn_implementation]
+    for module in itertools.chain(lens.plain.modules(), lens.bridge.modules()):
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._forward_hooks_with_kwargs)
+        found.append((module.training, "forward" in vars(module), *(tuple(one) for one in hooks)))
+        found.append((len(getattr(module, "fwd_hooks", ())), len(getattr(module, "bwd_hooks", ()))))
+    return found
+
+
+def fails(x, at):
+    raise ValueError("mine")
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("path", ["plain", "bridge"])
+@pytest.mark.parametrize(
+    "one",
+    [
+        zero("z", layers=[1], heads=[1]),
+        zero("neurons", layers=[1], units=[1]),
+        edit("z", fails, layers=[1]),
+        edit("mlp_out", fails, layers=[2]),
+        edit("neurons", fails, layers=[1], units=[1]),
+        edit("pattern", fails, layers=[1]),
+        edit("final", fails),
+        scale("resid_pre", float("nan"), layers=[1]),
+    ],
+)
+def test_the_model_is_left_as_it_was(half_training, tokens_of, engine_of, one, path, mode):
+    lens = half_training
+    before = state_of(lens)
+    weights = [(tensor, tensor._version) for tensor in lens.plain.parameters()]
+    engine = engine_of(lens, tokens_of((6, 4)), cells_of(one, zero("k", layers=[1])), [loss()], path=path, mode=mode)
+    for block in engine.blocks:
+        engine.run(block)
+    assert state_of(lens) == before
+    assert all(tensor._version == version for tensor, version in weights)
+    assert lens.layer(1).mlp.training
+    assert not lens.layer(0).training
+
+
+def test_dropout_is_off_during_a_pass(tokens_of, engine_of, swept):
+    quiet, noisy = (wrap(tiny("gpt2", attn_pdrop=0.5, resid_pdrop=0.5)) for _ in range(2))
+    noisy.plain.train()
+    cells = cells_of(zero("z", layers=[1], heads=[1]))
+    found = [swept(engine_of(lens, tokens_of(), cells, [loss()])) for lens in (quiet, noisy)]
+    assert torch.equal(found[0][0, "loss"], found[1][0, "loss"])
+    assert noisy.plain.training
+
+
+BAD = {
+    "raises": (edit("z", fails, layers=[1]), "ValueError: mine"),
+    "gives nan": (scale("z", float("nan"), layers=[1]), "the edit 'z x nan' of 'z' gave numbers that are not finite"),
+    "blocks a row": (set_value("scores", float("-inf"), layers=[1], positions=[5]), "not a number under the edits"),
+    "gives another shape": (edit("z", lambda x, at: x[:, 1:], layers=[1]), "need a tensor of the shape"),
+    "writes in place": (edit("z", lambda x, at: x.zero_(), layers=[1]), "changed its values in place"),
+    "wrong head": (zero("z", layers=[1], heads=[9]), "head 9 of the edit 'zero z' does not exist; need 0 to 3"),
+    "wrong layer": (zero("z", layers=[7]), "layer 7 of the edit 'zero z' does not exist; need 0 to 2"),
+    "negative layer": (zero("z", layers=[-1]), "layer -1 of the edit 'zero z' does not exist; need 0 to 2"),
+    "wrong position": (zero("z", layers=[1], positions=[12]), "position 12 of the edit 'zero z' does not exist"),
+    "no heads": (zero("mlp_out", layers=[1], heads=[0]), "chooses heads and 'mlp_out' has the axes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_cell_that_fails_is_recorded_and_the_others_keep_their_numbers(lens_of, tokens_of, engine_of, swept, name):
+    lens, tokens = lens_of("llama"), tokens_of()
+    bad, text = BAD[name]
+    good = [scale(bad.site, factor, layers=[1]) for factor in (0.5, 0.25, 0.75, 0.375, 0.875)]
+    expected = swept(engine_of(lens, tokens, cells_of(*good), [loss()], pack=1))
+    cells = cells_of(*good[:2], bad, *good[2:])
+    engine = engine_of(lens, tokens, cells, [loss()])
+    done = []
+    frame = [engine.run(block, advance=done.append) for block in engine.blocks]
+    assert sum(done) == 2 * len(cells)
+    for part in frame:
+        failed = part[part["error"].notna()]
+        assert failed["cell"].tolist() == ([2] if 2 in part["cell"].tolist() else [])
+        assert all(text in error for error in failed["error"])
+        assert failed["value"].isna().all()
+        assert not failed["changed"].any()
+    for place, cell in enumerate((0, 1, 3, 4, 5)):
+        values = [value for part in frame for value in part.loc[part["cell"] == cell, "value"]]
+        assert torch.equal(torch.tensor(values), expected[place, "loss"])
+
+
+@pytest.mark.parametrize("name", ["wrong head", "wrong layer"])
+def test_a_cell_that_would_not_be_run_is_checked_all_the_same(lens_of, tokens_of, engine_of, name):
+    bad, text = BAD[name]
+    engine = engine_of(lens_of("llama"), tokens_of(), cells_of(bad), [replace(sink_mass(0, layers=[0]), name="first")])
+    frame = engine.run(engine.blocks[0])
+    assert frame["cell"].tolist() == [0]
+    assert text in frame["error"][0]
+
+
+def test_cells_beside_one_that_fails_are_run_once_more_each(lens_of, tokens_of, engine_of, monkeypatch):
+    sizes = packs_seen(monkeypatch)
+    good = [scale("z", factor, layers=[1]) for factor in (0.5, 0.25, 0.75, 0.375, 0.875, 0.625, 0.125)]
+    cells = cells_of(*good[:2], edit("z", fails, layers=[1]), *good[2:])
+    engine = engine_of(lens_of("llama"), tokens_of((6, 6)), cells, [loss()])
+    engine.run(engine.blocks[0])
+    assert sizes == [4, 1, 1, 1, 1, 4]
+
+
+@pytest.mark.parametrize(("room", "sizes"), [(2, [8, 4, 2, 2, 2, 2]), (5, [8, 4, 4]), (1, [8, 4, 2, *[1] * 8])])
+def test_a_pack_that_the_memory_does_not_hold_is_halved(lens_of, tokens_of, engine_of, swept, monkeypatch, room, sizes):
+    lens, tokens = lens_of("llama"), tokens_of((6, 6))
+    cells = cells_of(*(scale("z", factor / 8, layers=[1]) for factor in range(8)))
+    expected = swept(engine_of(lens, tokens, cells, [loss()], pack=8))
+    found = packs_seen(monkeypatch, room=room)
+    values = swept(engine_of(lens, tokens, cells, [loss()], pack=8))
+    assert found == sizes
+    assert values.keys() == expected.keys()
+    assert all(torch.equal(values[place], expected[place]) for place in expected)
+
+
+def test_a_cell_that_the_memory_does_not_hold_alone_is_recorded(lens_of, tokens_of, engine_of, monkeypatch):
+    packs_seen(monkeypatch, room=0)
+    engine = engine_of(
+        lens_of("llama"), tokens_of((6, 6)), cells_of(zero("z", layers=[1]), zero("k", layers=[1])), [loss()]
+    )
+    frame = engine.run(engine.blocks[0])
+    assert frame["cell"].tolist() == [0, 1]
+    assert all(error.startswith("OutOfMemoryError: no room") for error in frame["error"])
+
+
+def test_an_interruption_is_not_recorded_as_a_cell_s_error(lens_of, tokens_of, engine_of):
+    def interrupted(x, at):
+        raise KeyboardInterrupt
+
+    engine = engine_of(lens_of("llama"), tokens_of((6, 6)), cells_of(edit("z", interrupted)), [loss()])
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(engine.blocks[0])
+
+
+def packs_seen(monkeypatch, *, room=None):
+    """A list that gets the size of every pack that is tried; packs over ``room`` are out of memory."""
+    right, sizes = Passes.pack, []
+
+    def pack(self, edits, **options):
+        sizes.append(len(edits))
+        if room is not None and len(edits) > room:
+            raise torch.OutOfMemoryError("no room")
+        return right(self, edits, **options)
+
+    monkeypatch.setattr(Passes, "pack", pack)
+    return sizes

@@ -1,0 +1,78 @@
+"""How many sequences and cells share a forward, by length, memory, mode and family."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sink_lens.edits.metrics import loss, sink_mass
+from sink_lens.sweeps import plan
+from sink_lens.sweeps.needs import Needs
+from sink_lens.sweeps.plan import bytes_a_token, plan_of
+
+READ = (sink_mass(0),)
+
+
+def cut(lens, tokens, *, mode="exact", n_cells=1000, metrics=READ):
+    found = plan_of(lens, tokens, Needs.of(metrics, lens=lens), mode=mode, n_cells=n_cells)
+    assert (found.mode, found.path) == (mode, "plain")
+    return found.prompts, found.pack
+
+
+@pytest.mark.parametrize(
+    ("lengths", "n_cells", "expected"),
+    [
+        ((12,) * 4, 1000, (4, 10)),  # 512 tokens a forward on a CPU: 4 x 12 x 10 = 480
+        ((12, 5, 7), 1000, (3, 14)),  # padding is run: 3 x 12 x 14 = 504
+        ((12,) * 4, 3, (4, 3)),  # no more than there are
+        ((12,) * 60, 1000, (42, 1)),  # 42 x 12 = 504
+        ((200,) * 4, 1000, (2, 1)),
+        ((256, 256), 1000, (2, 1)),
+    ],
+)
+def test_a_forward_holds_as_much_as_a_cpu_makes_use_of(lens_of, tokens_of, lengths, n_cells, expected):
+    assert cut(lens_of("llama"), tokens_of(lengths), n_cells=n_cells) == expected
+
+
+def test_memory_bounds_a_forward_and_one_sequence_always_runs(lens_of, tokens_of, monkeypatch):
+    lens, tokens = lens_of("llama"), tokens_of((12,) * 4)
+    each = bytes_a_token(lens, 12, Needs.of([sink_mass(0)], lens=lens))
+
+    def free(n_tokens):
+        memory = SimpleNamespace(available=4 * n_tokens * each)  # a quarter of it is used
+        monkeypatch.setattr(plan.psutil, "virtual_memory", lambda: memory)
+
+    free(100)
+    assert cut(lens, tokens) == (4, 2)  # 96 tokens
+    free(30)
+    assert cut(lens, tokens) == (2, 1)
+    free(0)
+    assert cut(lens, tokens) == (1, 1)
+
+
+def test_forwards_run_side_by_side_on_the_cores_of_a_cpu(lens_of, tokens_of, monkeypatch):
+    lens, tokens = lens_of("llama"), tokens_of((12,) * 4)
+    needs = Needs.of(READ, lens=lens)
+
+    def lanes(n_threads, n_cells):
+        monkeypatch.setattr(plan.torch, "get_num_threads", lambda: n_threads)
+        return plan_of(lens, tokens, needs, mode="exact", n_cells=n_cells).lanes
+
+    # 10 cells a forward
+    assert [lanes(2, 1000), lanes(2, 10), lanes(2, 11), lanes(4, 1000), lanes(64, 1000)] == [2, 1, 2, 4, 8]
+    each = bytes_a_token(lens, 12, needs)
+    memory = SimpleNamespace(available=4 * 1100 * each)  # a quarter of it is used: two forwards of 480 tokens
+    monkeypatch.setattr(plan.psutil, "virtual_memory", lambda: memory)
+    assert lanes(4, 1000) == 2
+
+
+def test_the_memory_of_a_token_by_hand(lens_of):
+    lens = lens_of("llama")
+    # d_model 48, d_mlp 80, 4 heads of 12, 12 positions: 10 x 48 + 4 x 80 + 6 x 48 + 4 x 4 x 12 = 1280 floats
+    assert bytes_a_token(lens, 12, Needs.of([sink_mass(0)], lens=lens)) == 4 * 1280
+    assert bytes_a_token(lens, 12, Needs.of([loss()], lens=lens)) == 4 * (1280 + 3 * 300)
+
+
+def test_cells_of_a_mixture_of_experts_share_no_forward_in_exact_mode(lens_of, tokens_of):
+    lens, tokens = lens_of("gpt_oss"), tokens_of((12,) * 4)
+    assert cut(lens, tokens) == (4, 1)
+    assert cut(lens, tokens, mode="fast") == (4, 10)

@@ -1,0 +1,116 @@
+"""What a sweep reads, by name: every option, what is refused, and what the record keeps of a metric."""
+
+import functools
+import json
+
+import pytest
+import torch
+
+from sink_lens import MetricSpec
+from sink_lens.edits.metrics import kl_to, logit_difference, loss, sink_mass
+from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.sweeps.reads import METRICS, measured, metric_config
+
+
+@functools.cache
+def llama():
+    return wrap(tiny("llama", num_hidden_layers=3), tokenizer=tiny_tokenizer())
+
+
+def metric(name, **options):
+    return MetricSpec(name=name, options=options).metric(llama())
+
+
+def test_every_metric_by_name_is_the_metric_of_these_options():
+    mass = metric("sink_mass", key=2, layers="0,2")
+    assert (mass.keys, mass.layers) == ((2,), (0, 2))
+    assert mass.name == "sink mass at position 2, layers 0,2"
+    assert metric("sink_mass").layers is metric("sink_mass", layers="all").layers is None
+    assert metric("sink_mass", layers=[[0, 1], 1]).layers == (0, 1)
+    assert metric("loss").loss
+    assert metric("norm", layer=1, key=3, site="z").name == "norm of z at position 3, layer 1"
+    assert metric("norm", layer="2").sites == ("resid_post",)
+    assert metric("dominance", layer=1).layers == (1,)
+    assert metric("logit_difference", correct=5, incorrect=6, position=2).scored == 2
+    assert set(METRICS) == {"sink_mass", "loss", "norm", "dominance", "logit_difference"}
+
+
+def test_the_tokens_of_a_logit_difference_can_be_texts():
+    by_text = MetricSpec(name="logit_difference", options={"correct": " the", "incorrect": "a"})
+    ids = [llama().tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" the", "a")]
+    assert [len(one) for one in ids] == [1, 1]
+    by_id = MetricSpec(name="logit_difference", options={"correct": ids[0][0], "incorrect": ids[1][0]})
+    assert metric_config(by_text.metric(llama())) == metric_config(by_id.metric(llama()))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("mass", {}, "there is no metric 'mass'; need one of sink_mass, loss"),
+        ("loss", {"key": 0}, "the metric loss takes no options and needs none; found key"),
+        ("sink_mass", {"layer": 1}, "takes key, layers and needs none; found layer"),
+        ("norm", {}, "needs layer; found none"),
+        ("logit_difference", {"correct": 5}, "needs correct, incorrect; found correct"),
+        ("sink_mass", {"key": "0"}, "key of a metric is '0'; need a whole number"),
+        ("sink_mass", {"key": True}, "key of a metric is True"),
+        ("sink_mass", {"layers": "0-3"}, "layers of a metric: 3 does not exist; need 0 to 2"),
+        ("sink_mass", {"layers": []}, "layers of a metric is empty"),
+        ("norm", {"layer": "0-1"}, "the layer of a metric is '0-1'; need one number"),
+        ("norm", {"layer": "all"}, "the layer of a metric is 'all'; need one number"),
+        ("norm", {"layer": 1, "site": "pattern"}, "no norm of a position at 'pattern'"),
+        ("norm", {"layer": 1, "site": ["z"]}, r"site of a metric is \['z'\]; need a text"),
+        (
+            "logit_difference",
+            {"correct": "two words", "incorrect": 1},
+            r"the token 'two words' is \d+ tokens; need one",
+        ),
+        ("logit_difference", {"correct": "", "incorrect": 1}, "the token '' is 0 tokens; need one"),
+        ("logit_difference", {"correct": True, "incorrect": 1}, "is True; need an id, or the text of one token"),
+    ],
+)
+def test_a_metric_that_cannot_be_made_is_refused(name, options, text):
+    with pytest.raises(InputError, match=text):
+        metric(name, **options)
+
+
+def test_tokens_by_text_need_a_tokenizer():
+    bare = wrap(tiny("llama"))
+    with pytest.raises(InputError, match="need an id, or the text of one token"):
+        MetricSpec(name="logit_difference", options={"correct": "a", "incorrect": 2}).metric(bare)
+
+
+def test_two_metrics_of_one_name_are_refused():
+    with pytest.raises(InputError, match="two metrics have one name: loss, loss"):
+        measured([MetricSpec(name="loss"), loss()], llama(), n_positions=8)
+
+
+def test_two_metrics_of_one_kind_are_named_with_their_options():
+    pairs = [{"correct": 5, "incorrect": 6}, {"correct": 7, "incorrect": 6, "position": 3}]
+    specs = [MetricSpec(name="logit_difference", options=one) for one in pairs]
+    assert [one.name for one in measured([*specs, MetricSpec(name="loss")], llama(), n_positions=8)] == [
+        "logit difference (correct 5, incorrect 6)",
+        "logit difference (correct 7, incorrect 6, position 3)",
+        "loss",
+    ]
+    assert [one.name for one in measured(specs[:1], llama(), n_positions=8)] == ["logit difference"]
+    with pytest.raises(InputError, match="two metrics have one name"):
+        measured([specs[0], specs[0]], llama(), n_positions=8)
+
+
+def test_the_record_of_a_metric_tells_what_its_function_holds():
+    # Two logit differences have one name and read the same things: only their tokens differ.
+    one, other = metric_config(logit_difference(5, 6)), metric_config(logit_difference(5, 7))
+    assert one != other
+    assert one == metric_config(logit_difference(5, 6))
+    logits = torch.zeros(1, 2, 3)
+    assert metric_config(kl_to(logits)) == metric_config(kl_to(logits.clone()))
+    assert metric_config(kl_to(logits)) != metric_config(kl_to(torch.arange(6.0).view(1, 2, 3)))
+
+    def scaled(factor):
+        return lambda run: factor * run.loss
+
+    assert metric_config(scaled(2.0)) != metric_config(scaled(3.0))
+    for made in (one, metric_config(sink_mass(0, layers=[1])), metric_config(kl_to(logits))):
+        json.dumps(made, allow_nan=False)

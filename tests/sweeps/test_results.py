@@ -1,0 +1,342 @@
+"""The table of a sweep by hand, and what a result shows."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sink_lens.edits.metrics import loss, sink_mass
+from sink_lens.errors import InputError, RunError
+from sink_lens.report.heatmap import png
+from sink_lens.report.sweeps import effect_figure, swept_columns
+from sink_lens.sweeps.grid import Cell
+from sink_lens.sweeps.results import SweepResult, by_cell, failed_cells, named, tables
+
+NAN = float("nan")
+PLACE = {"kind": "zero", "site": "neurons", "place": "", "layer": 0, "position": None, "head": None, "unit": 0}
+PLACE |= {"key": None, "factor": None, "seed": None, "centre": None}
+
+
+def cell(identity, *, group=None, drawn=(), **columns):
+    return Cell(columns=PLACE | columns, identity=identity, touches=(), make=tuple, group=group, drawn=drawn)
+
+
+def numbers(values, *, metric="loss", errors=()):
+    """What the blocks gave: identity -> one number a sequence; those of ``errors`` failed."""
+    rows = [
+        {"cell": name, "sequence": place, "metric": metric, "value": value, "changed": True, "error": None}
+        for name, row in values.items()
+        for place, value in enumerate(row)
+    ]
+    none = {"sequence": -1, "metric": "", "value": NAN, "changed": False}
+    rows += [{"cell": name, "error": error} | none for name, error in dict(errors).items()]
+    return pd.DataFrame(rows).astype({"error": "string"})
+
+
+def unedited(values, *, metric="loss"):
+    return pd.DataFrame({"sequence": range(len(values)), "metric": metric, "value": values})
+
+
+def tabled(cells, values, before, *, controls=(), metrics=None, most=5, errors=()):
+    frame, drawn = tables(
+        cells,
+        list(controls),
+        numbers(values, errors=errors),
+        unedited(before),
+        metrics=[loss()] if metrics is None else metrics,
+        most_controls=most,
+        generator=np.random.default_rng(0),
+    )
+    return frame, drawn
+
+
+def result_of(frame, *, controls=None, headline="the headline"):
+    values = pd.DataFrame({"cell": [], "sequence": [], "metric": [], "value": []})
+    empty = frame.iloc[:0] if controls is None else controls
+    return SweepResult(folder=Path("run"), frame=frame, controls=empty, values=values, headline=headline)
+
+
+# --- tables
+
+
+def test_a_row_is_the_paired_mean_by_hand():
+    # before (1, 3), after (2, 5): baseline 2, value 3.5, effects (1, 2): mean 3/2, and draws of two end at 1 and 2.
+    frame, drawn = tabled([cell("a")], {"a": [2.0, 5.0]}, [1.0, 3.0])
+    (row,) = frame.to_dict("records")
+    assert (row["cell"], row["metric"], row["metric_unit"]) == (0, "loss", "nats")
+    assert (row["baseline"], row["value"], row["effect"], row["ci_low"], row["ci_high"]) == (2.0, 3.5, 1.5, 1.0, 2.0)
+    assert (row["n"], row["changed"], row["n_controls"]) == (2, True, 0)
+    assert np.isnan([row[name] for name in ("control_effect", "control_sd", "over_control", "over_low")]).all()
+    assert pd.isna(row["error"])
+    assert len(drawn) == 0
+
+
+def test_controls_by_hand():
+    # before (1, 3). Effects of the controls: x (0, 2): mean 1; y (2, 0): mean 1; z (4, 4): mean 4. Their mean by
+    # sequence is (2, 2); the means' spread is sqrt(((1-2)^2 + (1-2)^2 + (4-2)^2) / 2) = sqrt(3). The cell's effects
+    # are (1, 2): over its controls (-1, 0), mean -1/2.
+    values = {"a": [2.0, 5.0], "x": [1.0, 5.0], "y": [3.0, 3.0], "z": [5.0, 7.0]}
+    controls = [cell(name, group="g", drawn=(place + 10,), unit=place + 10) for place, name in enumerate("xyz")]
+    frame, drawn = tabled([cell("a", group="g", drawn=(0,))], values, [1.0, 3.0], controls=controls)
+    (row,) = frame.to_dict("records")
+    assert (row["n_controls"], row["control_effect"]) == (3, 2.0)
+    assert row["control_sd"] == pytest.approx(3**0.5)
+    assert (row["over_control"], row["over_low"], row["over_high"]) == (-0.5, -1.0, 0.0)
+    assert drawn["unit"].tolist() == [10, 11, 12]
+    assert drawn["effect"].tolist() == [1.0, 1.0, 4.0]
+    assert drawn["n_controls"].tolist() == [0, 0, 0]
+
+
+def test_a_draw_with_any_of_the_cell_s_own_units_is_no_control_of_it():
+    values = {"a": [2.0], "b": [4.0], "x": [3.0], "y": [7.0]}
+    cells = [cell("a", group="g", drawn=(1, 2)), cell("b", group="g", drawn=(5, 6))]
+    controls = [cell("x", group="g", drawn=(2, 3)), cell("y", group="g", drawn=(8, 9))]
+    frame, _ = tabled(cells, values, [1.0], controls=controls)
+    assert frame["n_controls"].tolist() == [1, 2]
+    assert frame["control_effect"].tolist() == [6.0, 4.0]  # y alone; the mean of x (2) and y (6)
+    assert np.isnan(frame["control_sd"].iloc[0])
+    assert frame["control_sd"].iloc[1] == pytest.approx(8**0.5)
+
+
+def test_controls_are_of_the_cell_s_group_and_no_more_than_asked_for():
+    values = {"a": [2.0], "b": [2.0], "x": [3.0], "y": [7.0], "z": [9.0]}
+    cells = [cell("a", group="g", drawn=(0,)), cell("b")]
+    controls = [cell(name, group=group, drawn=(9,)) for name, group in (("x", "h"), ("y", "g"), ("z", "g"))]
+    frame, _ = tabled(cells, values, [1.0], controls=controls, most=1)
+    assert frame["n_controls"].tolist() == [1, 0]
+    assert frame["control_effect"].tolist()[0] == 6.0
+    assert np.isnan(frame["control_effect"].tolist()[1])
+
+
+def test_a_control_that_is_also_a_cell_was_run_once_and_serves_both():
+    values = {"a": [2.0], "b": [4.0]}
+    cells = [cell(name, group="g", drawn=(place,), unit=place) for place, name in enumerate("ab")]
+    frame, drawn = tabled(cells, values, [1.0], controls=cells)
+    assert frame["n_controls"].tolist() == [1, 1]
+    assert frame["control_effect"].tolist() == [3.0, 1.0]  # each is the control of the other
+    assert drawn["effect"].tolist() == [1.0, 3.0]
+
+
+def test_a_control_that_failed_is_none():
+    values = {"a": [2.0, 2.0], "x": [4.0, 4.0]}
+    controls = [cell(name, group="g", drawn=(9,)) for name in "xy"]
+    frame, drawn = tabled(
+        [cell("a", group="g", drawn=(0,))], values, [1.0, 1.0], controls=controls, errors={"y": "ValueError: no luck"}
+    )
+    assert frame[["n_controls", "control_effect"]].to_numpy().tolist() == [[1, 3.0]]
+    assert drawn["error"].fillna("").tolist() == ["", "ValueError: no luck"]
+
+
+def test_a_failed_cell_is_nan_throughout_even_where_some_of_its_sequences_were_run():
+    values = {"a": [2.0, 5.0], "b": [2.0, 5.0]}
+    frame, _ = tabled([cell("a"), cell("b")], values, [1.0, 3.0], errors={"b": "EditError: not a number"})
+    sound, failed = frame.to_dict("records")
+    assert sound["effect"] == 1.5
+    assert (failed["n"], failed["baseline"], failed["error"]) == (0, 2.0, "EditError: not a number")
+    assert np.isnan([failed[name] for name in ("value", "effect", "ci_low", "ci_high", "over_control")]).all()
+    assert failed_cells(frame) == [1]
+
+
+def test_sequences_without_a_number_are_left_out_of_effect_and_n():
+    # Undefined in the unedited run at 1 and under the edit at 2: sequences 0 and 3 remain, effects 1 and 3.
+    values = {"a": [2.0, 4.0, NAN, 6.0]}
+    frame, _ = tabled([cell("a")], values, [1.0, NAN, 3.0, 3.0])
+    (row,) = frame.to_dict("records")
+    assert (row["effect"], row["n"], row["ci_low"], row["ci_high"]) == (2.0, 2, 1.0, 3.0)
+    assert row["baseline"] == pytest.approx(7 / 3)
+    assert row["value"] == 4.0
+
+
+def test_a_metric_that_is_undefined_everywhere_has_no_effect_and_no_warning():
+    frame, _ = tabled([cell("a")], {"a": [NAN, NAN]}, [NAN, NAN])
+    assert np.isnan(frame[["baseline", "value", "effect", "ci_low"]].to_numpy()).all()
+    assert frame["n"].tolist() == [0]
+
+
+def test_one_sequence_has_an_effect_and_no_interval():
+    frame, _ = tabled([cell("a")], {"a": [2.0]}, [1.0])
+    assert frame[["effect", "n"]].to_numpy().tolist() == [[1.0, 1]]
+    assert np.isnan(frame[["ci_low", "ci_high"]].to_numpy()).all()
+
+
+def test_metrics_stand_one_under_the_other_in_the_order_that_was_asked():
+    both = pd.concat([numbers({"a": [2.0]}, metric="loss"), numbers({"a": [0.5]}, metric="sink mass at position 0")])
+    before = pd.concat([unedited([1.0], metric="loss"), unedited([0.25], metric="sink mass at position 0")])
+    frame, _ = tables(
+        [cell("a")],
+        [],
+        both,
+        before,
+        metrics=[sink_mass(0), loss()],
+        most_controls=0,
+        generator=np.random.default_rng(0),
+    )
+    assert frame["metric"].tolist() == ["sink mass at position 0", "loss"]
+    assert frame["effect"].tolist() == [0.25, 1.0]
+
+
+def test_a_cell_that_changed_something_on_any_batch_changed_something():
+    rows = numbers({"a": [2.0, 2.0]})
+    rows["changed"] = [False, True]
+    frame, _ = tables(
+        [cell("a")],
+        [],
+        rows,
+        unedited([1.0, 1.0]),
+        metrics=[loss()],
+        most_controls=0,
+        generator=np.random.default_rng(0),
+    )
+    assert frame["changed"].tolist() == [True]
+
+
+def test_axes_are_whole_numbers_with_gaps():
+    frame, _ = tabled([cell("a"), cell("b", unit=None)], {"a": [2.0], "b": [2.0]}, [1.0])
+    assert str(frame["unit"].dtype) == "Int64"
+    assert frame["unit"].fillna(-1).tolist() == [0, -1]
+
+
+def test_numbers_by_cell_are_numbered_in_order_and_hold_no_control_and_no_failure():
+    rows = numbers({"b": [4.0, 5.0], "x": [9.0, 9.0], "a": [2.0, 3.0]}, errors={"c": "broken"})
+    found = by_cell(rows, [cell("a"), cell("b"), cell("c")])
+    assert found.to_numpy().tolist() == [
+        [0, 0, "loss", 2.0],
+        [0, 1, "loss", 3.0],
+        [1, 0, "loss", 4.0],
+        [1, 1, "loss", 5.0],
+    ]
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"name": "mine", "kind": "zero"}, "mine"),
+        ({"kind": "zero", "site": "z", "place": "layer 1"}, "zero z layer 1"),
+        ({"kind": "zero", "site": "z", "place": ""}, "zero z"),
+        ({"kind": "scale", "site": "z", "place": "layer 1", "factor": 0.5}, "scale z x 0.5 layer 1"),
+        ({"kind": "scale", "site": "z", "place": "layer 1", "factor": 2}, "scale z x 2 layer 1"),
+        ({"kind": "scale", "site": "z", "place": "layer 1", "factor": NAN, "name": None}, "scale z layer 1"),
+        (
+            {"kind": "amplify", "site": "z_raw", "place": "position 3", "factor": 2.0, "centre": "values"},
+            "amplify z_raw x 2 from values position 3",
+        ),
+    ],
+)
+def test_a_row_is_named_by_its_edit(row, name):
+    assert named(row) == name
+
+
+# --- what a result shows
+
+
+def swept_frame(axes, *, metric="loss", effect=None, **columns):
+    """A frame over some axes, each with these values."""
+    grid = np.array(np.meshgrid(*axes.values(), indexing="ij")).reshape(len(axes), -1)
+    n = grid.shape[1]
+    effects = np.linspace(-1, 1, n) if effect is None else np.asarray(effect, dtype=float)
+    rows = {"cell": range(n), "kind": "zero", "site": "neurons", "place": "here"}
+    rows |= dict(zip(axes, grid, strict=True)) | {"metric": metric, "baseline": 1.0, "value": effects + 1.0}
+    rows |= {"effect": effects, "ci_low": effects - 0.1, "ci_high": effects + 0.1, "control_effect": 0.0}
+    return pd.DataFrame(rows | {"error": pd.array([None] * n, dtype="string")} | columns)
+
+
+AXES = {"layer": [0, 1, 2], "unit": [3, 5, 8, 9], "factor": [0.0, 2.0]}
+
+
+@pytest.mark.parametrize("names", [["unit"], ["layer", "unit"], ["layer", "unit", "factor"], ["factor"]])
+def test_one_two_and_three_axes_are_drawn(names):
+    frame = swept_frame({name: AXES[name] for name in names})
+    assert swept_columns(frame) == names
+    result = result_of(frame)
+    for value in ("effect", "value"):
+        assert png(result.figure(value=value)).startswith(b"\x89PNG")
+    assert len(result.figure().axes) == (1 if len(names) == 1 else 2)  # a map has its scale of colours
+    assert '<img alt="" src="data:image/png;base64,' in result._repr_html_()
+
+
+def test_over_three_axes_a_pixel_is_the_strongest_with_its_sign():
+    # Layer 0, unit 3: -1 at one factor and 1/2 at the other: -1 stands.
+    frame = swept_frame(
+        {"layer": [0, 1], "unit": [3, 5], "factor": [0.0, 2.0]}, effect=[-1, 0.5, 0, 0.25, 0, 0, 0.1, 0]
+    )
+    (image,) = effect_figure(frame).axes[0].images
+    assert image.get_array().tolist() == [[-1.0, 0.25], [0.0, 0.1]]
+    assert image.get_clim() == (-1.0, 1.0)
+
+
+def test_each_kind_of_edit_has_its_own_panel():
+    frame = pd.concat([swept_frame({"layer": [0, 1]}), swept_frame({"unit": [0, 1]}, kind="mean")], ignore_index=True)
+    titles = [axes.get_title(loc="left") for axes in effect_figure(frame, title="loss").axes]
+    assert titles == ["loss: zero neurons", "mean neurons"]
+
+
+def test_cells_that_failed_are_left_empty_in_a_line_and_in_a_map():
+    line = swept_frame({"unit": [0, 1, 2]}, effect=[0.5, NAN, -0.25])
+    (axes,) = effect_figure(line).axes
+    assert [text.get_text() for text in axes.texts] == ["0", "2"]
+    assert png(effect_figure(line)).startswith(b"\x89PNG")
+    table = swept_frame({"layer": [0, 1], "unit": [0, 1]}, effect=[0.5, NAN, -0.25, 0.0])
+    (image,) = effect_figure(table).axes[0].images
+    assert np.ma.masked_invalid(image.get_array()).mask.tolist() == [[False, True], [False, False]]
+    for frame in (swept_frame({"unit": [0, 1]}, effect=[NAN, NAN]), table.assign(effect=NAN)):
+        assert png(effect_figure(frame)).startswith(b"\x89PNG")
+
+
+def test_without_an_axis_of_numbers_there_is_no_figure_and_a_notebook_shows_the_table():
+    one = swept_frame({"unit": [4]})
+    apart = pd.concat([swept_frame({"layer": [0]}), swept_frame({"layer": [1]}, kind="mean")], ignore_index=True)
+    named_cells = one.assign(unit=None, name="mine")
+    for frame in (one, apart, named_cells):  # apart: the layer differs, but between blocks of different edits
+        with pytest.raises(RunError, match="a figure needs an axis of numbers with two values or more"):
+            result_of(frame).figure()
+        shown = result_of(frame)._repr_html_()
+        assert "<img" not in shown
+        assert "the headline" in shown
+
+
+def test_a_figure_of_a_column_or_metric_that_is_not_there_is_refused():
+    result = result_of(swept_frame({"unit": [0, 1]}))
+    with pytest.raises(RunError, match=r"no column 'size'; need one of cell, kind"):
+        result.figure(value="size")
+    with pytest.raises(InputError, match="the sweep has no metric 'mass'; need one of loss"):
+        result.figure(metric="mass")
+    with pytest.raises(InputError, match="need one of loss"):
+        result.top(metric="mass")
+
+
+def test_top_has_the_largest_effects_of_either_sign_of_one_metric():
+    loss_rows = swept_frame({"unit": [0, 1, 2, 3]}, effect=[0.5, NAN, -2.0, 1.0])
+    mass_rows = swept_frame({"unit": [0, 1, 2, 3]}, effect=[9.0, 8.0, 7.0, 6.0], metric="mass")
+    result = result_of(pd.concat([loss_rows, mass_rows], ignore_index=True))
+    assert result.top(3)["effect"].tolist() == [-2.0, 1.0, 0.5]
+    assert result.top(2)["unit"].tolist() == [2, 3]
+    assert np.isnan(result.top(4)["effect"].tolist()[-1])
+    assert result.top(1, metric="mass")["effect"].tolist() == [9.0]
+    assert len(result.top()) == 4
+
+
+def test_failed_has_each_failed_cell_once_with_its_error():
+    error = pd.array([None, "A: b", None, "C: d"], dtype="string")
+    frame = swept_frame({"unit": [0, 1, 2, 3]}).assign(error=error)
+    both = pd.concat([frame, frame.assign(metric="mass")], ignore_index=True)
+    failed = result_of(both).failed
+    assert failed[["cell", "metric", "error"]].to_numpy().tolist() == [[1, "loss", "A: b"], [3, "loss", "C: d"]]
+    assert len(result_of(swept_frame({"unit": [0, 1]})).failed) == 0
+
+
+HOSTILE = "<script>alert(1)</script> $\\frac{"
+
+
+def test_hostile_names_are_text_in_a_notebook_and_in_a_figure():
+    frame = swept_frame({"unit": [0, 1]}, metric=HOSTILE, name=HOSTILE, site=HOSTILE, place=HOSTILE)
+    frame["error"] = pd.array([HOSTILE, None], dtype="string")
+    result = result_of(frame, headline=HOSTILE)
+    shown = result._repr_html_()
+    assert "<script" not in shown
+    assert "&lt;script&gt;" in shown
+    assert "<img" in shown
+    assert png(result.figure()).startswith(b"\x89PNG")

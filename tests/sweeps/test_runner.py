@@ -1,0 +1,815 @@
+"""``sweep``: its numbers against loops, what a folder keeps, how a stopped sweep goes on, and what is refused."""
+
+import functools
+import hashlib
+import io
+import json
+import multiprocessing
+import re
+import shutil
+import time
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+import sink_lens
+from sink_lens import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, from_tensor, read_run, read_sweep, run_with
+from sink_lens.edits.constructors import edit, scale, zero
+from sink_lens.edits.metrics import evaluate, logit_difference, loss, sink_mass
+from sink_lens.errors import InputError, RunError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.records.writing import RunWriter
+from sink_lens.report.columns import floats
+from sink_lens.stats import paired_difference
+from sink_lens.sweeps import engine, runner
+from sink_lens.sweeps import estimate as estimation
+from sink_lens.sweeps import plan as planning
+from sink_lens.sweeps.edits import References
+from sink_lens.sweeps.engine import Engine
+from sink_lens.sweeps.estimate import cost_of, estimate
+from sink_lens.sweeps.passes import Passes
+from sink_lens.sweeps.runner import dry_run, sweep
+
+LENGTHS = (12, 9, 5, 12)
+NEURONS = EditGrid(kind="zero", site="neurons", layers=[0, 2], units=[3, [7, 9], 40])
+HEADS = EditGrid(kind="scale", site="z", layers=1, heads="each", factors=[0.5, 2.0])
+GRID = Grid.of(NEURONS, HEADS, controls=2)
+FEW = Grid.of(HEADS, controls=0)
+METRICS = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
+TABLES = ("cells", "controls", "values")
+COLUMNS = """
+    cell kind site place layer position head unit key factor seed centre metric metric_unit baseline value effect
+    ci_low ci_high control_effect control_sd n_controls over_control over_low over_high changed n error
+""".split()  # noqa: SIM905
+
+
+@functools.cache
+def llama(seed=0):
+    return wrap(tiny("llama", seed=seed), tokenizer=tiny_tokenizer())
+
+
+def sequences(*, seed=1, lengths=LENGTHS):
+    ids = torch.randint(3, 300, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
+    return from_tensor(ids, lengths=torch.tensor(lengths))
+
+
+def swept(out, *, lens=None, what=GRID, **options):
+    given = {"tokens": sequences(), "metrics": METRICS, "progress": False} | options
+    return sweep(llama() if lens is None else lens, what, out=out, **given)
+
+
+def blocks(folder):
+    return sorted(folder.glob("block-*.parquet"))
+
+
+def stamps(folder):
+    """What tells a file that was written again: its name, time and content."""
+    return {path.name: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in folder}
+
+
+def recorded(folder):
+    """The stamps of the blocks that are done: a block counts once run.json lists it, not when its file is there."""
+    files = json.loads((folder / "run.json").read_text())["files"]
+    return stamps(path for path in blocks(folder) if path.name in files)
+
+
+def assert_same(one, other):
+    """Two results and their folders hold the same, to the last bit."""
+    for name in TABLES:
+        there = [pd.read_parquet(result.folder / f"{name}.parquet") for result in (one, other)]
+        pd.testing.assert_frame_equal(*there, check_exact=True)
+    pd.testing.assert_frame_equal(one.frame, other.frame, check_exact=True)
+    pd.testing.assert_frame_equal(one.controls, other.controls, check_exact=True)
+    pd.testing.assert_frame_equal(one.values, other.values, check_exact=True)
+    assert one.headline == other.headline
+
+
+def make_blocks_small(monkeypatch):
+    monkeypatch.setattr(engine, "CELLS_A_BLOCK", 1)
+    monkeypatch.setattr(planning, "_CPU_TOKENS", 100)  # two cells of four sequences of twelve tokens
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of the size of a pack, so that a small sweep has many."""
+    make_blocks_small(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def plain_picture(monkeypatch):
+    """Drawing takes longer than the tests' sweeps: a figure is drawn where it is looked at (``whole``)."""
+    monkeypatch.setattr(runner, "png", lambda figure: b"a picture")
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """A finished sweep of few cells, all of one layer, for what compares it with an equal one."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runner, "png", lambda figure: b"a picture")
+        return swept(tmp_path_factory.mktemp("few") / "run", what=FEW)
+
+
+@pytest.fixture(scope="module")
+def in_small_blocks(tmp_path_factory):
+    """The same sweep, cut into small blocks; no test changes it."""
+    with pytest.MonkeyPatch.context() as patched:
+        make_blocks_small(patched)
+        patched.setattr(runner, "png", lambda figure: b"a picture")
+        return swept(tmp_path_factory.mktemp("small") / "run")
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The cells of every block that is computed, as it begins."""
+    found = []
+    run = Engine.run
+
+    def counted(self, block, **options):
+        found.append(block.cells)
+        return run(self, block, **options)
+
+    monkeypatch.setattr(Engine, "run", counted)
+    return found
+
+
+def stop_at(monkeypatch, count, error):
+    """From its count-th call on, ``Engine.run`` raises."""
+    calls = []
+    run = Engine.run
+
+    def stopped(self, block, **options):
+        calls.append(block.number)
+        if len(calls) >= count:
+            raise error
+        return run(self, block, **options)
+
+    monkeypatch.setattr(Engine, "run", stopped)
+
+
+# --- the numbers
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """One finished sweep, which no test changes."""
+    return swept(tmp_path_factory.mktemp("whole") / "run")
+
+
+def slow_values(lens, tokens, edits):
+    """The numbers of one cell alone, by metric."""
+    run = run_with(lens, tokens, edits, quiet=True)
+    return {metric.name: evaluate(metric, run).double().numpy() for metric in (sink_mass(0), loss())}
+
+
+def rows_of(result, *, cell, metric):
+    return result.values[(result.values["cell"] == cell) & (result.values["metric"] == metric)]
+
+
+def test_every_number_is_that_of_run_with_on_one_cell(whole):
+    lens, tokens = llama(), sequences()
+    cells, _ = GRID.cells(lens, n_positions=tokens.n_positions)
+    references = References(lens, tokens)
+    for number, cell in enumerate(cells):
+        for metric, wanted in slow_values(lens, tokens, cell.make(references)).items():
+            rows = rows_of(whole, cell=number, metric=metric)
+            assert rows["sequence"].tolist() == [0, 1, 2, 3]
+            assert rows["value"].to_numpy().tolist() == wanted.tolist()
+    assert len(whole.values) == len(cells) * 2 * 4
+
+
+def test_a_row_is_the_mean_over_sequences_beside_the_unedited_run(whole):
+    lens, tokens = llama(), sequences()
+    baseline = slow_values(lens, tokens, ())
+    cells, _ = GRID.cells(lens, n_positions=tokens.n_positions)
+    references = References(lens, tokens)
+    assert list(whole.frame.columns) == COLUMNS
+    assert len(whole.frame) == 2 * len(cells) == 2 * (6 + 8)
+    for row in whole.frame.to_dict("records"):
+        before = baseline[row["metric"]]
+        values = slow_values(lens, tokens, cells[row["cell"]].make(references))[row["metric"]]
+        assert row["baseline"] == pytest.approx(before.mean(), rel=1e-12)
+        assert row["value"] == pytest.approx(values.mean(), rel=1e-12)
+        assert row["effect"] == pytest.approx((values - before).mean(), rel=1e-9, abs=1e-15)
+        assert row["n"] == 4
+        # With four sequences a bound is near a mean of the extreme draws: the same up to the draws.
+        alone = paired_difference(values, before, generator=np.random.default_rng(5), n_resamples=20_000)
+        slack = 0.15 * (alone.high - alone.low) + 1e-12
+        assert row["ci_low"] == pytest.approx(alone.low, rel=0, abs=slack)
+        assert row["ci_high"] == pytest.approx(alone.high, rel=0, abs=slack)
+        assert row["changed"]
+        assert pd.isna(row["error"])
+
+
+def test_the_columns_say_where_each_edit_is(whole):
+    frame = whole.frame.query("metric == 'loss'")
+    neurons, heads = frame.query("site == 'neurons'"), frame.query("site == 'z'")
+    assert neurons["layer"].tolist() == [0, 0, 0, 2, 2, 2]
+    assert neurons["unit"].fillna(-1).tolist() == [3, -1, 40, 3, -1, 40]  # a set has no one number
+    assert neurons["place"].tolist()[1] == "layer 0, unit 7,9"
+    assert heads["head"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert heads["factor"].tolist() == [0.5, 2.0] * 4
+    assert frame["metric_unit"].unique().tolist() == ["nats"]
+
+
+def test_controls_are_as_many_units_of_the_same_layer_and_none_of_the_cell_s_own(whole):
+    lens, tokens = llama(), sequences()
+    before = slow_values(lens, tokens, ())
+    drawn = whole.controls.query("site == 'neurons' and metric == 'loss'")
+    for row in whole.frame.query("site == 'neurons'").to_dict("records"):
+        own = units_of(row["place"])
+        pool = [units_of(place) for place in drawn["place"] if place.startswith(f"layer {row['layer']},")]
+        fit = [units for units in pool if len(units) == len(own) and not set(units) & set(own)][:2]
+        assert len(fit) == row["n_controls"] == 2
+        values = [slow_values(lens, tokens, zero("neurons", layers=[row["layer"]], units=units)) for units in fit]
+        values = np.stack([one[row["metric"]] for one in values])
+        effects = (values - before[row["metric"]]).mean(1)
+        assert row["control_effect"] == pytest.approx(effects.mean(), rel=1e-9, abs=1e-12)
+        assert row["control_sd"] == pytest.approx(abs(effects[0] - effects[1]) / 2**0.5, rel=1e-6, abs=1e-12)
+        assert row["over_control"] == pytest.approx(row["effect"] - row["control_effect"], rel=1e-9, abs=1e-12)
+        assert row["over_low"] <= row["over_control"] <= row["over_high"]
+
+
+def units_of(place):
+    (text,) = re.findall(r"unit ([\d,-]+)$", place)
+    ends = [piece.partition("-") for piece in text.split(",")]
+    return [unit for first, _, last in ends for unit in range(int(first), int(last or first) + 1)]
+
+
+def test_the_run_folder_holds_what_the_result_holds(whole):
+    run = read_run(whole.folder)
+    assert (run.kind, run.status, run.missing) == ("sweep", "finished", [])
+    pd.testing.assert_frame_equal(run.tables["values"], whole.values, check_exact=True)
+    for name, frame in {"cells": whole.frame, "controls": whole.controls}.items():
+        there = run.tables[name]
+        assert there.columns.tolist() == frame.columns.tolist()
+        for column in ("baseline", "effect", "ci_low", "control_sd", "layer", "unit", "factor"):
+            np.testing.assert_array_equal(floats(there, column), floats(frame, column))
+    assert run.config["mode"] == "exact"
+    assert run.config["metrics"] == [{"name": "sink_mass"}, {"name": "loss"}]
+    assert run.config["grid"]["edits"][0]["units"] == [3, [7, 9], 40]
+    assert run.provenance["kernel"] == "eager"
+    assert (whole.folder / "effects.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_headline_names_the_strongest_cell_of_each_metric(whole):
+    first, *lines = whole.headline.splitlines()
+    assert first == "14 cells on 4 sequences"
+    for line, name in zip(lines, ("sink mass at position 0", "loss"), strict=True):
+        best = whole.top(1, metric=name).iloc[0]
+        assert line.startswith(f"{name}: {best['baseline']:.4g} without an edit; strongest {best['kind']}")
+        assert f"{best['effect']:+.4g}" in line
+        assert "2 random controls" in line
+
+
+def test_ranges_and_a_single_metric_are_taken_as_they_are(tmp_path):
+    grid = Grid.of(EditGrid(site="z", layers=range(2)), controls=0)
+    result = swept(tmp_path, what=grid, metrics=sink_mass(0))
+    assert result.frame["layer"].tolist() == [0, 1]
+    assert result.frame["n_controls"].tolist() == [0, 0]
+    assert len(result.controls) == 0
+    assert swept(tmp_path, what=grid, metrics=sink_mass(0)).headline == result.headline
+
+
+def test_the_package_is_the_function_and_the_default_folder_is_under_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
+    result = sink_lens.sweeps(llama(), grid, tokens=sequences(), progress=False)
+    assert result.folder.parent.name == "runs"
+    assert result.folder.name.startswith("LlamaForCausalLM-")
+    assert result.frame["metric"].tolist() == ["sink mass at position 0"]
+
+
+def test_a_configuration_is_the_same_sweep(tmp_path):
+    saved = tmp_path / "model"
+    llama().plain.save_pretrained(saved)
+    llama().tokenizer.save_pretrained(saved)
+    config = SweepConfig(
+        model=str(saved), device="cpu", tokens="random", sequences=3, length=10, grid=GRID, metrics=METRICS, seed=3
+    )
+    by_config = sweep(config, out=tmp_path / "a", progress=False)
+    lens = sink_lens.load(saved, device="cpu")
+    generator = torch.Generator().manual_seed(3)
+    tokens = sink_lens.random_tokens(lens.tokenizer, generator=generator, sequences=3, length=10, vocab_size=300)
+    by_hand = swept(tmp_path / "b", lens=lens, tokens=tokens, seed=3)
+    assert_same(by_config, by_hand)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_oss"])
+def test_where_shared_forwards_are_not_exact_the_table_still_is(family, tmp_path):
+    # gpt2's bridge multiplies in another order than its plain module; an expert sees all tokens of the forward.
+    lens, tokens = wrap(tiny(family)), sequences()
+    grid = Grid.of(EditGrid(site="z", heads="each"), EditGrid(site="resid_post"), controls=0)
+    result = swept(tmp_path, lens=lens, what=grid)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["deviation"] == 0
+    assert (plan["path"], plan["pack"] > 1) == (("bridge", True) if family == "gpt2" else ("plain", False))
+    cells, _ = grid.cells(lens, n_positions=tokens.n_positions)
+    for number, cell in enumerate(cells):
+        for metric, wanted in slow_values(lens, tokens, cell.make(References(lens, tokens))).items():
+            rows = rows_of(result, cell=number, metric=metric)
+            assert rows["value"].tolist() == wanted.tolist()
+
+
+def test_fast_mode_is_near_exact_mode_and_is_another_sweep(whole, tmp_path):
+    fast = swept(tmp_path, mode="fast")
+    assert json.loads((tmp_path / "plan.json").read_text())["mode"] == "fast"
+    assert read_run(tmp_path).provenance["kernel"] == "fused"
+    for metric in ("sink mass at position 0", "loss"):
+        found, wanted = (one.values["value"].to_numpy()[one.values["metric"] == metric] for one in (fast, whole))
+        assert np.abs(found - wanted).max() <= runner.FAST_TOLERANCE * max(1, np.abs(wanted).max())
+
+
+# --- cells of one's own
+
+
+def twice(run):
+    return 2 * run.loss
+
+
+def test_cells_and_metrics_of_one_s_own_are_swept(tmp_path):
+    lens, tokens = llama(), sequences()
+    edits = {"halved": scale("z", 0.5, layers=[1], heads=[2]), "both": (zero("z", layers=[0]), zero("z", layers=[2]))}
+    cells = [cell_of(some, name=name, dose=dose) for dose, (name, some) in enumerate(edits.items())]
+    result = swept(tmp_path, what=cells, metrics=[twice, loss()])
+    assert result.frame["name"].tolist() == ["halved", "both"] * 2
+    assert result.frame["dose"].tolist() == [0, 1] * 2
+    assert result.frame["n_controls"].tolist() == [0] * 4
+    for name, some in edits.items():
+        wanted = slow_values(lens, tokens, some)["loss"]
+        by_metric = result.frame[result.frame["name"] == name].set_index("metric")["value"]
+        assert by_metric["loss"] == pytest.approx(wanted.mean(), rel=1e-12)
+        assert by_metric["twice"] == pytest.approx(2 * wanted.mean(), rel=1e-7)
+    assert "strongest both" in result.headline or "strongest halved" in result.headline
+    assert swept(tmp_path, what=cells, metrics=[twice, loss()]).headline == result.headline
+
+
+def test_an_edit_that_does_nothing_says_so(tmp_path):
+    cells = [cell_of(scale("z", 1.0), name="nothing"), cell_of(zero("z"), name="everything")]
+    result = swept(tmp_path, what=cells)
+    assert result.headline.startswith("2 cells on 4 sequences, 1 changed nothing that is read\n")
+    frame = result.frame.query("metric == 'loss'")
+    assert frame["changed"].tolist() == [False, True]
+    assert frame["effect"].tolist()[0] == 0
+
+
+def test_one_sequence_has_a_headline_without_an_interval(tmp_path):
+    said = swept(tmp_path, what=FEW, tokens=sequences(lengths=(12,))).headline
+    assert "strongest scale z" in said
+    assert "nan" not in said
+
+
+# --- the same call again
+
+
+def test_the_same_call_computes_nothing_and_gives_the_identical_table(tmp_path, monkeypatch, whole):
+    shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
+    kept = stamps(blocks(tmp_path))
+    monkeypatch.setattr(Engine, "run", lambda *args, **options: pytest.fail("a block was computed"))
+    monkeypatch.setattr(runner, "plan_of", lambda *args, **options: pytest.fail("the sweep was cut again"))
+    before = {name: (tmp_path / f"{name}.parquet").read_bytes() for name in TABLES}
+    second = swept(tmp_path)
+    assert_same(whole, second)
+    assert {name: (tmp_path / f"{name}.parquet").read_bytes() for name in TABLES} == before
+    assert stamps(blocks(tmp_path)) == kept
+    assert read_run(tmp_path).status == "finished"
+
+
+def test_overwriting_replaces_the_sweep(tmp_path, ran, whole):
+    shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
+    other = Grid.of(EditGrid(site="z", layers=1), controls=0)
+    result = swept(tmp_path, what=other, overwrite=True)
+    assert len(ran) == 1
+    assert len(result.frame) == 2
+    assert len(blocks(tmp_path)) == 1
+
+
+def changed_grid():
+    return {"what": Grid.of(NEURONS, controls=2)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (changed_grid, "differs in grid: "),
+        (
+            lambda: {"what": replace(GRID, controls=3)},
+            "differs in grid: .*'controls': 2.* there, .*'controls': 3.* here",
+        ),
+        (lambda: {"what": replace(GRID, seed=1)}, "differs in grid: "),
+        (
+            lambda: {"metrics": [MetricSpec(name="loss")]},
+            r"differs in metrics: .*sink_mass.*there, \[\{'name': 'loss'\}\]",
+        ),
+        (lambda: {"tokens": sequences(seed=2)}, r"differs in tokens_sha256: \w+ there, \w+ here"),
+        (lambda: {"lens": llama(seed=1)}, r"differs in weights_sha256: \w+ there, \w+ here"),
+        (lambda: {"mode": "fast"}, "kernel: eager there, fused here; mode: exact there, fast here"),
+        (lambda: {"seed": 4}, "differs in interval_seed: 0 there, 4 here"),
+    ],
+)
+def test_another_sweep_in_the_folder_is_refused_by_its_difference_and_left_alone(whole, changes, text):
+    before = stamps(whole.folder.iterdir())
+    with pytest.raises(RunError, match=text):
+        swept(whole.folder, **changes())
+    assert stamps(whole.folder.iterdir()) == before
+
+
+def test_a_metric_of_other_tokens_is_another_sweep_though_its_name_is_the_same(tmp_path):
+    swept(tmp_path, metrics=[logit_difference(5, 6)])
+    with pytest.raises(RunError, match="differs in metrics"):
+        swept(tmp_path, metrics=[logit_difference(5, 7)])
+    swept(tmp_path, metrics=[logit_difference(5, 6)])
+
+
+# --- stopped and gone on with
+
+
+def test_a_keyboard_interrupt_leaves_a_folder_to_go_on_with_as_it_was_cut(
+    tmp_path, monkeypatch, small_blocks, ran, in_small_blocks
+):
+    n_blocks = len(blocks(in_small_blocks.folder))
+    assert n_blocks > 6
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        stop_at(patched, 4, KeyboardInterrupt())
+        swept(tmp_path)
+    assert read_run(tmp_path).status == "interrupted"
+    kept, plan = stamps(blocks(tmp_path)), (tmp_path / "plan.json").read_bytes()
+    assert len(kept) == 3
+    ran.clear()
+    monkeypatch.setattr(planning, "_CPU_TOKENS", 12)  # less memory: a new plan would run one sequence at a time
+    result = swept(tmp_path)
+    assert len(ran) == n_blocks - 3
+    assert {name: stamp for name, stamp in stamps(blocks(tmp_path)).items() if name in kept} == kept
+    assert (tmp_path / "plan.json").read_bytes() == plan
+    assert_same(in_small_blocks, result)
+
+
+def test_blocks_whose_plan_is_gone_are_not_taken_for_those_of_another(
+    tmp_path, monkeypatch, small_blocks, in_small_blocks
+):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(planning, "_CPU_TOKENS", 12)
+        stop_at(patched, 9, KeyboardInterrupt())
+        swept(tmp_path / "b")
+    assert len(blocks(tmp_path / "b")) == 8
+    (tmp_path / "b" / "plan.json").unlink()
+    assert_same(in_small_blocks, swept(tmp_path / "b"))
+
+
+def test_a_damaged_block_is_computed_again(tmp_path, small_blocks, ran, in_small_blocks):
+    shutil.copytree(in_small_blocks.folder, tmp_path / "b")
+    blocks(tmp_path / "b")[1].write_bytes(b"PAR1")
+    blocks(tmp_path / "b")[3].unlink()
+    assert_same(in_small_blocks, swept(tmp_path / "b"))
+    assert len(ran) == 2
+
+
+def test_a_sweep_that_was_stopped_at_its_tables_writes_all_of_them(tmp_path, monkeypatch, whole):
+    write = RunWriter.write_table
+
+    def stopped(self, name, frame):
+        if name == "controls":
+            raise KeyboardInterrupt
+        return write(self, name, frame)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(RunWriter, "write_table", stopped)
+        swept(tmp_path / "a")
+    assert_same(swept(tmp_path / "a"), whole)
+    assert (tmp_path / "a" / "effects.png").exists()
+
+
+def test_a_second_runner_in_the_same_folder_is_refused_and_harms_nothing(tmp_path, monkeypatch, whole):
+    run = Engine.run
+    refused = []
+
+    def crowded(self, block, **options):
+        if not refused:
+            refused.append(True)
+            before = stamps(tmp_path.iterdir())
+            with pytest.raises(RunError, match="is in use by another process"):
+                swept(tmp_path)
+            with pytest.raises(RunError, match="is in use by another process"):
+                swept(tmp_path, overwrite=True)
+            assert stamps(tmp_path.iterdir()) == before
+        return run(self, block, **options)
+
+    monkeypatch.setattr(Engine, "run", crowded)
+    assert_same(swept(tmp_path), whole)
+    assert refused
+
+
+_KILLED = """
+import time
+from pathlib import Path
+from sink_lens.sweeps import engine, plan
+from sink_lens.sweeps.config import read_sweep
+from sink_lens.sweeps.runner import sweep
+
+engine.CELLS_A_BLOCK, plan._CPU_TOKENS = 1, 100
+run = engine.Engine.run
+
+def slow(self, block, **options):
+    with Path(log).open("a") as file:
+        file.write(f"{block.number}\\n")
+    found = run(self, block, **options)
+    time.sleep(0.04)
+    return found
+
+engine.Engine.run = slow
+sweep(read_sweep(file), out=out, progress=False)
+"""
+
+
+def test_a_sweep_that_is_killed_three_times_gives_the_table_of_one_that_was_not(tmp_path, small_blocks):
+    folder, log, file = tmp_path / "killed", tmp_path / "log", tmp_path / "sweep.toml"
+    llama().plain.save_pretrained(tmp_path / "model")
+    file.write_text(
+        f'model = "{tmp_path / "model"}"\ndevice = "cpu"\ncontrols = 2\n'
+        '[tokens]\nkind = "random"\nsequences = 4\nlength = 12\n'
+        '[[metrics]]\nname = "sink_mass"\n[[metrics]]\nname = "loss"\n'
+        '[[edits]]\nunits = "0-29"\n[[edits]]\nkind = "scale"\nsite = "z"\nheads = "each"\nfactors = [0.5, 2]\n'
+    )
+    context = multiprocessing.get_context("forkserver")  # the library is imported once, and killed processes are forks
+    context.set_forkserver_preload(["sink_lens.sweeps.runner"])
+    moments = np.random.default_rng(0).uniform(0.0, 0.25, size=3)
+    kept = {}
+    for moment in moments:
+        names = {"out": str(folder), "log": str(log), "file": str(file)}
+        process = context.Process(target=exec, args=(_KILLED, names), daemon=True)
+        process.start()
+        before, deadline = len(blocks(folder)), time.monotonic() + 120
+        while len(blocks(folder)) <= before:
+            assert process.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(moment)
+        process.kill()
+        process.join(30)
+        assert process.exitcode == -9
+        assert json.loads((folder / "run.json").read_text())["status"] == "running"
+        assert not (folder / "cells.parquet").exists()
+        found = recorded(folder)
+        assert {name: found.get(name) for name in kept} == kept
+        kept = found
+    killed = sweep(read_sweep(file), out=folder, progress=False)
+    whole = sweep(read_sweep(file), out=tmp_path / "whole", progress=False)
+    assert_same(killed, whole)
+    found = recorded(folder)
+    assert {name: found[name] for name in kept} == kept
+    begun = [int(line) for line in log.read_text().split()]
+    assert 3 <= len(kept) < len(found)
+    assert len(begun) <= len(kept) + len(moments)  # each time only the block in flight was lost
+
+
+# --- cells that fail
+
+
+def fragile(state, *, name="fragile"):
+    def change(x, at):
+        if state["broken"]:
+            raise ValueError("no luck")
+        return x * 0.5
+
+    return cell_of(edit("z", change, layers=[1]), name=name)
+
+
+def some_cells(state):
+    sound = [cell_of(zero("z", layers=[1], heads=[head]), name=f"head {head}") for head in range(4)]
+    return [*sound[:2], fragile(state), *sound[2:], fragile(state, name="also fragile")]
+
+
+def test_cells_that_fail_are_recorded_with_their_error_and_the_others_are_fine(tmp_path):
+    result = swept(tmp_path / "a", what=some_cells({"broken": True}))
+    sound = swept(tmp_path / "b", what=some_cells({"broken": False}))
+    assert result.failed["name"].tolist() == ["fragile", "also fragile"]
+    assert result.failed["error"].tolist() == ["ValueError: no luck"] * 2
+    assert result.headline.startswith("6 cells on 4 sequences, 2 failed")
+    failed = result.frame["error"].notna()
+    assert np.isnan(result.frame.loc[failed, ["value", "effect", "ci_low", "over_control"]].to_numpy()).all()
+    assert result.frame.loc[failed, "n"].tolist() == [0] * 4
+    fine = ["name", "metric", "baseline", "value", "effect"]
+    pd.testing.assert_frame_equal(result.frame.loc[~failed, fine], sound.frame.loc[~failed, fine], check_exact=True)
+    assert read_run(tmp_path / "a").status == "finished"
+
+
+def test_failed_cells_alone_are_computed_again_and_only_when_that_is_asked(tmp_path, ran):
+    state = {"broken": True}
+    cells = some_cells(state)
+    first = swept(tmp_path / "a", what=cells)
+    state["broken"] = False
+    ran.clear()
+    assert len(swept(tmp_path / "a", what=cells).failed) == 2
+    assert ran == []
+    again = swept(tmp_path / "a", what=cells, retry_failed=True)
+    assert ran == [(2, 5)]
+    assert len(again.failed) == 0
+    ran.clear()
+    assert_same(again, swept(tmp_path / "b", what=cells))
+    ran.clear()
+    swept(tmp_path / "a", what=cells, retry_failed=True)
+    assert ran == []
+    assert len(first.failed) == 2
+
+
+def test_cells_that_fail_again_stay_failed(tmp_path, ran):
+    cells = some_cells({"broken": True})
+    first = swept(tmp_path, what=cells)
+    assert_same(first, swept(tmp_path, what=cells, retry_failed=True))
+
+
+def test_a_retry_that_was_stopped_before_its_tables_does_not_leave_the_old_ones(tmp_path, monkeypatch):
+    state = {"broken": True}
+    cells = some_cells(state)
+    swept(tmp_path, what=cells)
+    state["broken"] = False
+    write = RunWriter.write_table
+
+    def stopped(self, name, frame):
+        if name == "cells":
+            raise KeyboardInterrupt
+        return write(self, name, frame)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(RunWriter, "write_table", stopped)
+        swept(tmp_path, what=cells, retry_failed=True)
+    result = swept(tmp_path, what=cells)
+    assert len(result.failed) == 0
+    assert pd.read_parquet(tmp_path / "cells.parquet")["error"].isna().all()
+
+
+def test_a_metric_that_cannot_be_read_is_refused_and_leaves_no_table(tmp_path):
+    with pytest.raises(InputError, match="need one number a sequence"):
+        swept(tmp_path / "run", metrics=[lambda run: run.mass])
+    assert not (tmp_path / "run" / "cells.parquet").exists()
+
+
+# --- never believing a pack
+
+
+def tampered(monkeypatch, is_wrong, *, by=1e-3):
+    """Where it is said to be wrong, the packs of the engine give other attention."""
+    pack = Passes.pack
+
+    def wrong(self, edits, *, clean, first):
+        outcomes, changed = pack(self, edits, clean=clean, first=first)
+        if is_wrong(self, len(edits), clean.path):
+            outcomes = [replace(one, mass=one.mass + by) for one in outcomes]
+        return outcomes, changed
+
+    monkeypatch.setattr(Passes, "pack", wrong)
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "path", "shares"),
+    [
+        (lambda passes, n, path: n > 1 and path == "plain", "plain", False),
+        (lambda passes, n, path: path == "plain", "bridge", True),
+        (lambda passes, n, path: path == "plain" or n > 1, "bridge", False),
+    ],
+)
+def test_cells_whose_shared_forwards_are_wrong_are_run_in_another_way(
+    tmp_path, monkeypatch, few, is_wrong, path, shares
+):
+    tampered(monkeypatch, is_wrong)
+    result = swept(tmp_path, what=FEW)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["path"], plan["pack"] > 1, plan["deviation"]) == (path, shares, 0)
+    pd.testing.assert_frame_equal(result.frame, few.frame, check_exact=True)
+
+
+def test_an_unedited_run_that_is_wrong_is_run_on_the_bridge(tmp_path, monkeypatch, few):
+    clean = Passes.clean
+
+    def wrong(self, part, *, prompts, path):
+        found = clean(self, part, prompts=prompts, path=path)
+        return (
+            replace(found, outcome=replace(found.outcome, mass=found.outcome.mass + 1e-6)) if path == "plain" else found
+        )
+
+    monkeypatch.setattr(Passes, "clean", wrong)
+    result = swept(tmp_path, what=FEW)
+    assert json.loads((tmp_path / "plan.json").read_text())["path"] == "bridge"
+    pd.testing.assert_frame_equal(result.frame, few.frame, check_exact=True)
+
+
+def test_where_nothing_is_exact_the_slowest_way_is_taken_and_the_log_says_so(tmp_path, monkeypatch, caplog):
+    tampered(monkeypatch, lambda passes, n, path: True)
+    with caplog.at_level("WARNING", logger="sink_lens"):
+        swept(tmp_path, what=FEW)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["path"], plan["pack"]) == ("bridge", 1)
+    assert plan["deviation"] == pytest.approx(1e-3, rel=1e-3)
+    assert "are off by 1.0e-03" in caplog.text
+
+
+def test_fast_mode_that_is_off_falls_back_to_exact_mode_with_a_warning(tmp_path, monkeypatch, few):
+    tampered(monkeypatch, lambda passes, n, path: passes.mode == "fast")
+    with pytest.warns(UserWarning, match=r"fast mode is off by 1\.0e-03 on this model; exact mode is taken"):
+        result = swept(tmp_path, what=FEW, mode="fast")
+    assert json.loads((tmp_path / "plan.json").read_text())["mode"] == "exact"
+    pd.testing.assert_frame_equal(result.frame, few.frame, check_exact=True)
+
+
+# --- what it would cost
+
+
+def shown(renderable):
+    text = io.StringIO()
+    Console(file=text, width=100).print(renderable)
+    return text.getvalue()
+
+
+def test_a_dry_run_counts_what_is_run_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lens, tokens, metrics = llama(), sequences(), [sink_mass(0), loss()]
+    cost = cost_of(lens, tokens, GRID, metrics, mode="exact")
+    cells, controls = GRID.cells(lens, n_positions=tokens.n_positions)
+    everything = {cell.identity for cell in [*cells, *controls]}
+    assert (cost.cells, cost.controls) == (len(cells), len(everything) - len(cells))
+    assert (cost.sequences, cost.metrics, cost.slow_forwards) == (4, 2, len(everything) + 1)
+    text = shown(dry_run(lens, GRID, tokens=tokens, metrics=METRICS))
+    assert not list(tmp_path.iterdir())
+    counted = []
+    for name in ("pack", "clean"):
+        call = getattr(Passes, name)
+        monkeypatch.setattr(
+            Passes, name, lambda *args, call=call, **options: (counted.append(1), call(*args, **options))[1]
+        )
+    # The sweep's own check runs forwards too: what is counted is what comes after it.
+    monkeypatch.setattr(runner, "checked", lambda *args, plan: (plan, 0.0))
+    swept(tmp_path / "run")
+    assert cost.forwards == len(counted)
+    for words, count in (
+        ("cells", len(cells)),
+        ("random controls beside them", cost.controls),
+        ("forwards, one cell at a time", len(everything) + 1),
+        ("forwards after reuse", len(counted)),
+    ):
+        assert re.search(rf"^\W*{words} .*\b{count}\b", text, re.MULTILINE), (words, count, text)
+    assert "Nothing was written" in " ".join(text.split())
+
+
+def test_a_dry_run_counts_the_forwards_of_the_plan_that_passes_the_check(tmp_path, monkeypatch):
+    tampered(monkeypatch, lambda passes, n, path: n > 1)
+    text = shown(dry_run(llama(), FEW, tokens=sequences(), metrics=METRICS))
+    assert re.search(r"forwards after reuse\W+9\b", text)  # 8 cells, none of which shares one, and the unedited run
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_time_of_a_sweep_is_so_much_a_cell_and_so_much_a_layer(monkeypatch):
+    monkeypatch.setattr(estimation, "_seconds_a_cell", lambda engine, block: 5.0 + engine.layers_of(block))
+    grid = Grid.of(EditGrid(site="z", heads="0-1"), controls=0)  # two cells in each of three layers
+    cost = cost_of(llama(), sequences(), grid, [loss()], mode="exact")
+    # (5 + 3) + (5 + 2) + (5 + 1) for two cells each; and the unedited run twice, of all three layers
+    assert cost.seconds == pytest.approx(2 * (8 + 7 + 6) + 2 * 8, abs=0.1)
+    assert cost.bytes_peak > cost.bytes_weights
+
+
+@pytest.mark.parametrize(("layer", "metric", "frac"), [(0, loss(), 1.0), (2, loss(), 1 / 3), (1, sink_mass(0), 2 / 3)])
+def test_the_share_of_layers_that_are_run_is_that_from_the_edit_on(layer, metric, frac):
+    grid = Grid.of(EditGrid(site="z", layers=layer, heads="each"), controls=0)
+    assert cost_of(llama(), sequences(), grid, [metric], mode="exact").layers_frac == pytest.approx(frac)
+
+
+def test_cells_that_change_nothing_that_is_read_cost_nothing():
+    grid = Grid.of(EditGrid(site="resid_post", layers=2), controls=0)
+    cost = cost_of(llama(), sequences(), grid, [sink_mass(0)], mode="exact")
+    assert (cost.cells, cost.forwards, cost.layers_frac) == (1, 1, 0)
+    assert cost.seconds == pytest.approx(0, abs=0.05)  # no pack is timed
+
+
+def test_times_are_spoken_in_seconds_minutes_and_hours():
+    cost = cost_of(llama(), sequences(), Grid.of(EditGrid(site="z", layers=1), controls=0), [loss()], mode="exact")
+    for seconds, text in ((0.01, "1 s"), (89.0, "89 s"), (600.0, "10 min"), (9000.0, "2.5 h")):
+        assert re.search(rf"time\W+{re.escape(text)}", shown(estimate(replace(cost, seconds=seconds))))
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda out: swept(out, what=None), "needs a grid, or cells, and tokens"),
+        (lambda out: swept(out, tokens=None), "needs a grid, or cells, and tokens"),
+        (lambda out: sweep(SweepConfig(grid=GRID), GRID, out=out), "has its own: leave one out"),
+        (lambda out: sweep(SweepConfig(grid=GRID), mode="fast", out=out), "a mode were given; the configuration has"),
+        (lambda out: sweep(SweepConfig(grid=GRID), seed=0, out=out), "a seed were given; the configuration has its"),
+        (lambda out: swept(out, engine="cloud"), "engine is 'cloud'; need one of local, ray"),
+        (lambda out: swept(out, what=[]), "there are no cells"),
+        (lambda out: swept(out, what=[cell_of(zero("z"), name="a")] * 2), "two of one name"),
+        (lambda out: swept(out, what=Grid.of(EditGrid(site="z", layers=7))), "7 does not exist; need 0 to 2"),
+        (lambda out: swept(out, metrics=[loss(), loss()]), "two metrics have one name"),
+        (lambda out: swept(out, metrics=[MetricSpec(name="mass")]), "there is no metric 'mass'"),
+        (lambda out: dry_run(llama(), GRID), "needs a grid, or cells, and tokens"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_is_written(tmp_path, call, text):
+    with pytest.raises(InputError, match=text):
+        call(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,99 @@
+"""Cells side by side: the threads, the copies of the model, what fails in one of them."""
+
+import time
+from threading import Lock
+
+import pytest
+import torch
+
+from sink_lens.edits.constructors import edit, scale
+from sink_lens.edits.metrics import sink_mass
+from sink_lens.sweeps import runner
+from sink_lens.sweeps import threads as lanes
+from sink_lens.sweeps.grid import cell_of
+from sink_lens.sweeps.passes import Passes
+from sink_lens.sweeps.threads import Lanes, copied
+
+
+def cells(n, *more):
+    return [*(cell_of(scale("z", 1 / (2 + one), layers=[1]), name=str(one)) for one in range(n)), *more]
+
+
+@pytest.fixture
+def two(lens_of):
+    """Two lanes of a model that has four threads."""
+    passes = Passes(lens=lens_of("llama"), needs=None, mode="exact", n_sequences=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes.torch, "get_num_threads", lambda: 4)
+        return Lanes(passes, count=2)
+
+
+def test_each_lane_has_its_share_of_the_threads(two):
+    before = torch.get_num_threads()
+    assert two.map(lambda passes, given, stop: (given, torch.get_num_threads()), ["a", "b"]) == [("a", 2), ("b", 2)]
+    assert torch.get_num_threads() == before
+
+
+def test_where_one_lane_fails_the_others_stop(two):
+    seen = []
+
+    def run(passes, given, stop):
+        if given == "bad":
+            raise KeyError("bad")
+        seen.append(stop.wait(10))
+
+    with pytest.raises(KeyError, match="bad"):
+        two.map(run, ["bad", "good"])
+    for _ in range(100):
+        if seen:
+            break
+        time.sleep(0.01)
+    assert seen == [True]
+
+
+def test_a_copy_shares_the_weights_and_no_module(lens_of):
+    lens = lens_of("llama")
+    copy = copied(lens)
+    own, theirs = dict(lens.plain.named_parameters()), dict(copy.plain.named_parameters())
+    assert own.keys() == theirs.keys()
+    assert all(theirs[name] is parameter for name, parameter in own.items())
+    assert not set(map(id, lens.plain.modules())) & set(map(id, copy.plain.modules()))
+    assert copy.plain.config is not lens.plain.config  # which kernel runs is written there
+
+
+def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_of, tokens_of, engine_of):
+    def fails(x, where):
+        raise ValueError("no such number")
+
+    bad = cell_of(edit("z", fails, layers=[1]), name="bad")
+    made = engine_of(lens_of("llama"), tokens_of((6, 6)), cells(5, bad), [sink_mass(0)], pack=2, lanes=2)
+    seen = []
+    frame = made.run(made.blocks[0], advance=seen.append)
+    assert sum(seen) == 6
+    assert frame.loc[frame["cell"] == 5, "error"].tolist() == ["ValueError: no such number"]
+    rest = frame[frame["cell"] != 5]
+    assert rest["error"].isna().all()
+    assert rest["cell"].tolist() == [cell for cell in range(5) for _ in range(2)]
+
+
+def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, tokens_of, engine_of, monkeypatch):
+    def off(lens):
+        found = copied(lens)
+        layer = found.plain.model.layers[0].self_attn
+        layer.scaling = layer.scaling * 1.001
+        return found
+
+    monkeypatch.setattr(lanes, "copied", off)
+    lens, tokens = lens_of("llama"), tokens_of((6, 6))
+    made = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2)
+    assert made.pack_deviation() > 0
+    found, deviation = runner.checked(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan)
+    assert (found.lanes, found.pack, deviation) == (1, 2, 0.0)
+
+
+def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(lens_of, tokens_of, engine_of, monkeypatch):
+    lens, tokens = lens_of("llama"), tokens_of((6, 6))
+    plan = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2).plan
+    assert runner.checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 2
+    monkeypatch.setattr(lens.plain.model.layers[0], "guard", Lock(), raising=False)
+    assert runner.checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 1

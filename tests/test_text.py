@@ -1,0 +1,35 @@
+"""Sets of indices as people write them."""
+
+import re
+
+import pytest
+
+from sink_lens.errors import InputError
+from sink_lens.text import ranges, span
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([11, 1, 2, 2], "1-2,11"), ([4, 0, 2], "0,2,4")],
+)
+def test_span(indices, text):
+    assert span(indices) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [("3", [3]), ("0-3,7", [0, 1, 2, 3, 7]), ("7, 0-1", [7, 0, 1]), ("2-2", [2]), ("1,1", [1, 1])],
+)
+def test_ranges(text, indices):
+    assert ranges(text, name="layers") == indices
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-", "-3", "3-1", "1,,2", "1.5", "0-2-4", "\N{SUPERSCRIPT TWO}"])
+def test_what_is_no_range_is_refused(text):
+    with pytest.raises(InputError, match=re.escape(f"layers is {text!r}; need all, or numbers and ranges such as")):
+        ranges(text, name="layers", also="all, or ")
+
+
+@pytest.mark.parametrize("indices", [[0], [1, 2, 3], [0, 2, 4, 5]])
+def test_what_span_writes_ranges_reads(indices):
+    assert ranges(span(indices), name="layers") == indices
