@@ -1,5 +1,7 @@
 """What can go wrong, by kind. Every message says what was found, what was needed and what to do."""
 
+from pathlib import Path
+
 
 class SinkLensError(Exception):
     """Base of every error that sink_lens raises on purpose; the command line turns it into exit code 2."""
@@ -23,3 +25,15 @@ class KernelError(SinkLensError):
 
 class RunError(SinkLensError):
     """A run folder that is in use, damaged, finished already, or of other inputs."""
+
+
+class UndrawnError(RunError):
+    """A run that is finished and answers the very question that is asked again, without its page.
+
+    A command that meets it draws the page and ends with 0.
+    """
+
+    def __init__(self, message: str, *, folder: Path) -> None:
+        super().__init__(message)
+        self.folder = folder
+        """The run that only needs its page."""

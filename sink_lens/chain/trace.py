@@ -20,12 +20,12 @@ from ..capture.attention import choose_kernel
 from ..capture.forward import check_tokens
 from ..capture.record import capture
 from ..data.tokens import TokenBatch, decode_tokens
-from ..errors import InputError
+from ..errors import InputError, UndrawnError
 from ..interventions.amplification import CentringMeans
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import random_twin
-from ..records import RunWriter, create_run
+from ..records import PAGE_FILE, RunWriter, create_run, read_run
 from ..report import notebook
 from ..report.page import render
 from . import summary, tables
@@ -33,7 +33,7 @@ from .bench import cannot_cut, check_interior
 from .causes import TABLES, cause_tables
 from .config import TraceConfig
 from .estimate import estimate
-from .find import Finding
+from .find import Finding, finding_from
 from .inputs import other_arm, provenance
 from .links import gather, link_table, link_values
 from .neurons import column_table, criteria_agreement, neuron_table, selectivity_table, super_neurons
@@ -63,9 +63,10 @@ FILES = (
     "summary",
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
-again; with the twin also ``twin_heads`` and ``twin_links``, with the cuts also those of ``causes.TABLES``."""
+again, and ``finding.json``; with the twin also ``twin_heads`` and ``twin_links``, with the cuts also those of ``causes.TABLES``."""
 
 _DRAWN_POSITIONS = 64
+_FINDING_FILE = "finding.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class Trace:
     @property
     def report(self) -> Path:
         """The report: one self-contained HTML file."""
-        return self.folder / "report.html"
+        return self.folder / PAGE_FILE
 
     def _repr_html_(self) -> str:
         return notebook.trace(self.folder, links=self.links)
@@ -118,7 +119,8 @@ def trace(
         config: what to ask of a ``LensModel``; of the configuration's model, device and type only the record is kept.
         tokens: sequences to use instead of those that the configuration describes; no other BOS arm is read then.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
-            what is finished of the other arm and the twin is not measured again.
+            what is finished of the other arm and the twin is not measured again. Of one that is finished and lacks
+            its page, the page is drawn.
         overwrite: replace the run that the folder holds.
         progress: show bars.
 
@@ -137,18 +139,33 @@ def trace(
     if why_not is not None:
         warnings.warn(f"nothing is cut: {why_not}; links are judged by what is measured alone", stacklevel=2)
     folder = Path(out) if out is not None else default_folder(lens.name)
-    with create_run(
-        folder,
-        kind="trace",
-        config=dataclasses.asdict(config),
-        provenance=provenance(lens, batch, config=config, kernel=kernel),
-        expects=FILES + (("twin_heads", "twin_links") if config.twin else ()) + (tuple(TABLES) if config.cuts else ()),
-        overwrite=overwrite,
-    ) as writer:
-        (folder / "report.html").unlink(missing_ok=True)  # of the run before
+    try:
+        writer = create_run(
+            folder,
+            kind="trace",
+            config=dataclasses.asdict(config),
+            provenance=provenance(lens, batch, config=config, kernel=kernel),
+            expects=FILES
+            + (("twin_heads", "twin_links") if config.twin else ())
+            + (tuple(TABLES) if config.cuts else ()),
+            overwrite=overwrite,
+        )
+    except UndrawnError:
+        if not (folder / _FINDING_FILE).exists():  # of an earlier version
+            raise
+        return _drawn(folder, config=config)
+    with writer:
         frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other)
+        writer.write_text(_FINDING_FILE, panel.finding.as_json())
     render(folder)
     return Trace(folder=folder, config=config, finding=panel.finding, frames=frames)
+
+
+def _drawn(folder: Path, *, config: TraceConfig) -> Trace:
+    """The trace in a folder that has everything but its page, which is drawn."""
+    render(folder)
+    finding = finding_from((folder / _FINDING_FILE).read_text("utf-8"))
+    return Trace(folder=folder, config=config, finding=finding, frames=dict(read_run(folder).tables))
 
 
 def _config_of(model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None) -> TraceConfig:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from ..errors import SinkLensError
+from ..errors import SinkLensError, UndrawnError
 from ..ranges import ranges
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ class Commands(TyperGroup):
         debug = bool(ctx.params.get("debug"))
         with _heard(debug=debug):
             try:
-                return super().invoke(ctx)
+                try:
+                    return super().invoke(ctx)
+                except UndrawnError as error:  # all but the page was done before
+                    reported(error.folder, quiet=True)
+                    typer.echo(f"{error.folder} was finished and had no page; it is drawn")
             except KeyboardInterrupt:
                 say("interrupted", "nothing was written")
                 raise typer.Exit(INTERRUPTED) from None
@@ -106,13 +110,21 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(stderr=stderr, highlight=False, markup=False)
 
 
-def reported(folder: Path, *, quiet: bool = False) -> None:
-    """Render a run's page, and say where it is."""
+def reported(folder: Path, *, quiet: bool = False) -> Path:
+    """Render a run's page, and say where it is.
+
+    Ctrl-C meanwhile loses nothing but the page, and says how it is drawn.
+    """
     from ..report.page import render
 
-    path = render(folder)
+    try:
+        path = render(folder)
+    except KeyboardInterrupt:
+        say("interrupted", f"the run in {folder} is finished; sink-lens report {folder} draws its page")
+        raise typer.Exit(INTERRUPTED) from None
     if not quiet:
         typer.echo(f"report: {path}")
+    return path
 
 
 def _disk_full(error: OSError) -> str:

@@ -19,7 +19,7 @@ import safetensors.numpy
 import torch
 from tqdm.auto import tqdm
 
-from ..errors import SinkLensError
+from ..errors import SinkLensError, UndrawnError
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..records import RunWriter, create_run, read_run, versions
@@ -140,7 +140,10 @@ def survey(
         "versions": versions(),
     }
     expects = ["models", *tables, "arms"]
-    writer = create_run(out, kind=kind, config=config, provenance=provenance, expects=expects, overwrite=overwrite)
+    try:
+        writer = create_run(out, kind=kind, config=config, provenance=provenance, expects=expects, overwrite=overwrite)
+    except UndrawnError as error:
+        return _drawn(error.folder)
     with writer:
         done = _Done(writer, tables=tables)
         failed: SinkLensError | None = None
@@ -163,7 +166,11 @@ def survey(
             raise failed
         for name, frame in finish(done.whole, done.tensors).items():
             writer.write_csv(name, frame)
-    return Survey(folder=writer.folder, tables=read_run(writer.folder).tables, report=render(writer.folder))
+    return _drawn(writer.folder)
+
+
+def _drawn(folder: Path) -> Survey:
+    return Survey(folder=folder, tables=read_run(folder).tables, report=render(folder))
 
 
 class _Done:

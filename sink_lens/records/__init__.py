@@ -7,12 +7,13 @@ files in place. Nothing here loads torch.
 """
 
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, compare_runs, versions
-from sink_lens.records.reading import RUN_FILE, Run, Tables, read_run
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run
 from sink_lens.records.writing import RunWriter, add_to_run, create_run
 
 __all__ = [
     "CIRCUMSTANCE",
     "IDENTITY",
+    "PAGE_FILE",
     "RUN_FILE",
     "Run",
     "RunWriter",

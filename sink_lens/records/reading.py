@@ -18,6 +18,8 @@ import safetensors.numpy
 from sink_lens.errors import RunError
 
 RUN_FILE = "run.json"
+PAGE_FILE = "report.html"
+"""The page of a run: drawn from the rest, and never listed in run.json."""
 _FIELDS = {"kind", "status", "started", "ended", "error", "config", "provenance", "expects", "files"}
 
 

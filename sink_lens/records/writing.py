@@ -17,9 +17,9 @@ import pandas as pd
 import safetensors.numpy
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import RunError
+from sink_lens.errors import RunError, UndrawnError
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, strict
-from sink_lens.records.reading import RUN_FILE, read_record, whole
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, read_record, whole
 
 _LOCK_FILE = ".lock"
 _PART = ".part"
@@ -91,10 +91,12 @@ class RunWriter:
         if (self.folder / RUN_FILE).exists():
             earlier = read_record(self.folder)
             if overwrite:
-                for file in [RUN_FILE, *earlier["files"]]:
+                for file in [RUN_FILE, PAGE_FILE, *earlier["files"]]:
                     (self.folder / file).unlink(missing_ok=True)
             else:
                 _refuse_other(self.folder, earlier=earlier, record=self._record, reopen=reopen)
+                if earlier["status"] != "finished":
+                    (self.folder / PAGE_FILE).unlink(missing_ok=True)  # of what is not finished
                 self._record["started"] = earlier["started"]
                 self._record["files"] = {
                     file: entry for file, entry in earlier["files"].items() if whole(self.folder / file, entry)
@@ -185,6 +187,7 @@ def create_run(
         reopen: Go on with an equal run that is finished too, for what can be added to.
 
     Raises:
+        UndrawnError: It holds this very run, finished and without its page.
         RunError: The folder is in use; it holds a finished run, files that are no run, or an unfinished run
             of another kind, configuration, inputs or software; or it cannot be written.
     """
@@ -273,16 +276,19 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
-    if earlier["status"] == "finished" and not reopen:
-        raise RunError(
-            f"{folder} holds a {earlier['kind']} run that finished at {earlier['ended']}; need another "
-            "folder, or overwrite=True (--overwrite) to replace it."
-        )
+    undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
+    draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (
         {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
         for of in (earlier, record)
     )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    if earlier["status"] == "finished" and not reopen:
+        text = (
+            f"{folder} holds a {earlier['kind']} run that finished at {earlier['ended']}; need another "
+            f"folder, or overwrite=True (--overwrite) to replace it.{draw}"
+        )
+        raise UndrawnError(text, folder=folder) if undrawn and not others else RunError(text)
     if others:
         listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
         raise RunError(
