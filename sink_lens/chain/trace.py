@@ -63,7 +63,8 @@ FILES = (
     "summary",
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
-again, and ``finding.json``; with the twin also ``twin_heads`` and ``twin_links``, with the cuts also those of ``causes.TABLES``."""
+again, and ``finding.json``; with the twin also ``twin_heads`` and ``twin_links``, with the cuts also those of
+``causes.TABLES``."""
 
 _DRAWN_POSITIONS = 64
 _FINDING_FILE = "finding.json"
