@@ -20,10 +20,10 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..capture.forward import evaluating
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..measures.reductions import widen
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..report import notebook
 from .subjects import CHUNK, Draws

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..measures.attention import sink_mass
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
 from ..report import notebook
@@ -271,7 +272,8 @@ def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     for key in sweep.outcome.tensors:
         reads.append((name(*key), partial(keep, key=key)))
     stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
-    out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
+    with evaluating(lens.bridge):
+        out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
     return Outcome(
         keys=metric.keys,
         layers=layers,

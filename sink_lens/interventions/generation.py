@@ -17,6 +17,7 @@ from torch import Tensor
 from ..capture.forward import check_tokens
 from ..data.tokens import TokenBatch, from_prompts, from_tensor
 from ..errors import InputError
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..report import notebook
 from .applied import Applied, check_edits
@@ -159,7 +160,7 @@ def _last_logits(
     hooks: Any = applied.hooks(
         sequences=slice(0, 1), valid=torch.ones(1, n, dtype=torch.bool), layers=range(lens.n_layers)
     )
-    with torch.no_grad():
+    with evaluating(lens.bridge), torch.no_grad():
         out = lens.bridge.run_with_hooks(tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
     record.changed |= {numbers[number] for number in applied.changed}
     record.reached |= {numbers[number] for number in applied.reached}

@@ -19,6 +19,7 @@ from ..capture.forward import check_tokens
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError, SiteError
 from ..measures.attention import sink_mass
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook, site_of
 from ..report import notebook
@@ -316,6 +317,7 @@ def bridge_pass(
             stack.enter_context(skipped_prefix(lens, first))
             options["start_at_layer"] = first
             inputs = stream
+        stack.enter_context(evaluating(lens.bridge))
         stack.enter_context(torch.no_grad())
         out: Tensor = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **options)
     return out
