@@ -60,8 +60,9 @@ class Survey:
 class Partial:
     """The sums of the model that is being measured, kept beside the run so that a stop does not lose them."""
 
-    def __init__(self, folder: Path, *, model: str) -> None:
+    def __init__(self, folder: Path, *, model: str, begin: Callable[[], None]) -> None:
         self._path, self._model, self._kept = folder / _PARTIAL, model, time.monotonic()
+        self._begin = begin
 
     def load(self) -> dict[str, np.ndarray] | None:
         """What was kept of this model, if anything."""
@@ -76,6 +77,7 @@ class Partial:
         """Keep the sums, unless they were kept a moment ago."""
         if time.monotonic() - self._kept < _EVERY:
             return
+        self._begin()
         part = self._path.with_name(f"{_PARTIAL}.part")
         part.write_bytes(safetensors.numpy.save(state, metadata={"model": self._model}))
         part.replace(self._path)
@@ -150,7 +152,7 @@ def survey(
         for one in tqdm(found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False):
             if one.name in done.names:
                 continue
-            partial, begun = Partial(writer.folder, model=one.name), time.perf_counter()
+            partial, begun = Partial(writer.folder, model=one.name, begin=done.begin), time.perf_counter()
             try:
                 lens = one.open(device=device, dtype=dtype)
                 given = measure(lens, partial)
@@ -189,6 +191,9 @@ class _Done:
         self.tensors: dict[str, np.ndarray] = {}
         if writer.has("directions"):
             self.tensors = read_run(writer.folder).tensors("directions")
+
+    def begin(self) -> None:
+        """Write that the survey has begun, so that it can be continued."""
         self._write("models")
 
     def add(
@@ -214,7 +219,8 @@ class _Done:
                 self._writer.write_tensors("directions", self.tensors)
             self.names.add(one.name)
         self.frames["models"].append(pd.DataFrame([row], columns=list(_COLUMNS)))
-        self._write("models")
+        if self.names:  # where no model can be measured, nothing is written
+            self._write("models")
 
     @property
     def whole(self) -> dict[str, pd.DataFrame]:

@@ -5,7 +5,7 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pandas as pd
 import safetensors
 import safetensors.numpy
 
-from sink_lens.errors import RunError
+from sink_lens.errors import InputError, RunError
 
 RUN_FILE = "run.json"
 PAGE_FILE = "report.html"
@@ -147,6 +147,29 @@ def read_record(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         raise damaged(path, error) from error
     return record
+
+
+def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
+    """Refuse to write over a file that belongs to a run.
+
+    Args:
+        path: Where something is to be written.
+        replaceable: Suffixes of what may be replaced in the folder of a run, unless run.json lists it.
+
+    Raises:
+        InputError: The file is one that run.json lists or run.json itself, or it is there and of another suffix.
+    """
+    target = path.resolve()
+    for folder in target.parents:
+        if not (folder / RUN_FILE).is_file():
+            continue
+        try:
+            own = {RUN_FILE, *read_record(folder)["files"]}
+        except RunError:  # it is damaged: what it lists is not known
+            own = {RUN_FILE}
+        name = str(target.relative_to(folder))
+        if name in own or (target.is_file() and target.suffix.lower() not in replaceable):
+            raise InputError(f"{path} belongs to the run in {folder}; need a file of its own. Choose another name.")
 
 
 def whole(path: Path, entry: Mapping[str, Any]) -> bool:

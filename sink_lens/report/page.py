@@ -17,7 +17,7 @@ import jinja2
 import matplotlib as mpl
 
 from sink_lens.errors import RunError
-from sink_lens.records import PAGE_FILE, read_run
+from sink_lens.records import PAGE_FILE, check_not_of_run, read_run
 from sink_lens.report import frame, views, words
 from sink_lens.report.captions import drawn_tokens
 from sink_lens.report.content import Content, content, told
@@ -38,9 +38,10 @@ def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out:
     Raises:
         RunError: A folder has no run, its run.json is damaged, the runs are not comparable, or the page cannot be
             written.
-        InputError: Too many runs.
+        InputError: Too many runs, or the page would be written over a file that belongs to a run.
     """
     path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
+    check_not_of_run(path, replaceable=(".html", ".htm"))
     text, part = html(folder, *others), path.with_name(f"{path.name}.part")
     try:
         try:
