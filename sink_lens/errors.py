@@ -1,6 +1,10 @@
 """What can go wrong, by kind. Every message says what was found, what was needed and what to do."""
 
+import os
 from pathlib import Path
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 4000
+"""Bytes that file systems take."""
 
 
 class SinkLensError(Exception):
@@ -37,3 +41,18 @@ class UndrawnError(RunError):
         super().__init__(message)
         self.folder = folder
         """The run that only needs its page."""
+
+
+def check_name(path: str | os.PathLike[str], *, what: str) -> None:
+    """Refuse what is too long to name a file.
+
+    Raises:
+        InputError: how long it is.
+    """
+    text = os.fspath(path)
+    longest = max((len(part.encode()) for part in Path(text).parts), default=0)
+    if longest > _LONGEST_NAME or len(text.encode()) > _LONGEST_PATH:
+        raise InputError(
+            f"{what} is too long ({text[:40]}..., {len(text):,} characters); need at most {_LONGEST_NAME} bytes in a "
+            "name. Give a shorter one"
+        )

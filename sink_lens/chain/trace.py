@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import torch
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import PreTrainedModel
 
 from ..capture.attention import choose_kernel
 from ..capture.forward import check_tokens
@@ -24,7 +26,7 @@ from ..errors import InputError, UndrawnError
 from ..interventions.amplification import CentringMeans
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
-from ..models.load import random_twin
+from ..models.load import ModelLike, as_lens, random_twin
 from ..records import PAGE_FILE, RunWriter, create_run, read_run
 from ..report import notebook
 from ..report.page import render
@@ -105,7 +107,7 @@ class Trace:
 
 
 def trace(
-    model: TraceConfig | LensModel | str | Path,
+    model: TraceConfig | ModelLike,
     *,
     config: TraceConfig | None = None,
     tokens: TokenBatch | None = None,
@@ -116,8 +118,8 @@ def trace(
     """Trace the chain on a model and write a run folder.
 
     Args:
-        model: a ``LensModel``, or what ``load`` takes as a name, or a configuration, which names its model.
-        config: what to ask of a ``LensModel``; of the configuration's model, device and type only the record is kept.
+        model: what ``load`` takes, a ``LensModel``, or a configuration, which names its model.
+        config: what to ask of a model in memory; of the configuration's model, device and type only the record is kept.
         tokens: sequences to use instead of those that the configuration describes; no other BOS arm is read then.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
             what is finished of the other arm and the twin is not measured again. Of one that is finished and lacks
@@ -128,6 +130,8 @@ def trace(
     Raises:
         ModelError, InputError, KernelError, RunError: before anything is written, what was found and needed.
     """
+    if isinstance(model, (PreTrainedModel, TransformerBridge)):
+        model = as_lens(model)
     config = _config_of(model, given=config)
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)

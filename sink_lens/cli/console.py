@@ -24,6 +24,8 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 """Exit code of Ctrl-C: 128 + SIGINT, as shells have it."""
 
+_EXPECTED = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
+"""Errors of the file system that the user can put right."""
 _PACKAGE = Path(__file__).parent.parent
 PACKAGE = __name__.split(".")[0]
 """Name of the logger that commands hear."""
@@ -46,7 +48,7 @@ class Commands(TyperGroup):
                 say("interrupted", "nothing was written")
                 raise typer.Exit(INTERRUPTED) from None
             except (SinkLensError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if isinstance(error, OSError) and error.errno not in _EXPECTED:
                     raise
                 if debug:
                     traceback.print_exception(error)
@@ -128,6 +130,8 @@ def reported(folder: Path, *, quiet: bool = False) -> Path:
 
 
 def _disk_full(error: OSError) -> str:
+    if error.errno == errno.ENAMETOOLONG:
+        return f"a name is too long ({str(error.filename)[:40]}...); need at most 255 bytes. Give a shorter one"
     where = f" at {error.filename}" if error.filename else ""
     return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..measures.attention import sink_mass
 from ..models.evaluating import evaluating
-from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook
 from ..report import notebook
 from ..report.heatmap import patch_map
@@ -130,7 +130,7 @@ class AttributionResult:
 
 
 def attribution_patch(
-    lens: LensModel,
+    lens: ModelLike,
     clean: Sequences,
     corrupted: Sequences,
     *,
@@ -153,6 +153,7 @@ def attribution_patch(
         InputError: as ``patch``; or the metric has no gradient, as one of ranks, counts or detached tensors.
         SiteError: as ``patch``.
     """
+    lens = as_lens(lens)
     sweep, grid, pair = swept(
         lens,
         clean,

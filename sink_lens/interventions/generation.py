@@ -19,6 +19,7 @@ from ..data.tokens import TokenBatch, from_prompts, from_tensor
 from ..errors import InputError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..report import notebook
 from .applied import Applied, check_edits
 from .edits import Edit
@@ -54,7 +55,7 @@ class Generated:
 
 
 def generate(
-    lens: LensModel,
+    lens: ModelLike,
     prompt: str | Sequence[int] | Tensor,
     edits: Sequence[Edit] | Edit = (),
     *,
@@ -80,6 +81,7 @@ def generate(
         InputError: prompt and new tokens are longer than the context; no generator; edits that have no place.
         SiteError: edits of a site that the family lacks, or that have no effect on this bridge.
     """
+    lens = as_lens(lens)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     start = _prompt(lens, prompt, bos=bos)
     total = start.n_positions + max_new_tokens

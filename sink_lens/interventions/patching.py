@@ -27,6 +27,7 @@ from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..report import notebook
 from ..report.heatmap import patch_map
@@ -86,7 +87,7 @@ class PatchResult:
 
 
 def patch(
-    lens: LensModel,
+    lens: ModelLike,
     clean: Sequences,
     corrupted: Sequences,
     *,
@@ -129,6 +130,7 @@ def patch(
         InputError: sequences of different lengths; a sweep, choice or metric that is not possible.
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
     """
+    lens = as_lens(lens)
     sweep, grid, pair = swept(
         lens,
         clean,

@@ -33,6 +33,7 @@ from tqdm.auto import tqdm
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..report import notebook
 from .applied import check_edits
@@ -98,7 +99,7 @@ class PathResult:
 
 
 def path_patch(
-    lens: LensModel,
+    lens: ModelLike,
     clean: Sequences,
     corrupted: Sequences,
     *,
@@ -131,6 +132,7 @@ def path_patch(
         InputError: as ``patch``; a receiver that is computed before a sender.
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
     """
+    lens = as_lens(lens)
     if freeze not in ("all", "attention"):
         raise InputError(f"freeze is {freeze!r}; need 'all' or 'attention'")
     pair = paired(lens, clean, corrupted, bos=bos)

@@ -21,6 +21,7 @@ from ..errors import InputError, SiteError
 from ..measures.attention import sink_mass
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_of
 from ..report import notebook
 from .applied import Applied, check_edits
@@ -96,7 +97,7 @@ class Start:
 
 
 def run_with(
-    lens: LensModel,
+    lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     edits: Sequence[Edit] | Edit = (),
     *,
@@ -132,6 +133,7 @@ def run_with(
             run begins; a stream of another shape than the tokens.
         EditError: an edit gave something that is not finite, or the run under the edits did.
     """
+    lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     check_tokens(lens, batch)

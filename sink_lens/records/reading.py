@@ -15,7 +15,7 @@ import pandas as pd
 import safetensors
 import safetensors.numpy
 
-from sink_lens.errors import InputError, RunError
+from sink_lens.errors import InputError, RunError, check_name
 
 RUN_FILE = "run.json"
 PAGE_FILE = "report.html"
@@ -134,6 +134,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 def read_record(folder: Path) -> dict[str, Any]:
     """What run.json holds, with every field that it must have."""
     path = folder / RUN_FILE
+    check_name(path, what="the folder of a run")
     if not path.is_file():
         raise RunError(f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to.")
     try:

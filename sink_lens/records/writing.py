@@ -17,7 +17,7 @@ import pandas as pd
 import safetensors.numpy
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import RunError, SinkLensError, UndrawnError
+from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_name
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, strict
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, read_record, whole
 
@@ -219,6 +219,7 @@ def create_run(
             of another kind, configuration, inputs or software; or it cannot be written.
     """
     folder = Path(folder)
+    check_name(folder, what="the folder of the run")
     record = {
         "kind": kind,
         "status": "running",
