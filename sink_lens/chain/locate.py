@@ -3,8 +3,9 @@
 Nothing is typed in: coordinates do not transfer between models, not even between seeds of one.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -65,6 +66,21 @@ class Finding:
     def entering(self, layer: int) -> tuple[int, ...]:
         """Outlier dimensions of the stream that a layer reads."""
         return self.outliers.get(layer - 1, ())
+
+    def as_json(self) -> str:
+        """The finding as text, which ``finding_from`` reads."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def finding_from(text: str) -> Finding:
+    """A finding from what ``Finding.as_json`` wrote."""
+    found = json.loads(text)
+    return Finding(
+        positions=tuple(found["positions"]),
+        sink_found=found["sink_found"],
+        steps=tuple(GrowthStep(**step) for step in found["steps"]),
+        outliers={int(layer): tuple(dimensions) for layer, dimensions in found["outliers"].items()},
+    )
 
 
 def sink_positions(rate: Float[Tensor, " key"], *, min_rate: float, most: int = 4) -> tuple[int, ...]:

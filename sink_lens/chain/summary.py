@@ -121,8 +121,12 @@ def _headline(
         f"  sink rate at {config.threshold:g}: {float(rate['value']):.1%} of layers and heads"
         f" ({float(rate['ci_low']):.1%} to {float(rate['ci_high']):.1%})\n"
     )
-    dimensions = values.loc["outlier_dimensions", "value"] or "none"
-    text.append(f"  outlier dimensions: {dimensions}; growth steps: {values.loc['growth_steps', 'value'] or 'none'}")
+    # An empty text is nan once it was written to a file and read again.
+    dimensions, steps = (
+        "none" if pd.isna(value) or value == "" else value
+        for value in values.loc[["outlier_dimensions", "growth_steps"], "value"]
+    )
+    text.append(f"  outlier dimensions: {dimensions}; growth steps: {steps}")
     if "slow_growth" in values.index:
         text.append(
             f"; slow growth: {float(values.loc['slow_growth', 'value']):.1f} times {values.loc['slow_growth', 'note']}"

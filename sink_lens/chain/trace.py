@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import torch
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import PreTrainedModel
 
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.record import capture
 from ..data.tokens import TokenBatch, decode_tokens
 from ..edits.amplification import CentringMeans
-from ..errors import InputError
+from ..errors import InputError, UndrawnError
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
-from ..models.load import random_twin
-from ..records import RunWriter, create_run, display
+from ..models.load import ModelLike, as_lens, random_twin
+from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
 from . import summary, tables
 from .bench import cannot_cut, check_interior
 from .causes import TABLES, cause_tables
@@ -33,7 +35,7 @@ from .config import TraceConfig
 from .estimate import estimate
 from .inputs import other_arm, provenance
 from .links import gather, link_table, link_values
-from .locate import Finding
+from .locate import Finding, finding_from
 from .neurons import column_table, criteria_agreement, neuron_table, selectivity_table, super_neurons
 from .panel import ARM_READINGS, Panel, aimed, measure, scout, shortened
 
@@ -61,9 +63,11 @@ FILES = (
     "summary",
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
-again; with the twin also ``twin_heads`` and ``twin_links``, with the cuts also those of ``causes.TABLES``."""
+again, and ``finding.json``; with the twin also ``twin_heads`` and ``twin_links``, with the cuts also those of
+``causes.TABLES``."""
 
 _DRAWN_POSITIONS = 64
+_FINDING_FILE = "finding.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class Trace:
     @property
     def report(self) -> Path:
         """The report: one self-contained HTML file."""
-        return self.folder / "report.html"
+        return self.folder / PAGE_FILE
 
     def _repr_html_(self) -> str:
         return display.trace(self.folder, links=self.links)
@@ -101,7 +105,7 @@ class Trace:
 
 
 def trace(
-    model: TraceConfig | LensModel | str | Path,
+    model: TraceConfig | ModelLike,
     *,
     config: TraceConfig | None = None,
     tokens: TokenBatch | None = None,
@@ -112,17 +116,20 @@ def trace(
     """Trace the chain on a model and write a run folder.
 
     Args:
-        model: a ``LensModel``, or what ``load`` takes as a name, or a configuration, which names its model.
-        config: what to ask of a ``LensModel``; of the configuration's model, device and type only the record is kept.
+        model: what ``load`` takes, a ``LensModel``, or a configuration, which names its model.
+        config: what to ask of a model in memory; of the configuration's model, device and type only the record is kept.
         tokens: sequences to use instead of those that the configuration describes; no other BOS arm is read then.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
-            what is finished of the other arm and the twin is not measured again.
+            what is finished of the other arm and the twin is not measured again. Of one that is finished and lacks
+            its page, the page is drawn.
         overwrite: replace the run that the folder holds.
         progress: show bars.
 
     Raises:
         ModelError, InputError, KernelError, RunError: before anything is written, what was found and needed.
     """
+    if isinstance(model, (PreTrainedModel, TransformerBridge)):
+        model = as_lens(model)
     config = _config_of(model, given=config)
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
@@ -135,18 +142,33 @@ def trace(
     if why_not is not None:
         warnings.warn(f"nothing is cut: {why_not}; links are judged by what is measured alone", stacklevel=2)
     folder = Path(out) if out is not None else default_folder(lens.name)
-    with create_run(
-        folder,
-        kind="trace",
-        config=dataclasses.asdict(config),
-        provenance=provenance(lens, batch, config=config, kernel=kernel),
-        expects=FILES + (("twin_heads", "twin_links") if config.twin else ()) + (tuple(TABLES) if config.cuts else ()),
-        overwrite=overwrite,
-    ) as writer:
-        (folder / "report.html").unlink(missing_ok=True)  # of the run before
+    try:
+        writer = create_run(
+            folder,
+            kind="trace",
+            config=dataclasses.asdict(config),
+            provenance=provenance(lens, batch, config=config, kernel=kernel),
+            expects=FILES
+            + (("twin_heads", "twin_links") if config.twin else ())
+            + (tuple(TABLES) if config.cuts else ()),
+            overwrite=overwrite,
+        )
+    except UndrawnError:
+        if not (folder / _FINDING_FILE).exists():  # of an earlier version
+            raise
+        return _drawn(folder, config=config)
+    with writer:
         frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other)
+        writer.write_text(_FINDING_FILE, panel.finding.as_json())
     display.page(folder)
     return Trace(folder=folder, config=config, finding=panel.finding, frames=frames)
+
+
+def _drawn(folder: Path, *, config: TraceConfig) -> Trace:
+    """The trace in a folder that has everything but its page, which is drawn."""
+    display.page(folder)
+    finding = finding_from((folder / _FINDING_FILE).read_text("utf-8"))
+    return Trace(folder=folder, config=config, finding=finding, frames=dict(read_run(folder).tables))
 
 
 def _config_of(model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None) -> TraceConfig:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import INTERRUPTED, app, console, say
+from .console import INTERRUPTED, app, console, reported, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,7 +53,6 @@ def origin(
 
     from ..identity.origin import OriginConfig, seed_to_sink
     from ..records import RUN_FILE
-    from ..report.page import render
 
     config = OriginConfig(
         sequences=sequences,
@@ -80,7 +79,7 @@ def origin(
         console().print(sentence, soft_wrap=True)
     for note in found.notes:
         say("warning", note)
-    typer.echo(str(render(folder)))
+    typer.echo(str(reported(folder, quiet=True)))
 
 
 def _cost(runs: list[Path], *, config: "OriginConfig") -> str:

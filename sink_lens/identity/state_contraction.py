@@ -26,6 +26,7 @@ from ..data.tokens import from_tensor
 from ..errors import InputError
 from ..measures.dimensions import outlier_dimensions
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..records import display
 from ..report.columns import select
 from ..training.checkpoints import chain_measures
@@ -58,7 +59,7 @@ class Contraction:
 
 
 def contraction(
-    lens: LensModel,
+    lens: ModelLike,
     *,
     sequences: int = 128,
     length: int = 64,
@@ -88,6 +89,7 @@ def contraction(
 
     Reference: arXiv 2602.05927 (the claims; definitions ours).
     """
+    lens = as_lens(lens)
     draws = Draws(sequences=sequences, length=length, seed=seed, bos=bos)
     if length < 10:
         raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")

@@ -29,7 +29,7 @@ from ..edits.outcome import Outcome
 from ..engine.forward import run_with
 from ..errors import InputError
 from ..models.inputs import default_folder, model_of, tokens_of
-from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..records import create_run, display
 from ..stats import paired_difference
 from ..text import percent, span
@@ -55,7 +55,7 @@ class Study:
 
 
 def isolate(
-    model: LensModel | TraceConfig,
+    model: ModelLike | TraceConfig,
     *,
     positions: Sequence[int] = (),
     layers: Sequence[int] | None = None,
@@ -67,7 +67,7 @@ def isolate(
     """Isolate positions by the attention mask, all at once, and see whether a sink comes there.
 
     Args:
-        model: a loaded model, or a configuration, which names one and its tokens.
+        model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
         positions: the positions, each from 1 on; a third of the length if none is given.
         layers: in which layers; None is all.
         tokens: the sequences, instead of those of the configuration.
@@ -98,7 +98,7 @@ def isolate(
 
 
 def amplify(
-    model: LensModel | TraceConfig,
+    model: ModelLike | TraceConfig,
     *,
     position: int | None = None,
     layers: Sequence[int] | None = None,
@@ -112,7 +112,7 @@ def amplify(
     """Amplify the variance of a position's aggregated values, by factor and centre, and see whether a sink comes there.
 
     Args:
-        model: a loaded model, or a configuration, which names one and its tokens.
+        model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
         position: the position; a third of the length if None.
         layers: in which layers; from layer 0 to the end of the first growth step if None.
         factors: under 1 attenuates.
@@ -163,7 +163,7 @@ def amplify(
 
 
 def ablate(
-    model: LensModel | TraceConfig,
+    model: ModelLike | TraceConfig,
     *,
     tokens: TokenBatch | None = None,
     out: str | Path | None = None,
@@ -187,13 +187,14 @@ def ablate(
 
 
 def _prepared(
-    model: LensModel | TraceConfig, *, tokens: TokenBatch | None, position: int | None
+    model: ModelLike | TraceConfig, *, tokens: TokenBatch | None, position: int | None
 ) -> tuple[Bench, TraceConfig]:
     """The bench of a study: model, sequences, where the sink is, the clean run."""
     if isinstance(model, TraceConfig):
         config, lens = model, model_of(model)
     else:
-        config, lens = TraceConfig(model=model.name), model
+        lens = as_lens(model)
+        config = TraceConfig(model=lens.name)
     batch = tokens_of(lens, config=config, bos=config.bos) if tokens is None else tokens
     check_tokens(lens, batch)
     why_not = cannot_cut(lens, batch)

@@ -18,7 +18,6 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..activations.forward import evaluating
 from ..activations.record import Streamed
 from ..chain.config import TraceConfig
 from ..chain.locate import Finding, GrowthStep
@@ -28,6 +27,7 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError, RunError, SinkLensError
 from ..measures.dimensions import dominance_ratio
 from ..measures.table import MEASURES
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept

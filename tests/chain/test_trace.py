@@ -62,9 +62,14 @@ CHAIN = ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink")
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The report is not drawn, which takes seconds; the folders for which it would be."""
+    """The report is an empty file, since drawing takes seconds; the folders for which it is drawn."""
     folders = []
-    monkeypatch.setattr(tracing, "render", folders.append)
+
+    def render(folder):
+        folders.append(folder)
+        (folder / "report.html").touch()
+
+    monkeypatch.setattr(tracing, "render", render)
     return folders
 
 
@@ -155,9 +160,13 @@ def test_every_family_is_traced_to_the_end(family, tmp_path, drawn):
 def test_the_folder_has_exactly_the_named_files(tmp_path):
     run(speaking("llama"), tmp_path / "run")  # with its report
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    others = {"run.json", "summary.csv", "report.html", "patterns.safetensors"}
+    others = {"run.json", "finding.json", "summary.csv", "report.html", "patterns.safetensors"}
     assert names == {f"{name}.parquet" for name in TABLES} | others
-    assert set(FILES) | {"twin_heads", "twin_links"} == {Path(name).stem for name in names} - {"run", "report"}
+    assert set(FILES) | {"twin_heads", "twin_links"} == {Path(name).stem for name in names} - {
+        "run",
+        "report",
+        "finding",
+    }
     report = (tmp_path / "run" / "report.html").read_text()
     assert "key_sink" in report
     assert "default-src 'none'; script-src 'sha256-" in report
@@ -419,7 +428,7 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
     folder = cut_whole.folder
     found = check_folder(folder, twin=False)
     names = {path.stem for path in folder.iterdir()}
-    assert names == {*FILES, *CUT_TABLES, "centring_means", "run"}
+    assert names == {*FILES, *CUT_TABLES, "centring_means", "finding", "run"}
     for name, columns in CUT_TABLES.items():
         assert tuple(found.tables[name].columns) == columns
         pd.testing.assert_frame_equal(found.tables[name], cut_whole.frames[name], check_dtype=False)
