@@ -222,18 +222,19 @@ def aimed(
     progress: bool = False,
     label: str = "measuring",
     only: frozenset[str] | None = None,
+    aim: Location | None = None,
 ) -> Panel:
     """Scout and measure; measure again where the pass found that it was aimed elsewhere.
 
     The second pass reads every sink position; a third is needed only where the scout took a wrong position for
-    the strongest.
+    the strongest. ``aim`` is where to look first, instead of where the scout says.
     """
 
     def measured(at: Location, label: str) -> Panel:
         plan = at.plan(lens.n_layers)
         return measure(lens, tokens, plan=plan, config=config, own=own, progress=progress, label=label, only=only)
 
-    aim = scout(lens, tokens, config=config)
+    aim = scout(lens, tokens, config=config) if aim is None else aim
     panel = measured(aim, label)
     sinks = panel.sinks(min_rate=config.min_sink_rate)
     if not set(sinks) <= set(panel.keys):

@@ -55,6 +55,8 @@ COLUMNS = (
 
 Neuron = tuple[int, int]
 """Layer and index."""
+Ranking = Callable[..., list[Neuron]]
+"""What ``ranked`` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +92,18 @@ def ranked(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list
     return [neuron for _, neuron in sorted(shares, key=lambda one: (-one[0], one[1]))]
 
 
-def find_sets(setting: Setting, *, progress: bool = False) -> tuple[list[Found], pd.DataFrame]:
+def find_sets(
+    setting: Setting, *, most: int = MOST, rank: Ranking = ranked, progress: bool = False
+) -> tuple[list[Found], pd.DataFrame]:
     """The smallest set of every growth step, and one row for every ablation that was made; see ``COLUMNS``.
 
     Cost: for a step some 20 to 60 passes of the bridge over the setting's sequences.
+
+    Args:
+        setting: where.
+        most: the most neurons that a set is tried with.
+        rank: puts the neurons of some layers in the order in which they are added.
+        progress: show a bar.
 
     Raises:
         InputError: a mixture of experts, or a model without a growth step.
@@ -110,19 +120,21 @@ def find_sets(setting: Setting, *, progress: bool = False) -> tuple[list[Found],
     found, rows = [], []
     with tqdm(desc="ablating sets", unit="cut", disable=not progress, leave=False) as bar:
         for segment in steps:
-            one = _smallest(setting, segment, tick=bar.update)
+            one = _smallest(setting, segment, most=most, rank=rank, tick=bar.update)
             found.append(one)
-            for row in _rows(setting, one, rng=rng):
+            for row in _rows(setting, one, rank=rank, rng=rng):
                 rows.append(row)
                 bar.update()
     return found, pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _smallest(setting: Setting, segment: Segment, *, tick: Callable[[], object]) -> Found:
+def _smallest(
+    setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]
+) -> Found:
     step = segment.step
     assert step is not None  # only steps are looked at
-    order = ranked(setting, layers=step.layers, step=step)
-    places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:MOST]}
+    order = rank(setting, layers=step.layers, step=step)
+    places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:most]}
 
     def removed(neurons: Sequence[Neuron]) -> float:
         tick()
@@ -130,7 +142,7 @@ def _smallest(setting: Setting, segment: Segment, *, tick: Callable[[], object])
         return _removed(setting, run, segment)
 
     chosen: list[Neuron] = []
-    for neuron in order[:MOST]:
+    for neuron in order[:most]:
         chosen.append(neuron)
         if removed(chosen) >= REMOVED_FRAC:
             break
@@ -145,7 +157,9 @@ def _smallest(setting: Setting, segment: Segment, *, tick: Callable[[], object])
     return Found(segment=segment, neurons=tuple(chosen), removes=True, ranks=places)
 
 
-def _rows(setting: Setting, found: Found, *, rng: np.random.Generator) -> Iterator[dict[str, object]]:
+def _rows(
+    setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Generator
+) -> Iterator[dict[str, object]]:
     """The set in every way, each neuron alone, each left out, and the random sets."""
     segment, chosen = found.segment, list(found.neurons)
     step = segment.step
@@ -191,7 +205,7 @@ def _rows(setting: Setting, found: Found, *, rng: np.random.Generator) -> Iterat
     generator = setting.generator()
     for _ in range(setting.n_controls):
         yield row("random, same layers", _of_same_layers(setting, chosen, generator), loss=False, **usual)
-    for draw in _of_same_ranks(setting, found, generator):
+    for draw in _of_same_ranks(setting, found, rank, generator):
         yield row("random, same ranks outside", draw, loss=False, **usual)
 
 
@@ -262,7 +276,9 @@ def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch
     return drawn
 
 
-def _of_same_ranks(setting: Setting, found: Found, generator: torch.Generator) -> Iterator[list[Neuron]]:
+def _of_same_ranks(
+    setting: Setting, found: Found, rank: Ranking, generator: torch.Generator
+) -> Iterator[list[Neuron]]:
     """Sets of the same ranks by contribution, each neuron's in a random layer outside the growth steps."""
     step = found.segment.step
     assert step is not None
@@ -270,13 +286,13 @@ def _of_same_ranks(setting: Setting, found: Found, generator: torch.Generator) -
     if not outside:
         return
     setting.clean("neurons", layers=outside)  # all in one pass
-    order = {layer: ranked(setting, layers=[layer], step=step) for layer in outside}
+    order = {layer: rank(setting, layers=[layer], step=step) for layer in outside}
     for _ in range(setting.n_controls):
         drawn: dict[Neuron, None] = {}
         for neuron in found.neurons:
             layer = outside[int(torch.randint(len(outside), (), generator=generator))]
-            rank = found.ranks[neuron]
-            while order[layer][rank] in drawn:
-                rank += 1
-            drawn[order[layer][rank]] = None
+            place = found.ranks[neuron]
+            while order[layer][place] in drawn:
+                place += 1
+            drawn[order[layer][place]] = None
         yield list(drawn)
