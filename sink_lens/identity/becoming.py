@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..chain.config import TraceConfig
-from ..chain.locate import Finding, GrowthStep
+from ..chain.locate import Plan
+from ..chain.measure import Panel, measure
 from ..chain.neurons import output_terms
-from ..chain.panel import Panel, measure
 from ..data.tokens import TokenBatch
 from ..measures.dimensions import dominance_ratio
 from ..measures.neurons import contribution_share, super_neurons
@@ -79,17 +79,16 @@ def became(lens: LensModel, tokens: TokenBatch, *, config: TraceConfig) -> Becam
         tokens: the sequences, of at least 10 tokens.
         config: thresholds of sink, growth, dominance and share (its model and tokens are not used).
     """
-    aim = GrowthStep(first_layer=0, last_layer=lens.n_layers - 1, ratio_before=1.0, ratio_after=1.0, dimension=0)
-    everywhere = Finding(positions=(0,), sink_found=False, steps=(aim,), outliers={})
-    panel = measure(lens, tokens, finding=everywhere, config=config, only=_READ)
+    everywhere = Plan(positions=(0,), layers=tuple(range(lens.n_layers)))
+    panel = measure(lens, tokens, plan=everywhere, config=config, only=_READ)
     states = panel.states()[1:].double()
     energy = states.square().mean(1)
     share = energy / energy.sum(1, keepdim=True)
     dominance = torch.stack([dominance_ratio(state).mean() for state in states])
-    counts = Counter(one for layer, found in panel.finding.outliers.items() if layer >= 0 for one in found)
+    counts = Counter(one for layer, found in panel.location.outliers.items() if layer >= 0 for one in found)
     if counts:
         dimension = max(counts, key=lambda one: (counts[one], float(share[:, one].max())))
-        layers = [layer for layer, found in panel.finding.outliers.items() if layer >= 0 and dimension in found]
+        layers = [layer for layer, found in panel.location.outliers.items() if layer >= 0 and dimension in found]
         layer = max(layers, key=lambda one: float(share[one, dimension]))
     else:
         layer = int(dominance.argmax())
@@ -123,7 +122,7 @@ def terms_at(
 def _super(lens: LensModel, panel: Panel, *, share: float) -> tuple[Writer, ...]:
     """The super neurons of every growth step, those with the largest share first."""
     found = []
-    for step in panel.finding.steps:
+    for step in panel.location.steps:
         for layer in step.layers:
             split = terms_at(lens, panel, layer=layer, dimension=step.dimension)
             if split is None:

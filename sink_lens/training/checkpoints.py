@@ -20,9 +20,9 @@ from transformers.utils import logging
 
 from ..activations.record import Streamed
 from ..chain.config import TraceConfig
-from ..chain.locate import Finding, GrowthStep
+from ..chain.locate import Plan
+from ..chain.measure import Panel, measure
 from ..chain.neurons import split_layers, super_neurons
-from ..chain.panel import Panel, measure
 from ..data.tokens import TokenBatch
 from ..errors import InputError, RunError, SinkLensError
 from ..measures.dimensions import dominance_ratio
@@ -107,8 +107,8 @@ def chain_measures(
             "those from position 8 on. Give longer ones."
         )
     config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
-    aim = _everywhere(lens.n_layers)
-    panel = _grown(measure(lens, tokens, finding=aim, config=config, only=_READ))
+    everywhere = Plan(positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
+    panel = _grown(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
     rows = _Rows()
     _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
     _state_rows(rows, panel)
@@ -260,15 +260,9 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
     return lambda step: known.get(step, round(step * each))
 
 
-def _everywhere(n_layers: int) -> Finding:
-    """An aim that reads the neurons of every layer at position 0, so that the growth layers are among them."""
-    step = GrowthStep(first_layer=0, last_layer=n_layers - 1, ratio_before=1.0, ratio_after=1.0, dimension=0)
-    return Finding(positions=(0,), sink_found=False, steps=(step,), outliers={})
-
-
 def _grown(panel: Panel) -> Panel:
     """The panel with the neurons of the growth layers only: no other layer has super neurons."""
-    kept = set(panel.finding.growth_layers)
+    kept = set(panel.location.growth_layers)
     values = {
         name: {layer: tensor for layer, tensor in by_layer.items() if name not in _AT_ONCE or layer in kept}
         for name, by_layer in panel.streamed.values.items()
@@ -339,8 +333,8 @@ def _state_rows(rows: _Rows, panel: Panel) -> None:
 
 
 def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: float) -> None:
-    growing = panel.finding.growth_layers
-    rows.add("growth_steps", len(panel.finding.steps), unit="steps")
+    growing = panel.location.growth_layers
+    rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):
         rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
     if lens.family.down is None:

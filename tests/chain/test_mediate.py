@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from sink_lens.chain.mediation import COLUMNS, mediation_table
+from sink_lens.chain.mediate import COLUMNS, mediation_table
 from sink_lens.edits.constructors import hold
 from sink_lens.engine.forward import run_with
 
@@ -17,7 +17,7 @@ def table_of(planted_at, tiny_at, triggered):
     def build(name):
         place = planted_at(sink=name == "planted") if name.startswith("planted") else tiny_at(name)
         amplified = triggered if name == "planted" else None
-        return mediation_table(place.bench, supers=place.supers, amplified=amplified)
+        return mediation_table(place.setting, amplified=amplified)
 
     return build
 
@@ -75,19 +75,19 @@ def test_the_aggregated_value_carries_nothing_of_a_sink_that_is_a_token(table_of
 
 def test_a_cell_is_the_whole_run_under_both(planted_at, triggered, table_of):
     place = planted_at()
-    truth, bench = place.truth, place.bench
-    clean = run_with(place.lens, bench.tokens, sites=("neurons",)).tensors["neurons", truth.layer]
+    truth, setting = place.truth, place.setting
+    clean = run_with(place.lens, setting.tokens, sites=("neurons",)).tensors["neurons", truth.layer]
     held = hold("neurons", {truth.layer: clean[:, [6]][..., [truth.neuron]]}, positions=[6], units=[truth.neuron])
-    whole = run_with(place.lens, bench.tokens, [triggered, held], keys=(6,)).mass_at(6, layers=bench.late)
+    whole = run_with(place.lens, setting.tokens, [triggered, held], keys=(6,)).mass_at(6, layers=setting.late_layers)
     assert row(table_of("planted"), "amplification", "neurons")["mass"] == float(whole.mean())
 
 
 def test_the_natural_sink_is_measured_over_an_ordinary_position(planted_at, table_of):
-    bench = planted_at().bench
-    ordinary = float(bench.baseline.mass_at(6, layers=bench.late).mean())
+    setting = planted_at().setting
+    ordinary = float(setting.baseline.mass_at(6, layers=setting.late_layers).mean())
     natural = table_of("planted").query("intervention == 'natural'")
     assert (natural["baseline_mass"] == ordinary).all()
-    assert (natural["mass_without_hold"] == float(bench.baseline.mass_at(0, layers=bench.late).mean())).all()
+    assert (natural["mass_without_hold"] == float(setting.baseline.mass_at(0, layers=setting.late_layers).mean())).all()
 
 
 def test_without_a_growth_step_z_and_the_key_are_held(table_of):

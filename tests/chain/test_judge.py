@@ -1,25 +1,26 @@
 """Verdicts by hand, and the links of models whose truth is known."""
 
-import functools
+import itertools
 import math
-from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
-from lenses import lens_of
+from evidences import evidence_of, planted_evidence
 
-from sink_lens.chain.config import TraceConfig
+from sink_lens import schema
 from sink_lens.chain.evidence import Statistic
-from sink_lens.chain.links import CUT_FLOOR, LINKS, both, cut_verdict, gather, link_table, link_values, verdict
-from sink_lens.chain.panel import aimed, measure, scout
-from sink_lens.data.tokens import from_tensor
-from sink_lens.models.load import wrap
-from sink_lens.models.tiny import planted
+from sink_lens.chain.judge import (
+    INTERVENTION_FLOOR,
+    both,
+    chain_table,
+    intervention_verdict,
+    link_table,
+    link_values,
+    verdict,
+)
+from sink_lens.chain.links import LINKS
 from sink_lens.stats import Interval
 
-CONFIG = TraceConfig(model="tiny")
 NAMES = (
     "aggregation_variance",
     "variance_preserved",
@@ -68,37 +69,21 @@ def test_references_decide_nothing():
     assert verdict(given, floor=1.0) == "holds"
 
 
-def test_the_needed_advantage_gives_the_threshold_among_half_the_keys():
-    # e^a / (e^a + n) = t with n = 64 / 2: e^a = 0.3 / 0.7 x 32
-    floor = LINKS[-1].floor(TraceConfig(model="m", threshold=0.3), 64)
-    assert floor == pytest.approx(math.log(0.3 / 0.7 * 32))
-    assert math.exp(floor) / (math.exp(floor) + 32) == pytest.approx(0.3)
-
-
 def test_the_links_are_those_of_the_chain_in_order():
     assert tuple(link.name for link in LINKS) == NAMES
+    assert all(link.target == following.source for link, following in itertools.pairwise(LINKS))
+
+
+def test_the_chain_as_a_table_is_what_the_links_say():
+    table = chain_table()
+    assert list(table.columns) == ["order", "link", "source", "target", "sentence", "question"]
+    assert table["order"].tolist() == [0, 1, 2, 3, 4, 5]
+    # runs from before the table have these
+    assert dict(zip(table["link"], table["sentence"], strict=True)) == schema.LINKS
+    assert (*table["source"], table["target"].iloc[-1]) == schema.NODES
 
 
 # --- tables
-
-
-def random_batch(sequences=8, length=24, *, first=None, lengths=None):
-    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(0))
-    if first is not None:
-        tokens[:, 0] = first
-    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
-
-
-@functools.cache
-def planted_evidence(sink=True, seed=0):
-    truth = planted(seed=seed, sink=sink)
-    lens = wrap(truth.model)
-    return gather(lens, aimed(lens, random_batch(first=truth.bos_id), config=CONFIG), config=CONFIG)
-
-
-def evidence_of(family, **batch):
-    lens = lens_of(family)
-    return gather(lens, aimed(lens, random_batch(**batch), config=CONFIG), config=CONFIG)
 
 
 def verdicts(evidence, length=24):
@@ -165,7 +150,7 @@ def test_the_interval_holds_the_value():
     assert (table["value"] <= table["ci_high"] + 1e-6).all()
 
 
-# --- cut too
+# --- intervened on too
 
 
 def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, primary=True):
@@ -187,7 +172,7 @@ def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, primary=True):
     ("row", "decided"),
     [
         (effect("x"), "holds"),
-        (effect("x", low=CUT_FLOOR), "undecided"),  # over means strictly over
+        (effect("x", low=INTERVENTION_FLOOR), "undecided"),  # over means strictly over
         (effect("x", low=0.1, high=0.2), "fails"),
         (effect("x", low=0.1, high=0.4), "undecided"),
         (effect("x", control=0.7), "undecided"),  # within the interval
@@ -199,8 +184,8 @@ def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, primary=True):
         (effect("x", low=-0.3, high=-0.1), "fails"),
     ],
 )
-def test_cut_verdict(row, decided):
-    assert cut_verdict(row) == decided
+def test_intervention_verdict(row, decided):
+    assert intervention_verdict(row) == decided
 
 
 @pytest.mark.parametrize(
@@ -286,74 +271,3 @@ def test_one_sequence_has_no_interval_and_nothing_holds():
     assert table["ci_low"].isna().all()
     assert not (table["verdict"] == "holds").any()
     assert table.loc[table["statistic"] == "s2_ratio", "value"].notna().all()
-
-
-def test_a_first_token_that_is_always_the_same_has_no_spread():
-    table = link_table(planted_evidence(), twin=None, length=24).set_index("statistic")
-    row = table.loc[["kendall_tau"]].iloc[0]
-    assert math.isnan(row["value"])
-    assert row["verdict"] == "undecided"
-    assert "the same in every sequence" in row["criterion"]
-
-
-def test_few_sequences_have_a_tau_without_an_interval():
-    table = link_table(evidence_of("llama", sequences=4), twin=None, length=24).set_index("statistic")
-    row = table.loc[["kendall_tau"]].iloc[0]
-    assert not math.isnan(row["value"])
-    assert math.isnan(row["ci_low"])
-    assert row["verdict"] == "undecided"
-
-
-# --- statistics against slow ways
-
-
-def test_the_contribution_share_is_the_planted_neurons():
-    evidence = planted_evidence()
-    truth = planted()
-    (split,) = [one for one in evidence.splits if one.position == 0]
-    table = link_table(evidence, twin=None, length=24).set_index("statistic")
-    by_hand = float(split.terms[:, truth.neuron].mean() / split.change.mean())
-    assert table.loc[["contribution_share"], "value"].iloc[0] == pytest.approx(by_hand, rel=1e-4)
-    assert table.loc[["contribution_share_step_0"], "value"].iloc[0] == pytest.approx(by_hand, rel=1e-4)
-
-
-def test_the_spike_ratio_is_the_mean_at_the_sink_over_that_elsewhere():
-    evidence, truth = planted_evidence(), planted()
-    at_key = evidence.panel.at("neurons_at_keys", truth.layer)[:, 0, truth.neuron].abs().mean()
-    elsewhere = evidence.panel.at("neurons_elsewhere", truth.layer)[:, truth.neuron].mean()
-    table = link_table(evidence, twin=None, length=24).set_index("statistic")
-    assert table.loc[["spike_ratio"], "value"].iloc[0] == pytest.approx(float(at_key / elsewhere), rel=1e-3)
-
-
-def test_s2_ratio_and_its_null_by_hand():
-    evidence = evidence_of("llama")
-    std = evidence.panel["std:z"][[0]]  # no growth: the first quarter of three layers is layer 0
-    ratio = (std[..., 0] / std[..., 8:].quantile(0.5, dim=-1)).mean()
-    others = std[0, :, 8:] / std[0, :, 8:].median(dim=-1, keepdim=True).values
-    table = link_table(evidence, twin=None, length=24).set_index("statistic")
-    row = table.loc[["s2_ratio"]].iloc[0]
-    assert row["value"] == pytest.approx(float(ratio), rel=1e-4)
-    assert row["null_value"] == pytest.approx(float(others.mean(0).quantile(0.95)), rel=1e-4)
-
-
-def test_padded_sequences_count_only_where_they_reach():
-    lengths = [24] * 6 + [5, 12]
-    table = link_table(evidence_of("llama", lengths=lengths), twin=None, length=24).set_index("statistic")
-    assert table.loc[["s2_ratio"], "n"].iloc[0] == 7  # five tokens have no others
-    assert table.loc[["s2_decay_exponent"], "n"].iloc[0] == 6  # those that reach the last position
-    assert table.loc[["kendall_tau"], "n"].iloc[0] == 8
-
-
-@pytest.mark.parametrize("family", ["opt", "gpt2"])
-def test_neurons_that_are_silent_elsewhere_give_a_large_finite_ratio(family):
-    # ReLU neurons are often exactly 0, so that ratios of single sequences are infinite or undefined
-    lens, forced = lens_of(family), ((1, 1),)
-    aim = scout(lens, random_batch(), config=CONFIG, position=0, forced=forced)
-    panel = measure(lens, random_batch(), finding=aim, config=CONFIG, forced=forced)
-    values = {name: dict(by_layer) for name, by_layer in panel.streamed.values.items()}
-    values["neurons_elsewhere"][1] = torch.zeros_like(values["neurons_elsewhere"][1])
-    panel = replace(panel, streamed=replace(panel.streamed, values=values))
-    table = link_table(gather(lens, panel, config=CONFIG), twin=None, length=24).set_index("statistic")
-    row = table.loc[["spike_ratio"]].iloc[0]
-    assert row["value"] == pytest.approx(1e6)
-    assert np.isfinite(row["null_value"])

@@ -1,5 +1,6 @@
 """The passes of ``trace``: a scouting one that finds where to look, and one that measures everything there."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,8 +13,7 @@ from ..measures.variance import Moments
 from ..models.lens import LensModel
 from . import readings as r
 from .config import TraceConfig
-from .key import key_readings
-from .locate import Finding, find, sink_positions
+from .locate import Location, Plan, find, sink_positions
 
 _SCOUTS, _SCOUT_LENGTH = 8, 64
 
@@ -21,6 +21,9 @@ ARM_READINGS = frozenset(
     {"sink_score", "std:z", "norm:resid_pre", "norm:resid_post", "state_pre", "state", "loss", "rate_by_key"}
 )
 """What is read of the BOS arm that was not chosen."""
+
+MakesReadings = Callable[[r.MeasuringPass], list[Reading]]
+"""Makes the readings that a link needs beside those that all share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class Panel:
     streamed: Streamed
     keys: tuple[int, ...]
     """The key positions that were read, in the order of the readings' last axis."""
-    finding: Finding
+    location: Location
     """What was found in the panel; its positions are among the keys."""
     positions: Int[Tensor, " position"]
     """The sampled positions."""
@@ -64,15 +67,15 @@ class Panel:
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
         """Norm of the studied token over the median norm of other tokens, before layer 0 and after each layer."""
         norms = torch.cat([self["norm:resid_pre"], self["norm:resid_post"]])
-        return r.ratio_to_others(norms, positions=self.positions, key=self.finding.position)
+        return r.ratio_to_others(norms, positions=self.positions, key=self.location.position)
 
     def std_ratio(self, site: str) -> Float[Tensor, "layer batch"]:
         """Standard deviation within the studied token over the median of other tokens."""
-        return r.ratio_to_others(self[f"std:{site}"], positions=self.positions, key=self.finding.position)
+        return r.ratio_to_others(self[f"std:{site}"], positions=self.positions, key=self.location.position)
 
     def states(self) -> Float[Tensor, "layer batch d_model"]:
         """The studied token's stream before layer 0 and after each layer."""
-        return torch.cat([self["state_pre"], self["state"]])[:, :, self.keys.index(self.finding.position)]
+        return torch.cat([self["state_pre"], self["state"]])[:, :, self.keys.index(self.location.position)]
 
     def sinks(self, *, min_rate: float) -> tuple[int, ...]:
         """The sink positions of this pass, the strongest first, whether or not their columns were read."""
@@ -80,7 +83,7 @@ class Panel:
 
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
         """Share of (layer, head) whose sink score at the studied position passes the threshold, by sequence."""
-        score = self.at_key("sink_score", self.finding.position)
+        score = self.at_key("sink_score", self.location.position)
         return (score > threshold).float().masked_fill(score.isnan(), torch.nan).nanmean(dim=(0, 2))
 
 
@@ -91,7 +94,7 @@ def scout(
     config: TraceConfig,
     position: int | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
-) -> Finding:
+) -> Location:
     """Where to look, from the first 64 positions of eight sequences: sink positions, growth steps, outlier dimensions.
 
     What it finds only aims the measuring pass, which finds again from all that it read. The position, or the
@@ -112,18 +115,18 @@ def scout(
         r.norm_reading("resid_post", positions=sites),
     ]
     streamed = stream(lens, few, [*norms, *r.state_readings(keys, positions=sites)[:2]])
-    nothing = Finding(positions=keys, sink_found=bool(found), steps=(), outliers={})
-    panel = Panel(streamed=streamed, keys=keys, finding=nothing, positions=sites, rows=rows, s1={}, shortest=shortest)
+    nothing = Location(positions=keys, sink_found=bool(found), steps=(), outliers={})
+    panel = Panel(streamed=streamed, keys=keys, location=nothing, positions=sites, rows=rows, s1={}, shortest=shortest)
     return refind(panel, config=config, forced=forced)
 
 
-def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None) -> Finding:
+def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None) -> Location:
     """Sink positions among the panel's keys, growth steps and outlier dimensions of the first, from what was read."""
-    positions, sink_found = panel.keys, panel.finding.sink_found
+    positions, sink_found = panel.keys, panel.location.sink_found
     if "rate_by_key" in panel:
         found = tuple(key for key in panel.sinks(min_rate=config.min_sink_rate) if key in panel.keys)
         positions, sink_found = found or panel.keys[:1], bool(found)
-    panel = replace(panel, finding=replace(panel.finding, positions=positions))
+    panel = replace(panel, location=replace(panel.location, positions=positions))
     return find(
         positions=positions,
         sink_found=sink_found,
@@ -141,23 +144,30 @@ def measure(
     lens: LensModel,
     tokens: TokenBatch,
     *,
-    finding: Finding,
+    plan: Plan,
     config: TraceConfig,
+    own: Sequence[MakesReadings] = (),
     progress: bool = False,
     label: str = "measuring",
     only: frozenset[str] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Panel:
-    """Every measure of every layer in one pass, at the positions, steps and dimensions of a finding.
+    """Every measure of every layer in one pass, at the positions, layers and dimensions of a plan.
 
-    The panel's own finding is made anew from what was read; ``aims`` says whether the pass must be made again.
-    ``only`` names the readings to make, ``forced`` the growth steps to assume.
+    The panel's location is found in what was read; ``aims`` says whether the pass must be made again. ``own`` makes
+    the links' own readings, ``only`` names the readings to make, ``forced`` the growth steps to assume.
     """
-    keys = finding.positions
+    keys = plan.positions
     positions = r.sampled_positions(tokens.n_positions, keys=keys)
     rows = r.sampled_rows(tokens.n_positions)
     moments: dict[tuple[str, int], Moments] = {}
-    generator = torch.Generator().manual_seed(config.seed)
+    one = r.MeasuringPass(
+        lens=lens,
+        plan=plan,
+        length=tokens.n_positions,
+        controls=config.controls,
+        generator=torch.Generator().manual_seed(config.seed),
+    )
     readings: list[Reading] = [
         *r.attention_readings(keys),
         r.rate_by_key(config.threshold),
@@ -166,9 +176,8 @@ def measure(
         *r.state_readings(keys, positions=positions),
         r.dominance_elsewhere(positions),
         *r.output_readings(lens, keys=keys, positions=positions),
-        r.spread_reading(finding, length=tokens.n_positions, n_layers=lens.n_layers),
-        *(r.neuron_readings(finding, positions=positions) if lens.family.down is not None else []),
-        *key_readings(lens, finding=finding, generator=generator),
+        *(r.neuron_readings(plan, positions=positions) if lens.family.down is not None else []),
+        *(reading for make in own for reading in make(one)),
         r.loss_reading(lens),
     ]
     if only is not None:
@@ -188,17 +197,17 @@ def measure(
     panel = Panel(
         streamed=streamed,
         keys=keys,
-        finding=finding,
+        location=Location(positions=keys, sink_found=False, steps=(), outliers={}),
         positions=positions,
         rows=rows,
         s1=s1,
         shortest=int(tokens.lengths.min()),
     )
-    return replace(panel, finding=refind(panel, config=config, forced=forced))
+    return replace(panel, location=refind(panel, config=config, forced=forced))
 
 
-def aims(aim: Finding, *, at: Finding, n_layers: int) -> bool:
-    """Whether a pass with this aim read everything that the finding from it needs."""
+def aims(aim: Location, *, at: Location, n_layers: int) -> bool:
+    """Whether a pass with this aim read everything that the location found by it needs."""
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
     same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in range(n_layers))
     return aim.position == at.position and same_steps and same_dimensions
@@ -209,27 +218,33 @@ def aimed(
     tokens: TokenBatch,
     *,
     config: TraceConfig,
+    own: Sequence[MakesReadings] = (),
     progress: bool = False,
     label: str = "measuring",
     only: frozenset[str] | None = None,
+    aim: Location | None = None,
 ) -> Panel:
     """Scout and measure; measure again where the pass found that it was aimed elsewhere.
 
     The second pass reads every sink position; a third is needed only where the scout took a wrong position for
-    the strongest.
+    the strongest. ``aim`` is where to look first, instead of where the scout says.
     """
-    aim = scout(lens, tokens, config=config)
-    panel = measure(lens, tokens, finding=aim, config=config, progress=progress, label=label, only=only)
+
+    def measured(at: Location, label: str) -> Panel:
+        plan = at.plan(lens.n_layers)
+        return measure(lens, tokens, plan=plan, config=config, own=own, progress=progress, label=label, only=only)
+
+    aim = scout(lens, tokens, config=config) if aim is None else aim
+    panel = measured(aim, label)
     sinks = panel.sinks(min_rate=config.min_sink_rate)
     if not set(sinks) <= set(panel.keys):
-        at = panel.finding
+        at = panel.location
         if sinks[0] not in panel.keys:
             at = scout(lens, tokens, config=config, position=sinks[0])
         aim, label = replace(at, positions=sinks), f"{label} again"
-        panel = measure(lens, tokens, finding=aim, config=config, progress=progress, label=label, only=only)
-    if only is None and not aims(aim, at=panel.finding, n_layers=lens.n_layers):
-        label = f"{label} again"
-        panel = measure(lens, tokens, finding=panel.finding, config=config, progress=progress, label=label)
+        panel = measured(aim, label)
+    if only is None and not aims(aim, at=panel.location, n_layers=lens.n_layers):
+        panel = measured(panel.location, f"{label} again")
     return panel
 
 

@@ -1,21 +1,21 @@
 """What makes the studied key, and its advantage, against slow loops and the model's own scores."""
 
 import functools
-import math
 
 import lenses
 import pytest
 import torch
 
 from sink_lens.activations.record import Reading, stream
-from sink_lens.chain.key import key_readings, rotary
-from sink_lens.chain.locate import Finding
-from sink_lens.chain.readings import control_positions
+from sink_lens.chain.links.dimension_key import DIMENSION_KEY, rotary
+from sink_lens.chain.locate import Plan
+from sink_lens.chain.readings import MeasuringPass
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, tiny
 from sink_lens.models.weights import attention_weights
 
+LINK = DIMENSION_KEY
 DIMS = (3, 17)
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
 
@@ -29,11 +29,9 @@ def lens_of(family):
     return yarn_lens() if family == "gpt_oss_yarn" else lenses.lens_of(family)
 
 
-def finding(position=0, n_layers=3):
+def plan(position=0, n_layers=3):
     """Two outlier dimensions enter every layer."""
-    return Finding(
-        positions=(position,), sink_found=True, steps=(), outliers={layer - 1: DIMS for layer in range(n_layers)}
-    )
+    return Plan(positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
 
 
 def batch(sequences=3, length=8, lengths=None):
@@ -46,8 +44,14 @@ def kept(name):
     return Reading(name=f"kept:{name}", sites=(name,), function=lambda view: view[name].float())
 
 
+def own(lens, of, *, length, seed=0):
+    """The link's own readings."""
+    generator = torch.Generator().manual_seed(seed)
+    return LINK.readings(MeasuringPass(lens=lens, plan=of, length=length, controls=5, generator=generator))
+
+
 def read(lens, tokens, *, position=0, keep=(), keys=(0,), of=None):
-    readings = key_readings(lens, finding=of or finding(position), generator=torch.Generator().manual_seed(0))
+    readings = own(lens, of or plan(position), length=tokens.n_positions)
     return stream(lens, tokens, [*readings, *(kept(name) for name in keep)], keys=keys)
 
 
@@ -103,40 +107,6 @@ def test_rotary_families_are_known(family):
     assert rotary(lens_of(family)) == (family not in ("gpt2", "opt"))
 
 
-# --- the advantage
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt", "gpt_neox"])
-@pytest.mark.parametrize("position", [0, 3])
-def test_the_advantage_is_the_logit_over_the_mean_of_the_others(family, position):
-    lens, tokens = lens_of(family), batch(sequences=2, length=14, lengths=[14, 11])
-    found = read(lens, tokens, position=position, keep=["rotated_q", "rotated_k"])
-    layer, groups = 1, lens.n_heads // lens.n_kv_heads
-    query, keys = found["kept:rotated_q", layer], found["kept:rotated_k", layer]
-
-    def slow(sequence, head, key):
-        over = []
-        for i in range(key + 1, int(tokens.lengths[sequence])):
-            logits = [float(query[sequence, head, i] @ keys[sequence, head // groups, j]) for j in range(i + 1)]
-            others = logits[:key] + logits[key + 1 :]
-            over.append(logits[key] - sum(others) / len(others))
-        return sum(over) / len(over) if over else math.nan
-
-    for sequence in range(2):
-        for head in range(lens.n_heads):
-            ours = found["logit_advantage", layer][sequence, head]
-            assert ours[0].item() == pytest.approx(slow(sequence, head, position), abs=1e-4)
-            controls = [slow(sequence, head, place) for place in control_positions(14, key=position)]
-            controls = [value for value in controls if not math.isnan(value)]
-            assert ours[1].item() == pytest.approx(sum(controls) / len(controls), abs=1e-4)
-
-
-def test_without_other_positions_the_control_is_undefined():
-    found = read(lens_of("llama"), batch(length=6))["logit_advantage", 0]
-    assert found[..., 0].isfinite().all()
-    assert found[..., 1].isnan().all()
-
-
 # --- the key
 
 
@@ -162,7 +132,7 @@ def test_the_key_cosine_is_that_with_the_dimensions_alone(family):
 
 def test_all_dimensions_make_the_whole_key_of_a_model_without_biases():
     lens = lens_of("llama")
-    everything = Finding(positions=(0,), sink_found=True, steps=(), outliers={0: tuple(range(48))})
+    everything = Plan(positions=(0,), dimensions={1: tuple(range(48))})
     found = read(lens, batch(), of=everything)
     torch.testing.assert_close(found["key_cosine", 1][..., 0], torch.ones(3, lens.n_kv_heads))
     rest = found["logit_split", 1][..., 1]
@@ -170,21 +140,8 @@ def test_all_dimensions_make_the_whole_key_of_a_model_without_biases():
     assert list(found.values["key_cosine"]) == [1]  # only the layer that they enter
 
 
-def test_without_outlier_dimensions_only_signs_are_read():
-    nothing = Finding(positions=(0,), sink_found=False, steps=(), outliers={})
-    readings = key_readings(lens_of("llama"), finding=nothing, generator=torch.Generator())
-    assert [reading.name for reading in readings] == ["positive_share"]
-
-
-def test_the_share_of_positive_products_is_read_at_each_position():
-    lens, tokens = lens_of("llama"), batch(sequences=2, length=10)
-    two = Finding(positions=(0, 4), sink_found=True, steps=(), outliers={})
-    found = read(lens, tokens, of=two, keep=["q", "k"])
-    q, k = found["kept:q", 0], found["kept:k", 0]
-    for index, key in enumerate((0, 4)):
-        for head in range(lens.n_heads):
-            slow = torch.stack([(q[:, i, head] * k[:, key, head // 2]).sum(-1) > 0 for i in range(key + 1, 10)])
-            torch.testing.assert_close(found["positive_share", 0][:, head, index], slow.float().mean(0))
+def test_without_outlier_dimensions_nothing_is_read():
+    assert own(lens_of("llama"), Plan(positions=(0,)), length=8) == []
 
 
 def test_random_dimensions_are_as_many_and_drawn_by_the_generator():
@@ -192,7 +149,7 @@ def test_random_dimensions_are_as_many_and_drawn_by_the_generator():
         stream(
             lens_of("llama"),
             batch(length=12),
-            key_readings(lens_of("llama"), finding=finding(), generator=torch.Generator().manual_seed(seed)),
+            own(lens_of("llama"), plan(), length=12, seed=seed),
         )
         for seed in (0, 0, 1)
     )
