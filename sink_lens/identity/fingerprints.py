@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..records import create_run, display, versions
-from ..report.columns import flags, select
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
 from .lineages import calibration_table, matrix, related, score_table
 from .measured_models import Subject, subjects
@@ -302,7 +301,7 @@ def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintC
         )
     if config.any_tokenizer and len({one.tokenizer for one in known.values()} - {None}) > 1:
         said.append("the tokenizers differ: the same ids are other texts in each model")
-    scaled = select(pairs, flags(pairs, "shares_scale"))
+    scaled = pairs.loc[pairs["shares_scale"].eq(True)]
     for row in scaled.head(3).to_dict("records"):
         said.append(
             f"{row['a']} and {row['b']} share a factor of each input that scales all coordinates alike (tau of the "
