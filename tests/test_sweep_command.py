@@ -26,7 +26,7 @@ def run(*arguments):
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "png", lambda figure: b"a picture")
+    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
     monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
 
 

@@ -52,7 +52,7 @@ def small_blocks():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine, "CELLS_A_BLOCK", 1)
         patched.setattr(planning, "_CPU_TOKENS", 128)
-        patched.setattr(runner, "png", lambda figure: b"a picture")
+        patched.setattr(display, "image", lambda figure, form: b"a picture")
         yield
 
 
