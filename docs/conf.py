@@ -1,7 +1,9 @@
 """The site: ``sphinx-build -W docs build/site``. Nothing that it writes asks the network for anything when opened."""
 
+import ast
 import re
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -36,6 +38,49 @@ myst_enable_extensions = ["dollarmath", "substitution"]
 myst_heading_anchors = 3
 
 
+ROOMS = {
+    "models": "Models",
+    "data": "Tokens and text",
+    "measures": "Measures",
+    "activations": "Reading a model",
+    "edits": "Edits and metrics",
+    "engine": "Runs under edits",
+    "patching": "Patching",
+    "sweeps": "Sweeps",
+    "chain": "The chain",
+    "studies": "Studies",
+    "training": "Training",
+    "identity": "Before training, and seeds",
+    "records": "Run folders",
+    "report": "Pages and figures",
+}
+"""Room -> the title of its page in the reference, which is made of what the room's modules define for others."""
+
+
+def _write_reference() -> None:
+    """``api/ROOM.rst`` for every room: its modules in the order of the alphabet, those that define something public."""
+    here = Path(__file__).parent
+    package = here.parent / "sink_lens"
+    for room, title in ROOMS.items():
+        parts = [title, "=" * len(title), ""]
+        for path in sorted((package / room).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+            if not any(not name.startswith("_") for name in names):
+                continue
+            module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+            options = ["   :no-members:"] if module == "sink_lens.models.headnorm.modeling" else []
+            hidden = ["   :exclude-members: Picture"] if room == "report" else []  # matplotlib writes its docstrings
+            parts += [module, "-" * len(module), "", f".. automodule:: {module}", *options, *hidden, ""]
+            if options:  # of its classes, which transformers documents, only the model and the norm
+                parts += [f".. autoclass:: {module}.HeadNormForCausalLM", "   :no-members:", ""]
+                parts += [f".. autofunction:: {module}.head_norm", ""]
+        (here / "api" / f"{room}.rst").write_text("\n".join(parts), encoding="utf-8")
+
+
+_write_reference()
+
+
 def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A Markdown table; bars in cells are escaped."""
     cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
@@ -55,9 +100,7 @@ def _public() -> str:
     rows = []
     for name in sorted(set(sink_lens.__all__) - {"__version__"}, key=str.lower):
         home = f"sink_lens.{sink_lens._MODULES[name]}"
-        thing = getattr(
-            import_module(home), name
-        )  # not getattr(sink_lens, name): two packages bear their function's name
+        thing = getattr(import_module(home), name)
         home = thing.__module__ if callable(thing) else home
         sentence = _first_sentence(thing) if callable(thing) else "A table, name by name."
         rows.append((f"{{py:obj}}`{name} <{home}.{name}>`", sentence))
