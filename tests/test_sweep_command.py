@@ -13,6 +13,7 @@ from sink_lens import EditGrid, MetricSpec, cli, read_run, read_sweep
 from sink_lens.cli import sweep as command
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny
+from sink_lens.records import display
 from sink_lens.sweeps import runner
 from sink_lens.sweeps.engine import Engine
 

@@ -19,9 +19,9 @@ from sink_lens.edits.metrics import loss
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
-from sink_lens.records import read_run
+from sink_lens.records import display, read_run
 from sink_lens.records.writing import RunWriter
-from sink_lens.sweeps import cluster, engine, runner
+from sink_lens.sweeps import cluster, engine
 from sink_lens.sweeps import plan as planning
 from sink_lens.sweeps.runner import sweep
 

@@ -23,8 +23,8 @@ from sink_lens.edits.metrics import evaluate, logit_difference, loss, sink_mass
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
-from sink_lens.report.columns import floats
 from sink_lens.stats import paired_difference
 from sink_lens.sweeps import engine, runner
 from sink_lens.sweeps import estimate as estimation
@@ -248,7 +248,7 @@ def test_the_run_folder_holds_what_the_result_holds(whole):
         there = run.tables[name]
         assert there.columns.tolist() == frame.columns.tolist()
         for column in ("baseline", "effect", "ci_low", "control_sd", "layer", "unit", "factor"):
-            np.testing.assert_array_equal(floats(there, column), floats(frame, column))
+            np.testing.assert_array_equal(there[column].to_numpy(float), frame[column].to_numpy(float))
     assert run.config["mode"] == "exact"
     assert run.config["metrics"] == [{"name": "sink_mass"}, {"name": "loss"}]
     assert run.config["grid"]["edits"][0]["units"] == [3, [7, 9], 40]
