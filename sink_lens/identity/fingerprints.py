@@ -2,7 +2,6 @@
 
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import torch
 from tqdm.auto import tqdm
 
+from ..engine.cost import seconds_of
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..records import create_run, display, versions
@@ -226,12 +225,8 @@ def _inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
 def _timed(lens: LensModel, inputs: Inputs) -> float:
     """Seconds that all inputs would take, from a few."""
     few = replace(inputs, sequences=min(inputs.sequences, max(2, 256 // inputs.length)))
-    features(lens, few)
-    if lens.device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    features(lens, few)
-    return (time.perf_counter() - begun) / few.sequences * inputs.sequences
+    once = seconds_of(lambda: features(lens, few), device=lens.device, warm_up=1)
+    return once / few.sequences * inputs.sequences
 
 
 def _result(
