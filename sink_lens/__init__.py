@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sink_lens.engine.generation import generate
     from sink_lens.errors import SinkLensError
     from sink_lens.identity.fingerprints import Fingerprint, FingerprintConfig, fingerprint
-    from sink_lens.identity.origin import OriginConfig, seed_to_sink
     from sink_lens.identity.state_contraction import contraction
     from sink_lens.identity.token_preference import preference
     from sink_lens.identity.untrained_models import UntrainedConfig, untrained
@@ -112,12 +111,10 @@ _MODULES = {
     "fingerprint": "identity.fingerprints",
     "Fingerprint": "identity.fingerprints",
     "FingerprintConfig": "identity.fingerprints",
-    "seed_to_sink": "identity.origin",
     "untrained": "identity.untrained_models",
     "UntrainedConfig": "identity.untrained_models",
     "preference": "identity.token_preference",
     "contraction": "identity.state_contraction",
-    "OriginConfig": "identity.origin",
     "read_run": "records",
     "render": "report.page",
     "attention_heads": "report.views",
@@ -145,7 +142,6 @@ __all__ = [
     "HeadNormForCausalLM",
     "LensModel",
     "MetricSpec",
-    "OriginConfig",
     "Reading",
     "SinkLensError",
     "Site",
@@ -191,7 +187,6 @@ __all__ = [
     "render",
     "repeated_tokens",
     "run_with",
-    "seed_to_sink",
     "stream",
     "sweep",
     "trace",

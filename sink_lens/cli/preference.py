@@ -211,6 +211,7 @@ def _cost(kind: str, found: "list[Subject]", *, draws: "Draws", device: str | No
     """Print what it would take."""
     from rich.table import Table
 
+    from ..engine.cost import duration
     from ..identity.estimate import estimate
     from ..text import short
 
@@ -224,17 +225,11 @@ def _cost(kind: str, found: "list[Subject]", *, draws: "Draws", device: str | No
             str(row["models"]),
             short(row["parameters"]),
             short(row["tokens"]),
-            _duration(row["seconds"]),
+            duration(row["seconds"]),
             f"{row['memory'] / 1e9:.2f} GB",
         )
     console().print(table)
-    console().print(f"in all {_duration(sum(frame['seconds'].tolist()))}; the memory does not grow with the sequences")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    console().print(f"in all {duration(sum(frame['seconds'].tolist()))}; the memory does not grow with the sequences")
 
 
 def _run(

@@ -72,7 +72,6 @@ _PLACES = {
     "contraction": "identity:CONTRACTION",
     "calibration": "identity:CALIBRATION",
     "fingerprint": "seeds:FINGERPRINT",
-    "origin": "origins:ORIGIN",
 }
 """Run kind -> module of ``sink_lens.report`` and name of its Page; imported when it is asked for."""
 

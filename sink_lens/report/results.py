@@ -7,7 +7,7 @@ from typing import Literal
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from sink_lens.report import origins, seeds, sweeps, training
+from sink_lens.report import seeds, sweeps, training
 from sink_lens.report.heatmap import patch_map
 
 FIGURES: Mapping[str, Callable[..., Figure]] = {
@@ -16,9 +16,8 @@ FIGURES: Mapping[str, Callable[..., Figure]] = {
     "course": training.course,
     "comparison": training.comparison,
     "fingerprint": seeds.draw,
-    "origin": origins.draw,
 }
-SENTENCES: Mapping[str, Callable[..., tuple[str, ...]]] = {"fingerprint": seeds.told, "origin": origins.told}
+SENTENCES: Mapping[str, Callable[..., tuple[str, ...]]] = {"fingerprint": seeds.told}
 
 
 def image(drawn: Figure, form: Literal["png", "svg"]) -> bytes:

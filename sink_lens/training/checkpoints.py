@@ -32,7 +32,6 @@ from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
 from ..records import Run, RunWriter, add_to_run, read_run
-from ..report.columns import floats, select
 from .birth import Birth, births
 from .evaluation import evaluation_tokens, run_tokenizer
 from .saving import read_checkpoint
@@ -248,7 +247,7 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
     known: dict[int, int] = {}
     if "log" in run.tables:
         log = run.tables["log"]
-        pairs = zip(floats(log, "step").tolist(), floats(log, "tokens").tolist(), strict=True)
+        pairs = zip(log["step"].tolist(), log["tokens"].tolist(), strict=True)
         known = {int(step): int(tokens) for step, tokens in pairs}
     sizes = [run.config.get(name) for name in ("length", "batch")]
     each = math.prod(size for size in sizes if isinstance(size, int))
@@ -365,7 +364,7 @@ def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.Da
     if "watch" not in tables:
         return _empty()
     frame = tables["watch"]
-    whole = select(frame, frame["error"].isna().to_numpy(dtype=bool))
+    whole = frame.loc[frame["error"].isna()]
     what = f"{writer.folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (--again)."
     if others := sorted(set(whole["tokens_sha256"].tolist()) - {batch.hash}):
