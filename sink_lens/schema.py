@@ -56,7 +56,8 @@ NORM_ALONE = 2.0
 """Where the norm-only control brings this many times the attention, it is said."""
 
 Dtype = Literal["int", "float", "bool", "str", "any"]
-"""Family of a column's type, of any width; *any* holds numbers and text."""
+"""Family of a column's type, of any width; *any* holds numbers and text. An *int* with missing values may be stored
+as whole floats, as pandas does."""
 
 UNITS: Mapping[str, str] = MappingProxyType(
     {
@@ -119,7 +120,7 @@ class Table:
     """Which runs have it; all if empty."""
     file: Literal["parquet", "csv"] = "parquet"
     open: bool = False
-    """The caller may have named further columns."""
+    """The caller may have named further columns, or put values of its own into the optional ones."""
 
     def column(self, name: str) -> Column:
         """The column of that name."""
@@ -655,10 +656,9 @@ _ABLATE = (
 
 _PATCHED = """
 layer?: int, index. Layer of the patch, where layers are swept.
-pos?: int, index. Position of the patch, where positions are swept.
+pos?: int, index. Position of the patch (the query of scores and pattern), where positions are swept.
 head_index?: int, index. Head of the patch, where heads are swept.
-key?: int, index. Key of the patched scores or pattern, where keys are swept.
-unit?: int, index. Unit of the patch, such as a neuron, where units are swept.
+src_pos?: int, index. Key of the patched scores or pattern, where keys are swept.
 """
 
 _PATCHES = f"""

@@ -25,29 +25,29 @@ def complaints(kind: str, name: str, frame: pd.DataFrame, *, file: str = "parque
     found = [] if file == table.file else [f"{where} is written as {file}; the schema says {table.file}"]
     absent = [column.name for column in table.columns if not column.optional and column.name not in frame.columns]
     found += [f"{where} lacks the column {each!r}" for each in absent]
-    for name in map(str, frame.columns):
-        family = family_of(frame[name])
-        if name not in known:
-            found += [] if table.open else [f"{where} has a column {name!r} that the schema does not know"]
-        elif known[name].dtype not in ("any", family) and family != "nothing":
-            found.append(f"{where} has {family} in the column {name!r}; the schema says {known[name].dtype}")
+    for column in map(str, frame.columns):
+        if column not in known:
+            found += [] if table.open else [f"{where} has a column {column!r} that the schema does not know"]
+        elif not (table.open and known[column].optional) and not _fits(frame[column], known[column].dtype):
+            family = family_of(frame[column])
+            found.append(f"{where} has {family} in the column {column!r}; the schema says {known[column].dtype}")
     return found
 
 
 def family_of(column: pd.Series) -> str:
-    """int, float, bool or str, whatever the width; nothing where there is no value; else what pandas calls it."""
-    if types.is_object_dtype(column) and not column.notna().any():
-        return "nothing"  # an empty table, or a column of which nothing is known, has no type
+    """int, float, bool or str, whatever the width; else what pandas calls it."""
     families = {"integer": "int", "floating": "float", "boolean": "bool", "string": "str"}
-    for family, is_one in (
-        ("bool", types.is_bool_dtype),
-        ("int", types.is_integer_dtype),
-        ("float", types.is_float_dtype),
-    ):
-        if not types.is_object_dtype(column) and is_one(column):
-            return family
-    inferred = types.infer_dtype(column.dropna(), skipna=True)
-    return "str" if inferred == "empty" else families.get(inferred, inferred)
+    inferred = types.infer_dtype(column, skipna=True)
+    return families.get(inferred, inferred)
+
+
+def _fits(column: pd.Series, dtype: str) -> bool:
+    if dtype == "any" or column.empty or column.isna().all():
+        return True  # an empty table, or a column of which nothing is known, has no type
+    family = family_of(column)
+    if dtype == "int" and family == "float" and column.isna().any():
+        return bool((column.dropna() % 1 == 0).all())
+    return family == dtype
 
 
 @pytest.fixture(scope="session", autouse=True)
