@@ -6,6 +6,8 @@ torch nor numpy.
 
 from typing import TYPE_CHECKING
 
+from .moved import install as _install_old_names
+
 if TYPE_CHECKING:
     from sink_lens.activations.record import Reading, capture, stream
     from sink_lens.chain.config import TraceConfig
@@ -124,6 +126,8 @@ _MODULES = {
     "SinkLensError": "errors",
 }
 """Public name -> the module of this package that defines it."""
+
+_install_old_names()
 
 __all__ = [
     "MEASURES",
