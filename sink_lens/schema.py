@@ -87,6 +87,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "list": "values in one text, with commas or ranges",
         "hash": "a SHA-256 in hexadecimal digits",
         "of the row": "stated in the column `unit` of the same row",
+        "of the measure": "the unit of the statistic or measure that the row names",
         "of the metric": "the unit of the metric",
     }
 )
@@ -259,7 +260,7 @@ _TRACE = (
             ratio of means.
         dominance_elsewhere: float, 1. Median dominance ratio of the positions from 8 on.
         massive_ratio: float, 1. Largest magnitude of its stream over the median magnitude.
-        massive_activations: float, count. Entries of its stream over 100 in magnitude and over 1000 times the median.
+        massive_activations: float, count. Entries of its stream over 100 in magnitude and at least 1000 times the median.
         effective_rank: float, directions. Effective rank of a sequence's states after the layer, mean over the first
             few sequences.
         effective_rank_without: float, directions. The same without the studied position.
@@ -403,10 +404,10 @@ _TRACE = (
         """
         link: str, name. Name of the link.
         statistic: str, name. Name of the statistic; cut_share is the intervention's.
-        value: float, 1. Value in the statistic's own unit; nan where it is undefined.
-        ci_low/ci_high: float, 1. end of the 95% interval of the value over sequences; nan where there is none.
+        value: float, of the measure. The statistic; nan where it is undefined.
+        ci_low/ci_high: float, of the measure. end of the 95% interval of the value over sequences; nan where there is none.
         null_name: str, name. What the value is compared with; none where there is nothing.
-        null_value: float, 1. The statistic there.
+        null_value: float, of the measure. The statistic there.
         criterion: str, text. When the link holds.
         is_primary: bool, yes or no. Whether the measured verdict hangs on this statistic.
         n: int, count. Sequences that the numbers are taken over.
@@ -436,7 +437,7 @@ _TRACE = (
         """
         link: str, name. Name of the link.
         statistic: str, name. Name of the statistic.
-        value: float, 1. Value in the statistic's own unit; nan where it is undefined.
+        value: float, of the measure. The statistic; nan where it is undefined.
         """,
         when="with the twin",
     ),
@@ -663,11 +664,11 @@ src_pos?: int, index. Key of the patched scores or pattern, where keys are swept
 
 _PATCHES = f"""
 {_PATCHED}
-value?: float, of the metric. Metric of the patched run, mean over sequences; not with approximate.
-effect?: float, of the metric. value less the unpatched run's; not with approximate.
+value?: float, of the metric. Metric of the patched run, mean over sequences; not with --approximate.
+effect?: float, of the metric. value less the unpatched run's; not with --approximate.
 normalised_effect?: float, 1. effect over that of taking the whole other run: 0 as unpatched, 1 as the run that values
     come from; nan where both are equal.
-approximation?: float, of the metric. First-order approximation of effect; only with approximate.
+approximation?: float, of the metric. First-order approximation of effect; only with --approximate.
 changed: bool, yes or no. Whether the values that were put there differ from those that stood there.
 n: int, count. Sequences that have a number.
 """
@@ -687,7 +688,7 @@ _PATCH = (
         effect: float, of the metric. Effect of the real patch.
         error: float, of the metric. approximation less effect.
         """,
-        when="with approximate",
+        when="with --approximate",
     ),
     _table(
         "differences",
@@ -819,7 +820,7 @@ _TRAIN = (
         error: str, text. Why the checkpoint could not be read; missing where it could.
         tokens_sha256: str, hash. Hash of the sequences that were read.
         """,
-        when="that was watched",
+        when="that were watched",
     ),
 )
 
@@ -898,7 +899,7 @@ _COMPARE = (
         unit: str, text. Unit of the row's numbers.
         n: int, count. Seeds that the mean is taken over.
         """,
-        when="whose runs were watched",
+        when="that compare watched runs",
     ),
     _table(
         "course",
@@ -908,11 +909,11 @@ _COMPARE = (
         measure: str, name. Name of the measure.
         threshold: float, attention. Threshold of the sink score, for sink_rate; nan elsewhere.
         tokens: float, tokens. Tokens trained on so far.
-        mean: float, 1. Mean over seeds, in the measure's unit (see measures).
-        low/high: float, 1. end of the 95% interval of the mean over seeds; nan where there is none.
+        mean: float, of the measure. Mean over seeds.
+        low/high: float, of the measure. end of the 95% interval of the mean over seeds; nan where there is none.
         n: int, count. Seeds that the mean is taken over.
         """,
-        when="whose runs were watched",
+        when="that compare watched runs",
     ),
     _table(
         "births",
@@ -929,7 +930,7 @@ _COMPARE = (
         layer: int, index. That layer.
         sentence: str, text. The same in words.
         """,
-        when="whose runs were watched",
+        when="that compare watched runs",
     ),
 )
 
@@ -957,10 +958,10 @@ _MODELS = _table(
 
 _COMPARED = """
 n: int, count. Models that the mean is taken over: seeds.
-mean: float, 1. Mean over seeds, in the measure's unit (see summary).
-low/high: float, 1. end of the 95% interval of the mean over seeds; nan where there is none.
-difference: float, 1. Mean difference to the first, paired by seed; nan for the first.
-difference_low/difference_high: float, 1. end of the 95% interval of the difference over seeds; nan where there is none.
+mean: float, of the measure. Mean over seeds.
+low/high: float, of the measure. end of the 95% interval of the mean over seeds; nan where there is none.
+difference: float, of the measure. Mean difference to the first, paired by seed; nan for the first.
+difference_low/difference_high: float, of the measure. end of the 95% interval of the difference over seeds; nan where there is none.
 p: float, p. Two-sided p of the paired t test; nan for the first, and for one seed.
 """
 

@@ -31,9 +31,10 @@ from ..errors import InputError
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..records import create_run, display
+from ..schema import LOST_FRAC
 from ..stats import paired_difference
 from ..text import percent, span
-from .neuron_sets import REMOVED_FRAC, Found, find_sets, names
+from .neuron_sets import Found, find_sets, names
 
 _KERNEL = "eager"
 """What the bridge runs on."""
@@ -265,7 +266,7 @@ def _set_sentence(row: Mapping[Any, Any]) -> str:
     layers, removed = row["read_layers"], percent(row["removed_share"])
     if not row["removes"]:
         return (
-            f"growth step {row['step']}: no set of up to {row['size']} neurons removes {REMOVED_FRAC:.0%} of the sink "
+            f"growth step {row['step']}: no set of up to {row['size']} neurons removes {LOST_FRAC:.0%} of the sink "
             f"in layers {layers}; the {row['size']} strongest remove {removed}, {random}"
         )
     alone = "" if np.isnan(row["best_single"]) else f", the best of them alone {percent(row['best_single'])}"
