@@ -151,7 +151,7 @@ def _table(
 ) -> Table:
     """A table whose columns are lines `name: type, unit. Meaning.`; a long line goes on in the next one.
 
-    `name?` is optional. `low/high` are two columns: the ends of an interval.
+    `name?` is optional. `low/high` are two columns: the ends of the interval that the line names.
     """
     lines: list[str] = []
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -165,7 +165,7 @@ def _table(
         given = {"dtype": dtype, "unit": unit, "optional": bool(optional)}
         if last:
             columns += [
-                Column(name=each, meaning=f"{end} {meaning}", **given)
+                Column(name=each, meaning=f"{end} end of the {meaning[:-1]}; nan where there is none.", **given)
                 for each, end in ((first, "Lower"), (last, "Upper"))
             ]
         else:
@@ -260,7 +260,8 @@ _TRACE = (
             ratio of means.
         dominance_elsewhere: float, 1. Median dominance ratio of the positions from 8 on.
         massive_ratio: float, 1. Largest magnitude of its stream over the median magnitude.
-        massive_activations: float, count. Entries of its stream over 100 in magnitude and at least 1000 times the median.
+        massive_activations: float, count. Entries of its stream over 100 in magnitude and at least 1000 times the
+            median.
         effective_rank: float, directions. Effective rank of a sequence's states after the layer, mean over the first
             few sequences.
         effective_rank_without: float, directions. The same without the studied position.
@@ -405,7 +406,7 @@ _TRACE = (
         link: str, name. Name of the link.
         statistic: str, name. Name of the statistic; cut_share is the intervention's.
         value: float, of the measure. The statistic; nan where it is undefined.
-        ci_low/ci_high: float, of the measure. end of the 95% interval of the value over sequences; nan where there is none.
+        ci_low/ci_high: float, of the measure. 95% interval of the value over sequences.
         null_name: str, name. What the value is compared with; none where there is nothing.
         null_value: float, of the measure. The statistic there.
         criterion: str, text. When the link holds.
@@ -422,7 +423,7 @@ _TRACE = (
         """
         quantity: str, name. What it is.
         value: any, of the row. The number, text, or empty where there is none.
-        ci_low/ci_high: float, of the row. end of the 95% interval of the value over sequences; nan where there is none.
+        ci_low/ci_high: float, of the row. 95% interval of the value over sequences.
         unit: str, text. Unit of the row's numbers.
         note: str, text. How to read it.
         """,
@@ -479,7 +480,7 @@ _TRACE = (
         n_controls: int, count. Matched random controls.
         share: float, share. Attention that came to the new position, or left the old one, over what the old one has
             without an edit; a ratio of means.
-        ci_low/ci_high: float, share. end of the 95% interval of the share over sequences; nan where there is none.
+        ci_low/ci_high: float, share. 95% interval of the share over sequences.
         control_share: float, share. Mean share of the controls; nan without controls.
         outcome: str, name. What became of the sink: removed, relocated, shared or unchanged.
         is_primary: bool, yes or no. Whether the link's verdict hangs on it.
@@ -559,8 +560,7 @@ outcome: str, name. What became of the sink: removed, relocated, shared or uncha
 baseline_loss_nats: float, nats. Mean next-token loss without an edit.
 loss_nats: float, nats. Mean next-token loss with the edit.
 loss_change_nats: float, nats. Paired change of the loss, edited less unedited.
-loss_change_low/loss_change_high: float, nats. end of the 95% interval of the change of the loss over sequences; nan
-    where there is none.
+loss_change_low/loss_change_high: float, nats. 95% interval of the change of the loss over sequences.
 n: int, count. Sequences that the numbers are taken over.
 """
 
@@ -631,7 +631,7 @@ _ABLATE = (
         baseline_mass: float, attention. Attention to the sink without an ablation.
         mass: float, attention. Attention to the sink with it.
         removed_share: float, share. Attention that is gone over baseline_mass; a ratio of means.
-        ci_low/ci_high: float, share. end of the 95% interval of removed_share over sequences; nan where there is none.
+        ci_low/ci_high: float, share. 95% interval of removed_share over sequences.
         baseline_loss_nats: float, nats. Mean next-token loss without an ablation.
         loss_nats: float, nats. Mean next-token loss with it; nan where it was not asked for.
         n: int, count. Sequences that the numbers are taken over.
@@ -737,13 +737,12 @@ _CELLS = _table(
     baseline: float, of the metric. Metric of the unedited run, mean over sequences.
     value: float, of the metric. Metric of the cell, mean over sequences; nan where it failed.
     effect: float, of the metric. Paired difference of the two.
-    ci_low/ci_high: float, of the metric. end of the 95% interval of the effect over sequences; nan where there is none.
+    ci_low/ci_high: float, of the metric. 95% interval of the effect over sequences.
     control_effect: float, of the metric. Mean effect of the cell's random controls; nan without.
     control_sd: float, of the metric. Standard deviation over those; nan with fewer than two.
     n_controls: int, count. Random controls that have a number.
     over_control: float, of the metric. effect less control_effect, paired; nan without controls.
-    over_low/over_high: float, of the metric. end of the 95% interval of over_control over sequences; nan where there is
-        none.
+    over_low/over_high: float, of the metric. 95% interval of over_control over sequences.
     changed: bool, yes or no. Whether the edit changed anything that was run.
     n: int, count. Sequences that have a number in both runs.
     error: str, text. Why the cell failed; missing where it did not.
@@ -846,7 +845,7 @@ _COMPARE = (
         quantity: str, name. loss, or difference to the baseline.
         tokens: float, tokens. Tokens trained on so far.
         mean: float, nats. Mean over seeds.
-        low/high: float, nats. end of the 95% interval of the mean over seeds; nan where there is none.
+        low/high: float, nats. 95% interval of the mean over seeds.
         n: int, count. Seeds that the mean is taken over.
         """,
     ),
@@ -875,8 +874,7 @@ _COMPARE = (
         mean: float, nats. Mean difference.
         low: float, nats. Lower end of the 95% t interval over seeds; nan for one seed.
         high: float, nats. Upper end of the 95% t interval over seeds; nan for one seed.
-        boot_low/boot_high: float, nats. end of the 95% interval of the mean, bootstrapped, over seeds; nan where there
-            is none.
+        boot_low/boot_high: float, nats. 95% interval of the mean, bootstrapped, over seeds.
         t_p: float, p. Two-sided p of the paired t test; nan where all differences are equal.
         flip_p: float, p. Two-sided p of the sign-flip test; nan for one seed.
         flip_smallest: float, p. The smallest p that so many seeds can give in that test.
@@ -892,10 +890,9 @@ _COMPARE = (
         arm: str, name. What the runs of one arm have in common.
         step: int, steps. Optimiser steps so far.
         mean: float, of the row. Mean over seeds of the whole model's measure.
-        low/high: float, of the row. end of the 95% interval of the mean over seeds; nan where there is none.
+        low/high: float, of the row. 95% interval of the mean over seeds.
         difference: float, of the row. Mean difference to the baseline, paired by seed.
-        difference_low/difference_high: float, of the row. end of the 95% interval of the difference over seeds; nan
-            where there is none.
+        difference_low/difference_high: float, of the row. 95% interval of the difference over seeds.
         unit: str, text. Unit of the row's numbers.
         n: int, count. Seeds that the mean is taken over.
         """,
@@ -910,7 +907,7 @@ _COMPARE = (
         threshold: float, attention. Threshold of the sink score, for sink_rate; nan elsewhere.
         tokens: float, tokens. Tokens trained on so far.
         mean: float, of the measure. Mean over seeds.
-        low/high: float, of the measure. end of the 95% interval of the mean over seeds; nan where there is none.
+        low/high: float, of the measure. 95% interval of the mean over seeds.
         n: int, count. Seeds that the mean is taken over.
         """,
         when="that compare watched runs",
@@ -959,9 +956,9 @@ _MODELS = _table(
 _COMPARED = """
 n: int, count. Models that the mean is taken over: seeds.
 mean: float, of the measure. Mean over seeds.
-low/high: float, of the measure. end of the 95% interval of the mean over seeds; nan where there is none.
+low/high: float, of the measure. 95% interval of the mean over seeds.
 difference: float, of the measure. Mean difference to the first, paired by seed; nan for the first.
-difference_low/difference_high: float, of the measure. end of the 95% interval of the difference over seeds; nan where there is none.
+difference_low/difference_high: float, of the measure. 95% interval of the difference over seeds.
 p: float, p. Two-sided p of the paired t test; nan for the first, and for one seed.
 """
 
@@ -985,7 +982,7 @@ null_high: float, of the row. Upper end of where 95% of chance lies.
 _MEASURED = """
 measure: str, name. Name of the measure.
 value: float, of the row. The measure.
-low/high: float, of the row. end of the 95% interval of the value over sequences; nan where there is none.
+low/high: float, of the row. 95% interval of the value over sequences.
 """
 
 _PREFERENCE = (
@@ -1054,11 +1051,10 @@ _CONTRACTION = (
         measure: str, name. inter (between the last positions of two sequences) or intra (two positions of one
             sequence).
         value: float, cosine. Mean cosine between the states.
-        low/high: float, cosine. end of the 95% interval of the value over sequences; nan where there is none.
+        low/high: float, cosine. 95% interval of the value over sequences.
         floor: float, cosine. The same before the first layer.
         excess: float, cosine. value less floor.
-        excess_low/excess_high: float, cosine. end of the 95% interval of the excess over sequences; nan where there
-            is none.
+        excess_low/excess_high: float, cosine. 95% interval of the excess over sequences.
         gain: float, cosine. value less that of the place before; 0 at the first.
         """,
     ),
@@ -1112,8 +1108,7 @@ _CALIBRATION = (
         calibration: str, name. none, amplify, attenuate or head_rms.
         {_MEASURED}
         effect: float, of the row. value less that without calibration.
-        effect_low/effect_high: float, of the row. end of the 95% interval of the effect over sequences; nan where
-            there is none.
+        effect_low/effect_high: float, of the row. 95% interval of the effect over sequences.
         unit: str, text. Unit of the row's numbers.
         tokens: str, text. Where the sequences come from.
         """,
@@ -1219,7 +1214,7 @@ _FINGERPRINT = (
         score: str, name. tau_bar, or z under one of the nulls.
         measure: str, name. auc, or tpr (true positives at 1% false positives).
         value: float, share. The measure.
-        low/high: float, share. end of the 95% interval of the value over models; nan where there is none.
+        low/high: float, share. 95% interval of the value over models.
         related: int, count. Pairs that are known to be related.
         unrelated: int, count. Pairs that are known to be unrelated.
         unanswered: int, count. Pairs of either kind without an answer, which are left out.
