@@ -18,7 +18,6 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..activations.forward import evaluating
 from ..activations.record import Streamed
 from ..chain.config import TraceConfig
 from ..chain.locate import Finding, GrowthStep
@@ -28,19 +27,19 @@ from ..data.tokens import TokenBatch
 from ..errors import InputError, RunError, SinkLensError
 from ..measures.dimensions import dominance_ratio
 from ..measures.table import MEASURES
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
 from ..records import Run, RunWriter, add_to_run, read_run
 from ..report.columns import floats, select
-from ..schema import SINK_THRESHOLD
 from .birth import Birth, births
 from .evaluation import evaluation_tokens, run_tokenizer
 from .saving import read_checkpoint
 
 __all__ = ["THRESHOLDS", "Birth", "births", "chain_measures", "checkpoints_of", "measure_checkpoint", "watch"]
 
-THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
+THRESHOLDS = (0.05, 0.1, 0.2, 0.3)
 """Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
 COLUMNS = {
     "step": "int64",
@@ -75,7 +74,7 @@ def chain_measures(
     lens: LensModel,
     tokens: TokenBatch,
     *,
-    threshold: float = SINK_THRESHOLD,
+    threshold: float = 0.3,
     thresholds: Sequence[float] = THRESHOLDS,
     batch_size: int | None = None,
 ) -> pd.DataFrame:
@@ -125,7 +124,7 @@ def measure_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None,
     step: int,
     seen: int,
-    threshold: float = SINK_THRESHOLD,
+    threshold: float = 0.3,
     device: str | None = None,
 ) -> pd.DataFrame:
     """The rows of one checkpoint in ``watch.parquet``: a model that is being trained, or a saved folder.
@@ -159,7 +158,7 @@ def watch(
     *,
     sequences: int = 32,
     length: int = 64,
-    threshold: float = SINK_THRESHOLD,
+    threshold: float = 0.3,
     tokens: TokenBatch | None = None,
     writer: RunWriter | None = None,
     device: str | None = None,
