@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ..data.described import BOS_ARMS, TOKEN_KINDS, check_described
 from ..errors import InputError
+from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
 
 __all__ = ["BOS_ARMS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
 
@@ -29,9 +30,9 @@ class TraceConfig:
     """How many sequences."""
     length: int = 64
     """Tokens a sequence, BOS included."""
-    threshold: float = 0.3
+    threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above it (Gu et al., arXiv 2410.10781)."""
-    min_sink_rate: float = 0.05
+    min_sink_rate: float = MIN_SINK_RATE
     """A position is a sink position where at least this share of (layer, head) has its sink there."""
     growth_factor: float = 2.0
     """A layer grows where the sink token's norm ratio is multiplied by at least this."""

@@ -15,16 +15,12 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from ..schema import INTERVENTION_FLOOR, LEAST_SINK
 from .evidence import Evidence, Statistic
 from .links import LINKS
 from .links.link import Link
 
 Verdict = Literal["holds", "fails", "undecided"]
-
-INTERVENTION_FLOOR = 0.25
-"""An intervention shows the link where it makes or removes more than this share of the sink."""
-_LEAST_SINK = 0.05
-"""Where the model's own sink has less attention than this, a share of it means nothing."""
 
 
 def verdict(statistic: Statistic, *, floor: float) -> Verdict:
@@ -42,7 +38,7 @@ def verdict(statistic: Statistic, *, floor: float) -> Verdict:
 
 def intervention_verdict(row: Mapping[Hashable, Any]) -> Verdict:
     """What an intervention says, from its row of the effects: the interval against the floor and the controls."""
-    if not row["baseline_mass_old"] >= _LEAST_SINK or math.isnan(row["ci_low"]):
+    if not row["baseline_mass_old"] >= LEAST_SINK or math.isnan(row["ci_low"]):
         return "undecided"
     bars = [INTERVENTION_FLOOR, *([] if math.isnan(row["control_share"]) else [row["control_share"]])]
     if all(row["ci_low"] > bar for bar in bars):

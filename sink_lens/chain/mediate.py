@@ -21,6 +21,7 @@ from ..edits.constructors import Edit
 from ..edits.isolation import isolation
 from ..edits.outcome import Outcome
 from ..engine.forward import run_with
+from ..schema import LEAST_ADDED
 from .links import LINKS
 from .links.link import Link
 from .setting import Edits, Setting, bar, from_layer
@@ -43,8 +44,6 @@ COLUMNS = (
     "size",
     "n",
 )
-_LITTLE = 0.02
-"""Where an intervention adds less attention than this, shares of it mean nothing."""
 
 
 def mediation_table(
@@ -85,7 +84,7 @@ def mediation_table(
             at = {"layers": layers, "position": position}
             survived = _under(setting, kept.edits, edits=edits, run=run, **at)
             control = torch.tensor([_under(setting, one, edits=edits, run=run, **at) for one in kept.controls])
-            added = whole - baseline if abs(whole - baseline) >= _LITTLE else math.nan
+            added = whole - baseline if abs(whole - baseline) >= LEAST_ADDED else math.nan
             mean = float(control.mean()) if len(control) else math.nan
             rows.append(
                 {

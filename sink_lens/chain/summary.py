@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measures.dimensions import massive_ratio, stable_range
+from ..schema import NORM_ALONE
 from ..stats import Interval, interval
 from .config import TraceConfig
 from .links import LINKS
@@ -24,10 +25,6 @@ from .placement import kind_of
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
 _MARKS = {"holds": "+", "fails": "x", "undecided": "?"}
-_ANOTHER_PATH = 0.5
-"""A link does not carry the sink where more than this share survives while it is frozen."""
-_NORM_ALONE = 2.0
-"""Where the norm-only control brings this many times the attention, it is said."""
 _CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
 _KINDS = {
     "positional": "it comes at position 0 whatever token stands there, and BOS inside brings none",
@@ -265,8 +262,8 @@ def curve_text(curve: pd.DataFrame) -> str:
         tops[centre] = max(times, tops.get(centre, times))
     listed = ", ".join(f"{_CENTRES[centre]} {times:.1f} times" for centre, times in tops.items())
     text = f"Amplification, at most: {listed} (layers {curve['read_layers'].iloc[0]})"
-    if tops.get("none", 0.0) >= _NORM_ALONE:
-        text += f"; the norm alone brings {_NORM_ALONE:g} times or more here, which arXiv 2605.06611 does not expect"
+    if tops.get("none", 0.0) >= NORM_ALONE:
+        text += f"; the norm alone brings {NORM_ALONE:g} times or more here, which arXiv 2605.06611 does not expect"
     return text
 
 
@@ -309,7 +306,7 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
     checks = {one.name for one in (link.freeze for link in LINKS) if one is not None and one.is_check}
     lines = []
     for hold in dict.fromkeys([*words, *table["hold"]]):
-        leaving = table.query("hold == @hold and surviving_share > @_ANOTHER_PATH")
+        leaving = table.query("hold == @hold and surviving_share > @ANOTHER_PATH")
         if hold not in checks and len(leaving):
             where = ", ".join(f"{row['intervention']} step {row['step']}" for row in leaving.to_dict("records"))
             beside = words.get(hold, hold)

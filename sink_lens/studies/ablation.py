@@ -10,8 +10,9 @@ import pandas as pd
 from ..chain.config import TraceConfig
 from ..data.tokens import TokenBatch
 from ..models.load import ModelLike
+from ..schema import LOST_FRAC
 from ..text import percent, span
-from .neuron_sets import REMOVED_FRAC, Found, find_sets, names
+from .neuron_sets import Found, find_sets, names
 from .study import Study, prepared, written
 
 
@@ -65,7 +66,7 @@ def _set_sentence(row: Mapping[Any, Any]) -> str:
     layers, removed = row["read_layers"], percent(row["removed_share"])
     if not row["removes"]:
         return (
-            f"growth step {row['step']}: no set of up to {row['size']} neurons removes {REMOVED_FRAC:.0%} of the sink "
+            f"growth step {row['step']}: no set of up to {row['size']} neurons removes {LOST_FRAC:.0%} of the sink "
             f"in layers {layers}; the {row['size']} strongest remove {removed}, {random}"
         )
     alone = "" if np.isnan(row["best_single"]) else f", the best of them alone {percent(row['best_single'])}"

@@ -4,7 +4,7 @@ Several neurons write the same direction, so that removing any one changes littl
 
 1. Rank the neurons of its layers by the share of the layer's change of the outlier dimension that they make.
 2. Add them in this order, each set to its mean over other positions at the sink, until the attention to the sink in
-   the layers after the step has lost half (``REMOVED_FRAC``); at most ``MOST`` of them.
+   the layers after the step has lost half (``LOST_FRAC``); at most ``MOST`` of them.
 3. Leave each one out in turn; drop the one without which the set removes most, as long as half still goes.
 
 The set is then ablated in every other way, alone and neuron by neuron, and against random sets of the same size: of
@@ -28,9 +28,8 @@ from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.weights import mlp_weights
+from ..schema import LOST_FRAC
 
-REMOVED_FRAC = 0.5
-"""A set removes the sink where at least this share of its mass goes."""
 MOST = 32
 """The most neurons that a set is tried with."""
 COLUMNS = (
@@ -142,14 +141,14 @@ def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, t
     chosen: list[Neuron] = []
     for neuron in order[:most]:
         chosen.append(neuron)
-        if removed(chosen) >= REMOVED_FRAC:
+        if removed(chosen) >= LOST_FRAC:
             break
     else:
         return Found(segment=segment, neurons=tuple(chosen), removes=False, ranks=places)
     while len(chosen) > 1:
         without = {neuron: removed([one for one in chosen if one != neuron]) for neuron in chosen}
         least = max(without, key=lambda neuron: without[neuron])
-        if without[least] < REMOVED_FRAC:
+        if without[least] < LOST_FRAC:
             break
         chosen.remove(least)
     return Found(segment=segment, neurons=tuple(chosen), removes=True, ranks=places)

@@ -32,13 +32,14 @@ from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
 from ..records import Run, RunWriter, add_to_run, read_run
+from ..schema import SINK_THRESHOLD
 from .birth import Birth, births
 from .evaluation import evaluation_tokens, run_tokenizer
 from .saving import read_checkpoint
 
 __all__ = ["THRESHOLDS", "Birth", "births", "chain_measures", "checkpoints_of", "measure_checkpoint", "watch"]
 
-THRESHOLDS = (0.05, 0.1, 0.2, 0.3)
+THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
 """Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
 COLUMNS = {
     "step": "int64",
@@ -73,7 +74,7 @@ def chain_measures(
     lens: LensModel,
     tokens: TokenBatch,
     *,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     thresholds: Sequence[float] = THRESHOLDS,
     batch_size: int | None = None,
 ) -> pd.DataFrame:
@@ -123,7 +124,7 @@ def measure_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None,
     step: int,
     seen: int,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     device: str | None = None,
 ) -> pd.DataFrame:
     """The rows of one checkpoint in ``watch.parquet``: a model that is being trained, or a saved folder.
@@ -157,7 +158,7 @@ def watch(
     *,
     sequences: int = 32,
     length: int = 64,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     tokens: TokenBatch | None = None,
     writer: RunWriter | None = None,
     device: str | None = None,

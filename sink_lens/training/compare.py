@@ -15,6 +15,7 @@ import pandas as pd
 
 from ..errors import InputError
 from ..records import create_run, display, versions
+from ..schema import SINK_THRESHOLD
 from ..text import listed, number, plural, short
 from .birth import Birth
 from .comparison_tables import birth_table, course_table, measure_table, sides, thresholds
@@ -68,7 +69,7 @@ def compare(
     generator: np.random.Generator,
     by: str | Sequence[str] | None = None,
     baseline: str | None = None,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     smooth_frac: float = SMOOTH_FRAC,
 ) -> Comparison:
     """Compare finished training runs that differ in one thing and in the seed.
