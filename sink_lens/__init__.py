@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sink_lens.patching.path import path_patch
     from sink_lens.records import read_run
     from sink_lens.report.circuit import Circuit, circuit_of
-    from sink_lens.report.page import render
+    from sink_lens.report.html import render
     from sink_lens.report.views import attention_heads, attention_patterns, colored_tokens, neuron_activations
     from sink_lens.studies.interventions import Study, ablate, amplify, isolate
     from sink_lens.sweeps.config import SweepConfig, read_sweep

@@ -108,7 +108,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 def reported(folder: Path, *, quiet: bool = False) -> None:
     """Render a run's page, and say where it is."""
-    from ..report.page import render
+    from ..report.html import render
 
     path = render(folder)
     if not quiet:

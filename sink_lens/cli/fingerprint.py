@@ -95,7 +95,7 @@ def fingerprint(
     from ..identity.fingerprints import fingerprint as compared
     from ..identity.measured_models import subjects
     from ..identity.untrained_models import read_untrained
-    from ..report.page import render
+    from ..report.html import render
 
     config = FingerprintConfig(
         inputs="embeddings" if embeddings else "tokens",

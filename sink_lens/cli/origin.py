@@ -53,7 +53,7 @@ def origin(
 
     from ..identity.origin import OriginConfig, seed_to_sink
     from ..records import RUN_FILE
-    from ..report.page import render
+    from ..report.html import render
 
     config = OriginConfig(
         sequences=sequences,

@@ -6,12 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.columns import flags, floats, named, need, select
-from sink_lens.report.drawing import GRID, INK, QUIET, canvas, finished, legend, logarithmic, panel
-from sink_lens.report.pages import Drawn, Listed, Page
-from sink_lens.report.tables import Table, shown_table
-from sink_lens.report.training import COLOURS, MARKS
-from sink_lens.report.words import listed, number, plural, short
+from sink_lens.report.columns import flags, floats, named, select
+from sink_lens.report.page import Drawn, Listed, Page, Table, shown_table, whole
+from sink_lens.report.style import COLOURS, GRID, INK, MARKS, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.text import listed, number, plural, short
 
 LEVEL = 0.05
 """A statistic foretells where its corrected p is under it."""
@@ -191,7 +189,7 @@ def _course(axes: Axes, course: pd.DataFrame) -> None:
 
 
 def _tables(run: Run) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    course, writers, ranks, tests = (need(run, name, columns=columns) for name, columns in _NEEDED.items())
+    course, writers, ranks, tests = (run.need(name, columns=columns) for name, columns in _NEEDED.items())
     return course, writers, ranks, tests
 
 
@@ -219,7 +217,7 @@ def _figure(run: Run) -> tuple[str, Figure]:
 
 
 def _tests(run: Run) -> tuple[str, Table]:
-    tests = need(run, "tests", columns=_NEEDED["tests"])
+    tests = run.need("tests", columns=_NEEDED["tests"])
     heads = {"of": "of", "statistic": "statistic", "meaning": "what it is", "place": "mean place", "p": "p"}
     heads |= {"p_holm": "p, corrected", "lowest": "could be seen under"}
     see = (
@@ -229,7 +227,7 @@ def _tests(run: Run) -> tuple[str, Table]:
 
 
 def _chosen(run: Run) -> tuple[str, Table]:
-    course = need(run, "course", columns=_NEEDED["course"])
+    course = run.need("course", columns=_NEEDED["course"])
     heads = {"seed": "seed", "step": "step", "dimension": "dimension", "layer": "after layer"}
     heads |= {"dominance_ratio": "max ÷ mean", "is_outlier": "outlier", "sink_rate": "sink rate"}
     return "The last checkpoint of each seed; all are in course.parquet.", shown_table(_ends(course), heads)
@@ -238,7 +236,7 @@ def _chosen(run: Run) -> tuple[str, Table]:
 ORIGIN = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="origin-places", title="Who foretold it?", make=_figure),),
+    figures=(Drawn(key="origin-places", title="Who foretold it?", make=_figure, data=whole("ranks")),),
     tables=(
         Listed(key="origin-tests", title="Every statistic that was tried", make=_tests),
         Listed(key="origin-chosen", title="What training chose", make=_chosen),

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from sink_lens.report.page import render
+from sink_lens.report.html import render
 
 from ..report.test_page import HOSTILE, few, patterns, synthetic_run, tables
 
