@@ -86,11 +86,18 @@ def side_by_side(runs: Sequence[Run]) -> tuple[list[Content], Beside]:
     return parts, compared(runs, parts)
 
 
+def page_for(kind: str) -> Page | None:
+    """The page of a kind of run; None where the kind has none."""
+    if kind not in PAGES:
+        return None
+    module, _, name = PAGES[kind].partition(":")
+    return getattr(importlib.import_module(f"sink_lens.report.{module}"), name)
+
+
 def page_of(run: Run) -> Page:
     """The page of the run's kind; all its tables, as they are, where the kind has none."""
-    if run.kind in PAGES:
-        module, _, name = PAGES[run.kind].partition(":")
-        return getattr(importlib.import_module(f"sink_lens.report.{module}"), name)
+    if found := page_for(run.kind):
+        return found
     listed = tuple(Listed(key=f"{name}-table", title=name, make=_plain(name)) for name in run.tables)
     return Page(title=lambda run: f"A run of {visible(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.chain.carriers import cause_parts, cause_rows, cut_text
-from sink_lens.report.causal import amplification_curve, mediation_matrix
+from sink_lens.report.figures import amplification_curve, mediation_matrix
 
 MEDIATION = pd.DataFrame(
     {
