@@ -142,7 +142,7 @@ def circuit_of(run: Run) -> Circuit:
     position = studied(story)
     links = run.need("links", columns=["link", "statistic", "value", "is_primary", "verdict"])
     effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
-    cuts = {} if effects is None else {row["link"]: row for row in _rows(effects[effects["is_primary"].eq(True)])}
+    cuts = {} if effects is None else {row["link"]: row for row in _rows(effects.loc[effects["is_primary"].eq(True)])}
     into = {_kind(link.target): link.name for link in reversed(joined)}
     lanes = _lanes(run)
     nodes = [*_upstream(run, position, joined=joined, into=into, links=links, cuts=cuts)]
@@ -194,7 +194,7 @@ def _lanes(run: Run) -> list[_Lane]:
     held = run.optional(
         "mediation", columns=["intervention", "hold", "step", "surviving_share", "control_surviving_share"]
     )
-    natural = [] if held is None else _rows(held[held["intervention"] == "natural"])
+    natural = [] if held is None else _rows(held.loc[held["intervention"] == "natural"])
     surviving: dict[int, dict[str, tuple[float, float]]] = {}
     for row in natural:
         if row["hold"] in _HOLDS and not math.isnan(row["surviving_share"]):
@@ -242,7 +242,7 @@ def _upstream(
             yield _node(kind, label=f"position {position}", detail=detail)
         elif kind in spreads:
             label, statistic = spreads[kind]
-            rows = links[(links["link"] == into.get(kind)) & (links["statistic"] == statistic)]
+            rows = links.loc[(links["link"] == into.get(kind)) & (links["statistic"] == statistic)]
             value = rows["value"].iloc[0] if len(rows) else math.nan
             yield _node(kind, label=label, layers=layers, quantity=statistic, value=value)
         elif kind not in _BY_STEP:
@@ -259,7 +259,7 @@ def _downstream(
     for lane in lanes:
         held = {kind: 1 - share for kind, (share, _) in lane.surviving.items()}
         own = _of_layers(neurons, position, lane.layers)
-        supers = own if own is None else _largest_first(own[own["is_super"].eq(True)], "contribution_share")
+        supers = own if own is None else _largest_first(own.loc[own["is_super"].eq(True)], "contribution_share")
         after = _of_layers(layers, position, (lane.layers[1], lane.layers[1]))
         known = lane.dimension is not None and after is not None and len(after)
         read = _of_layers(heads, position, lane.reads)
@@ -321,8 +321,8 @@ def _arrows(
 ) -> Iterator[dict[str, Any]]:
     """The links; those that join nodes of a growth step once for each step."""
     for link in joined:
-        rows = links[links["link"] == link.name]
-        first = _rows(rows[rows["is_primary"].eq(True)])[:1] or [{}]
+        rows = links.loc[links["link"] == link.name]
+        first = _rows(rows.loc[rows["is_primary"].eq(True)])[:1] or [{}]
         cut = cuts.get(link.name, {})
         row = {
             "link": link.name,
@@ -382,7 +382,7 @@ def _of_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int
     """The rows of a position, from one layer to another."""
     if table is None:
         return None
-    return table[table["layer"].between(*layers) & (table["position"] == position)]
+    return table.loc[table["layer"].between(*layers) & (table["position"] == position)]
 
 
 def _layers(first: int, last: int) -> str:
@@ -453,7 +453,7 @@ def draw(circuit: Circuit) -> Figure:
     lines = {str(node["id"]): _lines(node) for node in nodes.to_dict("records") if node["kind"] in lefts}
     bars = {name: _bars(nodes, name, most=most) for name in lines}
     tall = {name: 2 * _PAD + _LINE * len(lines[name]) + _BAR * len(bars[name]) for name in lines}
-    arcs = {step: _ARC if len(_of_step(edges[edges["verdict"] == "another path"], step)) else 0.0 for step in lanes}
+    arcs = {step: _ARC if len(_of_step(edges.loc[edges["verdict"] == "another path"], step)) else 0.0 for step in lanes}
     lane_of = {step: max(tall[name] for name in lines if name.endswith(f":{step}")) for step in lanes}
     numbers, foot = _LINE * 8.9, _LINE * 4.6
     body = sum(lane_of.values()) + sum(arcs.values()) + 0.2 * len(lanes) if lanes else max(tall.values(), default=0.0)
@@ -485,7 +485,7 @@ def draw(circuit: Circuit) -> Figure:
 
 def _lefts(edges: pd.DataFrame) -> dict[str, float]:
     """Kind of node -> where its column begins; the columns stand in the order in which the links join them."""
-    links = edges[edges["quantity"] == "cut_share"]
+    links = edges.loc[edges["quantity"] == "cut_share"]
     ends = [name for pair in zip(links["source"], links["target"], strict=True) for name in pair]
     found: dict[str, float] = {}
     fan = 0.0
@@ -497,7 +497,7 @@ def _lefts(edges: pd.DataFrame) -> dict[str, float]:
 
 
 def _of_step(table: pd.DataFrame, step: int) -> pd.DataFrame:
-    return table[table["step"] == step]
+    return table.loc[table["step"] == step]
 
 
 def _lines(node: Mapping[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -519,7 +519,7 @@ def _lines(node: Mapping[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def _bars(nodes: pd.DataFrame, name: str, *, most: int) -> list[tuple[str, float]]:
     """Name and number of the strongest parts of a node, and how many there are besides."""
-    parts = nodes[nodes["group"] == name]
+    parts = nodes.loc[nodes["group"] == name]
     found = list(zip(parts["label"], parts["value"], strict=True))
     more = [(f"and {len(found) - most} more", math.nan)] if len(found) > most and name.startswith("neurons") else []
     return [*found[:most], *more]
@@ -617,7 +617,7 @@ def _point(width: float) -> float:
 def _numbers(axes: Axes, edges: pd.DataFrame, *, top: float) -> None:
     """Over each gap: what the link says, its verdict, the statistic, the cut, its interval, the controls."""
     lefts = _lefts(edges)
-    links = edges[edges["quantity"] == "cut_share"].drop_duplicates("link")
+    links = edges.loc[edges["quantity"] == "cut_share"].drop_duplicates("link")
     for index, edge in enumerate(links.to_dict("records")):
         ends = tuple(str(edge[end]).partition(":")[0] for end in ("source", "target"))
         claim = _CLAIMS.get(ends) or textwrap.fill(visible(edge["link"]).replace("_", " "), _CHARACTERS)

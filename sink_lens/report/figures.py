@@ -63,7 +63,7 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
 
 def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
     """A column of heads.parquet at a position as an array of layer by head; nan where there is no row."""
-    table = heads[heads["position"] == position]
+    table = heads.loc[heads["position"] == position]
     layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
     grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
     grid[layer, head] = table[name].to_numpy(float)
@@ -158,12 +158,12 @@ def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int], site
         site: The site; z is the input of the attention output projection.
     """
     figure = canvas(width=7.4, height=3.1)
-    chosen = positions[positions["site"] == site]
+    chosen = positions.loc[positions["site"] == site]
     for place, (column, name) in enumerate((("s1", "S1: over sequences"), ("s2", "S2: within the token")), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position + 1", ylabel="÷ first value" if place == 1 else "")
         law = np.array([1.0])
         for index, layer in enumerate(layers):
-            one = chosen[chosen["layer"] == layer]
+            one = chosen.loc[chosen["layer"] == layer]
             one = one.sort_values("position")
             t, s = one["position"].to_numpy(float) + 1, one[column].to_numpy(float)
             positive = np.isfinite(s) & (s > 0)
@@ -197,7 +197,7 @@ def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None =
         position: The sink token.
         share: The share from which a neuron is a super neuron, drawn as a line.
     """
-    table = neurons[neurons["position"] == position]
+    table = neurons.loc[neurons["position"] == position]
     shares = "contribution_share" in table.columns and bool(table["contribution_share"].notna().any())
     height = table["contribution_share"].to_numpy(float) * 100 if shares else table["contribution"].to_numpy(float)
     ranks = np.stack([table["gate_norm_rank"].to_numpy(float), table["up_norm_rank"].to_numpy(float)])
@@ -235,7 +235,7 @@ def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None =
         else:
             axes.sharey(first)
             axes.tick_params(labelleft=False)
-        points = table.assign(x=x, y=height)[chosen]
+        points = table.assign(x=x, y=height).loc[chosen]
         _name_points(axes, points.sort_values("y", key=abs, ascending=False, kind="stable").head(_MOST_LABELS))
     legend(figure.axes[0], columns=3, over=figure)
     return finished(figure)
@@ -250,8 +250,8 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
         layer: The layer.
         most: How many bars.
     """
-    table = dimensions[dimensions["position"] == position]
-    table = table[table["layer"] == layer].sort_values("value", key=abs, ascending=False, kind="stable").head(most)
+    table = dimensions.loc[dimensions["position"] == position]
+    table = table.loc[table["layer"] == layer].sort_values("value", key=abs, ascending=False, kind="stable").head(most)
     figure = canvas(height=0.9 + 0.23 * max(len(table), 4))
     axes = panel(figure, xlabel=f"|value| at position {position} after layer {layer}", ylabel="dimension")
     places, outlier = np.arange(len(table)), table["is_outlier"].eq(True).to_numpy()
@@ -354,7 +354,7 @@ def written_columns(columns: pd.DataFrame, *, outliers: tuple[int, ...] = ()) ->
     figure = canvas(height=0.9 + 0.3 * max(len(names), 3))
     axes = panel(figure, xlabel="weight of the column's entry", ylabel="neuron")
     for place, (layer, neuron) in enumerate(names):
-        one = columns[(columns["layer"] == layer) & (columns["neuron"] == neuron)]
+        one = columns.loc[(columns["layer"] == layer) & (columns["neuron"] == neuron)]
         weight, dimension = one["weight"].to_numpy(float), one["dimension"].to_numpy(float)
         is_outlier = np.isin(dimension, outliers)
         axes.axhline(place, color=QUIET, linewidth=0.4)
@@ -461,7 +461,7 @@ def amplification_curve(table: pd.DataFrame) -> Figure:
     figure = canvas(width=WIDTH, height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="attention to the position")
     for centre, (colour, marker) in CENTRES.items():
-        part = table[table["centre"] == centre]
+        part = table.loc[table["centre"] == centre]
         if len(part):
             axes.plot(
                 part["factor"].to_numpy(float),
@@ -486,12 +486,12 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
     grid, control = np.full((2, len(keys), len(holds)), np.nan)
     names = []
     for index, (intervention, step) in enumerate(keys):
-        of_it = table[table["intervention"] == intervention]
-        part = of_it[of_it["step"] == step]
+        of_it = table.loc[table["intervention"] == intervention]
+        part = of_it.loc[of_it["step"] == step]
         spans = f"{int(part['layers_from'].iloc[0])}–{int(part['layers_to'].iloc[0])}"
         names.append(f"{intervention}, layers {spans}")
         for column, hold in enumerate(holds):
-            one = part[part["hold"] == hold]
+            one = part.loc[part["hold"] == hold]
             if len(one):
                 grid[index, column] = one["surviving_share"].iloc[0]
                 control[index, column] = one["control_surviving_share"].iloc[0]

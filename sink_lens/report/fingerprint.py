@@ -39,8 +39,8 @@ def told(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFrame, *
     if len(pairs) <= _FEW:
         said = [_pair(row) for row in pairs.to_dict("records")]
     else:
-        same = pairs[pairs["verdict"] == _SAME]
-        silent = len(pairs[pairs["verdict"] == _NO_ANSWER])
+        same = pairs.loc[pairs["verdict"] == _SAME]
+        silent = len(pairs.loc[pairs["verdict"] == _NO_ANSWER])
         names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
         said = [f"{len(same)} of {plural(len(pairs), 'pair')} show a common lineage" + f": {names}" * bool(names)]
         if silent:
@@ -64,7 +64,7 @@ def _pair(row: dict) -> str:
 
 
 def _reasons(pairs: pd.DataFrame) -> set[str]:
-    return {str(why) for why in pairs[pairs["verdict"] == _NO_ANSWER]["why"]}
+    return {str(why) for why in pairs.loc[pairs["verdict"] == _NO_ANSWER, "why"]}
 
 
 def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
@@ -75,7 +75,7 @@ def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
         for row in calibration.to_dict("records")
     )
     said = [f"of {plural(n, 'pair')} known to be unrelated, so many have p > 0.01: {passed}"]
-    formula = calibration[calibration["null"] == "analytical"]
+    formula = calibration.loc[calibration["null"] == "analytical"]
     if n >= _ENOUGH:
         factor = float(formula["too_narrow"].to_numpy(float)[0])
         said.append(
@@ -86,10 +86,10 @@ def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
 
 
 def _scored(scores: pd.DataFrame, *, decides: str) -> str:
-    rows = scores[scores["score"] == f"z_{decides}"]
+    rows = scores.loc[scores["score"] == f"z_{decides}"]
     parts = []
     for measure, name in (("auc", "AUC"), ("tpr", "TPR at 1% FPR")):
-        row = rows[rows["measure"] == measure].to_dict("records")[0]
+        row = rows.loc[rows["measure"] == measure].to_dict("records")[0]
         bounds = "" if np.isnan(row["low"]) else f" [{number(row['low'])}, {number(row['high'])}]"
         parts.append(f"{name} {number(row['value'])}{bounds}")
     row = rows.to_dict("records")[0]
@@ -167,7 +167,7 @@ def _curves(figure: Figure, nulls: pd.DataFrame, *, alpha: float, place: tuple[i
     """Sorted p of unrelated pairs against uniform ones: on the line a null is right, below it it is too narrow."""
     axes: Axes = panel(figure, place=place, xlabel="share of unrelated pairs", ylabel="p, one-sided")
     for index, name in enumerate(dict.fromkeys(nulls["null"].tolist())):
-        rows = nulls[nulls["null"] == name]
+        rows = nulls.loc[nulls["null"] == name]
         p = np.sort(10.0 ** np.maximum(rows["log10_p_paper"].to_numpy(float), -6))
         share = (np.arange(len(p)) + 0.5) / len(p)
         axes.plot(share, p, color=COLOURS[index], marker=MARKS[index], markersize=2.5, linewidth=1, label=name)

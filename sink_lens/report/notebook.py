@@ -88,14 +88,14 @@ def verdicts(links: pd.DataFrame, *, names: Iterable[str] = LINKS) -> str:
     """
     rows = []
     for link in names:
-        of = links[links["link"] == link]
-        primary = of[of["is_primary"].eq(True)]
+        of = links.loc[links["link"] == link]
+        primary = of.loc[of["is_primary"].eq(True)]
         if not len(primary):
             rows.append(_row(link, _verdict("not measured"), "", "", ""))
             continue
         first = primary.to_dict("records")[0]
         nulls = zip(primary["null_name"], primary["null_value"], strict=True)
-        cut = of[of["statistic"] == "cut_share"].to_dict("records")[:1]
+        cut = of.loc[of["statistic"] == "cut_share"].to_dict("records")[:1]
         rows.append(
             _row(
                 link,

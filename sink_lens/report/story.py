@@ -176,7 +176,7 @@ def find_story(run: Run) -> Story:
     summary = run.optional("summary", columns=["quantity", "value", "ci_low", "ci_high"])
     bounds = None
     if summary is not None and rate is not None:
-        for row in summary[summary["quantity"] == "sink_rate"].to_dict("records"):
+        for row in summary.loc[summary["quantity"] == "sink_rate"].to_dict("records"):
             rate, bounds = float(row["value"]), (float(row["ci_low"]), float(row["ci_high"]))
     step_columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
     steps = run.optional("growth_steps", columns=step_columns)
@@ -206,7 +206,7 @@ def _sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float 
     rates = {}
     if heads is not None:
         for place in sorted({int(place) for place in heads["position"].to_numpy(float)}):
-            of_heads = heads[heads["position"] == place]["sink_rate"].to_numpy(float)
+            of_heads = heads.loc[heads["position"] == place, "sink_rate"].to_numpy(float)
             if np.isfinite(of_heads).any():
                 rates[place] = float(np.nanmean(of_heads))
     if not rates:
@@ -218,15 +218,15 @@ def _sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float 
 
 def outliers(dimensions: pd.DataFrame, position: int | None) -> list[int]:
     """Outlier dimensions of a position, or of all, those of most layers first."""
-    table = dimensions if position is None else dimensions[dimensions["position"] == position]
-    found = table[table["is_outlier"].eq(True)]["dimension"].to_numpy(float).astype(int)
+    table = dimensions if position is None else dimensions.loc[dimensions["position"] == position]
+    found = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
     names, counts = np.unique(found, return_counts=True)
     return [int(name) for name in names[np.argsort(-counts, kind="stable")]]
 
 
 def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
-    table = neurons if position is None else neurons[neurons["position"] == position]
-    table = table[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
+    table = neurons if position is None else neurons.loc[neurons["position"] == position]
+    table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
     names = table[["layer", "neuron"]].itertuples(index=False)
     return list(dict.fromkeys(f"{layer:.0f}.{neuron:.0f}" for layer, neuron in names))
 
@@ -293,7 +293,7 @@ def _cuts(run: Run) -> dict[str, dict[str, str]]:
     )
     if table is None:
         return {}
-    table = table[table["is_primary"].eq(True)]
+    table = table.loc[table["is_primary"].eq(True)]
     return {
         str(row["link"]): {
             "cut": visible(row["edit"]),

@@ -79,7 +79,7 @@ def loss_by_factor(summary: pd.DataFrame) -> Figure:
     figure = canvas(height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="loss change, nats")
     for centre, (colour, mark) in figures.CENTRES.items():
-        part = summary[summary["centre"] == centre]
+        part = summary.loc[summary["centre"] == centre]
         x, low, high = (
             part["factor"].to_numpy(float),
             part["loss_change_low"].to_numpy(float),
@@ -108,12 +108,12 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
     steps = sorted(set(ablations["step"].to_numpy(float).tolist()))
     figure = canvas(width=7.4, height=0.6 + 2.0 * max(len(steps), 1))
     for place, step in enumerate(steps, start=1):
-        rows = ablations[ablations["step"] == step]
+        rows = ablations.loc[ablations["step"] == step]
         last = place == len(steps)
         axes = panel(figure, place=(len(steps), 1, place), xlabel="share of the sink removed, %" if last else "")
         kinds = list(dict.fromkeys(rows["kind"].tolist()))
         for row, kind in enumerate(kinds):
-            part = rows[rows["kind"] == kind]
+            part = rows.loc[rows["kind"] == kind]
             colour, mark = next((style for name, *style in _KINDS if str(kind).startswith(name)), (PURPLE, "D"))
             share = 100 * part["removed_share"].to_numpy(float)
             spread = np.linspace(-0.22, 0.22, len(part)) if len(part) > 1 else np.zeros(len(part))
@@ -179,8 +179,8 @@ def _strongest(run: Run) -> pd.DataFrame:
     summary = _summary(run, ["centre", "factor", *_MASSES])
     layers = run.need("layers", columns=["layer", "centre", "factor", *(name for name, *_ in _LINES)])
     best = summary.sort_values("mass_new", key=abs, ascending=False, kind="stable").to_dict("records")[0]
-    part = layers[layers["centre"] == str(best["centre"])]
-    return part[np.isclose(part["factor"].to_numpy(float), float(best["factor"]))]
+    part = layers.loc[layers["centre"] == str(best["centre"])]
+    return part.loc[np.isclose(part["factor"].to_numpy(float), float(best["factor"]))]
 
 
 def _strongest_curves(run: Run) -> tuple[str, Figure]:
@@ -197,7 +197,7 @@ def _amplified(run: Run) -> list[str]:
     table = _summary(run, ["centre", "factor", "times", *_MASSES])
     said = []
     for centre in figures.CENTRES:
-        part = table[table["centre"] == centre]
+        part = table.loc[table["centre"] == centre]
         if len(part):
             best = part.sort_values("mass_new", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
             what = f"Factor {best['factor']:g} from {figures.NAMES[centre]} ({number(best['times'])} times)"

@@ -56,7 +56,7 @@ def coverage(table: pd.DataFrame) -> Figure:
     figure = canvas(width=9.0, height=3.6)
     for place, kind in enumerate(("argmax", "argmin"), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="most frequent tokens", ylabel=f"share of the {kind}")
-        rows = table[table["kind"] == kind]
+        rows = table.loc[table["kind"] == kind]
         chance: Any = rows.groupby("tokens")[["null", "null_low", "null_high"]].mean()
         chance = chance.reset_index()
         x = chance["tokens"].to_numpy(float)
@@ -70,7 +70,7 @@ def coverage(table: pd.DataFrame) -> Figure:
         )
         axes.plot(x, chance["null"].to_numpy(float), color=QUIET, linewidth=1.4, label="chance")
         for arm, style in styles(arms).items():
-            lines = list(rows[rows["arm"] == arm].groupby("model", sort=False))
+            lines = list(rows.loc[rows["arm"] == arm].groupby("model", sort=False))
             for index, (_, one) in enumerate(lines):
                 label = name_of(arm, among=arms) if index == len(lines) - 1 else None
                 fade = (index + 1) / len(lines) if bool(one["step"].notna().any()) else 1 / len(lines) ** 0.5
@@ -103,11 +103,11 @@ def dots(
     figure = canvas(width=9.2, height=1.1 + 0.3 * len(names))
     for place, (measure, label, log) in enumerate(measures, start=1):
         axes = panel(figure, place=(1, len(measures), place), xlabel=label)
-        of_models, of_arms = summary[summary["measure"] == measure], arms[arms["measure"] == measure]
+        of_models, of_arms = summary.loc[summary["measure"] == measure], arms.loc[arms["measure"] == measure]
         for line, (arm, style) in enumerate(styles(names).items()):
-            values = of_models[of_models["arm"] == arm]["value"].to_numpy(float)
+            values = of_models.loc[of_models["arm"] == arm, "value"].to_numpy(float)
             axes.scatter(values, np.full(len(values), line + 0.16), color=style["color"], s=12, alpha=0.6)
-            for row in of_arms[of_arms["arm"] == arm].to_dict("records"):
+            for row in of_arms.loc[of_arms["arm"] == arm].to_dict("records"):
                 axes.plot([row["low"], row["high"]], [line, line], color=INK, linewidth=1.6)
                 axes.plot([row["mean"]], [line], color=style["color"], marker=style["marker"], markersize=6)
         if "null_high" in of_models.columns and len(of_models):
@@ -128,16 +128,16 @@ def dots(
 
 def along(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> Figure:
     """Checkpoints: a panel a measure, a line a training, against its steps."""
-    rows = summary[summary["step"].notna()]
+    rows = summary.loc[summary["step"].notna()]
     if not len(rows):
         raise RunError("this figure needs the checkpoints of a training; there is none.")
     figure = canvas(width=9.2, height=2.9 * -(-len(measures) // 3))
     arms = arms_of(rows)
     for place, (measure, label, log) in enumerate(measures, start=1):
         axes = panel(figure, place=(-(-len(measures) // 3), min(3, len(measures)), place), xlabel="step", ylabel=label)
-        of_measure = rows[rows["measure"] == measure]
+        of_measure = rows.loc[rows["measure"] == measure]
         for arm, style in styles(arms).items():
-            one = of_measure[of_measure["arm"] == arm].sort_values("step")
+            one = of_measure.loc[of_measure["arm"] == arm].sort_values("step")
             axes.plot(
                 steps(one),
                 one["value"].to_numpy(float),
@@ -174,9 +174,9 @@ def by_layer(layers: pd.DataFrame) -> Figure:
     figure = canvas(width=9.2, height=3.7)
     for place, (measure, label) in enumerate((("inter", "between sequences"), ("intra", "between positions")), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=f"excess cosine {label}")
-        rows = layers[layers["measure"] == measure]
+        rows = layers.loc[layers["measure"] == measure]
         for arm, style in styles(arms).items():
-            one = rows[rows["arm"] == arm]
+            one = rows.loc[rows["arm"] == arm]
             one = one.assign(depth=depth(one))
             found = one.groupby("depth")["excess"].agg(["mean", "min", "max"]).reset_index()
             x = found["depth"].to_numpy(float)
@@ -204,7 +204,7 @@ def _ends(rows: pd.DataFrame) -> pd.DataFrame:
     low, high = (by_arm.transform(name).to_numpy(dtype=float) for name in ("min", "max"))
     kept = np.isnan(step) | (step == low) | (step == high)
     names = [arm if np.isnan(one) else f"{arm} step {one:.0f}" for arm, one in zip(rows["arm"], step, strict=True)]
-    return rows.assign(arm=names)[kept]
+    return rows.assign(arm=names).loc[kept]
 
 
 def depth(rows: pd.DataFrame) -> np.ndarray:
@@ -222,8 +222,8 @@ def by_position(positions: pd.DataFrame) -> Figure:
     for place, (quantity, label) in enumerate(quantities, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position", ylabel=label)
         for arm, style in styles(arms).items():
-            rows = positions[positions["arm"] == arm].query("place == 'mlp'")
-            rows = rows[rows["layer"] == rows["layer"].to_numpy(float).max()]
+            rows = positions.loc[positions["arm"] == arm].query("place == 'mlp'")
+            rows = rows.loc[rows["layer"] == rows["layer"].to_numpy(float).max()]
             means: Any = rows.groupby("position")[quantity].mean()
             found = means.reset_index()
             values = found[quantity].to_numpy(float) / (
@@ -245,7 +245,7 @@ def agreement(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     """The cosine of the directions of two models: the same seed in two arms, two seeds of one arm, neither."""
     facts = {row["model"]: row for row in models.to_dict("records")}
     groups: dict[str, list[float]] = {}
-    for row in pairs[pairs["place"] == "last"].to_dict("records"):
+    for row in pairs.loc[pairs["place"] == "last"].to_dict("records"):
         if not {row["a"], row["b"]} <= set(facts):
             continue
         groups.setdefault(relation(facts[row["a"]], facts[row["b"]]), []).append(float(row["cosine"]))
@@ -273,7 +273,7 @@ def direction_course(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     }
     rows = [
         {"arm": steps_of[row["b"]][0], "step": steps_of[row["b"]][1], "cosine": row["cosine"]}
-        for row in pairs[pairs["place"] == "last"].to_dict("records")
+        for row in pairs.loc[pairs["place"] == "last"].to_dict("records")
         if row["a"] in first and steps_of[row["a"]][0] == steps_of[row["b"]][0]
     ]
     if not rows:
@@ -285,7 +285,7 @@ def direction_course(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     chance = pairs["chance"].to_numpy(float).max()
     axes.axhspan(-2 * chance, 2 * chance, color=QUIET, alpha=0.25, linewidth=0)
     for arm, style in styles(arms).items():
-        one = frame[frame["arm"] == arm].sort_values("step")
+        one = frame.loc[frame["arm"] == arm].sort_values("step")
         label = name_of(arm, among=arms)
         axes.plot(steps(one), one["cosine"].to_numpy(float), markersize=4, linewidth=1.4, label=label, **style)
     step_axis(axes)
@@ -326,7 +326,7 @@ def arm_rows(arms: pd.DataFrame, summary: pd.DataFrame, *, measures: Sequence[st
         name = name_of(str(arm), among=among)
         name = str(kind) if len(among) == 1 and kind != arm else name if kind == arm else f"{name}, {kind}"
         yield name, [found.get(one, "") for one in measures]
-    for model, rows in summary[summary["step"].notna()].groupby("model", sort=False):
+    for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
         values = dict(zip(rows["measure"].tolist(), rows["value"].to_numpy(float).tolist(), strict=True))
         yield str(model), [number(values[one]) if one in values else "" for one in measures]
 
@@ -355,7 +355,7 @@ def _arm_table(run: Run) -> tuple[str, Table]:
 
 
 def _mean(arms: pd.DataFrame, arm: str, measure: str) -> dict[str, float]:
-    rows = arms[arms["arm"] == arm].query("measure == @measure").to_dict("records")
+    rows = arms.loc[arms["arm"] == arm].query("measure == @measure").to_dict("records")
     return {str(name): value for name, value in rows[0].items()} if rows else {}
 
 
@@ -389,7 +389,7 @@ def _steps(measures: Sequence[tuple[str, str, bool]]) -> Callable[[Run], pd.Data
 
 def _of(run: Run, measures: Sequence[tuple[str, str, bool]]) -> pd.DataFrame:
     summary = run.need("summary", columns=_SUMMARY)
-    return summary[summary["measure"].isin([name for name, *_ in measures])]
+    return summary.loc[summary["measure"].isin([name for name, *_ in measures])]
 
 
 # --- preference
@@ -403,7 +403,7 @@ _PREFERRED = (
 
 def _preference_title(run: Run) -> str:
     summary = run.need("summary", columns=[*_SUMMARY, "null_high"])
-    rows = summary[summary["measure"] == "argmax_top_ratio"]
+    rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
     over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
     return f"{over} of {plural(len(rows), 'model')} predict a token more often than chance would"
 
@@ -413,10 +413,10 @@ def _preference_headline(run: Run) -> list[str]:
     arms = list(dict.fromkeys(summary["arm"].tolist()))
     said = shared(arms)
     for arm in arms[:_MOST_SAID]:
-        rows = summary[summary["arm"] == arm]
+        rows = summary.loc[summary["arm"] == arm]
         models = list(dict.fromkeys(rows["model"].tolist()))
         if bool(rows["step"].notna().any()):
-            said += [_preferred(rows[rows["model"] == model], str(model)) for model in (models[0], models[-1])]
+            said += [_preferred(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])]
         else:
             said.append(_preferred(rows, name_of(str(arm), among=arms)))
     return said
@@ -426,7 +426,7 @@ def _preferred(rows: pd.DataFrame, name: str) -> str:
     """The sentence of an arm, or of a checkpoint."""
 
     def mean(measure: str, column: str = "value") -> str:
-        return number(round(float(rows[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
+        return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
 
     return (
         f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times as often as one of all tokens "
@@ -502,9 +502,9 @@ _BESIDE = (
 def _contraction_title(run: Run) -> str:
     arms, summary = _sets(run)
     if not len(arms):
-        rows = summary[summary["measure"] == "inter_excess"].drop_duplicates("arm")
+        rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("arm")
         return f"The contraction of {plural(len(rows), 'training')}, checkpoint by checkpoint"
-    rows = arms[arms["measure"] == "inter_excess"].sort_values("mean", ascending=False)
+    rows = arms.loc[arms["measure"] == "inter_excess"].sort_values("mean", ascending=False)
     names = arms_of(arms)
     best = rows.to_dict("records")[0]
     most = " most" if len(rows) > 1 else ""
@@ -526,8 +526,8 @@ def _contraction_headline(run: Run) -> list[str]:
             f"{number(float(found['inter_floor']['mean']))}; between positions {_said(found['intra_excess'])}; the "
             f"last position's excess less that of position 0: {_said(found['discrepancy'])}."
         )
-    courses = summary[summary["step"].notna()]
-    for arm, rows in list(courses[courses["measure"] == "inter_excess"].groupby("arm", sort=False))[:_MOST_SAID]:
+    courses = summary.loc[summary["step"].notna()]
+    for arm, rows in list(courses.loc[courses["measure"] == "inter_excess"].groupby("arm", sort=False))[:_MOST_SAID]:
         value, step = rows["value"].to_numpy(float), rows["step"].to_numpy(float)
         most = int(np.argmax(value))
         said.append(
@@ -538,7 +538,7 @@ def _contraction_headline(run: Run) -> list[str]:
     models = {row["model"]: row for row in run.need("models", columns=["model", "arm", "seed"]).to_dict("records")}
     apart = [
         abs(row["cosine"])
-        for row in pairs[pairs["place"] == "last"].to_dict("records")
+        for row in pairs.loc[pairs["place"] == "last"].to_dict("records")
         if models[row["a"]]["seed"] != models[row["b"]]["seed"]
     ]
     if apart:

@@ -125,7 +125,7 @@ def _metrics(table: pd.DataFrame) -> list[str]:
 
 
 def _failed(table: pd.DataFrame) -> int:
-    return len(set(table["cell"][table["error"].notna()]))
+    return len(set(table["cell"].loc[table["error"].notna()]))
 
 
 def _title(run: Run) -> str:
@@ -137,7 +137,7 @@ def _headline(run: Run) -> list[str]:
     table = _cells(run)
     said = []
     for metric in _metrics(table):
-        rows = table[table["metric"] == metric].sort_values("effect", key=abs, ascending=False, kind="stable")
+        rows = table.loc[table["metric"] == metric].sort_values("effect", key=abs, ascending=False, kind="stable")
         best = rows.iloc[0].to_dict()
         if np.isfinite(float(best["effect"])):
             control = float(best.get("control_effect", np.nan))
@@ -157,7 +157,7 @@ def _effects(which: int) -> Drawn:
 
     def of(run: Run) -> pd.DataFrame:
         table = _cells(run)
-        return table[table["metric"] == _metrics(table)[which]]
+        return table.loc[table["metric"] == _metrics(table)[which]]
 
     def make(run: Run) -> tuple[str, Figure]:
         rows = of(run)
@@ -180,7 +180,7 @@ def _cell_table(run: Run) -> tuple[str, Table]:
     table = _cells(run)
     rows = pd.concat(
         [
-            table[table["metric"] == metric].sort_values("effect", key=abs, ascending=False, kind="stable").head(_EACH)
+            table.loc[table["metric"] == metric].sort_values("effect", key=abs, ascending=False, kind="stable").head(_EACH)
             for metric in _metrics(table)
         ]
         or [table]
@@ -199,7 +199,7 @@ def _cell_table(run: Run) -> tuple[str, Table]:
 
 def _failed_table(run: Run) -> tuple[str, Table]:
     table = _cells(run)
-    rows = table[table["error"].notna()]
+    rows = table.loc[table["error"].notna()]
     return "Cells that could not be computed, and why.", shown_table(
         rows, {"kind": "edit", "site": "site", "place": "where", "error": "why"}
     )

@@ -26,7 +26,7 @@ def _sink_scores(run: Run) -> tuple[str, Figure]:
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "position", "sink_score"])
     position = studied(story)
-    best = _largest_first(heads[heads["position"] == position], "sink_score").iloc[0]
+    best = _largest_first(heads.loc[heads["position"] == position], "sink_score").iloc[0]
     layer, head, score = (float(best[name]) for name in ("layer", "head", "sink_score"))
     see = (
         f"Each cell is a head; bright heads attend to position {position}. Look for the layer from which "
@@ -70,10 +70,10 @@ def _norms(run: Run) -> tuple[str, Figure]:
 def _curve(run: Run, position: int) -> pd.DataFrame:
     """Norm ratio and strongest dimension by layer: from layers, else from positions and dimensions."""
     layers = run.optional("layers", columns=["layer", "position", "norm_ratio"])
-    if layers is not None and len(layers[layers["position"] == position]):
-        return layers[layers["position"] == position]
+    if layers is not None and len(layers.loc[layers["position"] == position]):
+        return layers.loc[layers["position"] == position]
     table = run.need("positions", columns=["layer", "site", "position", "norm"])
-    table = table[table["site"] == "resid_post"]
+    table = table.loc[table["site"] == "resid_post"]
     rows = []
     for layer, one in table.groupby("layer"):
         place, norm = one["position"].to_numpy(float), one["norm"].to_numpy(float)
@@ -85,7 +85,7 @@ def _curve(run: Run, position: int) -> pd.DataFrame:
     curve = pd.DataFrame(rows, columns=["layer", "norm_ratio"])
     dimensions = run.optional("dimensions", columns=["layer", "position", "value"])
     if dimensions is not None:
-        largest = _largest_first(dimensions[dimensions["position"] == position], "value").drop_duplicates("layer")
+        largest = _largest_first(dimensions.loc[dimensions["position"] == position], "value").drop_duplicates("layer")
         value_of = dict(zip(largest["layer"], largest["value"], strict=True))
         curve["outlier_value"] = [value_of.get(layer, np.nan) for layer in curve["layer"]]
     return curve
@@ -94,7 +94,7 @@ def _curve(run: Run, position: int) -> pd.DataFrame:
 def _variance(run: Run) -> tuple[str, Figure]:
     story = find_story(run)
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
-    z = table[table["site"] == "z"]
+    z = table.loc[table["site"] == "z"]
     layers = _drawn_layers(z, story)
     if not layers:
         raise RunError("the table 'positions' has no rows of the site z. Run again to see it.")
@@ -103,7 +103,7 @@ def _variance(run: Run) -> tuple[str, Figure]:
         "Evenly averaged independent values would follow the dashed σ/√t: the first token keeps the most, "
         "later ones less. Layers: the first of each growth step, and the first, middle and last."
     )
-    start = z[z["position"] == 0]
+    start = z.loc[z["position"] == 0]
     if len(start) and (start["s1"] == 0).all():
         see += " S1 is zero at position 0, where every sequence has the same token: it starts at the next."
     return see, figures.variance_by_position(_thinned(table), layers=layers)
@@ -125,7 +125,7 @@ def _thinned(table: pd.DataFrame) -> pd.DataFrame:
     if len(known) <= _MOST_POSITIONS:
         return table
     wanted = np.geomspace(known[0] + 1, known[-1] + 1, _MOST_POSITIONS) - 1
-    return table[np.isin(table["position"].to_numpy(float), known[np.searchsorted(known, wanted.clip(max=known[-1]))])]
+    return table.loc[np.isin(table["position"].to_numpy(float), known[np.searchsorted(known, wanted.clip(max=known[-1]))])]
 
 
 def _neurons(run: Run) -> tuple[str, Figure]:
@@ -145,7 +145,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
     if not len(table):
         raise RunError("no growth step was found, so there are no neurons to show.")
     share = real(setting(run, "super_share"))
-    chosen = table[table["is_super"].eq(True)]
+    chosen = table.loc[table["is_super"].eq(True)]
     ranks = np.fmin(chosen["gate_norm_rank"].to_numpy(float), chosen["up_norm_rank"].to_numpy(float))
     see = "Every neuron of the growth layers at the sink token; super neurons are triangles, named layer.neuron"
     see += f", above the dotted {share:.0%} of their layer's change." if share else "."
@@ -162,7 +162,7 @@ def _dimensions(run: Run) -> tuple[str, Figure]:
     story = find_story(run)
     columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
-    here = table[table["position"] == studied(story)]
+    here = table.loc[table["position"] == studied(story)]
     if not len(here):
         raise RunError("the table 'dimensions' has no row of the sink position. Run again to see it.")
     layer, dominance = (_largest_first(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio"))
@@ -180,7 +180,7 @@ def _shown_heads(run: Run) -> tuple[np.ndarray, list[tuple[int, int, float]]]:
         raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
     patterns = tensors[0]
     heads = run.need("heads", columns=["layer", "head", "position", "sink_score"])
-    ranked = _largest_first(heads[heads["position"] == studied(find_story(run))], "sink_score")
+    ranked = _largest_first(heads.loc[heads["position"] == studied(find_story(run))], "sink_score")
     places = [
         (int(layer), int(head), score)
         for layer, head, score in ranked[["layer", "head", "sink_score"]].itertuples(index=False)
@@ -214,7 +214,7 @@ def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
     table = run.optional("tokens", columns=["sequence", "position", "text"])
     if table is None or not len(table):
         return []
-    table = table[table["sequence"] == table["sequence"].min()].sort_values("position").head(most)
+    table = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position").head(most)
     return [(int(place), token(text)) for place, text in zip(table["position"], table["text"], strict=True)]
 
 
@@ -269,7 +269,7 @@ def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
 
     def rows(run: Run) -> pd.DataFrame:
         table = run.need(name, columns=["position"])
-        return table[table["position"] == studied(find_story(run))].filter(items=columns)
+        return table.loc[table["position"] == studied(find_story(run))].filter(items=columns)
 
     return rows
 
@@ -284,7 +284,7 @@ def _mass_rows(run: Run) -> pd.DataFrame:
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
     table = run.need("neurons", columns=["position", "contribution"])
-    return _largest_first(table[table["position"] == studied(find_story(run))], "contribution").head(500)
+    return _largest_first(table.loc[table["position"] == studied(find_story(run))], "contribution").head(500)
 
 
 def _pattern_rows(run: Run) -> pd.DataFrame:
@@ -299,8 +299,8 @@ def _pattern_rows(run: Run) -> pd.DataFrame:
 
 def _variance_rows(run: Run) -> pd.DataFrame:
     table = run.need("positions", columns=["layer", "site", "position", "s1", "s2"])
-    z = table[table["site"] == "z"]
-    return z[z["layer"].isin(_drawn_layers(z, find_story(run)))]
+    z = table.loc[table["site"] == "z"]
+    return z.loc[z["layer"].isin(_drawn_layers(z, find_story(run)))]
 
 
 _FIGURES = (
@@ -352,7 +352,7 @@ def _amplification(run: Run) -> tuple[str, Figure]:
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "position", "read_layers", "times"]
     )
     first = table.iloc[0]
-    best = _largest_first(table[table["centre"] != "none"], "mass").iloc[0]
+    best = _largest_first(table.loc[table["centre"] != "none"], "mass").iloc[0]
     see = (
         f"Position {first['position']}: its aggregated values are moved away from a mean by a factor, up to the end "
         f"of the first growth step, and its attention is read in layers {first['read_layers']}. "
@@ -365,7 +365,7 @@ def _amplification(run: Run) -> tuple[str, Figure]:
 def _matrix(run: Run) -> tuple[str, Figure]:
     columns = ["intervention", "hold", "step", "layers_from", "layers_to", "surviving_share", "control_surviving_share"]
     table = _cut(run, "mediation", columns)
-    most = table[table["hold"] != "z"].groupby("hold", sort=False)["surviving_share"].max()
+    most = table.loc[table["hold"] != "z"].groupby("hold", sort=False)["surviving_share"].max()
     leaving = [str(hold) for hold, share in most.items() if share > _ANOTHER_PATH]
     see = (
         "A sink is put at a position (or the model's own is taken), and one quantity there is held as if it had none. "
@@ -559,7 +559,7 @@ def _super_table(run: Run) -> tuple[str, Table]:
         "column_kurtosis": "column kurtosis",
     }
     table = run.need("neurons", columns=["layer", "neuron", "position", "contribution", "is_super"])
-    chosen = table[table["is_super"].eq(True) & (table["position"] == studied(find_story(run)))]
+    chosen = table.loc[table["is_super"].eq(True) & (table["position"] == studied(find_story(run)))]
     chosen = _largest_first(chosen, "contribution")
     see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
     see += more(len(chosen), "neurons") if len(chosen) else " There are none."
@@ -569,11 +569,11 @@ def _super_table(run: Run) -> tuple[str, Table]:
 def _outlier_table(run: Run) -> tuple[str, Table]:
     columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
-    table = table[table["is_outlier"].eq(True) & (table["position"] == studied(find_story(run)))]
+    table = table.loc[table["is_outlier"].eq(True) & (table["position"] == studied(find_story(run)))]
     table = _largest_first(table, "value")
     rows = []
     for dimension in outliers(table, None):
-        one = table[table["dimension"] == dimension]
+        one = table.loc[table["dimension"] == dimension]
         layer = one["layer"]
         rows.append(
             (

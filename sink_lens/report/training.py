@@ -66,7 +66,7 @@ def course(
     rate = add("share of heads with a sink")
     rows = _whole(watched, "sink_rate")
     for index, level in enumerate(sorted(set(rows["threshold"].to_numpy(float).tolist()))):
-        one = rows[rows["threshold"] == level]
+        one = rows.loc[rows["threshold"] == level]
         chosen = bool(np.isclose(level, threshold))
         width = 2.4 if chosen else 1.2
         colour = COLOURS[index % len(COLOURS)]
@@ -127,24 +127,24 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str], by: s
     scale = _Tokens(bands["tokens"].to_numpy(float))
     for index, arm in enumerate(arms):
         colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-        of_arm = bands[(bands["arm"] == arm) & (bands["curve"] == curve)]
+        of_arm = bands.loc[(bands["arm"] == arm) & (bands["curve"] == curve)]
         label = f"{by} {arm}".lstrip()
-        _band(top, of_arm[of_arm["quantity"] == "loss"], scale, label=label, colour=colour, mark=mark)
+        _band(top, of_arm.loc[of_arm["quantity"] == "loss"], scale, label=label, colour=colour, mark=mark)
         if index:
-            _band(gap, of_arm[of_arm["quantity"] == "difference"], scale, label=arm, colour=colour, mark=mark)
+            _band(gap, of_arm.loc[of_arm["quantity"] == "difference"], scale, label=arm, colour=colour, mark=mark)
             _by_seed(gap, tables["curves"], arm, curve, scale, colour=colour)
-    base_end = finals[finals["arm"] == arms[0]].query("curve == @curve")["loss"].to_numpy(float).mean()
+    base_end = finals.loc[finals["arm"] == arms[0]].query("curve == @curve")["loss"].to_numpy(float).mean()
     top.axhline(base_end, color=QUIET, linestyle=":", linewidth=1.2)
     gap.axhline(0, color=COLOURS[0], linewidth=1.4)
     _ends(panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, arms, curve)
     low = panel(figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer")
     scales = [(top, scale), (gap, scale)]
     if "course" in tables:
-        rows = tables["course"][tables["course"]["measure"] == "top_mass"]
+        rows = tables["course"].loc[tables["course"]["measure"] == "top_mass"]
         own = _Tokens(rows["tokens"].to_numpy(float))
         for index, arm in enumerate(arms):
             colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-            _band(low, rows[rows["arm"] == arm], own, label=arm, marks=True, colour=colour, mark=mark)
+            _band(low, rows.loc[rows["arm"] == arm], own, label=arm, marks=True, colour=colour, mark=mark)
         low.set_ylim(0, max(0.1, low.get_ylim()[1]))
         scales.append((low, own))
     else:
@@ -205,8 +205,8 @@ class _Tokens:
 
 
 def _whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
-    rows = frame[frame["measure"] == measure]
-    rows = rows[rows["layer"].isna() & rows["position"].isna()]
+    rows = frame.loc[frame["measure"] == measure]
+    rows = rows.loc[rows["layer"].isna() & rows["position"].isna()]
     return rows.sort_values("tokens")
 
 
@@ -236,7 +236,7 @@ def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, 
 
 def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> tuple[int, ScalarMappable | None]:
     """A line a layer, dark to light; how many layers, and the scale."""
-    rows = watched[watched["measure"] == measure]
+    rows = watched.loc[watched["measure"] == measure]
     layer = rows["layer"].to_numpy(float)
     layers = [int(one) for one in np.unique(layer[np.isfinite(layer)]) if one >= 0]
     if not layers:
@@ -287,9 +287,9 @@ def _band(
 
 
 def _by_seed(axes: Axes, curves: pd.DataFrame, arm: str, curve: str, scale: _Tokens, *, colour: str) -> None:
-    rows = curves[(curves["arm"] == arm) & (curves["curve"] == curve)]
+    rows = curves.loc[(curves["arm"] == arm) & (curves["curve"] == curve)]
     for seed in sorted(set(rows["seed"].tolist())):
-        one = rows[rows["seed"] == seed]
+        one = rows.loc[rows["seed"] == seed]
         axes.plot(
             scale.places(one["tokens"].to_numpy(float)),
             one["difference"].to_numpy(float),
@@ -303,9 +303,9 @@ def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], arms: Sequence[str], c
     """Each seed's difference as a dot, the mean and its interval as a line."""
     for place, arm in enumerate(arms[1:]):
         colour, mark = COLOURS[(place + 1) % len(COLOURS)], MARKS[(place + 1) % len(MARKS)]
-        dots = tables["finals"][tables["finals"]["arm"] == arm].query("curve == @curve")["difference"].to_numpy(float)
+        dots = tables["finals"].loc[tables["finals"]["arm"] == arm].query("curve == @curve")["difference"].to_numpy(float)
         axes.scatter(np.full(len(dots), place - 0.12), dots, color=colour, marker=mark, s=22, label="one seed")
-        found = tables["differences"][tables["differences"]["arm"] == arm].query("curve == @curve")
+        found = tables["differences"].loc[tables["differences"]["arm"] == arm].query("curve == @curve")
         mean, low, high = (float(found[name].to_numpy(float)[0]) for name in ("mean", "low", "high"))
         if np.isfinite([low, high]).all():
             axes.vlines(place + 0.12, low, high, color=colour, linewidth=2)
@@ -351,8 +351,8 @@ def _said(run: Run) -> list[str]:
 
 def _sink(watch: pd.DataFrame) -> str:
     """Since when position 0 is a sink, as ``sink-lens watch`` tells it, at the usual threshold."""
-    rates = watch[watch["measure"] == "sink_rate"]
-    rates = rates[rates["layer"].isna() & np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)]
+    rates = watch.loc[watch["measure"] == "sink_rate"]
+    rates = rates.loc[rates["layer"].isna() & np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)]
     rates = rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")]
     if not len(rates):
         return f"Whether there is a sink over {_THRESHOLD:g} was not measured."
@@ -372,7 +372,7 @@ def _course(run: Run) -> tuple[str, Figure]:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     watch = run.need("watch", columns=_WATCH)
     if "error" in watch.columns:
-        watch = watch[watch["error"].isna()]
+        watch = watch.loc[watch["error"].isna()]
     see = (
         "Each panel is a measure of the chain at the checkpoints, by tokens (logarithmic); a line is a layer where the "
         "scale says so. Look whether the sink comes with the norm and the outlier dimension, or before them."
@@ -389,7 +389,7 @@ def _loss(run: Run) -> tuple[str, Figure]:
 
 def _watched_rows(run: Run) -> pd.DataFrame:
     watch = run.tables["watch"]
-    whole = watch[watch["layer"].isna() & watch["position"].isna()]
+    whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
 

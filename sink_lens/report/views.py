@@ -361,7 +361,7 @@ def _patterns_of(
 def _run_tokens(run: Run, *, length: int) -> list[str]:
     """The texts of the first positions of a run's first sequence."""
     table = run.need("tokens", columns=["sequence", "position", "text"])
-    table = table[table["sequence"] == table["sequence"].min()]
+    table = table.loc[table["sequence"] == table["sequence"].min()]
     return table.sort_values("position")["text"].tolist()[:length]
 
 
@@ -416,7 +416,7 @@ def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarr
         raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
     if heads is None:
         table = run.need("heads", columns=["layer", "head", "position", "sink_score"])
-        table = table[table["position"] == studied(find_story(run))]
+        table = table.loc[table["position"] == studied(find_story(run))]
         table = table.sort_values("sink_score", key=abs, ascending=False, kind="stable")
         ranked = [(int(layer), int(head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
         ranked = [(layer, head) for layer, head in ranked if layer < kept.shape[0] and head < kept.shape[1]]
