@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sink_lens.patching.path import path_patch
     from sink_lens.records import read_run
     from sink_lens.report.circuit import Circuit, circuit_of
-    from sink_lens.report.page import render
+    from sink_lens.report.html import render
     from sink_lens.report.views import attention_heads, attention_patterns, colored_tokens, neuron_activations
     from sink_lens.studies.ablation import ablate
     from sink_lens.studies.amplification import amplify
@@ -116,7 +116,7 @@ _MODULES = {
     "preference": "identity.token_preference",
     "contraction": "identity.state_contraction",
     "read_run": "records",
-    "render": "report.page",
+    "render": "report.html",
     "attention_heads": "report.views",
     "attention_patterns": "report.views",
     "colored_tokens": "report.views",

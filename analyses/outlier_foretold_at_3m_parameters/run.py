@@ -18,7 +18,7 @@ from sink_lens.measures.neurons import contribution_share, super_neurons
 from sink_lens.measures.reductions import median_where
 from sink_lens.models.tiny import BOS_ID, planted
 from sink_lens.models.weights import attention_weights, mlp_weights
-from sink_lens.report.drawing import BLUE, GREEN, GRID, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.training.checkpoints import checkpoints_of
 from sink_lens.training.config import read_train
 from sink_lens.training.evaluation import evaluation_tokens, run_tokenizer

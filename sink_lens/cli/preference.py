@@ -262,7 +262,7 @@ def _run(
     if quiet:
         typer.echo(done.report)
         return
-    from ..report.identity import shared
+    from ..report.survey import shared
 
     for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["arm"].tolist())]:
         console().print(sentence, soft_wrap=True)
@@ -274,7 +274,7 @@ def _table(kind: str, done: "Survey") -> "Table":
     """One row an arm with its interval over seeds; one row a checkpoint."""
     from rich.table import Table
 
-    from ..report.identity import arm_rows
+    from ..report.survey import arm_rows
 
     shown = _SHOWN[kind]
     table = Table(box=None, pad_edge=False)

@@ -82,7 +82,6 @@ def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     import numpy as np
     from rich.table import Table
 
-    from ..report.columns import floats, select
     from ..text import number, short
     from ..training.birth import whole
 
@@ -92,11 +91,11 @@ def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
         table.add_column(name, justify="right", no_wrap=True)
     steps = dict(sorted(zip(frame["step"].tolist(), frame["tokens"].tolist(), strict=True)))
     rates = whole(frame, "sink_rate")
-    rates = select(rates, np.isclose(floats(rates, "threshold"), threshold))
+    rates = rates[np.isclose(rates["threshold"], threshold)]
     values = {measure: whole(frame, measure) for measure, _ in _SHOWN}
     for step, tokens in steps.items():
-        found = {name: floats(rows, "value")[floats(rows, "step") == step] for name, rows in values.items()}
-        rate = floats(rates, "value")[floats(rates, "step") == step]
+        found = {name: rows.loc[rows["step"] == step, "value"].tolist() for name, rows in values.items()}
+        rate = rates.loc[rates["step"] == step, "value"].tolist()
         if not len(rate):
             table.add_row(str(step), short(tokens), "not measured")
             continue

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.chain.summary import causal_parts, causal_rows, intervention_text
-from sink_lens.report.causal import amplification_curve, mediation_matrix
+from sink_lens.report.figures import amplification_curve, mediation_matrix
 
 MEDIATION = pd.DataFrame(
     {

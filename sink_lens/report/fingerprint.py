@@ -9,10 +9,12 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.columns import flags, floats, named, need, select
-from sink_lens.report.drawing import (
+from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table
+from sink_lens.report.style import (
+    COLOURS,
     FONT,
     INK,
+    MARKS,
     QUIET,
     canvas,
     colour_scale,
@@ -21,11 +23,7 @@ from sink_lens.report.drawing import (
     logarithmic,
     panel,
 )
-from sink_lens.report.findings import optional
-from sink_lens.report.pages import Drawn, Listed, Page
-from sink_lens.report.tables import Table, more, shown_table
-from sink_lens.report.training import COLOURS, MARKS
-from sink_lens.report.words import listed, number, plural, visible
+from sink_lens.text import listed, number, plural, visible
 
 _SAME, _NO_ANSWER = "same lineage", "no answer"
 _PAIRS = ("a", "b", "related", "verdict", "why", "shared", "tau_bar", "too_narrow", "shares_scale")
@@ -41,8 +39,8 @@ def told(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFrame, *
     if len(pairs) <= _FEW:
         said = [_pair(row) for row in pairs.to_dict("records")]
     else:
-        same = named(pairs, "verdict", _SAME)
-        silent = len(named(pairs, "verdict", _NO_ANSWER))
+        same = pairs.loc[pairs["verdict"] == _SAME]
+        silent = len(pairs.loc[pairs["verdict"] == _NO_ANSWER])
         names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
         said = [f"{len(same)} of {plural(len(pairs), 'pair')} show a common lineage" + f": {names}" * bool(names)]
         if silent:
@@ -66,7 +64,7 @@ def _pair(row: dict) -> str:
 
 
 def _reasons(pairs: pd.DataFrame) -> set[str]:
-    return {str(why) for why in named(pairs, "verdict", _NO_ANSWER)["why"]}
+    return {str(why) for why in pairs.loc[pairs["verdict"] == _NO_ANSWER, "why"]}
 
 
 def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
@@ -77,9 +75,9 @@ def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
         for row in calibration.to_dict("records")
     )
     said = [f"of {plural(n, 'pair')} known to be unrelated, so many have p > 0.01: {passed}"]
-    formula = named(calibration, "null", "analytical")
+    formula = calibration.loc[calibration["null"] == "analytical"]
     if n >= _ENOUGH:
-        factor = float(floats(formula, "too_narrow")[0])
+        factor = float(formula["too_narrow"].to_numpy(float)[0])
         said.append(
             f"on them z under the analytical null has a root mean square of {number(factor)} where 1 is right"
             + (f": its standard deviation is {number(factor)} times too small" if factor > 1.2 else "")
@@ -88,10 +86,10 @@ def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
 
 
 def _scored(scores: pd.DataFrame, *, decides: str) -> str:
-    rows = named(scores, "score", f"z_{decides}")
+    rows = scores.loc[scores["score"] == f"z_{decides}"]
     parts = []
     for measure, name in (("auc", "AUC"), ("tpr", "TPR at 1% FPR")):
-        row = named(rows, "measure", measure).to_dict("records")[0]
+        row = rows.loc[rows["measure"] == measure].to_dict("records")[0]
         bounds = "" if np.isnan(row["low"]) else f" [{number(row['low'])}, {number(row['high'])}]"
         parts.append(f"{name} {number(row['value'])}{bounds}")
     row = rows.to_dict("records")[0]
@@ -112,7 +110,7 @@ def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], alph
         alpha: the p under which a pair is called the same.
     """
     unrelated = {(row["a"], row["b"]) for row in pairs.to_dict("records") if row["related"] is False}
-    mine = select(nulls, np.array([pair in unrelated for pair in zip(nulls["a"], nulls["b"], strict=True)], dtype=bool))
+    mine = nulls[np.array([pair in unrelated for pair in zip(nulls["a"], nulls["b"], strict=True)], dtype=bool)]
     curves = len(unrelated) >= _ENOUGH and len(mine) > 0
     few = len(pairs) <= _FEW
     tall = 1.0 + 0.9 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
@@ -169,8 +167,8 @@ def _curves(figure: Figure, nulls: pd.DataFrame, *, alpha: float, place: tuple[i
     """Sorted p of unrelated pairs against uniform ones: on the line a null is right, below it it is too narrow."""
     axes: Axes = panel(figure, place=place, xlabel="share of unrelated pairs", ylabel="p, one-sided")
     for index, name in enumerate(dict.fromkeys(nulls["null"].tolist())):
-        rows = named(nulls, "null", name)
-        p = np.sort(10.0 ** np.maximum(floats(rows, "log10_p_paper"), -6))
+        rows = nulls.loc[nulls["null"] == name]
+        p = np.sort(10.0 ** np.maximum(rows["log10_p_paper"].to_numpy(float), -6))
         share = (np.arange(len(p)) + 0.5) / len(p)
         axes.plot(share, p, color=COLOURS[index], marker=MARKS[index], markersize=2.5, linewidth=1, label=name)
     fewest = 0.5 / max(1, len(nulls) // max(1, len(set(nulls["null"].tolist()))))
@@ -210,9 +208,9 @@ def _headline(run: Run) -> list[str]:
 
 
 def _figure(run: Run) -> tuple[str, Figure]:
-    pairs, nulls = need(run, "pairs", columns=_PAIRS), need(run, "nulls", columns=_NULLS)
-    models = need(run, "models", columns=("model",))
-    if not np.isfinite(floats(pairs, "tau_bar")).any():
+    pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
+    models = run.need("models", columns=("model",))
+    if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
         raise RunError("no pair got an answer, so that there is nothing to draw: the table of pairs says why")
     see = (
         "The effect: mean tau of the shared coordinates, a black bar on each null's middle 95%, or as a table of "
@@ -222,24 +220,29 @@ def _figure(run: Run) -> tuple[str, Figure]:
     return see, draw(pairs, nulls, names=models["model"].tolist(), alpha=float(run.config.get("alpha", 0.01)))
 
 
+def _against_nulls(run: Run) -> pd.DataFrame:
+    pairs = run.need("pairs", columns=_PAIRS)[["a", "b", "tau_bar", "verdict"]]
+    return pairs.merge(run.need("nulls", columns=_NULLS), on=["a", "b"], how="left")
+
+
 def _pairs(run: Run) -> tuple[str, Table]:
-    pairs = need(run, "pairs", columns=_PAIRS)
+    pairs = run.need("pairs", columns=_PAIRS)
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "tau_bar"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
     heads |= {"log10_p_pipeline": "pipeline", "log10_p_analytical": "analytical", "too_narrow": "analytical narrow by"}
-    scaled = int(flags(pairs, "shares_scale").sum())
+    scaled = int(pairs["shares_scale"].eq(True).sum())
     see = "The effect is tau_bar; p only says how sure that it is not 0. Nothing shown is no proof of two seeds."
     if scaled:
         see += (
             f" In {plural(scaled, 'pair')} an input scales all coordinates of both models alike: there the analytical "
             "p, the published one, means nothing."
         )
-    ordered = select(pairs, np.argsort(-np.nan_to_num(floats(pairs, "tau_bar"), nan=-2), kind="stable"))
+    ordered = pairs.iloc[np.argsort(-np.nan_to_num(pairs["tau_bar"].to_numpy(float), nan=-2), kind="stable")]
     return see + more(len(pairs), "pairs"), shown_table(ordered, heads)
 
 
 def _null_table(run: Run) -> tuple[str, Table]:
-    nulls = need(run, "nulls", columns=_NULLS)
+    nulls = run.need("nulls", columns=_NULLS)
     heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
     heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}
     see = (
@@ -250,14 +253,14 @@ def _null_table(run: Run) -> tuple[str, Table]:
 
 
 def _calibration(run: Run) -> tuple[str, Table]:
-    table = need(run, "calibration", columns=("null", "pairs", "p_over_01", "too_narrow"))
+    table = run.need("calibration", columns=("null", "pairs", "p_over_01", "too_narrow"))
     heads = {"null": "null", "pairs": "pairs", "p_over_01": "p > 0.01", "p_over_05": "p > 0.05", "p_over_50": "p > 0.5"}
     heads |= {"too_narrow": "rms of z", "largest_z": "largest |z|"}
     return "Shares of pairs known to be unrelated; right are 0.99, 0.95, 0.5 and 1.", shown_table(table, heads)
 
 
 def _scores(run: Run) -> tuple[str, Table]:
-    table = need(run, "scores", columns=("score", "measure", "value", "low", "high", "related", "unrelated"))
+    table = run.need("scores", columns=("score", "measure", "value", "low", "high", "related", "unrelated"))
     heads = {"score": "score", "measure": "measure", "value": "value", "low": "low", "high": "high"}
     heads |= {"related": "related pairs", "unrelated": "unrelated"}
     return "Area under the ROC curve, and true positives at 1% false ones; 95% over models.", shown_table(table, heads)
@@ -266,7 +269,7 @@ def _scores(run: Run) -> tuple[str, Table]:
 FINGERPRINT = Page(
     title=_title,
     headline=_headline,
-    figures=(Drawn(key="fingerprint", title="One seed?", make=_figure),),
+    figures=(Drawn(key="fingerprint", title="One seed?", make=_figure, data=_against_nulls),),
     tables=(
         Listed(key="fingerprint-pairs", title="Pair by pair", make=_pairs),
         Listed(key="fingerprint-nulls", title="Under every null", make=_null_table),
@@ -274,13 +277,13 @@ FINGERPRINT = Page(
             key="fingerprint-calibration",
             title="Do the nulls hold?",
             make=_calibration,
-            when=lambda run: optional(run, "calibration", ["null"]) is not None,
+            when=lambda run: run.optional("calibration", columns=["null"]) is not None,
         ),
         Listed(
             key="fingerprint-scores",
             title="Lineages told apart",
             make=_scores,
-            when=lambda run: optional(run, "scores", ["score"]) is not None,
+            when=lambda run: run.optional("scores", columns=["score"]) is not None,
         ),
     ),
 )

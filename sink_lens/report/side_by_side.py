@@ -7,11 +7,10 @@ from typing import Any
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report import words
-from sink_lens.report.columns import need
-from sink_lens.report.content import Content, Shown, content, told
-from sink_lens.report.tables import Table, csv
-from sink_lens.report.words import interval, number
+from sink_lens.report.page import Content, Shown, Table, csv, told
+from sink_lens.report.story import chain
+from sink_lens.schema import VERDICTS
+from sink_lens.text import interval, number, visible
 
 MOST_RUNS = 6
 """More than these do not fit beside each other, nor into 5 MB."""
@@ -82,30 +81,21 @@ class Beside:
         )
 
 
-def side_by_side(runs: Sequence[Run]) -> tuple[list[Content], Beside]:
-    """The content of each run, and what they are compared by.
-
-    Raises:
-        RunError: The runs are not comparable.
-        InputError: Too few or too many of them.
-    """
-    if not 2 <= len(runs) <= MOST_RUNS:
-        raise InputError(f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other. Leave some out.")
-    check_comparable(runs)
-    parts = [content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
-    names = _names(runs, parts)
-    verdicts = [_verdicts(link, parts) for link in words.LINKS if parts[0].chained]
+def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
+    """What runs are compared by, from the content of their pages."""
+    chained = [run for run, part in zip(runs, parts, strict=True) if part.chained]
+    links = dict.fromkeys(link.name for run in chained for link in chain(run))
     summaries, missing = [], ""
-    for part in parts:
-        found, why = told(part.run, lambda run=part.run: _summary(run))
+    for run in runs:
+        found, why = told(run, lambda run=run: _summary(run))
         summaries.append(found or {})
         missing = missing or why
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
     rows = [_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
-    return parts, Beside(
-        names=names,
-        verdicts=tuple(verdicts),
+    return Beside(
+        names=_names(runs, parts),
+        verdicts=tuple(_verdicts(link, parts) for link in links),
         summary=tuple(_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities),
         summary_missing=missing,
         provenance=tuple(sorted(rows, key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)),
@@ -119,7 +109,10 @@ def check_comparable(runs: Sequence[Run]) -> None:
 
     Raises:
         RunError: In what they differ, and what each has.
+        InputError: Too few or too many of them.
     """
+    if not 2 <= len(runs) <= MOST_RUNS:
+        raise InputError(f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other. Leave some out.")
     kinds = [run.kind for run in runs]
     if len(set(kinds)) > 1:
         raise _refused(runs, {"kind": kinds})
@@ -143,9 +136,7 @@ def _of(run: Run, name: str, where: str) -> Any:
 def _refused(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> RunError:
     parts = []
     for name, values in differing.items():
-        said = ", ".join(
-            f"{words.visible(value, limit=60)} ({run.folder})" for run, value in zip(runs, values, strict=True)
-        )
+        said = ", ".join(f"{visible(value, limit=60)} ({run.folder})" for run, value in zip(runs, values, strict=True))
         parts.append(f"{name}: {said}")
     return RunError(
         f"the runs are not comparable, they differ in {'; '.join(parts)}; need runs of one kind on the same tokens "
@@ -158,7 +149,7 @@ def _names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
     models = [part.name for part in parts]
     if len(set(models)) == len(models):
         return tuple(models)
-    return tuple(words.visible(run.folder.resolve().name) for run in runs)
+    return tuple(visible(run.folder.resolve().name) for run in runs)
 
 
 def _row(name: str, texts: Sequence[str]) -> Row:
@@ -180,19 +171,19 @@ def _verdicts(link: str, parts: Sequence[Content]) -> Row:
     return Row(
         name=link,
         cells=tuple(
-            Cell(text=f"{words.VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != first)
+            Cell(text=f"{VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != first)
             for verdict, why in cells
         ),
     )
 
 
 def _summary(run: Run) -> dict[str, str]:
-    table = need(run, "summary", columns=["quantity", "value"])
+    table = run.need("summary", columns=["quantity", "value"])
     found = {}
     for row in table.to_dict("records"):
         value = row["value"]
         with contextlib.suppress(TypeError, ValueError):
             value = float(value)
         bounds = interval(row.get("ci_low"), row.get("ci_high"))
-        found[words.visible(row["quantity"])] = f"{number(value)} {bounds}".strip()
+        found[visible(row["quantity"])] = f"{number(value)} {bounds}".strip()
     return found

@@ -3,15 +3,18 @@
 Nothing here touches pyplot or other global state. Colours are after Okabe and Ito; heat maps are viridis.
 """
 
+import base64
 import io
 import math
 import re
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -21,10 +24,16 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from sink_lens.text import token
+
 INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
 BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#009e73", "#a8507f", "#8a6d00"
 WIDTH, FONT = 5.0, 9.5
 """Inches and points of an ordinary figure."""
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, OCHRE, QUIET)
+"""Colours of several lines, in order."""
+MARKS = ("o", "s", "^", "D", "v", "P")
+"""Their marks."""
 
 _NO_GLYPH = r"Glyph \d+ .* missing from font"
 _IN_PAGE = {
@@ -40,6 +49,12 @@ _IN_PAGE = {
 """Colour of a figure on paper -> what the page's light or dark style decides."""
 _AROUND = (Axis, Legend, Text)
 """What may stick out of its panel, so that the layout leaves room for it."""
+
+
+WORDS = {"layer": "layer", "pos": "position", "head_index": "head", "src_pos": "key position"}
+"""Swept column -> its word at an axis."""
+_MOST_LABELS = 40
+"""More positions than these are numbered, not spelled out."""
 
 
 class Picture(Figure):
@@ -93,6 +108,60 @@ def heat_map(
         interpolation="none",
         aspect="equal" if square else "auto",
     )
+
+
+def signed_grid(
+    frame: pd.DataFrame, pair: tuple[str, str | None], *, value: str
+) -> tuple[np.ndarray, list[float], list[float], bool]:
+    """A column over one or two swept columns: the grid, its rows and columns, and whether cells share a place in it.
+
+    Of cells that share a place the strongest (largest in magnitude, with its sign) stands there.
+    """
+    down, across = pair
+    rows = sorted(frame[down].unique().tolist())
+    columns = [0] if across is None else sorted(frame[across].unique().tolist())
+    grid = np.full((len(rows), len(columns)), np.nan)
+    at_row = [rows.index(one) for one in frame[down].tolist()]
+    at_column = [0] * len(frame) if across is None else [columns.index(one) for one in frame[across].tolist()]
+    for row, column, number in zip(at_row, at_column, frame[value].to_numpy(float), strict=True):
+        if not np.isnan(number) and not abs(grid[row, column]) >= abs(number):
+            grid[row, column] = number
+    return grid, rows, columns, len(frame) > grid.size
+
+
+def map_panel(
+    figure: Figure,
+    frame: pd.DataFrame,
+    pair: tuple[str, str | None],
+    *,
+    place: tuple[int, int, int],
+    value: str,
+    limit: float,
+    labels: Mapping[int, str] | None = None,
+) -> tuple[Axes, ScalarMappable]:
+    """One panel: a column over one or two swept columns, at a place of the figure; colours run from -limit to limit."""
+    down, across = pair
+    grid, rows, columns, crowded = signed_grid(frame, pair, value=value)
+    ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
+    axes = panel(figure, place=place, xlabel="" if across is None else WORDS.get(across, across), grid=False)
+    axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
+    image = axes.imshow(grid, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="none", aspect="auto")
+    _ticks(axes, rows, name=down, labels=labels or {}, y=True)
+    _ticks(axes, columns if across else [], name=across or "", labels={}, y=False)
+    return axes, image
+
+
+def _ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
+    axis = axes.yaxis if y else axes.xaxis
+    if name in ("pos", "src_pos") and any(labels.values()) and len(values) <= _MOST_LABELS:
+        texts = [token(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
+        axis.set_ticks(range(len(values)), labels=[f"{one} {text}" for one, text in zip(values, texts, strict=True)])
+        axis.set_tick_params(labelsize=FONT - 3)
+    elif values and list(values) == list(range(len(values))):
+        axis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+    else:
+        step = max(1, -(-len(values) // 16))
+        axis.set_ticks(range(0, len(values), step), labels=[str(one) for one in values[::step]])
 
 
 def colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Axes], *, label: str) -> Axes:
@@ -169,6 +238,18 @@ def placed(figure: Figure) -> None:
                 mark.set_in_layout(False)
             engine.execute(figure)
         figure.set_layout_engine("none")
+
+
+def picture(figure: Figure) -> str:
+    """The figure as an image in HTML, which holds it itself."""
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(png(figure)).decode()}">'
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as the content of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def svg(figure: Figure, *, name: str) -> str:
