@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     config = TraceConfig(model=asked.model, sequences=8, twin=False, cuts=False)
     result = trace(lens, config=config, out=asked.out, overwrite=True, progress=False)
-    found = result.finding
+    found = result.location
     print(f"{'sink' if found.sink_found else 'no sink; looked'} at position {found.position}", end="; ")
     print(f"grows in layers {', '.join(f'{step.first_layer}-{step.last_layer}' for step in found.steps) or 'none'}")
     links = result.links.query("is_primary").drop_duplicates("link")
