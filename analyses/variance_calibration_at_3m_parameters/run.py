@@ -6,9 +6,8 @@ import pandas as pd
 from analyses.claims import Measured, Work, main
 from sink_lens import compare, contraction, load, preference, read_run, train
 from sink_lens.report.drawing import BLUE, INK, ORANGE, canvas, finished, panel
-from sink_lens.stats import Interval
+from sink_lens.stats import Interval, difference
 from sink_lens.training.config import read_train
-from sink_lens.training.differences import difference
 
 ARMS = {"softmax": "none", "headnorm": "shared", "position": "position"}
 SEEDS = (0, 1, 2)

@@ -27,7 +27,7 @@ from ..errors import InputError
 from ..measures.dimensions import outlier_dimensions
 from ..models.lens import LensModel
 from ..records import display
-from ..training.checkpoints import chain_measures
+from ..training.watching import chain_measures
 from .cosine_sums import Ends, Place, Sums, jackknife
 from .measured_models import Draws
 from .token_preference import wilson
