@@ -29,8 +29,7 @@ from matplotlib.figure import Figure
 from analyses.verdicts import judged, keep, read_claim, shown
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
-from sink_lens.data.corpora import bundled_text
-from sink_lens.data.texts import texts_of
+from sink_lens.data.corpora import bundled_text, texts_of
 from sink_lens.data.tokens import TokenBatch, from_text, random_tokens
 from sink_lens.errors import SinkLensError
 from sink_lens.models.bundled import DEFAULT_MODEL
@@ -41,8 +40,8 @@ from sink_lens.records import RUN_FILE, RunWriter, create_run, read_run, version
 from sink_lens.stats import Interval
 from sink_lens.stats import interval as bootstrap
 
-TEXTS = ("moby-dick", "brown", "state-of-the-union", "shakespeare-milton", "linux-docs")
-"""Where a result is compared over texts: a novel, ten genres, speeches, verse, manuals; all but one are fetched."""
+TEXTS = ("moby-dick", "brown", "state-of-the-union", "shakespeare-milton", "king-james-bible")
+"""Where a result is compared over texts: a novel, ten genres, speeches, verse, scripture; all but one are fetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

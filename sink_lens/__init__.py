@@ -44,7 +44,10 @@ if TYPE_CHECKING:
     from sink_lens.report.circuit import Circuit, circuit_of
     from sink_lens.report.page import render
     from sink_lens.report.views import attention_heads, attention_patterns, colored_tokens, neuron_activations
-    from sink_lens.studies.interventions import Study, ablate, amplify, isolate
+    from sink_lens.studies.ablation import ablate
+    from sink_lens.studies.amplification import amplify
+    from sink_lens.studies.isolation import isolate
+    from sink_lens.studies.study import Study
     from sink_lens.sweeps.config import SweepConfig, read_sweep
     from sink_lens.sweeps.grid import EditGrid, Grid, cell_of
     from sink_lens.sweeps.reads import MetricSpec
@@ -87,10 +90,10 @@ _MODULES = {
     "path_patch": "patching.path",
     "attribution_patch": "patching.attribution",
     "generate": "engine.generation",
-    "isolate": "studies.interventions",
-    "amplify": "studies.interventions",
-    "ablate": "studies.interventions",
-    "Study": "studies.interventions",
+    "isolate": "studies.isolation",
+    "amplify": "studies.amplification",
+    "ablate": "studies.ablation",
+    "Study": "studies.study",
     "trace": "chain.trace",
     "Trace": "chain.trace",
     "TraceConfig": "chain.config",

@@ -64,4 +64,4 @@ class _Finder(MetaPathFinder, Loader):
 def install() -> None:
     """Let old names be imported; once is enough."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _Finder())  # first: the path of `edits` would find its modules a second time

@@ -145,6 +145,31 @@ def test_a_finished_run_is_kept_unless_overwriting_is_asked_for(tmp_path):
     assert names(tmp_path) == ["neurons.parquet", "notes.txt", RUN_FILE]
 
 
+def test_a_run_is_replaced_only_by_the_first_file_of_the_new_one(tmp_path):
+    finished(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="no such layer"), start(tmp_path, config={"layer": 99}, overwrite=True):
+        raise ValueError("no such layer")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    code = (
+        "import os, signal, sys; from sink_lens.records import create_run\n"
+        "create_run(sys.argv[1], kind='trace', config={}, provenance={}, overwrite=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    with pytest.raises(RunError, match="finished at"):
+        start(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != ".lock"} == before
+
+
+def test_a_refusal_leaves_the_record_of_a_run_that_can_be_added_to(tmp_path):
+    finished(tmp_path)
+    record = (tmp_path / RUN_FILE).read_text()
+    with pytest.raises(RunError, match="no such device"), start(tmp_path, reopen=True):
+        raise RunError("no such device")
+    assert (tmp_path / RUN_FILE).read_text() == record
+
+
 def test_a_finished_run_is_gone_on_with_where_it_can_be_added_to(tmp_path):
     before = finished(tmp_path)
     with start(tmp_path, reopen=True) as writer:

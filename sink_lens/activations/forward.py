@@ -1,7 +1,7 @@
 """One forward pass of either path, its tensors handed over as they are computed."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..data.tokens import TokenBatch
 from ..errors import InputError
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.sites import SITES, Address, bridge_hook, read
 from .attention import OBSERVED, Kernel, Put, Watch, observed
@@ -93,21 +94,8 @@ def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, fr
         for name in sorted(names):
             hook_name = bridge_hook(SITES[name], family=lens.family, layer=layer)
             hooks.append((hook_name, partial(_keep, place=(layer, name), put=put)))
-    with torch.no_grad():
+    with evaluating(lens.bridge), torch.no_grad():
         lens.bridge.run_with_hooks(part.tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within it, no module trains; afterwards each is as it was."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _finish(module: nn.Module, args: Any, output: Any) -> None:

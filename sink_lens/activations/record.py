@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError, SiteError
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, site_of
 from .attention import OBSERVED, choose_kernel
 from .forward import bridge_forward, check_tokens, plain_forward
@@ -30,7 +31,7 @@ _MEMORY_FRAC = 0.8
 
 
 def stream(
-    lens: LensModel,
+    lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     readings: Sequence[Reading],
     *,
@@ -64,6 +65,7 @@ def stream(
         InputError: a layer, key or row that does not exist, two readings of one name, a reading of nothing,
             or a result without the sequences in front.
     """
+    lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     check_tokens(lens, batch)
     plan = _plan(lens, readings)
@@ -86,7 +88,7 @@ def stream(
 
 
 def capture(
-    lens: LensModel,
+    lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     *,
     sites: Sequence[str],
@@ -117,6 +119,7 @@ def capture(
         SiteError: a site that the family lacks, or that this model's bridge does not show.
         InputError: layers or positions outside the model or the sequences; more bytes than allowed.
     """
+    lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     check_tokens(lens, batch)
     names = tuple(dict.fromkeys(sites))

@@ -13,18 +13,19 @@ from ..engine.cost import duration, now, seconds_of, size, weight_bytes
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.lens import LensModel
-from .bench import cannot_cut, segments
 from .config import TraceConfig
 from .inputs import other_arm
-from .locate import Finding
-from .panel import ARM_READINGS, Panel, measure, scout, shortened
+from .links import LINKS
+from .locate import Location
+from .measure import ARM_READINGS, Panel, measure, scout, shortened
 from .readings import LOSS_CHUNK, SITES_BY_POSITION
+from .setting import segments, why_no_interventions
 
 _SAMPLE_TOKENS = 512
 _LONGEST_SAMPLE = 2048
 _BYTES_A_NEURON_ROW = 64
-_PASSES_OF_CUTS, _PASSES_A_STEP = 50, 25
-"""Whole passes of the bridge: for the cuts of the links, the curve and the placement, and for a step's mediation."""
+_PASSES_OF_LINKS, _PASSES_A_STEP = 50, 25
+"""Whole passes of the bridge: for interventions, the curve and the placement, and for a step's mediation."""
 _NOT_INCLUDED = (
     "Not included: converting a GGUF file on first use, a second measuring pass where the first was aimed wrong, the "
     "bootstrap, the tables and the report (seconds), and the memory of a forward pass itself. Times are scaled by "
@@ -112,8 +113,8 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     if config.twin:
         tokens = scouted + batch.tokens.numel()
         passes.append(Pass(name="random twin", tokens=tokens, seconds=scouting / 2 + full * share))
-    if config.cuts and cannot_cut(lens, batch) is None:
-        passes.append(_cuts(lens, batch, aim=aim, config=config))
+    if config.cuts and why_no_interventions(lens, batch) is None:
+        passes.append(_interventions(lens, batch, aim=aim, config=config))
     weights = weight_bytes(lens)
     kept = _kept(panel) * batch.n_sequences // sample.n_sequences
     widths = {"z": lens.n_heads * lens.d_head}
@@ -129,19 +130,20 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     )
 
 
-def _cuts(lens: LensModel, batch: TokenBatch, *, aim: Finding, config: TraceConfig) -> Pass:
-    """The passes of the bridge that the cuts take, as whole ones: many begin late or end early."""
+def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config: TraceConfig) -> Pass:
+    """The passes of the bridge that the interventions take, as whole ones: many begin late or end early."""
     few = shortened(batch, sequences=config.cut_sequences, length=aim.position + config.cut_length)
     one = seconds_of(lambda: run_with(lens, few), device=lens.device)
-    number = _PASSES_OF_CUTS + _PASSES_A_STEP * len(segments(aim, n_layers=lens.n_layers))
+    number = _PASSES_OF_LINKS + _PASSES_A_STEP * len(segments(aim, n_layers=lens.n_layers))
     return Pass(name="cuts", tokens=int(number * few.tokens.numel()), seconds=number * one)
 
 
 def _timed(
-    lens: LensModel, sample: TokenBatch, *, aim: Finding, config: TraceConfig, only: frozenset[str] | None
+    lens: LensModel, sample: TokenBatch, *, aim: Location, config: TraceConfig, only: frozenset[str] | None
 ) -> tuple[Panel, float]:
     started = now(lens.device)
-    panel = measure(lens, sample, finding=aim, config=config, only=only)
+    own = [link.readings for link in LINKS]
+    panel = measure(lens, sample, plan=aim.plan(lens.n_layers), config=config, own=own, only=only)
     return panel, now(lens.device) - started
 
 

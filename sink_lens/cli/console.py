@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
-from ..errors import SinkLensError
+from ..errors import SinkLensError, UndrawnError
 from ..text import ranges
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 """Exit code of Ctrl-C: 128 + SIGINT, as shells have it."""
 
+_EXPECTED = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
+"""Errors of the file system that the user can put right."""
 _PACKAGE = Path(__file__).parent.parent
 PACKAGE = __name__.split(".")[0]
 """Name of the logger that commands hear."""
@@ -37,12 +39,16 @@ class Commands(TyperGroup):
         debug = bool(ctx.params.get("debug"))
         with _heard(debug=debug):
             try:
-                return super().invoke(ctx)
+                try:
+                    return super().invoke(ctx)
+                except UndrawnError as error:  # all but the page was done before
+                    reported(error.folder, quiet=True)
+                    typer.echo(f"{error.folder} was finished and had no page; it is drawn")
             except KeyboardInterrupt:
                 say("interrupted", "nothing was written")
                 raise typer.Exit(INTERRUPTED) from None
             except (SinkLensError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if isinstance(error, OSError) and error.errno not in _EXPECTED:
                     raise
                 if debug:
                     traceback.print_exception(error)
@@ -106,16 +112,26 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(stderr=stderr, highlight=False, markup=False)
 
 
-def reported(folder: Path, *, quiet: bool = False) -> None:
-    """Render a run's page, and say where it is."""
+def reported(folder: Path, *, quiet: bool = False) -> Path:
+    """Render a run's page, and say where it is.
+
+    Ctrl-C meanwhile loses nothing but the page, and says how it is drawn.
+    """
     from ..report.page import render
 
-    path = render(folder)
+    try:
+        path = render(folder)
+    except KeyboardInterrupt:
+        say("interrupted", f"the run in {folder} is finished; sink-lens report {folder} draws its page")
+        raise typer.Exit(INTERRUPTED) from None
     if not quiet:
         typer.echo(f"report: {path}")
+    return path
 
 
 def _disk_full(error: OSError) -> str:
+    if error.errno == errno.ENAMETOOLONG:
+        return f"a name is too long ({str(error.filename)[:40]}...); need at most 255 bytes. Give a shorter one"
     where = f" at {error.filename}" if error.filename else ""
     return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
 

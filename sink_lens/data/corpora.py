@@ -1,4 +1,4 @@
-"""Text to study a model on: the prose bundled with the package, and a user's own file.
+"""Text to study or train a model on: bundled, fetched, a file, a folder, a saved data set, or one of the model hub.
 
 The bundled prose is the beginning of Herman Melville's *Moby-Dick; or, The Whale* (1851), from the first word
 of chapter 1: its first 300,000 bytes as UTF-8, newlines normalised, cut at a whole word. The novel is in the
@@ -7,11 +7,22 @@ chapters joined by two empty lines), which gives the database under PDDL 1.0 and
 The file `moby_dick.txt` has no header, so that every byte of it is prose.
 """
 
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from sink_lens.errors import InputError
+
+_COLUMN = "text"
+_ENDINGS = (".txt", ".jsonl", ".parquet")
+_HUB = re.compile(r"(?P<name>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:\[:(?P<documents>\d+)\])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +93,177 @@ def read_text(path: str | Path) -> str:
     if not text.strip():
         raise InputError(f"{path} is empty; need text to cut into sequences. Give a file with text in it.")
     return _unix_newlines(text)
+
+
+class Texts:
+    """Documents in a fixed order, read again at every pass."""
+
+    def __init__(self, source: str, read: Callable[[], Iterable[str]]) -> None:
+        self.source = source
+        self._read = read
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+
+def texts_of(source: str) -> Texts:
+    """The documents of a source. Rows have theirs in the column ``text``.
+
+    Args:
+        source: ``bundled`` (the beginning of Moby-Dick), ``fetched`` (every public-domain source in the cache),
+            ``fetched:all`` or ``fetched:brown,moby-dick`` (these), a file (.txt is one document; .jsonl and .parquet
+            have one a row), a folder of such files or one that ``datasets`` saved, or a data set of the model hub:
+            ``OWNER/NAME`` or ``OWNER/NAME:CONFIG`` downloads its split train, and ``OWNER/NAME[:1000]`` streams the
+            first 1,000 documents and keeps them in memory.
+
+    Raises:
+        InputError: there is no such source, it has no documents, or it is damaged; some of it only when read.
+    """
+    if source == "bundled":
+        return Texts(source, lambda: [bundled_text()])
+    if source == "fetched" or source.startswith("fetched:"):
+        files = _fetched(source)
+    elif not (path := Path(source).expanduser()).exists():
+        return Texts(source, _hub(source))
+    elif path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return Texts(source, _saved(path))
+    elif path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()]
+        if not files:
+            raise InputError(f"{path} has no {', '.join(_ENDINGS)} file; need some. Give a folder of texts.")
+    else:
+        files = [path]
+    return Texts(source, lambda: chain.from_iterable(map(_documents, files)))
+
+
+def text_hash(texts: Iterable[str]) -> str:
+    """SHA-256 (hex) over documents in order, each with its length in bytes before it."""
+    digest = hashlib.sha256()
+    for content in map(str.encode, texts):
+        digest.update(f"{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _fetched(source: str) -> list[Path]:
+    """The files of the fetched sources that are named."""
+    from sink_lens.data.sources import DOCUMENTS, choose, data_folder, fetched
+
+    there = fetched()
+    asked = source.partition(":")[2]
+    if asked in ("", "all"):
+        names = [name for name in choose(public_domain_only=not asked) if name in there]
+        if not names:
+            free = ("", "") if asked else (" in the public domain", " --public-domain")
+            raise InputError(f"no text{free[0]} is fetched. Run: sink-lens data fetch{free[1]}")
+    else:
+        names = [*choose(asked.split(","))]
+        if missing := [name for name in names if name not in there]:
+            raise InputError(f"{', '.join(missing)} is not fetched. Run: sink-lens data fetch {' '.join(missing)}")
+    if damaged := [state for name in names if isinstance(state := there[name], str)]:
+        raise InputError(damaged[0])
+    return [data_folder() / name / DOCUMENTS for name in names]
+
+
+def _hub(source: str) -> Callable[[], Iterable[str]]:
+    """A data set of the model hub: downloaded whole, or the first documents streamed."""
+    asked = _HUB.fullmatch(source)
+    if asked is None or source.endswith(_ENDINGS):
+        raise InputError(
+            f"there is no file or folder {source}; need one, bundled, fetched (sink-lens data fetch), or a data set of "
+            "the model hub (OWNER/NAME, OWNER/NAME:CONFIG or OWNER/NAME[:1000]). Check the path."
+        )
+    from datasets import load_dataset
+
+    name, config, documents = asked["name"], asked["config"], asked["documents"]
+    with _refused(f"there is no file or folder {source}, and no data set of that name came from the hub"):
+        rows: Any = load_dataset(name, config, split="train", streaming=documents is not None)
+    if documents is None:
+        return lambda: _strings(rows, what=source)
+    with _refused(f"the first documents of {source} did not come from the hub"):
+        first = list(_strings(rows.take(int(documents)), what=source))
+    return lambda: first
+
+
+def _saved(folder: Path) -> Callable[[], Iterable[str]]:
+    """A data set that ``datasets`` saved, or the split train of several."""
+    from datasets import DatasetDict, load_from_disk
+
+    with _refused(f"{folder} is no whole data set that datasets saved"):
+        rows = load_from_disk(folder)
+    if isinstance(rows, DatasetDict):
+        if "train" not in rows:
+            splits = ", ".join(map(str, rows))
+            raise InputError(f"{folder} has the splits {splits}; need train. Give the folder of one of them.")
+        rows = rows["train"]
+    return lambda: _strings(rows, what=str(folder))
+
+
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Makes one line of whatever ``datasets`` raises: its own errors, the hub's, those of files."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{what} ({first}); need text in its column '{_COLUMN}'. Check the name.") from error
+
+
+def _strings(rows: Iterable[Any], *, what: str) -> Iterator[str]:
+    for row in rows:
+        if _COLUMN not in row:
+            raise InputError(
+                f"{what} has the columns {', '.join(row)}; need '{_COLUMN}'. Rename the one with the text."
+            )
+        if not isinstance(text := row[_COLUMN], str):
+            raise InputError(
+                f"{what}: the column '{_COLUMN}' holds a {type(text).__name__}; need text in every row. Leave it out."
+            )
+        yield text
+
+
+def _documents(path: Path) -> Iterator[str]:
+    """The documents of one file, a few at a time in memory."""
+    if path.suffix == ".jsonl":
+        yield from _lines(path)
+    elif path.suffix == ".parquet":
+        yield from _rows(path)
+    else:
+        yield read_text(path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    # datasets would refuse rows whose other columns differ in type, and name no line.
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)[_COLUMN]
+                if not isinstance(text, str):
+                    raise TypeError(f"{_COLUMN} is a {type(text).__name__}")
+                text.encode()  # JSON can write half a surrogate pair, which is no text
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise InputError(
+                    f'{path}, line {number}: {error}; need a JSON object with "{_COLUMN}". Put it right.'
+                ) from error
+            yield text
+
+
+def _rows(path: Path) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns: Sequence[str] = [name for name in file.schema_arrow.names if name == _COLUMN]
+            for batch in file.iter_batches(batch_size=64, columns=columns or None):
+                yield from _strings(batch.to_pylist(), what=str(path))
+    except (pyarrow.ArrowException, OSError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path} cannot be read ({first}); need a whole file. Write it again.") from error
 
 
 def _unix_newlines(text: str) -> str:

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from sink_lens.data.bos import bos_id
 from sink_lens.data.cache import fault, locked, new_folder, read_manifest, write_manifest
-from sink_lens.data.texts import Texts, texts_of
+from sink_lens.data.corpora import Texts, text_hash, texts_of
 from sink_lens.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def pack(
             if folder.exists():
                 if iter(texts) is texts:
                     texts = list(texts)
-                _refuse_other(folder, settings=settings, text_sha256=_hash_of(texts))
+                _refuse_other(folder, settings=settings, text_sha256=text_hash(filter(None, texts)))
             else:
                 with new_folder(folder) as fresh:
                     _write(fresh, texts, tokenizer, settings=settings, progress=progress)
@@ -260,14 +260,6 @@ def _add(digest: Any, text: str) -> None:
     content = text.encode()
     digest.update(f"{len(content)}:".encode())
     digest.update(content)
-
-
-def _hash_of(texts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        if text:
-            _add(digest, text)
-    return digest.hexdigest()
 
 
 def _refuse_other(folder: Path, *, settings: dict[str, Any], text_sha256: str) -> None:

@@ -18,7 +18,7 @@ from ..activations.views import LayerView
 from ..data.tokens import random_tokens
 from ..errors import InputError
 from ..measures.reductions import expand_kv
-from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from .constructors import At, Edit, edit
 
 Centre = Literal["values", "aggregated", "none"]
@@ -64,7 +64,7 @@ class CentringMeans:
         return cls(values=by_name["values"], aggregated=by_name["aggregated"], n_tokens=n_tokens, seed=seed)
 
 
-def centring_means(lens: LensModel, *, n_tokens: int = 4096, seed: int = 0, progress: bool = False) -> CentringMeans:
+def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, progress: bool = False) -> CentringMeans:
     """Means of values and aggregated values over uniformly random tokens, in sequences of 64 without BOS.
 
     One pass of the plain model over ``n_tokens`` tokens.
@@ -72,6 +72,7 @@ def centring_means(lens: LensModel, *, n_tokens: int = 4096, seed: int = 0, prog
     Raises:
         InputError: fewer than 64 tokens.
     """
+    lens = as_lens(lens)
     length = min(_LENGTH, lens.n_context or _LENGTH)
     if n_tokens < length:
         raise InputError(f"n_tokens is {n_tokens}; need at least {length}, one sequence of random tokens")

@@ -20,7 +20,7 @@ from ..activations.views import LayerView
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError
 from ..measures.reductions import widen
-from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from .constructors import At, Edit, EditError, edit
 
 FIRST_POSITION = 8
@@ -113,7 +113,7 @@ def head_rms_norm(
 
 
 def natural_rms(
-    lens: LensModel,
+    lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     *,
     layers: Sequence[int] | None = None,
@@ -128,6 +128,7 @@ def natural_rms(
     Raises:
         InputError: no real token at ``first_position`` or after it, or layers that do not exist.
     """
+    lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     counted = batch.valid & (torch.arange(batch.n_positions, device=batch.valid.device) >= first_position)
     if first_position < 0 or not bool(counted.any()):

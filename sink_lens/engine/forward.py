@@ -21,7 +21,9 @@ from ..edits.constructors import Edit, EditError
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import sink_mass
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_of
 from .hooks import Applied, check_edits
 
@@ -38,7 +40,7 @@ class Start:
 
 
 def run_with(
-    lens: LensModel,
+    lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     edits: Sequence[Edit] | Edit = (),
     *,
@@ -74,6 +76,7 @@ def run_with(
             run begins; a stream of another shape than the tokens.
         EditError: an edit gave something that is not finite, or the run under the edits did.
     """
+    lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     check_tokens(lens, batch)
@@ -259,6 +262,7 @@ def bridge_pass(
             stack.enter_context(skipped_prefix(lens, first))
             options["start_at_layer"] = first
             inputs = stream
+        stack.enter_context(evaluating(lens.bridge))
         stack.enter_context(torch.no_grad())
         out: Tensor = lens.bridge.run_with_hooks(inputs, fwd_hooks=hooks, use_cache=False, **options)
     return out

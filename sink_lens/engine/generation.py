@@ -18,7 +18,9 @@ from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch, from_prompts, from_tensor
 from ..edits.constructors import Edit
 from ..errors import InputError
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..records import display
 from .hooks import Applied, check_edits
 
@@ -53,7 +55,7 @@ class Generated:
 
 
 def generate(
-    lens: LensModel,
+    lens: ModelLike,
     prompt: str | Sequence[int] | Tensor,
     edits: Sequence[Edit] | Edit = (),
     *,
@@ -79,6 +81,7 @@ def generate(
         InputError: prompt and new tokens are longer than the context; no generator; edits that have no place.
         SiteError: edits of a site that the family lacks, or that have no effect on this bridge.
     """
+    lens = as_lens(lens)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     start = _prompt(lens, prompt, bos=bos)
     total = start.n_positions + max_new_tokens
@@ -159,7 +162,7 @@ def _last_logits(
     hooks: Any = applied.hooks(
         sequences=slice(0, 1), valid=torch.ones(1, n, dtype=torch.bool), layers=range(lens.n_layers)
     )
-    with torch.no_grad():
+    with evaluating(lens.bridge), torch.no_grad():
         out = lens.bridge.run_with_hooks(tokens.to(lens.device), fwd_hooks=hooks, use_cache=False)
     record.changed |= {numbers[number] for number in applied.changed}
     record.reached |= {numbers[number] for number in applied.reached}

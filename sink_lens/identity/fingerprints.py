@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from ..engine.cost import seconds_of
 from ..errors import InputError
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..records import create_run, display, versions
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
 from .lineages import calibration_table, matrix, related, score_table
@@ -75,7 +76,7 @@ class Fingerprint:
 
 
 def fingerprint(
-    models: Sequence[str | os.PathLike[str] | LensModel | Subject],
+    models: Sequence[ModelLike | Subject],
     *,
     config: FingerprintConfig | None = None,
     lineages: Sequence[str] | None = None,
@@ -138,7 +139,7 @@ def fingerprint(
 
 
 def cost(
-    models: Sequence[str | os.PathLike[str] | LensModel | Subject],
+    models: Sequence[ModelLike | Subject],
     *,
     config: FingerprintConfig,
     every_checkpoint: bool = False,
@@ -167,9 +168,7 @@ def cost(
     return pd.DataFrame(rows)
 
 
-def _chosen(
-    models: Sequence[str | os.PathLike[str] | LensModel | Subject], *, every_checkpoint: bool
-) -> list[Subject | LensModel]:
+def _chosen(models: Sequence[ModelLike | Subject], *, every_checkpoint: bool) -> list[Subject | LensModel]:
     """The models, each once; of a training its two ends."""
     found: list[Subject | LensModel] = []
     texts = [str(one) for one in models if isinstance(one, (str, os.PathLike))]
@@ -178,7 +177,9 @@ def _chosen(
         steps = [other.step for other in named if other.arm == one.arm and other.step is not None]
         if every_checkpoint or one.step is None or one.step in (min(steps), max(steps)):
             found.append(one)
-    found += [one for one in models if isinstance(one, (LensModel, Subject))]
+    found += [
+        one if isinstance(one, Subject) else as_lens(one) for one in models if not isinstance(one, (str, os.PathLike))
+    ]
     names = [one.name for one in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"{', '.join(twice)} is there twice; need each model once: a model is its own relative")

@@ -26,7 +26,9 @@ from ..data.tokens import from_tensor
 from ..errors import InputError
 from ..measures.dimensions import outlier_dimensions
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..records import display
+from ..schema import SINK_THRESHOLD
 from ..training.watching import chain_measures
 from .cosine_sums import Ends, Place, Sums, jackknife
 from .measured_models import Draws
@@ -57,7 +59,7 @@ class Contraction:
 
 
 def contraction(
-    lens: LensModel,
+    lens: ModelLike,
     *,
     sequences: int = 128,
     length: int = 64,
@@ -87,6 +89,7 @@ def contraction(
 
     Reference: arXiv 2602.05927 (the claims; definitions ours).
     """
+    lens = as_lens(lens)
     draws = Draws(sequences=sequences, length=length, seed=seed, bos=bos)
     if length < 10:
         raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
@@ -217,10 +220,11 @@ def _sinks(lens: LensModel, draws: Draws) -> dict[str, tuple[float, str]]:
     """The sink measures of the whole model on the first sequences."""
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]
-    frame = chain_measures(lens, from_tensor(tokens), threshold=0.3)
+    frame = chain_measures(lens, from_tensor(tokens), threshold=SINK_THRESHOLD)
     whole = frame.loc[frame["layer"].isna()]
     found = {}
     for row in whole.to_dict("records"):
-        if row["measure"] in SINK_MEASURES and not (row["measure"] == "sink_rate" and row["threshold"] != 0.3):
+        elsewhere = row["measure"] == "sink_rate" and row["threshold"] != SINK_THRESHOLD
+        if row["measure"] in SINK_MEASURES and not elsewhere:
             found[str(row["measure"])] = (float(row["value"]), str(row["unit"]))
     return found

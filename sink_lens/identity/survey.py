@@ -19,7 +19,7 @@ import safetensors.numpy
 import torch
 from tqdm.auto import tqdm
 
-from ..errors import SinkLensError
+from ..errors import SinkLensError, UndrawnError
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..records import RunWriter, create_run, display, read_run, versions
@@ -58,8 +58,9 @@ class Survey:
 class Partial:
     """The sums of the model that is being measured, kept beside the run so that a stop does not lose them."""
 
-    def __init__(self, folder: Path, *, model: str) -> None:
+    def __init__(self, folder: Path, *, model: str, begin: Callable[[], None]) -> None:
         self._path, self._model, self._kept = folder / _PARTIAL, model, time.monotonic()
+        self._begin = begin
 
     def load(self) -> dict[str, np.ndarray] | None:
         """What was kept of this model, if anything."""
@@ -74,6 +75,7 @@ class Partial:
         """Keep the sums, unless they were kept a moment ago."""
         if time.monotonic() - self._kept < _EVERY:
             return
+        self._begin()
         part = self._path.with_name(f"{_PARTIAL}.part")
         part.write_bytes(safetensors.numpy.save(state, metadata={"model": self._model}))
         part.replace(self._path)
@@ -138,14 +140,17 @@ def survey(
         "versions": versions(),
     }
     expects = ["models", *tables, "arms"]
-    writer = create_run(out, kind=kind, config=config, provenance=provenance, expects=expects, overwrite=overwrite)
+    try:
+        writer = create_run(out, kind=kind, config=config, provenance=provenance, expects=expects, overwrite=overwrite)
+    except UndrawnError as error:
+        return _drawn(error.folder)
     with writer:
         done = _Done(writer, tables=tables)
         failed: SinkLensError | None = None
         for one in tqdm(found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False):
             if one.name in done.names:
                 continue
-            partial, begun = Partial(writer.folder, model=one.name), time.perf_counter()
+            partial, begun = Partial(writer.folder, model=one.name, begin=done.begin), time.perf_counter()
             try:
                 lens = one.open(device=device, dtype=dtype)
                 given = measure(lens, partial)
@@ -161,7 +166,11 @@ def survey(
             raise failed
         for name, frame in finish(done.whole, done.tensors).items():
             writer.write_csv(name, frame)
-    return Survey(folder=writer.folder, tables=read_run(writer.folder).tables, report=display.page(writer.folder))
+    return _drawn(writer.folder)
+
+
+def _drawn(folder: Path) -> Survey:
+    return Survey(folder=folder, tables=read_run(folder).tables, report=display.page(folder))
 
 
 class _Done:
@@ -180,6 +189,9 @@ class _Done:
         self.tensors: dict[str, np.ndarray] = {}
         if writer.has("directions"):
             self.tensors = read_run(writer.folder).tensors("directions")
+
+    def begin(self) -> None:
+        """Write that the survey has begun, so that it can be continued."""
         self._write("models")
 
     def add(
@@ -205,7 +217,8 @@ class _Done:
                 self._writer.write_tensors("directions", self.tensors)
             self.names.add(one.name)
         self.frames["models"].append(pd.DataFrame([row], columns=list(_COLUMNS)))
-        self._write("models")
+        if self.names:  # where no model can be measured, nothing is written
+            self._write("models")
 
     @property
     def whole(self) -> dict[str, pd.DataFrame]:

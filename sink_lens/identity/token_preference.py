@@ -20,11 +20,12 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..activations.forward import evaluating
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..measures.reductions import widen
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..records import display
 from .measured_models import CHUNK, Draws
 
@@ -128,7 +129,7 @@ class Preference:
 
 
 def preference(
-    lens: LensModel,
+    lens: ModelLike,
     *,
     sequences: int = 1000,
     length: int = 64,
@@ -159,6 +160,7 @@ def preference(
 
     Reference: arXiv 2602.05927 (the claim; definitions ours).
     """
+    lens = as_lens(lens)
     draws = Draws(sequences=sequences, length=length, seed=seed, bos=bos)
     draws.check(lens)
     votes = Votes.of(lens, seed=seed)

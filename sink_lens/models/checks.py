@@ -15,6 +15,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ModelError
+from .evaluating import evaluating
 from .families import Family, family_of, family_of_model
 from .headnorm import HeadNormForCausalLM
 
@@ -145,9 +146,9 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
     kernel = str(plain.config._attn_implementation)
     plain.set_attn_implementation("eager")
     try:
-        with torch.no_grad():
+        with evaluating(plain), torch.no_grad():
             expected = plain(ids, use_cache=False).logits.float()
-            found = _logits(bridge, ids).float()
+        found = _logits(bridge, ids).float()
     except RuntimeError as error:
         raise ModelError(
             f"a forward pass in {plain.dtype} fails ({str(error).splitlines()[0]}); need a type in which both the "
@@ -192,7 +193,7 @@ def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> fr
     the scores and the pattern with no more than a warning.
     """
     ids = probe_tokens(plain)
-    with torch.no_grad(), warnings.catch_warnings():
+    with evaluating(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what is looked for
         baseline = _logits(bridge, ids)
         found = set()
@@ -220,5 +221,6 @@ def _block_first_key(scores: Float[Tensor, "batch head query key"], hook: object
 
 
 def _logits(bridge: TransformerBridge, ids: Tensor) -> Tensor:
-    logits: Tensor = bridge(ids, use_cache=False)
+    with evaluating(bridge), torch.no_grad():
+        logits: Tensor = bridge(ids, use_cache=False)
     return logits

@@ -67,6 +67,10 @@ class Family:
     """Query and key go through a norm after their projection: 'head' or 'width', or None."""
     rotates_in_float32: bool = False
     """Query and key are rotated in float32 and rounded afterwards, whatever the type of the weights."""
+    same_products: bool = True
+    """The bridge and the plain module multiply matrices of the same shapes in the same order, so that the same kernels
+    give the same bits. Where it is False, as where one of them splits a fused projection, the two agree within the
+    rounding of the type, and to the last bit on some instruction sets only."""
     bridge_architecture: str | None = None
     """Name under which the TransformerLens adapter is registered, where it is not the class name."""
 
@@ -104,6 +108,7 @@ _ROWS = (
         gate="gate_up_proj",
         up="gate_up_proj",
         gate_up_fused=True,
+        same_products=False,
     ),
     Family(
         architecture="Olmo2ForCausalLM",
@@ -131,6 +136,7 @@ _ROWS = (
         mlp_norm="ln_2",
         centred_norm=True,
         transposed=True,
+        same_products=False,
     ),
     Family(
         architecture="GPTNeoXForCausalLM",
@@ -161,6 +167,7 @@ _ROWS = (
         mlp_norm="final_layer_norm",
         centred_norm=True,
         bridge_architecture="SinkLensOPTForCausalLM",
+        same_products=False,
     ),
     Family(architecture="GptOssForCausalLM", gate=None, up=None, down=None, sink_logit=True),
     Family(architecture="HeadNormForCausalLM", head_out="head_out", own_sdpa=True),

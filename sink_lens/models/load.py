@@ -19,13 +19,16 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from ..errors import InputError, ModelError
+from ..errors import InputError, ModelError, check_name
 from . import checks
 from .bundled import DEFAULT_MODEL, bundled_gguf, converted
 from .lens import LensModel
 from .wrapping import assemble, random_state_kept, wrap
 
-__all__ = ["LensModel", "load", "random_twin", "weights_hash", "wrap"]
+__all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_twin", "weights_hash", "wrap"]
+
+ModelLike = LensModel | PreTrainedModel | TransformerBridge | str | Path
+"""What every function that takes a model takes."""
 
 _FROM_GGUF = "the weights were read from {}; where that file is quantised, the quantisation is part of what is studied"
 _DTYPES = {
@@ -69,6 +72,11 @@ def load(
             asked = ", ".join(key for key, value in given.items() if value is not None)
             raise InputError(f"{asked} given with a model object; need them only for a name: move or cast the object")
         return wrap(name, tokenizer=tokenizer)
+    if not isinstance(name, (str, Path)):
+        raise ModelError(
+            f"found {type(name).__name__}; need a transformers PreTrainedModel, a TransformerBridge, or the name or "
+            "path of a model"
+        )
     torch_dtype = _dtype(dtype)
     placement = _placement(device, device_map, n_devices)
     folder, notes = _folder(str(name), announce)
@@ -102,6 +110,15 @@ def load(
         tokenizer = _tokenizer(source)
     notes += () if note is None else (note,)
     return assemble(model, tokenizer=tokenizer, family=family, name=str(name), notes=notes)
+
+
+def as_lens(model: ModelLike) -> LensModel:
+    """A ``LensModel`` as it is, and of anything else what ``load`` makes of it.
+
+    Raises:
+        ModelError: see ``load``.
+    """
+    return model if isinstance(model, LensModel) else load(model)
 
 
 def weights_hash(lens: LensModel) -> str:
@@ -147,6 +164,7 @@ def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | N
     if name == DEFAULT_MODEL:
         gguf = bundled_gguf()
         return converted(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
+    check_name(name, what="the name of a model")
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         return converted(path, announce=announce), (_FROM_GGUF.format(path.name),)

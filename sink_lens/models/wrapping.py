@@ -37,9 +37,10 @@ def wrap(
 ) -> LensModel:
     """A ``LensModel`` around an object that exists: a Hugging Face model, or a ``TransformerBridge``.
 
-    Parameters are shared with the object and buffers copied. A Hugging Face model becomes ``.plain`` as it is,
-    in eval mode. Of a bridge, ``.bridge`` is the bridge itself and ``.plain`` is rebuilt on its parameters; a
-    bridge of GPT-NeoX that TransformerLens built keeps copies of its fused projections, which ``notes`` says.
+    Parameters are shared with the object and buffers copied. A Hugging Face model becomes ``.plain`` as it is. A
+    bridge becomes ``.bridge``, and ``.plain`` is rebuilt on its parameters; a bridge of GPT-NeoX that
+    TransformerLens built keeps copies of its fused projections, which ``notes`` says. An object in training mode
+    stays in it, and what is measured is measured in eval mode.
 
     Args:
         model: the object.
@@ -73,7 +74,7 @@ def wrap(
         raise ModelError(f"found {type(model).__name__}; need a transformers PreTrainedModel or a TransformerBridge")
     family = checks.check_architecture(model)
     return assemble(
-        model.eval(),
+        model,
         tokenizer=tokenizer,
         family=family,
         name=name or model.config._name_or_path or family.architecture,
@@ -165,9 +166,9 @@ def _reloadable(
 
 
 def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with the same parameter objects, since wrapping changes the module in place."""
+    """A copy with the same parameter objects, in eval mode, since wrapping changes the module in place."""
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    return copy.deepcopy(model, memo)
+    return copy.deepcopy(model, memo).eval()
 
 
 def _unwrapped(bridge: TransformerBridge) -> PreTrainedModel:

@@ -30,6 +30,7 @@ from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome, spliced
 from ..engine.forward import Start, run_with
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
 from ..stats import strongest
@@ -88,7 +89,7 @@ class PatchResult:
 
 
 def patch(
-    lens: LensModel,
+    lens: ModelLike,
     clean: Sequences,
     corrupted: Sequences,
     *,
@@ -131,6 +132,7 @@ def patch(
         InputError: sequences of different lengths; a sweep, choice or metric that is not possible.
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
     """
+    lens = as_lens(lens)
     sweep, grid, pair = swept(
         lens,
         clean,

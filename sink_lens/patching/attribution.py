@@ -25,7 +25,8 @@ from ..edits.outcome import Outcome
 from ..engine.forward import sequence_loss
 from ..errors import InputError
 from ..measures.attention import sink_mass
-from ..models.lens import LensModel
+from ..models.evaluating import evaluating
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook
 from ..records import display
 from ..stats import strongest
@@ -132,7 +133,7 @@ class AttributionResult:
 
 
 def attribution_patch(
-    lens: LensModel,
+    lens: ModelLike,
     clean: Sequences,
     corrupted: Sequences,
     *,
@@ -155,6 +156,7 @@ def attribution_patch(
         InputError: as ``patch``; or the metric has no gradient, as one of ranks, counts or detached tensors.
         SiteError: as ``patch``.
     """
+    lens = as_lens(lens)
     sweep, grid, pair = swept(
         lens,
         clean,
@@ -274,7 +276,8 @@ def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     for key in sweep.outcome.tensors:
         reads.append((name(*key), partial(keep, key=key)))
     stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
-    out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
+    with evaluating(lens.bridge):
+        out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
     return Outcome(
         keys=metric.keys,
         layers=layers,

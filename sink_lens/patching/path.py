@@ -38,6 +38,7 @@ from ..engine.forward import run_with
 from ..engine.hooks import check_edits
 from ..errors import InputError
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
 from .activation import measured_run
@@ -99,7 +100,7 @@ class PathResult:
 
 
 def path_patch(
-    lens: LensModel,
+    lens: ModelLike,
     clean: Sequences,
     corrupted: Sequences,
     *,
@@ -132,6 +133,7 @@ def path_patch(
         InputError: as ``patch``; a receiver that is computed before a sender.
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
     """
+    lens = as_lens(lens)
     if freeze not in ("all", "attention"):
         raise InputError(f"freeze is {freeze!r}; need 'all' or 'attention'")
     pair = paired(lens, clean, corrupted, bos=bos)

@@ -7,17 +7,19 @@ files in place. Nothing here loads torch.
 """
 
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, compare_runs, versions
-from sink_lens.records.reading import RUN_FILE, Run, Tables, read_run
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, check_not_of_run, read_run
 from sink_lens.records.writing import RunWriter, add_to_run, create_run
 
 __all__ = [
     "CIRCUMSTANCE",
     "IDENTITY",
+    "PAGE_FILE",
     "RUN_FILE",
     "Run",
     "RunWriter",
     "Tables",
     "add_to_run",
+    "check_not_of_run",
     "compare_runs",
     "create_run",
     "read_run",

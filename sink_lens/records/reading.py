@@ -5,7 +5,7 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ import pandas as pd
 import safetensors
 import safetensors.numpy
 
-from sink_lens.errors import RunError
+from sink_lens.errors import InputError, RunError, check_name
 
 RUN_FILE = "run.json"
+PAGE_FILE = "report.html"
+"""The page of a run: drawn from the rest, and never listed in run.json."""
 _FIELDS = {"kind", "status", "started", "ended", "error", "config", "provenance", "expects", "files"}
 
 
@@ -132,6 +134,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 def read_record(folder: Path) -> dict[str, Any]:
     """What run.json holds, with every field that it must have."""
     path = folder / RUN_FILE
+    check_name(path, what="the folder of a run")
     if not path.is_file():
         raise RunError(f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to.")
     try:
@@ -145,6 +148,29 @@ def read_record(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         raise damaged(path, error) from error
     return record
+
+
+def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
+    """Refuse to write over a file that belongs to a run.
+
+    Args:
+        path: Where something is to be written.
+        replaceable: Suffixes of what may be replaced in the folder of a run, unless run.json lists it.
+
+    Raises:
+        InputError: The file is one that run.json lists or run.json itself, or it is there and of another suffix.
+    """
+    target = path.resolve()
+    for folder in target.parents:
+        if not (folder / RUN_FILE).is_file():
+            continue
+        try:
+            own = {RUN_FILE, *read_record(folder)["files"]}
+        except RunError:  # it is damaged: what it lists is not known
+            own = {RUN_FILE}
+        name = str(target.relative_to(folder))
+        if name in own or (target.is_file() and target.suffix.lower() not in replaceable):
+            raise InputError(f"{path} belongs to the run in {folder}; need a file of its own. Choose another name.")
 
 
 def whole(path: Path, entry: Mapping[str, Any]) -> bool:

@@ -17,12 +17,14 @@ import pandas as pd
 import safetensors.numpy
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import RunError
+from sink_lens.errors import RunError, SinkLensError, UndrawnError, check_name
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, strict
-from sink_lens.records.reading import RUN_FILE, read_record, whole
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, read_record, whole
 
 _LOCK_FILE = ".lock"
 _PART = ".part"
+_REPLACED = ".replaced"
+"""Folder that holds the run which is to be replaced, until the new one has written its first file."""
 
 
 class RunWriter:
@@ -36,6 +38,8 @@ class RunWriter:
         self._lock = lock
         self._made = made
         self._adding = adding
+        self._earlier: dict[str, Any] | None = None
+        self._wrote = False
 
     def has(self, name: str) -> bool:
         """Whether the table, tensors or file of that name is already there, whole."""
@@ -86,15 +90,22 @@ class RunWriter:
                 _remove_empty(self._made)
 
     def _open(self, *, overwrite: bool, reopen: bool) -> None:
+        self._put_back()
         for leftover in self.folder.glob(f"*{_PART}"):
             leftover.unlink()
         if (self.folder / RUN_FILE).exists():
             earlier = read_record(self.folder)
             if overwrite:
-                for file in [RUN_FILE, *earlier["files"]]:
-                    (self.folder / file).unlink(missing_ok=True)
+                aside = self.folder / _REPLACED
+                aside.mkdir()
+                for file in [PAGE_FILE, *earlier["files"], RUN_FILE]:
+                    if (self.folder / file).exists():
+                        (self.folder / file).replace(aside / file)
             else:
                 _refuse_other(self.folder, earlier=earlier, record=self._record, reopen=reopen)
+                if earlier["status"] != "finished":
+                    (self.folder / PAGE_FILE).unlink(missing_ok=True)  # of what is not finished
+                self._earlier = earlier
                 self._record["started"] = earlier["started"]
                 self._record["files"] = {
                     file: entry for file, entry in earlier["files"].items() if whole(self.folder / file, entry)
@@ -106,6 +117,11 @@ class RunWriter:
             return
         if error is not None and not self._record["files"]:
             (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
+            self._put_back()
+            return
+        if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
+            self._record = self._earlier  # refused: as it was found
+            self._write_record()
             return
         status = "finished" if error is None else "failed"
         if isinstance(error, KeyboardInterrupt):
@@ -120,7 +136,19 @@ class RunWriter:
                 raise
             error.add_note(f"{RUN_FILE} still says 'running': {unwritten}")
 
+    def _put_back(self) -> None:
+        """Bring back the run that was to be replaced, where nothing has replaced it."""
+        aside = self.folder / _REPLACED
+        if not aside.is_dir():
+            return
+        held = sorted(aside.iterdir(), key=lambda path: path.name == RUN_FILE)  # the record last
+        for path in held:
+            path.replace(self.folder / path.name)
+        aside.rmdir()
+
     def _write(self, filename: str, payload: bytes) -> Path:
+        self._wrote = True
+        shutil.rmtree(self.folder / _REPLACED, ignore_errors=True)
         path = self._replace(filename, payload)
         digest = hashlib.sha256(payload).hexdigest()
         self._record["files"][filename] = {"bytes": len(payload), "sha256": digest}
@@ -171,7 +199,8 @@ def create_run(
 ) -> RunWriter:
     """A locked run folder to write into, new or continued; use it in a `with` statement.
 
-    Where the block ends with an error before anything was written, the folder is left as it was found.
+    Where the block ends with an error before anything was written, the folder is left as it was found, with the
+    run that was to be replaced.
 
     Args:
         folder: Where; made if it does not exist.
@@ -185,10 +214,12 @@ def create_run(
         reopen: Go on with an equal run that is finished too, for what can be added to.
 
     Raises:
+        UndrawnError: It holds this very run, finished and without its page.
         RunError: The folder is in use; it holds a finished run, files that are no run, or an unfinished run
             of another kind, configuration, inputs or software; or it cannot be written.
     """
     folder = Path(folder)
+    check_name(folder, what="the folder of the run")
     record = {
         "kind": kind,
         "status": "running",
@@ -264,7 +295,7 @@ def _release(lock: FileLock) -> None:
 
 def _refuse_foreign(folder: Path) -> None:
     held = sorted(path.name for path in folder.iterdir() if path.name != _LOCK_FILE)
-    if RUN_FILE not in held and set(held) - {RUN_FILE + _PART}:
+    if RUN_FILE not in held and set(held) - {RUN_FILE + _PART, _REPLACED}:
         some = ", ".join(held[:3]) + (", ..." if held[3:] else "")
         raise RunError(
             f"{folder} holds files and no {RUN_FILE} ({some}); need an empty folder, a new one or an "
@@ -273,16 +304,19 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _refuse_other(folder: Path, *, earlier: Mapping[str, Any], record: Mapping[str, Any], reopen: bool) -> None:
-    if earlier["status"] == "finished" and not reopen:
-        raise RunError(
-            f"{folder} holds a {earlier['kind']} run that finished at {earlier['ended']}; need another "
-            "folder, or overwrite=True (--overwrite) to replace it."
-        )
+    undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
+    draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
     there, here = (
         {"kind": of["kind"]} | of["config"] | {name: of["provenance"].get(name) for name in IDENTITY + CIRCUMSTANCE}
         for of in (earlier, record)
     )
     others = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    if earlier["status"] == "finished" and not reopen:
+        text = (
+            f"{folder} holds a {earlier['kind']} run that finished at {earlier['ended']}; need another "
+            f"folder, or overwrite=True (--overwrite) to replace it.{draw}"
+        )
+        raise UndrawnError(text, folder=folder) if undrawn and not others else RunError(text)
     if others:
         listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
         raise RunError(

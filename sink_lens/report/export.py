@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 
 from sink_lens.errors import RunError
-from sink_lens.records import read_run
+from sink_lens.records import check_not_of_run, read_run
 from sink_lens.report.content import belongs, page_of, told
 from sink_lens.report.drawing import placed
 
@@ -28,6 +28,7 @@ def save_figures(
 
     Raises:
         RunError: There is no run in a folder, or a file cannot be written.
+        InputError: A figure would be written over a file that belongs to a run.
     """
     folder, files, missing = Path(folder), [], []
     for number, path in enumerate(runs, start=1):
@@ -48,6 +49,7 @@ def save_figures(
                     warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
                     for form, date in FORMATS.items():
                         file = folder / f"{prefix}{drawn.key}.{form}"
+                        check_not_of_run(file, replaceable=[f".{one}" for one in FORMATS])
                         made.savefig(file, format=form, dpi=_DPI, metadata={date: None} if date else None)
                         files.append(file)
             except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sink_lens.errors import RunError
-from sink_lens.records import read_run
+from sink_lens.records import PAGE_FILE, read_run
 from sink_lens.report import words
 from sink_lens.report.columns import flags, floats, named, select
 from sink_lens.report.findings import find_story
@@ -37,7 +37,7 @@ def result(
     said = "".join(f"<p style='margin: .2em 0; max-width: 60em'>{_text(line)}</p>" for line in lines if line)
     small = [f"Note: {_text(note)}" for note in notes]
     if folder is not None:
-        report = folder / "report.html"
+        report = folder / PAGE_FILE
         small.append(f"In <code>{_text(report if report.exists() else folder)}</code>")
     tail = "".join(f"<p style='margin: .2em 0; color: {_QUIET}'>{line}</p>" for line in small)
     return f"<div>{said}{''.join(map(_part, parts))}{tail}</div>"

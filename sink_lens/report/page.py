@@ -8,6 +8,7 @@ Rendering needs the run folder and no model.
 import functools
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,13 @@ import jinja2
 import matplotlib as mpl
 
 from sink_lens.errors import RunError
-from sink_lens.records import read_run
+from sink_lens.records import PAGE_FILE, check_not_of_run, read_run
 from sink_lens.report import frame, views, words
 from sink_lens.report.captions import drawn_tokens
 from sink_lens.report.content import Content, content, told
 from sink_lens.report.patterns import MOST_BYTES, embedded
 from sink_lens.report.several import side_by_side
 
-_NAME = "report.html"
 _HERE = Path(__file__).parent
 
 
@@ -38,9 +38,10 @@ def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out:
     Raises:
         RunError: A folder has no run, its run.json is damaged, the runs are not comparable, or the page cannot be
             written.
-        InputError: Too many runs.
+        InputError: Too many runs, or the page would be written over a file that belongs to a run.
     """
-    path = Path(out) if out is not None else Path(_NAME) if others else Path(folder) / _NAME
+    path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
+    check_not_of_run(path, replaceable=(".html", ".htm"))
     text, part = html(folder, *others), path.with_name(f"{path.name}.part")
     try:
         try:
@@ -50,9 +51,16 @@ def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"{path} cannot be written ({error.strerror}); need a folder with room. Make room, or copy the run."
+            f"{path} cannot be written ({error.strerror}); need a folder with room. The numbers are safe: make room, "
+            f"then draw the page with {_again(folder, *others, out=out)}"
         ) from error
     return path
+
+
+def _again(*folders: str | os.PathLike[str], out: Path | None) -> str:
+    """The command that draws a page."""
+    to = [] if out is None else ["--out", str(out)]
+    return shlex.join(["sink-lens", "report", *map(str, folders), *to])
 
 
 def html(*folders: str | os.PathLike[str]) -> str:

@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..activations.attention import Watch, choose_kernel, observed
-from ..activations.forward import evaluating
 from ..engine.hooks import Act
+from ..models.evaluating import evaluating
 from ..models.families import Family
 from ..models.lens import LensModel
 from ..models.sites import SITES, Address, read
@@ -155,6 +155,7 @@ def plain_pass(
             stack.callback(module.register_forward_hook(_end).remove)
         if columns is not None:
             stack.enter_context(observed(lens.plain, watch=columns))
+        stack.enter_context(evaluating(lens.plain))
         stack.enter_context(torch.no_grad())
         stack.enter_context(contextlib.suppress(_EndedError))
         ids = tokens.to(lens.device)
@@ -169,12 +170,11 @@ def plain_pass(
 
 @contextlib.contextmanager
 def eager(lens: LensModel) -> Iterator[None]:
-    """Within it, the plain model runs its eager attention, which gives a pattern, and nothing of it trains."""
+    """Within it, the plain model runs its eager attention, which gives a pattern."""
     before = str(lens.plain.config._attn_implementation)
     lens.plain.set_attn_implementation("eager")
     try:
-        with evaluating(lens.plain):
-            yield
+        yield
     finally:
         lens.plain.set_attn_implementation(before)
 

@@ -25,6 +25,7 @@ from ..edits.metrics import Metric
 from ..errors import InputError, RunError
 from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, create_run, display
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig
@@ -47,7 +48,7 @@ _CHECKED = 3
 
 
 def sweep(
-    model: LensModel | SweepConfig,
+    model: ModelLike | SweepConfig,
     what: Grid | Sequence[Cell] | None = None,
     *,
     tokens: TokenBatch | None = None,
@@ -67,7 +68,8 @@ def sweep(
     The same call on a folder that holds part of the sweep computes the rest; on one that holds all of it, nothing.
 
     Args:
-        model: a loaded model, or a configuration (``read_sweep(path)``), which says everything but where and how.
+        model: what ``load`` takes, a ``LensModel``, or a configuration (``read_sweep(path)``), which says everything
+            but where and how.
         what: a grid, or cells of one's own (``cell_of``); None where a configuration is given.
         tokens: the sequences; those of the configuration if None.
         metrics: what is read of each cell; attention to position 0 if none is given.
@@ -136,7 +138,7 @@ def sweep(
 
 
 def dry_run(
-    model: LensModel | SweepConfig,
+    model: ModelLike | SweepConfig,
     what: Grid | Sequence[Cell] | None = None,
     *,
     tokens: TokenBatch | None = None,
@@ -160,7 +162,7 @@ def dry_run(
 
 
 def _asked(
-    model: LensModel | SweepConfig,
+    model: ModelLike | SweepConfig,
     what: Grid | Sequence[Cell] | None,
     *,
     tokens: TokenBatch | None,
@@ -183,7 +185,7 @@ def _asked(
     else:
         if what is None or tokens is None:
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
-        lens, batch, mode, seed = model, tokens, mode or "exact", seed or 0
+        lens, batch, mode, seed = as_lens(model), tokens, mode or "exact", seed or 0
     check_mode(mode)
     check_tokens(lens, batch)
     return lens, what, batch, given or [MetricSpec(name="sink_mass")], mode, seed

@@ -16,6 +16,7 @@ import pandas as pd
 
 from ..errors import InputError
 from ..records import Run, create_run, display, versions
+from ..schema import SINK_THRESHOLD
 from ..stats import Difference, difference, paired_differences
 from ..text import listed, number, plural, short
 from .loss_curves import SMOOTH_FRAC, band_table, curve_table, final_table
@@ -68,7 +69,7 @@ def compare(
     generator: np.random.Generator,
     by: str | Sequence[str] | None = None,
     baseline: str | None = None,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     smooth_frac: float = SMOOTH_FRAC,
 ) -> Comparison:
     """Compare finished training runs that differ in one thing and in the seed.

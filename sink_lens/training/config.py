@@ -133,7 +133,8 @@ class TrainConfig:
     """Where its gain begins: first_token (what the first token of a noise input needs) or ones."""
 
     data: str = "bundled"
-    """bundled, fetched (``sink-lens data fetch``; fetched:brown for parts), a text file, a folder, a saved data set."""
+    """bundled, fetched (``sink-lens data fetch``; fetched:brown for one source), a text, JSONL or Parquet file, a
+    folder of them, one that ``datasets`` saved, or one of the model hub (OWNER/NAME; streamed: OWNER/NAME[:1000])."""
     tokenizer: str = "bpe"
     """bpe (a byte-level one of vocab_size ids, trained on the data), a saved tokenizer's folder or a model's name."""
     bos: bool = True
@@ -287,7 +288,7 @@ attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit
 value_norm = "none"       # shared, per_head: RMSNorm of each head's aggregated values; position: scaled by position
 # value_norm_init = "ones"  # instead of first_token
 
-data = "bundled"          # fetched (sink-lens data fetch), a text file, a folder of texts, a saved data set
+data = "bundled"          # fetched (sink-lens data fetch), a file or folder of texts, OWNER/NAME on the model hub
 tokenizer = "bpe"         # trained on the data, vocab_size ids; or a tokenizer's folder, or a model's name
 # bos, eval_frac, eval_sequences
 

@@ -6,10 +6,8 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InputError
+from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
 from ..text import listed, number, short
-
-MIN_RATE = 0.05
-"""There is a sink where at least this share of (layer, head, sequence) has its sink at position 0, as in ``trace``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ class Birth:
         return f"{self.brief}; at the last checkpoint ({short(self.last)} tokens) {rates}; {mass}"
 
 
-def births(frame: pd.DataFrame, *, threshold: float = 0.3, min_rate: float = MIN_RATE) -> Birth:
+def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: float = MIN_SINK_RATE) -> Birth:
     """When the sink is born: the first checkpoint from which the sink rate stays at or over ``min_rate``.
 
     A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.

@@ -19,17 +19,17 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..activations.forward import evaluating
 from ..activations.record import Streamed
 from ..chain.config import TraceConfig
-from ..chain.locate import Finding, GrowthStep
+from ..chain.locate import Plan
+from ..chain.measure import Panel, measure
 from ..chain.neurons import split_layers, super_neurons
-from ..chain.panel import Panel, measure
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, RunError, SinkLensError
 from ..measures.dimensions import dominance_ratio
 from ..measures.table import MEASURES
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
@@ -41,10 +41,11 @@ from .sink_birth import Birth, births
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+from ..schema import SINK_THRESHOLD
 
 __all__ = ["THRESHOLDS", "Birth", "births", "chain_measures", "checkpoints_of", "measure_checkpoint", "watch"]
 
-THRESHOLDS = (0.05, 0.1, 0.2, 0.3)
+THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
 """Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
 COLUMNS = {
     "step": "int64",
@@ -79,7 +80,7 @@ def chain_measures(
     lens: LensModel,
     tokens: TokenBatch,
     *,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     thresholds: Sequence[float] = THRESHOLDS,
     batch_size: int | None = None,
 ) -> pd.DataFrame:
@@ -112,8 +113,8 @@ def chain_measures(
             "those from position 8 on. Give longer ones."
         )
     config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
-    aim = _everywhere(lens.n_layers)
-    panel = _grown(measure(lens, tokens, finding=aim, config=config, only=_READ))
+    everywhere = Plan(positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
+    panel = _grown(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
     rows = _Rows()
     _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
     _state_rows(rows, panel)
@@ -129,7 +130,7 @@ def measure_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None,
     step: int,
     seen: int,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     device: str | None = None,
 ) -> pd.DataFrame:
     """The rows of one checkpoint in ``watch.parquet``: a model that is being trained, or a saved folder.
@@ -163,7 +164,7 @@ def watch(
     *,
     sequences: int = 32,
     length: int = 64,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     tokens: TokenBatch | None = None,
     writer: RunWriter | None = None,
     device: str | None = None,
@@ -265,15 +266,9 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
     return lambda step: known.get(step, round(step * each))
 
 
-def _everywhere(n_layers: int) -> Finding:
-    """An aim that reads the neurons of every layer at position 0, so that the growth layers are among them."""
-    step = GrowthStep(first_layer=0, last_layer=n_layers - 1, ratio_before=1.0, ratio_after=1.0, dimension=0)
-    return Finding(positions=(0,), sink_found=False, steps=(step,), outliers={})
-
-
 def _grown(panel: Panel) -> Panel:
     """The panel with the neurons of the growth layers only: no other layer has super neurons."""
-    kept = set(panel.finding.growth_layers)
+    kept = set(panel.location.growth_layers)
     values = {
         name: {layer: tensor for layer, tensor in by_layer.items() if name not in _AT_ONCE or layer in kept}
         for name, by_layer in panel.streamed.values.items()
@@ -344,8 +339,8 @@ def _state_rows(rows: _Rows, panel: Panel) -> None:
 
 
 def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: float) -> None:
-    growing = panel.finding.growth_layers
-    rows.add("growth_steps", len(panel.finding.steps), unit="steps")
+    growing = panel.location.growth_layers
+    rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):
         rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
     if lens.family.down is None:

@@ -1,10 +1,12 @@
-"""The bundled prose is what it says, and a file that is no text is refused with what to do."""
+"""The bundled prose is what it says; documents come from wherever they are; what is no text is refused."""
 
 from hashlib import sha256
 
+import datasets
+import pandas as pd
 import pytest
 
-from sink_lens.data.corpora import MOBY_DICK, bundled_text, read_text
+from sink_lens.data.corpora import MOBY_DICK, bundled_text, read_text, texts_of
 from sink_lens.errors import InputError
 
 
@@ -68,3 +70,127 @@ def test_read_text_refuses_binary_that_happens_to_be_utf8(tmp_path):
     path.write_bytes(b"GGUF\x00\x01\x00\x00")
     with pytest.raises(InputError, match="NUL bytes, so it is binary"):
         read_text(path)
+
+
+# --- documents to train on
+
+
+def test_the_bundled_text_is_one_document():
+    texts = texts_of("bundled")
+    assert list(texts) == list(texts) == [bundled_text()]
+
+
+def test_files_and_folders_are_read_in_order_again_and_again(tmp_path):
+    (tmp_path / "b.txt").write_text("second\r\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "first"}\n\n{"text": "", "id": 1}\n')
+    (tmp_path / "sub").mkdir()
+    pd.DataFrame({"text": ["third", "fourth"], "n": [1, 2]}).to_parquet(tmp_path / "sub" / "c.parquet")
+    (tmp_path / "read.me").write_text("no")
+    texts = texts_of(str(tmp_path))
+    assert list(texts) == list(texts) == ["first", "", "second\n", "third", "fourth"]
+    assert list(texts_of(str(tmp_path / "a.jsonl"))) == ["first", ""]
+    assert list(texts_of(str(tmp_path / "read.me"))) == ["no"]
+
+
+def test_a_saved_data_set_is_read(tmp_path):
+    rows = datasets.Dataset.from_dict({"text": [f"document {n}" for n in range(5)], "n": list(range(5))})
+    rows.save_to_disk(tmp_path / "rows", num_shards=2)
+    datasets.DatasetDict(train=rows, test=rows.select([0])).save_to_disk(tmp_path / "splits")
+    assert list(texts_of(str(tmp_path / "rows"))) == rows["text"][:]
+    assert list(texts_of(str(tmp_path / "splits"))) == rows["text"][:]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}', 'line 2.*need a JSON object with "text"'),
+        ("a.jsonl", b'{"text": 3}', "line 1: text is a int"),
+        ("a.jsonl", b"no json", "line 1"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "line 1.*surrogates"),
+        ("a.parquet", b"PAR1 not", "a.parquet cannot be read"),
+        ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)
+def test_files_that_hold_no_documents_are_refused(tmp_path, name, content, named):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=named):
+        list(texts_of(str(tmp_path / name)))
+
+
+def test_a_column_of_another_name_is_refused(tmp_path):
+    pd.DataFrame({"body": ["a"]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"has the columns body; need 'text'"):
+        list(texts_of(str(tmp_path / "a.parquet")))
+
+
+def test_a_saved_data_set_that_is_damaged_or_has_no_train_is_refused(tmp_path):
+    rows = datasets.Dataset.from_dict({"text": ["a"]})
+    datasets.DatasetDict(test=rows).save_to_disk(tmp_path / "splits")
+    with pytest.raises(InputError, match="has the splits test; need train"):
+        texts_of(str(tmp_path / "splits"))
+    rows.save_to_disk(tmp_path / "rows")
+    for name, content in (("state.json", "[]"), ("state.json", '{"_data_files": [{"filename": "../x"}]}')):
+        (tmp_path / "rows" / name).write_text(content)
+        with pytest.raises(InputError, match="is no whole data set that datasets saved"):
+            texts_of(str(tmp_path / "rows"))
+
+
+def test_documents_of_the_hub_are_downloaded_or_the_first_of_them_streamed(monkeypatch):
+    asked = []
+
+    def load_dataset(name, config, *, split, streaming):
+        asked.append((name, config, split, streaming))
+        rows = datasets.Dataset.from_dict({"text": [f"document {n}" for n in range(5)], "n": list(range(5))})
+        return rows.to_iterable_dataset() if streaming else rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    whole, first = texts_of("owner/name"), texts_of("owner/name:a.config-1[:2]")
+    assert list(whole) == list(whole) == [f"document {n}" for n in range(5)]
+    assert list(first) == list(first) == ["document 0", "document 1"]
+    assert asked == [("owner/name", None, "train", False), ("owner/name", "a.config-1", "train", True)]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "found"),
+    [("body", ["a"], "owner/name.* has the columns body; need 'text'"), ("text", [3], "'text' holds a int")],
+)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_hub_data_set_without_text_is_refused(monkeypatch, column, values, found, streamed):
+    rows = datasets.Dataset.from_dict({column: values})
+    rows = rows.to_iterable_dataset() if streamed else rows
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: rows)
+    with pytest.raises(InputError, match=found):
+        list(texts_of("owner/name[:1]" if streamed else "owner/name"))
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line():  # the tests have no network
+    with pytest.raises(InputError, match=r"^there is no file or folder owner/name, and no data set .* from the hub"):
+        texts_of("owner/name")
+
+
+@pytest.mark.parametrize("source", ["{}/away", "away", "away.txt", "texts/away.jsonl", "a/b/c", "owner/name[2:]"])
+def test_what_is_no_hub_name_is_not_looked_up(tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(InputError, match="there is no file or folder"):
+        texts_of(source.format(tmp_path))
+
+
+def test_sources_that_are_not_fetched_say_how_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+    free = r"in the public domain is fetched\. Run: sink-lens data fetch --public-domain"
+    for source, found in (
+        ("fetched", free),
+        ("fetched:all", "no text is fetched"),
+        ("fetched:brown", r"brown is not fetched\. Run: sink-lens data fetch brown"),
+        ("fetched:browm", "no source browm"),
+        ("fetched:linux-docs", "linux-docs was removed"),
+    ):
+        with pytest.raises(InputError, match=found):
+            texts_of(source)
+
+
+def test_a_folder_without_texts_is_refused(tmp_path):
+    (tmp_path / "read.me").write_text("no")
+    with pytest.raises(InputError, match=r"has no \.txt, \.jsonl, \.parquet file"):
+        texts_of(str(tmp_path))

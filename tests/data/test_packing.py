@@ -5,9 +5,7 @@ import pickle
 import shutil
 from itertools import pairwise
 
-import datasets
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -16,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sink_lens.data import packing
 from sink_lens.data.corpora import bundled_text
-from sink_lens.data.packing import pack, read_pack, texts_of
+from sink_lens.data.packing import pack, read_pack
 from sink_lens.data.vocabulary import train_vocabulary
 from sink_lens.errors import InputError
 
@@ -243,72 +241,3 @@ def test_our_own_vocabulary_packs_and_decodes_to_the_text(tmp_path):
     decoded = tokenizer.decode([token for row in rows for token in row[1:]])
     assert text.startswith(decoded.removesuffix("<eos>"))
     assert len(decoded) > 0.99 * len(text)
-
-
-# --- documents
-
-
-def test_the_bundled_text_is_one_document():
-    texts = texts_of("bundled")
-    assert list(texts) == list(texts) == [bundled_text()]
-
-
-def test_files_and_folders_are_read_in_order_again_and_again(tmp_path):
-    (tmp_path / "b.txt").write_text("second\r\n")
-    (tmp_path / "a.jsonl").write_text('{"text": "first"}\n\n{"text": "", "id": 1}\n')
-    (tmp_path / "sub").mkdir()
-    pd.DataFrame({"text": ["third", "fourth"], "n": [1, 2]}).to_parquet(tmp_path / "sub" / "c.parquet")
-    (tmp_path / "read.me").write_text("no")
-    texts = texts_of(str(tmp_path))
-    assert list(texts) == list(texts) == ["first", "", "second\n", "third", "fourth"]
-    assert list(texts_of(str(tmp_path / "a.jsonl"))) == ["first", ""]
-    assert list(texts_of(str(tmp_path / "read.me"))) == ["no"]
-
-
-def test_a_saved_data_set_is_read_without_its_library(tmp_path):
-    rows = datasets.Dataset.from_dict({"text": [f"document {n}" for n in range(5)], "n": list(range(5))})
-    rows.save_to_disk(tmp_path / "rows", num_shards=2)
-    datasets.DatasetDict(train=rows, test=rows.select([0])).save_to_disk(tmp_path / "splits")
-    assert list(texts_of(str(tmp_path / "rows"))) == rows["text"][:]
-    assert list(texts_of(str(tmp_path / "splits"))) == rows["text"][:]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "named"),
-    [
-        ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}', 'line 2.*need a JSON object with "text"'),
-        ("a.jsonl", b'{"text": 3}', "line 1: text is a int"),
-        ("a.jsonl", b"no json", "line 1"),
-        ("a.parquet", b"PAR1 not", "a.parquet cannot be read"),
-        ("a.arrow", b"not arrow", "a.arrow cannot be read"),
-        ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
-    ],
-)
-def test_files_that_hold_no_documents_are_refused(tmp_path, name, content, named):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=named):
-        list(texts_of(str(tmp_path / name)))
-
-
-def test_a_column_of_another_name_is_refused(tmp_path):
-    pd.DataFrame({"body": ["a"]}).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"has the columns body; need 'text'"):
-        list(texts_of(str(tmp_path / "a.parquet")))
-
-
-def test_sources_that_are_not_there_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(InputError, match=r"no file or folder .*away"):
-        texts_of(str(tmp_path / "away"))
-    with pytest.raises(InputError, match=r"has no \.txt, \.jsonl, \.parquet file"):
-        texts_of(str(tmp_path))
-    with pytest.raises(
-        InputError, match=r"in the public domain is fetched\. Run: sink-lens data fetch --public-domain"
-    ):
-        texts_of("fetched")
-    with pytest.raises(InputError, match="no text is fetched"):
-        texts_of("fetched:all")
-    with pytest.raises(InputError, match=r"brown is not fetched\. Run: sink-lens data fetch brown"):
-        texts_of("fetched:brown")
-    with pytest.raises(InputError, match="no part browm"):
-        texts_of("fetched:browm")

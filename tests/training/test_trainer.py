@@ -488,9 +488,7 @@ def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_
     def measured(folder, *, writer, device, progress):
         torch.rand(3)
         np.random.rand(3)  # noqa: NPY002
-        assert pd.read_parquet(folder / "log.parquet")["step"].max() == max(
-            watching.checkpoints_of(read_run(folder))
-        )
+        assert pd.read_parquet(folder / "log.parquet")["step"].max() == max(watching.checkpoints_of(read_run(folder)))
         seen.append(sorted(watching.checkpoints_of(read_run(folder))))
         writer.write_table("watch", pd.DataFrame({"step": seen[-1]}))
 

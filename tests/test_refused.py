@@ -1,0 +1,156 @@
+"""A command that is refused changes nothing: no file of a run is written over, and none is left in a folder."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sink_lens import cli
+from sink_lens.errors import InputError
+from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.records import create_run, read_run
+
+SMALL = "gpt2,n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
+SWEEP = '[tokens]\nkind = "random"\nsequences = 2\nlength = 10\n[[edits]]\nsite = "z"\nheads = 0\nlayers = "all"\n'
+TRAIN = 'size = "3M"\nsteps = 2\nbatch = 3\n'
+RANDOM = ["--tokens", "random", "--sequences", 2, "--device", "cpu", "--quiet"]
+UNTRAINED = ["--untrained", SMALL, "--sequences", 64, "--device", "cpu", "--quiet"]
+PATCH = ["MODEL", "--clean", "a b c", "--corrupted", "a d c", "--device", "cpu", "--quiet"]
+REFUSED = {
+    "trace, one token": ["trace", "MODEL", *RANDOM, "--length", 1],
+    "trace, a position outside": ["trace", "MODEL", *RANDOM, "--length", 24, "--position", 30],
+    "isolate, a position outside": ["isolate", "MODEL", *RANDOM, "--length", 24, "--position", 99],
+    "isolate, a layer that is not": ["isolate", "MODEL", *RANDOM, "--length", 24, "--layers", 9],
+    "amplify, no layer to read": ["amplify", "MODEL", *RANDOM, "--length", 24, "--layers", "0-2"],
+    "patch, a site that is not": ["patch", *PATCH, "--site", "heart"],
+    "patch, a layer that is not": ["patch", *PATCH, "--layers", 9],
+    "patch, an axis that is not": ["patch", *PATCH, "--by", "layer,head"],
+    "patch, a check of none": ["patch", *PATCH, "--approximate", "--check", -1],
+    "sweep, an engine that is not": ["sweep", "SWEEP.toml", "--model", "MODEL", "--device", "cpu", "--engine", "slurm"],
+    "sweep, a mode that is not": ["sweep", "SWEEP.toml", "--model", "MODEL", "--device", "cpu", "--mode", "quick"],
+    "sweep, a device that is not": ["sweep", "SWEEP.toml", "--model", "MODEL", "--devices", "cuda:7,cuda:8"],
+    "preference, over the context": ["preference", *UNTRAINED, "--length", 100],
+    "contraction, too short": ["contraction", *UNTRAINED, "--length", 8],
+    "contraction, too few": ["contraction", "--untrained", SMALL, "--sequences", 10],
+    "contraction, no such model": ["contraction", "missing", "--device", "cpu"],
+    "calibration, too short": ["contraction", *UNTRAINED, "--length", 1, "--calibrate"],
+    "fingerprint, too few": ["fingerprint", "MODEL", "MODEL", "--sequences", 5],
+    "fingerprint, too many coordinates": ["fingerprint", "MODEL", "MODEL", "--coordinates", 5000, "--sequences", 60],
+    "train, an odd batch": ["train", "TRAIN.toml", "--set", "accumulation=2", "--device", "cpu"],
+    "train, a size that is not": ["train", "TRAIN.toml", "--set", "size=huge", "--device", "cpu"],
+    "compare, no runs": ["compare", "MODEL", "missing"],
+    "origin, no runs": ["origin", "MODEL", "missing"],
+}
+"""What is asked of each command and cannot be done."""
+
+
+def run(*arguments):
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "MODEL"
+    tiny("llama").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TQDM_DISABLE", "0")  # quiet commands set it
+    Path("MODEL").symlink_to(model)
+    Path("SWEEP.toml").write_text(SWEEP)
+    Path("TRAIN.toml").write_text(TRAIN)
+
+
+def files(folder):
+    return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("asked", REFUSED)
+def test_what_is_refused_leaves_no_folder(asked):
+    done = run(*REFUSED[asked], "--out", "deep/run")
+    assert done.exit_code == 2, done.output
+    assert not Path("deep").exists()
+
+
+@pytest.mark.parametrize("asked", ["contraction, too short", "patch, a layer that is not", "trace, a position outside"])
+def test_what_is_refused_leaves_an_empty_folder_empty_and_the_corrected_command_uses_it(asked):
+    Path("run").mkdir()
+    assert run(*REFUSED[asked], "--out", "run").exit_code == 2
+    assert files("run") == {}
+    assert Path("run").is_dir()
+    if asked.startswith("contraction"):
+        assert run("contraction", *UNTRAINED, "--length", 16, "--out", "run").exit_code == 0
+
+
+@pytest.mark.parametrize("asked", REFUSED)
+def test_what_is_refused_with_overwrite_leaves_the_run_that_was_there(asked):
+    with create_run("run", kind="trace", config={}, provenance={}) as writer:
+        writer.write_text("kept.txt", "kept")
+    Path("run/report.html").write_text("its page")
+    before = files("run")
+    done = run(*REFUSED[asked], "--out", "run", "--overwrite")
+    assert done.exit_code == 2, done.output
+    assert files("run") == before
+
+
+@pytest.mark.filterwarnings("default:missing is left out")
+def test_a_failed_model_is_still_written_where_another_is_measured():
+    run("preference", "missing", *UNTRAINED, "--length", 16, "--out", "run")
+    assert read_run("run").tables["models"]["error"].notna().tolist() == [True, False]
+
+
+@pytest.fixture
+def whole():
+    with create_run("run", kind="trace", config={}, provenance={}) as writer:
+        writer.write_text("table.csv", "a\n1\n")
+        writer.write_text("gone.csv", "a\n1\n")
+    Path("run/gone.csv").unlink()
+    Path("run/notes.txt").write_text("mine")
+    Path("run/deep").mkdir()
+    Path("run/deep/weights.bin").write_text("weights")
+    return Path("run")
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "table.csv", "gone.csv", "notes.txt", "deep/weights.bin", "deep/../run.json"]
+)
+def test_a_page_is_not_written_over_a_file_of_a_run(whole, name):
+    before = files(whole)
+    done = run("report", whole, "--out", whole / name)
+    assert done.exit_code == 2
+    assert "belongs to the run" in done.stderr
+    assert files(whole) == before
+    with create_run("other", kind="trace", config={}, provenance={}):
+        pass
+    assert run("report", "other", "--out", whole / name).exit_code == 2
+    assert files(whole) == before
+
+
+def test_a_page_is_not_written_through_a_link_to_a_file_of_a_run(whole):
+    Path("page.html").symlink_to(Path("run/run.json").resolve())
+    before = files(whole)
+    assert run("report", whole, "--out", "page.html").exit_code == 2
+    assert files(whole) == before
+
+
+@pytest.mark.parametrize("name", ["run/report.html", "run/again.html", "run/deep/page.html", "page.txt"])
+def test_a_page_may_be_written_beside_the_files_of_a_run(whole, name):
+    assert run("report", whole, "--out", name).exit_code == 0
+    assert run("report", whole, "--out", name).exit_code == 0
+
+
+def test_figures_are_not_written_over_a_file_of_a_run(whole):
+    from sink_lens.report.export import save_figures
+
+    assert run("isolate", "MODEL", *RANDOM, "--length", 24, "--out", "isolated").exit_code == 0
+    files_of, _ = save_figures(["isolated"], "figures")
+    with create_run("other", kind="isolate", config={}, provenance={}) as writer:
+        writer.write_text(files_of[0].name, "a file of the run")
+    with pytest.raises(InputError, match="belongs to the run"):
+        save_figures(["isolated"], "other")
+    assert (Path("other") / files_of[0].name).read_text() == "a file of the run"
