@@ -7,9 +7,8 @@ from scipy.stats import spearmanr
 from analyses.claims import Measured, Work, main
 from sink_lens import UntrainedConfig, load, preference, train, untrained
 from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
-from sink_lens.stats import Interval
+from sink_lens.stats import Interval, difference
 from sink_lens.training.config import read_train
-from sink_lens.training.differences import difference
 
 ARMS = {
     "GPT-2, ReLU": {"style": "gpt2", "activation": "relu"},

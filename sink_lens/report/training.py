@@ -47,7 +47,7 @@ def course(
     """The measures of a run's checkpoints against tokens: small multiples, layers by colour, the birth marked.
 
     Args:
-        watched: step, tokens, measure, layer, position, threshold, value (see ``training.checkpoints.watch``).
+        watched: step, tokens, measure, layer, position, threshold, value (see ``training.watching.watch``).
         log: tokens, loss and eval_loss of the run; the loss on the watched sequences alone if None.
         threshold: of the sink score: the line that is drawn thick.
         born: tokens at the sink's birth.
@@ -114,7 +114,7 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str], by: s
 
     Args:
         tables: ``curves``, ``bands``, ``finals`` and, where the runs were watched, ``course`` (see
-            ``training.compare.Comparison``).
+            ``training.comparison.Comparison``).
         arms: their names, the baseline first.
         by: what they differ in.
     """
