@@ -85,7 +85,7 @@ def _blocks(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if not keys:
         return [("", frame)]
     names = [" ".join(str(part) for part in row if isinstance(part, str)) for row in frame[keys].to_numpy().tolist()]
-    return [(name, frame[np.array([one == name for one in names])]) for name in dict.fromkeys(names)]
+    return [(name, frame.loc[[one == name for one in names]]) for name in dict.fromkeys(names)]
 
 
 def _height(rows: pd.DataFrame, axes: list[str]) -> float:
@@ -180,7 +180,9 @@ def _cell_table(run: Run) -> tuple[str, Table]:
     table = _cells(run)
     rows = pd.concat(
         [
-            table.loc[table["metric"] == metric].sort_values("effect", key=abs, ascending=False, kind="stable").head(_EACH)
+            table.loc[table["metric"] == metric]
+            .sort_values("effect", key=abs, ascending=False, kind="stable")
+            .head(_EACH)
             for metric in _metrics(table)
         ]
         or [table]

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from sink_lens.cli import app
