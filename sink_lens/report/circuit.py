@@ -89,7 +89,7 @@ _CLAIMS = {
 }
 """What an arrow says, in the few words that fit over it, by the kinds of nodes that it joins; else its link's name."""
 _CHARACTERS = 14
-"""What fits into a line of a box, and over a gap."""
+"""What fits over a gap; into a box two fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,6 +144,9 @@ def circuit_of(run: Run) -> Circuit:
     links = run.need("links", columns=["link", "statistic", "value", "is_primary", "verdict"])
     effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
     cuts = {} if effects is None else {row["link"]: row for row in _rows(effects.loc[effects["is_primary"].eq(True)])}
+    if effects is not None:  # of a link that it has no row of, the table of links may tell what its cut did
+        shares = links.loc[links["statistic"] == "cut_share"].rename(columns={"value": "share"})
+        cuts = {row["link"]: row for row in _rows(shares.filter(items=["link", "share", "ci_low", "ci_high"]))} | cuts
     into = {_kind(link.target): link.name for link in reversed(joined)}
     lanes = _lanes(run)
     nodes = [*_upstream(run, position, joined=joined, into=into, links=links, cuts=cuts)]
@@ -247,7 +250,7 @@ def _upstream(
             value = rows["value"].iloc[0] if len(rows) else math.nan
             yield _node(kind, label=label, layers=layers, quantity=statistic, value=value)
         elif kind not in _BY_STEP:
-            yield _node(kind, label=textwrap.fill(visible(names[kind]), _CHARACTERS))
+            yield _node(kind, label=textwrap.fill(visible(names[kind]), _CHARACTERS - 2))
 
 
 def _downstream(
