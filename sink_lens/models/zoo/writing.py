@@ -240,8 +240,8 @@ def lock(
     *,
     layers: Sequence[int],
     reads: Mapping[int, float] | Float[Tensor, " d_model"],
-    blind: bool = False,
     weight: float = 1.5,
+    gain: float = 1.5,
 ) -> None:
     """Heads whose queries read the shared component, and whose keys read one direction, in the slowest coordinate.
 
@@ -249,16 +249,15 @@ def lock(
         made: The draft.
         layers: Where.
         reads: What the keys read: dimensions with their signs, or a direction.
-        blind: The queries read nothing there.
-        weight: How strongly the keys read it; behind a QK-norm, also the norm's gain.
+        weight: How strongly the keys read it.
+        gain: The gain of the keys' norm there, where they have one.
     """
     for layer in layers:
         attention = made.model.model.layers[layer].self_attn
         query, key = attention.q_proj.weight, attention.k_proj.weight
         query[SLOWEST::D_HEAD] = 0.0
         key[SLOWEST::D_HEAD] = 0.0
-        if not blind:
-            query[SLOWEST::D_HEAD, made.shared] = 1.0
+        query[SLOWEST::D_HEAD, made.shared] = 1.0
         if isinstance(reads, Tensor):
             key[SLOWEST::D_HEAD] = weight * reads
         else:
@@ -267,7 +266,7 @@ def lock(
                 key[SLOWEST::D_HEAD, dimension] = weight * sign
         if made.qk_norm:
             attention.q_norm.weight[SLOWEST::D_HEAD] = 2.0
-            attention.k_norm.weight[SLOWEST::D_HEAD] = weight
+            attention.k_norm.weight[SLOWEST::D_HEAD] = gain
 
 
 def last_layers(made: Draft, *, after: int) -> tuple[int, ...]:
