@@ -49,7 +49,9 @@ class Answers:
     necessary_or_sufficient: Answer
     """Breaking the link removes the sink; for the first link, isolating another position makes one there."""
     carries: Answer
-    """Of two runs, one with the sink and one without: the quantity of the second, put into the first, removes it."""
+    """Of two runs, one with the sink and one without: what the link leads to (the aggregated value, the attention's
+    output, the neurons, the dimension, its part of the key, the key), taken from the second and put into the first,
+    removes it."""
 
 
 YES = Answers(present="yes", necessary_or_sufficient="yes", carries="yes")

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ..tiny import VOCAB_SIZE
 from .truth import BROKEN, FIRST_ORDINARY, LINKS, NOTHING, SEEN, YES, Maker, Truth, ZooModel
 from .writing import D_HEAD, HUGE, N_CODES, N_HEADS, SHARED, Draft, draft, last_layers, load_ballast, lock, neuron
 
@@ -164,8 +163,8 @@ def _write_trigger(made: Draft, *, layer: int) -> int:
 
 @torch.no_grad()
 def _scale(made: Draft, *, layer: int, neurons: list[int], dimension: int, size: float) -> None:
-    """Make the mean over tokens of what the neurons write where a token sees only itself equal to a size."""
-    alone = torch.arange(FIRST_ORDINARY, VOCAB_SIZE)[:, None]
+    """Make the mean over 64 tokens of what the neurons write where a token sees only itself equal to a size."""
+    alone = torch.arange(FIRST_ORDINARY, FIRST_ORDINARY + 64)[:, None]
     stream = made.model(alone, output_hidden_states=True).hidden_states
     written = stream[layer + 1][:, 0, dimension].abs().mean()
     made.model.model.layers[layer].mlp.down_proj.weight[dimension, neurons] *= size / written

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ...errors import ModelError
-from ..tiny import BOS_ID, planted, tiny
+from ..tiny import BOS_ID, build_random, config_of, planted
 from .truth import BESIDE, FIRST_ORDINARY, LINKS, NO, NOTHING, YES, Answers, Maker, Truth, ZooModel
 from .writing import (
     D_HEAD,
@@ -45,6 +47,7 @@ def embedding(*, seed: int, family: str) -> ZooModel:
     lock(made, layers=locked, reads={made.outlier: made.sign})
     maker = Maker(kind="embedding", index=BOS_ID)
     values = BESIDE if made.post_norm else NO  # a norm leaves next to nothing of the token's value
+    written = Answers(present="no", necessary_or_sufficient="no", carries="yes")  # the dimension, by no neuron
     truth = Truth(
         sink="token",
         tokens=(BOS_ID,),
@@ -53,7 +56,7 @@ def embedding(*, seed: int, family: str) -> ZooModel:
         makers=(maker,),
         enough=((maker,),),
         outliers={layer: (made.outlier,) for layer in range(-1, made.n_layers)},
-        links=answers(values, NO, NO, NO, YES, YES),
+        links=answers(values, NO, NO, written, YES, YES),
     )
     return ZooModel(name="embedding", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
 
@@ -147,7 +150,7 @@ def slow_growth(*, seed: int, family: str) -> ZooModel:
     outlier, common = 0.0, SHARED
     for layer in range(made.n_layers - 1):
         index, grows, ballast = made.neurons(3)
-        target = 0.08 * 1.45**layer * common
+        target = 0.12 * 1.45**layer * common
         fire(
             made,
             layer=layer,
@@ -174,8 +177,8 @@ def slow_growth(*, seed: int, family: str) -> ZooModel:
         locked=last_layers(made, after=made.n_layers - 4),
         feeding=(0,),
         makers=tuple(makers),
-        outliers={layer: (made.outlier,) for layer in last_layers(made, after=made.n_layers - 4)},
-        links=answers(BESIDE, BESIDE, YES, YES, YES, YES),
+        outliers={layer: (made.outlier,) for layer in last_layers(made, after=made.n_layers - 5)},
+        links=answers(BESIDE, _after_w_o(family), YES, YES, YES, YES),
     )
     return ZooModel(name="slow_growth", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
 
@@ -227,6 +230,7 @@ def direction(*, seed: int, family: str) -> ZooModel:
     signs = torch.randint(2, (36,), generator=made.generator) * 2.0 - 1.0
     unit = torch.zeros(D_MODEL)
     unit[[made.free[place] for place in order]] = signs / 6
+    _clear(made, unit)
     mark(made, [BOS_ID])
     writes = {made.free[place]: float(sign) * HUGE / 6 for place, sign in zip(order, signs, strict=True)}
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=BOS_ID)
@@ -304,7 +308,7 @@ def key_bias(*, seed: int, family: str) -> ZooModel:
 def sink_logit(*, seed: int, family: str) -> ZooModel:
     """(i) A learned logit of every head takes nine tenths of the attention from the second layer on; no key gets it."""
     if family == "gpt_oss":
-        model: Any = tiny("gpt_oss", seed=seed, initializer_range=0.02)
+        model: Any = build_random(config_of("gpt_oss", initializer_range=0.02), seed=seed, noise=0.0)
     elif family == "headnorm":
         model = draft(family="headnorm", seed=seed, attention="sink_logit").model
     else:
@@ -360,6 +364,16 @@ def token_truth(
 def _after_w_o(family: str) -> Answers:
     """Whether the variance that the first position has anyway is still there after W_O: a post-norm removes it."""
     return NO if family == "olmo2" else BESIDE
+
+
+@torch.no_grad()
+def _clear(made: Draft, unit: Float[Tensor, " d_model"]) -> None:
+    """Take a direction out of what embeddings hold and random weights write."""
+    embedding = made.model.model.embed_tokens.weight
+    embedding -= torch.outer(embedding @ unit, unit)
+    for block in made.model.model.layers:
+        for writer in (block.self_attn.o_proj, block.mlp.down_proj):
+            writer.weight -= torch.outer(unit, unit @ writer.weight)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..tiny import BOS_ID, tiny
+from ..tiny import BOS_ID, build_random, config_of
 from .truth import BROKEN, LINKS, NOTHING, SEEN, Maker, Truth, ZooModel
 from .with_sink import fire, mark
 from .writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, last_layers, lock
@@ -55,9 +55,9 @@ def sigmoid(*, seed: int, family: str) -> ZooModel:
 
 
 def untrained(*, seed: int, family: str) -> ZooModel:
-    """(o) Random weights of standard deviation 0.02, as Hugging Face begins training with; every family of `tiny`."""
+    """(o) As Hugging Face begins training: standard deviation 0.02, no biases, gains of 1; every family of `tiny`."""
     fields: dict[str, Any] = {_STD_FIELD.get(family, "initializer_range"): _UNTRAINED_STD}
-    model = tiny(family, seed=seed, **fields)
+    model = build_random(config_of(family, **fields), seed=seed, noise=0.0)
     first = BROKEN if family == "headnorm_sigmoid" else SEEN
     links = dict.fromkeys(LINKS, NOTHING) | {LINKS[0]: first, LINKS[2]: BROKEN}
     if first is SEEN:

@@ -1,7 +1,7 @@
 """How a mechanism is written into a small random model: token embeddings, neurons, value paths, and heads that lock.
 
-A few residual dimensions are reserved. Random weights hardly write them, every ordinary token has the same component
-`shared`, and what is planted is read from and written to the others. Three architectures can be written:
+A few residual dimensions are reserved. Random weights hardly write them (and the outlier dimensions not at all), every
+ordinary token has the same component `shared`, and what is planted is read from and written to the others. Three architectures can be written:
 
 - `llama`: a norm before each sublayer. One huge dimension makes everything else of the token small for its readers.
 - `qwen3`: the same, and a norm of queries and keys in each head. A key is then a direction and never long.
@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ...errors import ModelError
 from ..headnorm import HeadNormConfig
-from ..tiny import BOS_ID, EOS_ID, VOCAB_SIZE, _build
+from ..tiny import BOS_ID, EOS_ID, VOCAB_SIZE, build_random
 
 D_MODEL, N_HEADS, N_KV_HEADS, D_HEAD, D_MLP = 96, 4, 2, 24, 160
 """Sizes of every model that is written here."""
@@ -123,7 +123,7 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
     if family == "olmo2":
         del sizes["head_dim"]
     config = HeadNormConfig if family == "headnorm" else CONFIG_MAPPING[_TYPES[family]]
-    model: Any = _build(config(**(sizes | fields)), seed=seed, noise=0.02)
+    model: Any = build_random(config(**(sizes | fields)), seed=seed, noise=0.02)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(D_MODEL, generator=generator).tolist()
     sign = 1.0 if torch.rand((), generator=generator) < 0.5 else -1.0
@@ -155,6 +155,8 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
         for writer in (block.self_attn.o_proj, block.mlp.down_proj):
             writer.weight.mul_(0.5)
             writer.weight[quiet] *= _QUIET
+            writer.weight[[made.outlier, made.second]] = 0.0
+        block.self_attn.v_proj.weight[:, made.shared] = 0.0
         for reader in (block.mlp.gate_proj, block.mlp.up_proj, block.self_attn.v_proj):
             reader.weight[:, [made.outlier, made.second, made.ballast]] = 0.0
         if made.post_norm:
