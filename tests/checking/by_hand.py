@@ -50,11 +50,12 @@ def place(model, site, layer):
         "stream": (block, False),
         "key_in": (key, True),
         "k": (key, False),
+        "q": (getattr(attention, "q_proj", None), False),
         "normed_k": (getattr(attention, "k_norm", None) or key, False),
     }[site]
 
 
-SITES = ("z", "attn_out", "neurons", "written", "stream", "key_in", "k", "normed_k")
+SITES = ("z", "attn_out", "neurons", "written", "stream", "key_in", "k", "q", "normed_k")
 
 
 def hook(module, is_input, function):
@@ -68,21 +69,23 @@ def hook(module, is_input, function):
 
 
 @torch.no_grad()
-def run(model, tokens, *, edits=(), mask=None):
+def run(model, tokens, *, edits=(), mask=None, reads=True):
     """One forward on the eager kernel; ``edits`` are (site, layer, function of the value)."""
     model.set_attn_implementation("eager")
     sites = {}
     with contextlib.ExitStack() as stack:
         for site, layer, function in edits:
             stack.callback(hook(*place(model, site, layer), function).remove)
-        for layer in range(len(blocks(model))):
+        for layer in range(len(blocks(model))) if reads else ():
             for site in SITES:
                 module, is_input = place(model, site, layer)
                 if module is not None:
                     keep = lambda value, at=(site, layer): sites.setdefault(at, value)  # noqa: E731
                     stack.callback(hook(module, is_input, keep).remove)
         stack.callback(
-            model.get_input_embeddings().register_forward_hook(lambda _, __, out: sites.update({("stream", -1): out})).remove
+            model.get_input_embeddings()
+            .register_forward_hook(lambda _, __, out: sites.update({("stream", -1): out}))
+            .remove
         )
         out = model(tokens, attention_mask=mask, output_attentions=True)
     return Run(pattern=torch.stack(out.attentions), sites=sites)
@@ -144,7 +147,7 @@ def mean_of(x, at):
 
 @contextlib.contextmanager
 def without(zoo, makers):
-    """The model with these makers ablated in its weights: a neuron's column, a head's, a token's row, a bias, a logit."""
+    """The model with these makers ablated in its weights: columns of neurons and heads, a token's row, biases, logits."""
     model, kept = zoo.model, []
 
     def keep(parameter):
@@ -214,13 +217,12 @@ def present(zoo, tokens):
         quiet = [one[others].mean(0) for one in values.values()]
         if supers:
             ratios = [
-                loud[layer][units].mean() / quiet[layer][units].mean().clamp(min=1e-9) for layer, units in supers.items()
+                loud[layer][units].mean() / quiet[layer][units].mean().clamp(min=1e-9)
+                for layer, units in supers.items()
             ]
             found["variance_neurons"] = float(min(ratios))
         else:  # no neuron that matters stands out from the loudest of the other positions
-            found["variance_neurons"] = max(
-                float(one[at].mean(0).max() / one[others].max()) for one in values.values()
-            )
+            found["variance_neurons"] = max(float(one[at].mean(0).max() / one[others].max()) for one in values.values())
     if truth.outliers and ("neurons", 0) in ran.sites:
         shares = []
         for layer, units in (supers or dict.fromkeys(range(len(blocks(model))), slice(None))).items():
@@ -231,7 +233,7 @@ def present(zoo, tokens):
                 given = (ran.sites["neurons", layer][at][:, units] * column[units]).sum(-1)
                 of = ran.sites["written" if supers else "stream", layer][at][:, dimension]
                 shares.append(float((given / of).abs().mean()))
-        found["neurons_dimension"] = min(shares) if supers else max(shares)
+        found["neurons_dimension"] = min(shares) if supers else max(shares, default=0.0)
     elif supers:  # how much larger the largest dimension is than the next
         top = [ran.sites["stream", layer][at].abs().mean(0).topk(2).values for layer in range(len(blocks(model)))]
         found["neurons_dimension"] = max(float(one[0] / one[1]) for one in top)
@@ -248,7 +250,9 @@ def shares_removed(zoo, tokens):
     whole = float(mass(zoo, clean, at, layers=truth.locked).mean())
 
     def removed(edits):
-        return 1 - float(mass(zoo, run(model, tokens, edits=edits), at, layers=truth.locked).mean()) / whole
+        return (
+            1 - float(mass(zoo, run(model, tokens, edits=edits, reads=False), at, layers=truth.locked).mean()) / whole
+        )
 
     def as_elsewhere(site, layers):
         return [(site, layer, put(at, mean_of(clean.sites[site, layer], at))) for layer in layers]
@@ -256,7 +260,7 @@ def shares_removed(zoo, tokens):
     there = torch.zeros_like(at)
     there[:, INTERIOR] = True
     mask = isolating(tokens, INTERIOR, reach=truth.reach)
-    alone = float(mass(zoo, run(model, tokens, mask=mask), there, layers=truth.locked).mean())
+    alone = float(mass(zoo, run(model, tokens, mask=mask, reads=False), there, layers=truth.locked).mean())
     before = float(mass(zoo, clean, there, layers=truth.locked).mean())
     found = {
         "aggregation_variance": (alone - before) / whole,
@@ -346,7 +350,7 @@ def shares_carried(zoo, tokens):
         return of if spared is None else mean_of(of, at).expand_as(of)
 
     def carried(edits):
-        left = float(mass(zoo, run(model, tokens, edits=edits, mask=mask), at, layers=truth.locked).mean())
+        left = float(mass(zoo, run(model, tokens, edits=edits, mask=mask, reads=False), at, layers=truth.locked).mean())
         return (whole - left) / (whole - base)
 
     def units(site, layer, some):

@@ -183,7 +183,7 @@ def chain_truth(made: Draft, chain: Chain) -> Truth:
         feeding=(chain.layer,),
         makers=makers,
         enough=(makers,),
-        outliers={layer: (made.outlier,) for layer in range(chain.layer + 1, made.n_layers)},
+        outliers=dict.fromkeys(range(chain.layer + 1, made.n_layers), (made.outlier,)),
         links=dict.fromkeys(LINKS, YES),
     )
 

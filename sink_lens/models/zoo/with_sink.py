@@ -55,17 +55,25 @@ def embedding(*, seed: int, family: str) -> ZooModel:
         feeding=tuple(range(locked[0])),
         makers=(maker,),
         enough=((maker,),),
-        outliers={layer: (made.outlier,) for layer in range(-1, made.n_layers)},
+        outliers=dict.fromkeys(range(-1, made.n_layers), (made.outlier,)),
         links=answers(values, NO, NO, written, YES, YES),
     )
     return ZooModel(name="embedding", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
 
 
 def bos_neuron(*, seed: int, family: str) -> ZooModel:
-    """(b) A neuron that BOS triggers writes the outlier dimension. Of `llama` it is `planted`."""
+    """(b) A neuron that BOS triggers writes the outlier dimension.
+
+    In `llama` it is `planted`, but for its values: they do not read what all tokens share, which no average shrinks.
+    """
     if family == "llama":
         known = planted(seed=seed)
-        dimension, layer, index, model = known.outlier_dimension, known.layer, known.neuron, known.model
+        dimension, layer, index = known.outlier_dimension, known.layer, known.neuron
+        model: Any = known.model
+        shared = int(model.model.embed_tokens.weight.mean(0).argmax())
+        with torch.no_grad():
+            for block in model.model.layers:
+                block.self_attn.v_proj.weight[:, shared] = 0.0
     else:
         made = draft(family=family, seed=seed)
         layer, index, dimension, model = 1 + made.pick(2), made.pick(D_MLP), made.outlier, made.model
@@ -73,9 +81,7 @@ def bos_neuron(*, seed: int, family: str) -> ZooModel:
         fire(made, layer=layer, index=index, reads=made.trigger, writes={dimension: made.sign * HUGE}, token=BOS_ID)
         lock(made, layers=last_layers(made, after=layer), reads={dimension: made.sign})
     maker = Maker(kind="neuron", layer=layer, index=index)
-    truth = token_truth(
-        (BOS_ID,), makers=(maker,), enough=((maker,),), dimension=dimension, family=family, n_layers=5
-    )
+    truth = token_truth((BOS_ID,), makers=(maker,), enough=((maker,),), dimension=dimension, family=family, n_layers=5)
     return ZooModel(name="bos_neuron", family=family, seed=seed, model=model, bos_id=BOS_ID, truth=truth)
 
 
@@ -150,7 +156,7 @@ def slow_growth(*, seed: int, family: str) -> ZooModel:
     outlier, common = 0.0, SHARED
     for layer in range(made.n_layers - 1):
         index, grows, ballast = made.neurons(3)
-        target = 0.12 * 1.45**layer * common
+        target = 0.1 * 1.45**layer * common
         fire(
             made,
             layer=layer,
@@ -174,10 +180,10 @@ def slow_growth(*, seed: int, family: str) -> ZooModel:
     truth = Truth(
         sink="token",
         tokens=(BOS_ID,),
-        locked=last_layers(made, after=made.n_layers - 4),
+        locked=last_layers(made, after=made.n_layers - 5),
         feeding=(0,),
         makers=tuple(makers),
-        outliers={layer: (made.outlier,) for layer in last_layers(made, after=made.n_layers - 5)},
+        outliers=dict.fromkeys(last_layers(made, after=made.n_layers - 6), (made.outlier,)),
         links=answers(BESIDE, _after_w_o(family), YES, YES, YES, YES),
     )
     return ZooModel(name="slow_growth", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
@@ -356,7 +362,7 @@ def token_truth(
         feeding=tuple(range(layer + 1)),
         makers=makers,
         enough=enough,
-        outliers={after: (dimension,) for after in range(layer, n_layers)},
+        outliers=dict.fromkeys(range(layer, n_layers), (dimension,)),
         links=answers(values, _after_w_o(family) if varies else NO, YES, YES, YES, YES),
     )
 

@@ -9,9 +9,11 @@ from .truth import BROKEN, LINKS, NOTHING, SEEN, Maker, Truth, ZooModel
 from .with_sink import fire, mark
 from .writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, last_layers, lock
 
-_UNTRAINED_STD = 0.02
+_UNTRAINED_STD = 0.13
+"""Hugging Face's 0.02 at a width of 2048: with 48 dimensions, products of weights are as large as there."""
 _STD_FIELD = {"opt": "init_std"}
-_POST_NORMED = ("olmo2", "gemma2", "gemma3")
+_LEVELLED = ("olmo2", "gemma2", "gemma3", "headnorm", "headnorm_gate")
+"""Families in which a norm behind the average makes all positions alike."""
 
 
 def spike(*, seed: int, family: str) -> ZooModel:
@@ -37,7 +39,7 @@ def spike(*, seed: int, family: str) -> ZooModel:
         sink="none",
         feeding=tuple(range(layer + 1)),
         makers=(Maker(kind="neuron", layer=layer, index=index),),
-        outliers={later: (made.outlier,) for later in (layer, *after)},
+        outliers=dict.fromkeys((layer, *after), (made.outlier,)),
         links=dict(zip(LINKS, (SEEN, BROKEN if made.post_norm else SEEN, SEEN, SEEN, BROKEN, NOTHING), strict=True)),
     )
     return ZooModel(name="spike", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
@@ -61,6 +63,6 @@ def untrained(*, seed: int, family: str) -> ZooModel:
     first = BROKEN if family == "headnorm_sigmoid" else SEEN
     links = dict.fromkeys(LINKS, NOTHING) | {LINKS[0]: first, LINKS[2]: BROKEN}
     if first is SEEN:
-        links[LINKS[1]] = BROKEN if family in (*_POST_NORMED, "headnorm") else SEEN
+        links[LINKS[1]] = BROKEN if family in _LEVELLED else SEEN
     truth = Truth(sink="none", feeding=(0,), outliers={}, links=links)
     return ZooModel(name="untrained", family=family, seed=seed, model=model, bos_id=None, truth=truth)

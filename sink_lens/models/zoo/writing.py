@@ -1,7 +1,8 @@
 """How a mechanism is written into a small random model: token embeddings, neurons, value paths, and heads that lock.
 
 A few residual dimensions are reserved. Random weights hardly write them (and the outlier dimensions not at all), every
-ordinary token has the same component `shared`, and what is planted is read from and written to the others. Three architectures can be written:
+ordinary token has the same component `shared`, and what is planted is read from and written to the others. Three
+architectures can be written:
 
 - `llama`: a norm before each sublayer. One huge dimension makes everything else of the token small for its readers.
 - `qwen3`: the same, and a norm of queries and keys in each head. A key is then a direction and never long.
@@ -35,6 +36,7 @@ HUGE = 60.0
 """Size of a massive activation; an ordinary token's norm is about 3 to 5."""
 _CODE = 0.5
 _CLOSEST = 0.4
+_CANDIDATES = 8192
 _CONTENT = 1.6
 _TYPES = {"llama": "llama", "qwen3": "qwen3", "olmo2": "olmo2", "mistral": "mistral", "headnorm": "sink_lens_headnorm"}
 _QUIET = 0.02
@@ -169,12 +171,12 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
 
 def _code_words(generator: torch.Generator) -> Float[Tensor, "token d_model"]:
     """Signs for every token, so drawn that no two tokens agree in more than 70% of them (cosine under 0.4)."""
-    words = torch.empty(0, N_CODES)
-    while len(words) < VOCAB_SIZE:
-        word = torch.randint(2, (1, N_CODES), generator=generator) * 2.0 - 1.0
-        if not len(words) or (words @ word[0] / N_CODES).max() < _CLOSEST:
-            words = torch.cat([words, word])
-    return words
+    drawn = torch.randint(2, (_CANDIDATES, N_CODES), generator=generator) * 2.0 - 1.0
+    free, chosen = torch.ones(_CANDIDATES, dtype=torch.bool), []
+    while len(chosen) < VOCAB_SIZE:
+        chosen.append(int(free.int().argmax()))  # the first that is left; there are always enough
+        free &= drawn @ drawn[chosen[-1]] < _CLOSEST * N_CODES
+    return drawn[chosen]
 
 
 def _level(made: Draft, block: Any) -> None:
@@ -230,8 +232,11 @@ def activation(made: Draft, *, token: int, layer: int, index: int) -> float:
     found: list[float] = []
     down = made.model.model.layers[layer].mlp.down_proj
     handle = down.register_forward_pre_hook(lambda _, given: found.append(float(given[0][0, 0, index])))
+    config = made.model.config
+    n_layers, config.num_hidden_layers = config.num_hidden_layers, layer + 1  # those after it are not run
     with torch.no_grad():
-        made.model(torch.tensor([[token]]))
+        made.model.model(torch.tensor([[token]]))
+    config.num_hidden_layers = n_layers
     handle.remove()
     return found[0]
 
