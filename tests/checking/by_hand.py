@@ -147,7 +147,7 @@ def mean_of(x, at):
 
 @contextlib.contextmanager
 def without(zoo, makers):
-    """The model with these makers ablated in its weights: columns of neurons and heads, a token's row, biases, logits."""
+    """The model with these makers ablated in its weights: columns of neurons and heads, a row, biases, logits."""
     model, kept = zoo.model, []
 
     def keep(parameter):

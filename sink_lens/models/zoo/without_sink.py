@@ -9,8 +9,8 @@ from .truth import BROKEN, LINKS, NOTHING, SEEN, Maker, Truth, ZooModel
 from .with_sink import fire, mark
 from .writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, last_layers, lock
 
-_UNTRAINED_STD = 0.13
-"""Hugging Face's 0.02 at a width of 2048: with 48 dimensions, products of weights are as large as there."""
+_UNTRAINED_STD = 0.1
+"""Hugging Face's 0.02 at a width of 1200: with 48 dimensions, products of weights are as large as there."""
 _STD_FIELD = {"opt": "init_std"}
 _LEVELLED = ("olmo2", "gemma2", "gemma3", "headnorm", "headnorm_gate")
 """Families in which a norm behind the average makes all positions alike."""
