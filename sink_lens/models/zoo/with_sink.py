@@ -410,7 +410,7 @@ def fire(
     scale = (_FIRES / size if made.post_norm else 1.0) / fires
     neuron(made, layer=layer, index=index, gate=given, up=given, down={d: w * scale for d, w in writes.items()})
     spare = (index + 1) % D_MLP if ballast is None else ballast
-    gains = dict.fromkeys(writes, size / D_MODEL**0.5)
+    gains = {dimension: size / D_MODEL**0.5 for dimension in writes}  # noqa: C420 - pyright
     load_ballast(made, layer=layer, index=spare, size=_BALLAST, gains=gains)
 
 

@@ -169,7 +169,7 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
     return made
 
 
-def _code_words(generator: torch.Generator) -> Float[Tensor, "token d_model"]:
+def _code_words(generator: torch.Generator) -> Float[Tensor, "vocab dimension"]:
     """Signs for every token, so drawn that no two tokens agree in more than 70% of them (cosine under 0.4)."""
     drawn = torch.randint(2, (_CANDIDATES, N_CODES), generator=generator) * 2.0 - 1.0
     free, chosen = torch.ones(_CANDIDATES, dtype=torch.bool), []
