@@ -16,7 +16,7 @@ from sink_lens.report.drawing import BLUE, INK, OCHRE, ORANGE, canvas, finished,
 from sink_lens.stats import Interval
 
 SEEDS = (0, 1, 2)
-"""Every model on each; of several architectures one after another."""
+"""Every model on each; of several architectures one after another: the first, then from the last on."""
 TINY = ("bos_neuron", "sigmoid")
 COLOURS = {"right": BLUE, "wrong": ORANGE, "undecided": OCHRE}
 WORDS = {"intact": {"holds": "right", "fails": "wrong"}, "broken": {"fails": "right", "holds": "wrong"}}
@@ -66,7 +66,7 @@ def share(true: pd.Series) -> Interval:
 def traced(work: Work, name: str, seed: int) -> pd.DataFrame:
     """One model: of every link the truth and what the trace says, and whether the sink was found."""
     families = ZOO[name].families
-    zoo = build(name, seed=seed, family=families[seed % len(families)])
+    zoo = build(name, seed=seed, family=families[-seed % len(families)])
     tokens = zoo.draw(8, length=work.size(48, 32), generator=work.generator())
     lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=f"{name}, {zoo.family}, seed {seed}")
     config, folder = TraceConfig(model=lens.name, twin=False), work.out / f"trace-{name}-{seed}"

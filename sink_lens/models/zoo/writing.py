@@ -116,6 +116,7 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
         "head_dim": D_HEAD,
         "intermediate_size": D_MLP,
         "initializer_range": 0.05,
+        "rms_norm_eps": 1e-6,
         "max_position_embeddings": 256,
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
