@@ -128,9 +128,7 @@ def find_sets(
     return found, pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _smallest(
-    setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]
-) -> Found:
+def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]) -> Found:
     step = segment.step
     assert step is not None  # only steps are looked at
     order = rank(setting, layers=step.layers, step=step)
@@ -157,9 +155,7 @@ def _smallest(
     return Found(segment=segment, neurons=tuple(chosen), removes=True, ranks=places)
 
 
-def _rows(
-    setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Generator
-) -> Iterator[dict[str, object]]:
+def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Generator) -> Iterator[dict[str, object]]:
     """The set in every way, each neuron alone, each left out, and the random sets."""
     segment, chosen = found.segment, list(found.neurons)
     step = segment.step
@@ -276,9 +272,7 @@ def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch
     return drawn
 
 
-def _of_same_ranks(
-    setting: Setting, found: Found, rank: Ranking, generator: torch.Generator
-) -> Iterator[list[Neuron]]:
+def _of_same_ranks(setting: Setting, found: Found, rank: Ranking, generator: torch.Generator) -> Iterator[list[Neuron]]:
     """Sets of the same ranks by contribution, each neuron's in a random layer outside the growth steps."""
     step = found.segment.step
     assert step is not None
