@@ -15,7 +15,7 @@ from sink_lens.models.zoo import LINKS, ZOO, build
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
 from sink_lens.stats import Interval
 
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1)
 """Every model on each; of several architectures one after another: the first, then from the last on."""
 TINY = ("bos_neuron", "sigmoid")
 COLOURS = {"right": BLUE, "wrong": ORANGE, "undecided": OCHRE}
@@ -46,6 +46,7 @@ def measure(work: Work) -> Measured:
         ("intact", "undecided", "intact_undecided"),
         ("broken", "holds", "broken_yes"),
         ("broken", "undecided", "broken_undecided"),
+        ("seen", "fails", "seen_no"),
     ):
         of = table[table["truth"] == truth]
         numbers[name] = share(of["verdict"] == verdict)
@@ -53,11 +54,15 @@ def measure(work: Work) -> Measured:
             if (of["link"] == link).any():
                 numbers[f"{name} @ {link}"] = share(of.loc[of["link"] == link, "verdict"] == verdict)
     numbers["not_asked_answered"] = share(table.loc[table["truth"] == "not asked", "verdict"] != "undecided")
+    for present, verdict, name in (("yes", "fails", "measured_no"), ("no", "holds", "measured_yes")):
+        numbers[name] = share(table.loc[table["present"] == present, "measured"] == verdict)
     return Measured(numbers=numbers, figure=drawn(table))
 
 
 def share(true: pd.Series) -> Interval:
     """A share with its exact 95% interval."""
+    if not len(true):
+        return Interval(estimate=float("nan"), low=float("nan"), high=float("nan"), n=0)
     found = binomtest(int(true.sum()), len(true))
     bounds = found.proportion_ci()
     return Interval(estimate=found.statistic, low=bounds.low, high=bounds.high, n=len(true))
@@ -108,15 +113,17 @@ def traced(work: Work, name: str, seed: int) -> pd.DataFrame:
 
 
 def truth_of(present: str, necessary: str) -> str:
-    """A verdict is one word for two questions, whether a link is seen and whether its break matters."""
+    """A verdict is one word for two questions: whether a link is seen, and whether its break matters to a sink."""
     if "no" in (present, necessary):
         return "broken"
-    return "intact" if present == necessary == "yes" else "not asked"
+    if present == "yes":
+        return "intact" if necessary == "yes" else "seen"
+    return "not asked"
 
 
 def answer_of(truth: str, verdict: str) -> str:
-    """Right, wrong or undecided; where nothing is asked, undecided is right and any other word wrong."""
-    if truth == "not asked":
+    """Right, wrong or undecided; without a sink, or a start of the link, undecided is right and other words wrong."""
+    if truth in ("seen", "not asked"):
         return "right" if verdict == "undecided" else "wrong"
     return WORDS[truth].get(verdict, "undecided")
 
@@ -149,7 +156,7 @@ def counted(answers: pd.Series) -> str:
 
 def drawn(table: pd.DataFrame):
     """How many of the answers of a link are right, wrong and undecided, where there is something to answer."""
-    figure, asked = canvas(width=7.4, height=3.2), table[table["truth"] != "not asked"]
+    figure, asked = canvas(width=7.4, height=3.2), table[table["truth"].isin(list(WORDS))]
     axes = panel(figure, place=(1, 1, 1), xlabel="answers to intact and broken links")
     for place, link in enumerate(LINKS):
         answers, left = asked.loc[asked["link"] == link, "answer"], 0
