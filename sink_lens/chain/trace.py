@@ -165,7 +165,7 @@ def trace(
             folder,
             kind="trace",
             config=dataclasses.asdict(config),
-            provenance=provenance(lens, batch, config=config, kernel=kernel),
+            provenance=provenance(lens, batch, config=config, kernel=kernel) | {"links": [link.name for link in links]},
             expects=FILES
             + (("twin_heads", "twin_links") if config.twin else ())
             + (tuple(TABLES) if config.cuts else ()),

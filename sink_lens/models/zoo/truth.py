@@ -10,16 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import InputError
+from ...schema import LINKS as CLAIMS
 from ..tiny import VOCAB_SIZE
 
-LINKS = (
-    "aggregation_variance",
-    "variance_preserved",
-    "variance_neurons",
-    "neurons_dimension",
-    "dimension_key",
-    "key_sink",
-)
+LINKS = tuple(CLAIMS)
 """The six links of the chain, in their order."""
 FIRST_ORDINARY = 3
 """Ids below are special: padding, BOS, end of sequence."""
