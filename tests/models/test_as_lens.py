@@ -1,10 +1,12 @@
 """Everything that takes a model takes what ``load`` takes; names that no file system takes are one line."""
 
+import functools
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from lenses import lens_of
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from typer.testing import CliRunner
 
@@ -14,6 +16,7 @@ from sink_lens.edits.metrics import sink_mass
 from sink_lens.errors import InputError, SinkLensError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
+from sink_lens.records import display
 
 CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, cuts=False, twin=False)
 GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0,), heads=(0,)),))
@@ -37,7 +40,6 @@ def _folder(path):
 KINDS = {
     "Hugging Face model": lambda path: tiny("llama"),
     "bridge": lambda path: _bridge(),
-    "LensModel": lambda path: wrap(tiny("llama")),
     "name": lambda path: str(_folder(path)),
     "path": _folder,
 }
@@ -65,18 +67,34 @@ TAKERS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+CASES = [("Hugging Face model", taker) for taker in TAKERS]
+CASES += [(kind, taker) for kind in ("bridge", "name", "path") for taker in ("trace", "capture", "patch", "sweep")]
+
+
+@pytest.fixture(scope="module")
+def of_lens(tmp_path_factory):
+    """``of_lens(taker)``: what it gives for a ``LensModel``, computed once."""
+    return functools.cache(lambda taker: TAKERS[taker](lens_of(), tmp_path_factory.mktemp("runs") / taker))
+
+
+@pytest.fixture
+def pageless(monkeypatch):
+    """Runs are written without their page, which takes longer than they do."""
+    monkeypatch.setattr(display, "page", lambda folder: None)
+
+
+@pytest.mark.parametrize(("kind", "taker"), CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_everything_takes_every_kind_of_model(kind, tmp_path):
-    model = KINDS[kind](tmp_path)
-    for name, taker in TAKERS.items():
-        found, expected = (taker(one, tmp_path / f"{name}-{at}") for at, one in enumerate((model, wrap(tiny("llama")))))
-        if isinstance(found, torch.Tensor):
-            assert torch.equal(found, expected), name
-        elif isinstance(found, pd.DataFrame):
-            pd.testing.assert_frame_equal(found, expected)
-        else:
-            assert found == expected, name
+@pytest.mark.usefixtures("pageless")
+def test_everything_takes_what_load_takes(kind, taker, of_lens, tmp_path):
+    """And gives what it gives for a ``LensModel``."""
+    found, expected = TAKERS[taker](KINDS[kind](tmp_path), tmp_path / "found"), of_lens(taker)
+    if isinstance(found, torch.Tensor):
+        assert torch.equal(found, expected)
+    elif isinstance(found, pd.DataFrame):
+        pd.testing.assert_frame_equal(found, expected)
+    else:
+        assert found == expected
 
 
 def test_models_in_memory_are_fingerprinted(tmp_path):
@@ -85,6 +103,7 @@ def test_models_in_memory_are_fingerprinted(tmp_path):
     assert len(found.pairs) == 1
 
 
+@pytest.mark.usefixtures("pageless")
 def test_the_run_of_a_hugging_face_model_is_named_after_it(tmp_path):
     sink_lens.trace(tiny("llama"), config=CONFIG, tokens=batch(), out=tmp_path / "run", progress=False)
     assert read_run(tmp_path / "run").provenance["model"] == "LlamaForCausalLM"
