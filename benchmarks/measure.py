@@ -30,13 +30,15 @@ import torch
 from sink_lens import load
 from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.locate import Finding
-from sink_lens.chain.panel import measure, scout
+from sink_lens.chain.links import LINKS
+from sink_lens.chain.locate import Location
+from sink_lens.chain.measure import measure, scout
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
 from sink_lens.measures.attention import sink_score
 from sink_lens.models.lens import LensModel
 
+OWN = [link.readings for link in LINKS]
 SIZES = {64: 16, 1024: 1, 4096: 1}
 """Length -> sequences."""
 ROUNDS = 7
@@ -53,9 +55,9 @@ def main() -> None:
     print(f"{lens!r}; {torch.get_num_threads()} threads", flush=True)
     warm_up = case(lens, length=64, sequences=8)
     warm_up.everything()
-    finding = warm_up.finding  # one for all sizes: it only says where to look
+    location = warm_up.location  # one for all sizes: it only says where to look
     sizes = {length: n for length, n in SIZES.items() if length <= 1024 or not options.quick}
-    cases = [case(lens, length=length, sequences=n, finding=finding) for length, n in sizes.items()]
+    cases = [case(lens, length=length, sequences=n, location=location) for length, n in sizes.items()]
     # All times first: counting memory makes the allocator slow.
     found = [times(one, rounds=2 if options.quick else ROUNDS) for one in cases]
     for one, ratios in zip(cases, found, strict=True):
@@ -72,7 +74,7 @@ class Case:
 
     lens: LensModel
     tokens: TokenBatch
-    finding: Finding
+    location: Location
     config: TraceConfig
 
     def sink(self) -> float:
@@ -87,7 +89,7 @@ class Case:
     def everything(self) -> float:
         """Everything that ``trace`` streams; seconds."""
         before = time.perf_counter()
-        measure(self.lens, self.tokens, finding=self.finding, config=self.config)
+        measure(self.lens, self.tokens, plan=self.location.plan(self.lens.n_layers), own=OWN, config=self.config)
         return time.perf_counter() - before
 
     def plain(self) -> tuple[float, float]:
@@ -102,12 +104,12 @@ class Case:
         return ends[0] - before, time.perf_counter() - before
 
 
-def case(lens: LensModel, *, length: int, sequences: int, finding: Finding | None = None) -> Case:
+def case(lens: LensModel, *, length: int, sequences: int, location: Location | None = None) -> Case:
     """A size on bundled prose, and what the trace looks for in it (looked up if not given)."""
     tokens = from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without")
     config = TraceConfig(model=lens.name, batch_size=sequences)
-    aim = scout(lens, tokens, config=config) if finding is None else finding
-    return Case(lens=lens, tokens=tokens, finding=aim, config=config)
+    aim = scout(lens, tokens, config=config) if location is None else location
+    return Case(lens=lens, tokens=tokens, location=aim, config=config)
 
 
 def times(one: Case, *, rounds: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ import sink_lens
 from sink_lens.measures.table import MEASURES
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES
+from sink_lens.schema import TABLES, UNITS
 from sink_lens.sweeps.edits import KINDS
 
 project = "sink_lens"
@@ -78,13 +79,38 @@ def _write_reference() -> None:
         (here / "api" / f"{room}.rst").write_text("\n".join(parts), encoding="utf-8")
 
 
-_write_reference()
-
-
 def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A Markdown table; bars in cells are escaped."""
     cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *cells])
+
+
+_BEFORE_TABLES = """What each kind of run writes, made from `sink_lens/schema.py`, to which the tests hold every
+written table. Read one with `pandas.read_parquet(folder / "heads.parquet")`, or all with `read_run(folder).tables`.
+Layers, heads, positions, neurons and dimensions are counted from 0. A number that is undefined is nan, never 0. An
+*optional* column is there in some runs only."""
+
+
+def _write_tables() -> None:
+    """``api/tables.md``: every table of every kind of run, column by column, and the units."""
+    parts = ["# Tables of run folders", _BEFORE_TABLES, _rows(("unit", "what it is"), list(UNITS.items()))]
+    for kind, tables in TABLES.items():
+        parts.append(f"## {kind}")
+        for table in tables:
+            when = f" Only in runs {table.when}." if table.when else ""
+            further = " Cells of your own may add columns." if table.open else ""
+            parts += [f"### {kind}: {table.name}.{table.file}", f"A row is {table.row}.{when}{further}"]
+            rows = [
+                (f"`{one.name}`", f"{one.dtype}{', optional' * one.optional}", one.unit, one.meaning)
+                for one in table.columns
+            ]
+            parts.append(_rows(("column", "type", "unit", "meaning"), rows))
+    text = "\n\n".join(part.replace("block-*", r"block-\*") for part in parts)
+    (Path(__file__).parent / "api" / "tables.md").write_text(f"{text}\n", encoding="utf-8")
+
+
+_write_reference()
+_write_tables()
 
 
 def _first_sentence(thing: Any) -> str:

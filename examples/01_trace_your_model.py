@@ -45,13 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     config = TraceConfig(model=asked.model, sequences=8, twin=False, cuts=False)
     result = trace(lens, config=config, out=asked.out, overwrite=True, progress=False)
-    found = result.finding
+    found = result.location
     print(f"{'sink' if found.sink_found else 'no sink; looked'} at position {found.position}", end="; ")
     print(f"grows in layers {', '.join(f'{step.first_layer}-{step.last_layer}' for step in found.steps) or 'none'}")
     links = result.links.query("is_primary").drop_duplicates("link")
     print(links[["link", "statistic", "value", "ci_low", "ci_high", "verdict"]].round(3).to_string(index=False))
     print(result.super_neurons[["layer", "neuron", "contribution_share"]].head(4).round(2).to_string(index=False))
-    print(f"the report: {result.report}")
+    print(f"the report: {result.report_path}")
 
     # A reading of your own is a function of one layer's tensors; nothing is kept but what it returns.
     spread = Reading(

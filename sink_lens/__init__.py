@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sink_lens.engine.generation import generate
     from sink_lens.errors import SinkLensError
     from sink_lens.identity.fingerprints import Fingerprint, FingerprintConfig, fingerprint
-    from sink_lens.identity.origin import OriginConfig, seed_to_sink
     from sink_lens.identity.state_contraction import contraction
     from sink_lens.identity.token_preference import preference
     from sink_lens.identity.untrained_models import UntrainedConfig, untrained
@@ -43,9 +42,12 @@ if TYPE_CHECKING:
     from sink_lens.patching.path import path_patch
     from sink_lens.records import read_run
     from sink_lens.report.circuit import Circuit, circuit_of
-    from sink_lens.report.page import render
+    from sink_lens.report.html import render
     from sink_lens.report.views import attention_heads, attention_patterns, colored_tokens, neuron_activations
-    from sink_lens.studies.interventions import Study, ablate, amplify, isolate
+    from sink_lens.studies.ablation import ablate
+    from sink_lens.studies.amplification import amplify
+    from sink_lens.studies.isolation import isolate
+    from sink_lens.studies.study import Study
     from sink_lens.sweeps.config import SweepConfig, read_sweep
     from sink_lens.sweeps.grid import EditGrid, Grid, cell_of
     from sink_lens.sweeps.reads import MetricSpec
@@ -88,10 +90,10 @@ _MODULES = {
     "path_patch": "patching.path",
     "attribution_patch": "patching.attribution",
     "generate": "engine.generation",
-    "isolate": "studies.interventions",
-    "amplify": "studies.interventions",
-    "ablate": "studies.interventions",
-    "Study": "studies.interventions",
+    "isolate": "studies.isolation",
+    "amplify": "studies.amplification",
+    "ablate": "studies.ablation",
+    "Study": "studies.study",
     "trace": "chain.trace",
     "Trace": "chain.trace",
     "TraceConfig": "chain.config",
@@ -109,14 +111,12 @@ _MODULES = {
     "fingerprint": "identity.fingerprints",
     "Fingerprint": "identity.fingerprints",
     "FingerprintConfig": "identity.fingerprints",
-    "seed_to_sink": "identity.origin",
     "untrained": "identity.untrained_models",
     "UntrainedConfig": "identity.untrained_models",
     "preference": "identity.token_preference",
     "contraction": "identity.state_contraction",
-    "OriginConfig": "identity.origin",
     "read_run": "records",
-    "render": "report.page",
+    "render": "report.html",
     "attention_heads": "report.views",
     "attention_patterns": "report.views",
     "colored_tokens": "report.views",
@@ -142,7 +142,6 @@ __all__ = [
     "HeadNormForCausalLM",
     "LensModel",
     "MetricSpec",
-    "OriginConfig",
     "Reading",
     "SinkLensError",
     "Site",
@@ -188,7 +187,6 @@ __all__ = [
     "render",
     "repeated_tokens",
     "run_with",
-    "seed_to_sink",
     "stream",
     "sweep",
     "trace",

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny models are s
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["raw_models"]
+pytest_plugins = ["raw_models", "written_tables"]
 
 _LONG = (
     "test_real",

@@ -37,7 +37,7 @@ RUN = '''
 import pandas as pd
 
 from analyses.claims import Measured, certain, main
-from sink_lens.report.drawing import canvas
+from sink_lens.report.style import canvas
 
 
 def measure(work):

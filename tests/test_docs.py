@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import sink_lens
+from sink_lens.schema import TABLES, UNITS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -54,10 +55,24 @@ def test_every_public_name_is_in_the_reference(site, name):
     assert f'id="{link[2]}"' in (site / "api" / link[1]).read_text(encoding="utf-8")
 
 
+def test_every_table_is_in_the_reference_with_its_columns_in_order(site):
+    text = (site / "api" / "tables.html").read_text(encoding="utf-8")
+    _, *sections = re.split(r"<h3>", text)
+    every = [(kind, table) for kind, tables in TABLES.items() for table in tables]
+    assert len(sections) == len(every)
+    for section, (kind, table) in zip(sections, every, strict=True):
+        assert section.startswith(f"{kind}: {table.name}.{table.file}<")
+        rows = re.findall(r"<tr.*?</tr>", section, flags=re.S)[1:]
+        cells = [[re.sub("<.*?>", "", cell) for cell in re.findall(r"<td>.*?</td>", row, flags=re.S)] for row in rows]
+        assert [(name, unit) for name, _, unit, _ in cells] == [(one.name, one.unit) for one in table.columns]
+        assert all(meaning.strip().endswith(".") for *_, meaning in cells)
+    assert all(f"<p>{unit}</p>" in text for unit in UNITS)
+
+
 @pytest.mark.parametrize("path", [DOCS / "troubleshooting.md", DOCS / "extending.md"], ids=lambda path: path.stem)
 def test_the_code_of_a_page_runs_in_its_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sink_lens.chain.trace.render", lambda folder: None)  # the report has its own tests
+    monkeypatch.setattr("sink_lens.records.display.page", lambda folder: folder)  # the report has its own tests
     blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     assert len(blocks) >= 4
     names = {}

@@ -45,10 +45,10 @@ def calls(monkeypatch, tmp_path):
 
         return call
 
-    fake = types.ModuleType("sink_lens.studies.interventions")
-    for name in ("isolate", "amplify", "ablate"):
+    for name, module in (("isolate", "isolation"), ("amplify", "amplification"), ("ablate", "ablation")):
+        fake = types.ModuleType(f"sink_lens.studies.{module}")
         setattr(fake, name, study(name))
-    monkeypatch.setitem(sys.modules, "sink_lens.studies.interventions", fake)
+        monkeypatch.setitem(sys.modules, fake.__name__, fake)
     monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
     return made
 

@@ -13,6 +13,7 @@ from sink_lens import EditGrid, MetricSpec, cli, read_run, read_sweep
 from sink_lens.cli import sweep as command
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny
+from sink_lens.records import display
 from sink_lens.sweeps import runner
 from sink_lens.sweeps.engine import Engine
 
@@ -26,7 +27,7 @@ def run(*arguments):
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "png", lambda figure: b"a picture")
+    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
     monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
 
 

@@ -127,7 +127,7 @@ def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(monkeypatc
     monkeypatch.setattr("sink_lens.chain.trace._run", None)  # nothing is measured
     drawn = trace(lens, config=config, out="run", progress=False)
     assert drawn.report.exists()
-    assert drawn.finding == whole.finding
+    assert drawn.location == whole.location
     assert set(drawn.frames) == set(whole.frames)
     for name, frame in whole.frames.items():
         assert frame.shape == drawn.frames[name].shape

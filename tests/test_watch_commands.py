@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from sink_lens import cli, read_run
 from sink_lens.cli import compare as compare_command
 from sink_lens.cli import watch as watch_command
+from sink_lens.records import display
 from sink_lens.training import checkpoints
 from sink_lens.training import compare as comparing
-from sink_lens.training import course as courses
 
 from .training.runs import watched, write_run
 
@@ -25,9 +25,8 @@ def run(*arguments):
 def here(tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     if "drawn" not in request.fixturenames:
-        for module in (comparing, courses):
-            monkeypatch.setattr(module, "png", lambda figure: b"a picture")
-            monkeypatch.setattr(module, "plain_svg", lambda figure: b"a drawing")
+        monkeypatch.setattr(display, "figure", lambda name, *data, **options: None)
+        monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
         monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
 
 

@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, run_with, stream
 from sink_lens.edits.constructors import hold, zero
-from sink_lens.report.drawing import BLUE, GREEN, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, finished, legend, panel
 
 
 def measure(work: Work) -> Measured:

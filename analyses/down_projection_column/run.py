@@ -4,7 +4,7 @@ import numpy as np
 
 from analyses.claims import Measured, Work, certain, main
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.drawing import BLUE, ORANGE, canvas, finished, panel
+from sink_lens.report.style import BLUE, ORANGE, canvas, finished, panel
 
 
 def measure(work: Work) -> Measured:

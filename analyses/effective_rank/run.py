@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.rank import effective_rank
-from sink_lens.report.drawing import BLUE, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, ORANGE, canvas, finished, legend, panel
 
 
 def measure(work: Work) -> Measured:

@@ -5,7 +5,7 @@ import subprocess
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
-from sink_lens.report.drawing import BLUE, INK, ORANGE, canvas, finished, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, panel
 from sink_lens.stats import Interval
 
 ARMS = {"softmax": "none", "headnorm": "shared"}

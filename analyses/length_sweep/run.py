@@ -6,7 +6,7 @@ import pandas as pd
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.attention import sink_score
-from sink_lens.report.drawing import BLUE, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, ORANGE, canvas, finished, legend, logarithmic, panel
 from sink_lens.stats import Interval
 
 LENGTHS = {16: 32, 64: 32, 256: 16, 1024: 8, 4096: 4}

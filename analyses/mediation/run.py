@@ -5,7 +5,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import capture, isolation, run_with
 from sink_lens.edits.constructors import hold
-from sink_lens.report.drawing import BLUE, INK, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, panel
 
 PLACE = 21
 

@@ -5,7 +5,7 @@ import tempfile
 from analyses.claims import Measured, Work, main
 from sink_lens import ablate, capture, run_with
 from sink_lens.edits.constructors import hold, scalar
-from sink_lens.report.drawing import BLUE, INK, canvas, finished, panel
+from sink_lens.report.style import BLUE, INK, canvas, finished, panel
 from sink_lens.stats import Interval
 
 SAYS = {

@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.attention import sink_score
-from sink_lens.report.drawing import BLUE, INK, canvas, finished, panel
+from sink_lens.report.style import BLUE, INK, canvas, finished, panel
 
 LENGTH, LAST_KEY, LAST_SECOND, AFTER = 64, 48, 40, 4
 DELIMITERS, STOPS = set(".,;:\n"), set(".\n")

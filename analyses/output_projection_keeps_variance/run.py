@@ -10,7 +10,7 @@ from analyses.claims import Measured, Work, certain, main
 from sink_lens import capture
 from sink_lens.measures.variance import output_preservation
 from sink_lens.models.weights import attention_weights
-from sink_lens.report.drawing import BLUE, GREEN, ORANGE, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, finished, legend, panel
 
 FIRST, OTHER = 0, 20
 

@@ -15,7 +15,7 @@ from sink_lens import from_text
 from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL
-from sink_lens.report.drawing import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
 
 LENGTHS, TRAINED = (1, 2, 4, 8, 16), (1, 4, 16)
 LAST = LENGTHS[-1]

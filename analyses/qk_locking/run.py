@@ -8,7 +8,7 @@ from sink_lens import Reading, stream
 from sink_lens.measures.locking import positive_share, qk_alignment
 from sink_lens.measures.reductions import expand_kv
 from sink_lens.models.weights import attention_weights
-from sink_lens.report.drawing import BLUE, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
 
 OTHER = 20
 READ = ("positive_share", "positive_elsewhere", "alignment_key", "mean_query")

@@ -11,7 +11,7 @@ from sink_lens import FingerprintConfig, UntrainedConfig, fingerprint, load, tra
 from sink_lens.identity.features import facts, features, shared_inputs
 from sink_lens.identity.lineages import auc, p_of
 from sink_lens.identity.seedprint import Simulated, compare
-from sink_lens.report.drawing import BLUE, GREEN, INK, OCHRE, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
 from sink_lens.training.config import read_train
 
 NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")

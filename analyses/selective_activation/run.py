@@ -8,7 +8,7 @@ from sink_lens import Reading, stream
 from sink_lens.chain.locate import matched_random
 from sink_lens.measures.neurons import selectivity
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.drawing import GREEN, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import GREEN, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
 
 
 def measure(work: Work) -> Measured:

@@ -8,7 +8,7 @@ from sink_lens import Reading, stream
 from sink_lens.chain.locate import growth_layers, onset_layer
 from sink_lens.measures.attention import sink_mass, sink_score
 from sink_lens.measures.dimensions import growth_ratio
-from sink_lens.report.drawing import BLUE, GREEN, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, finished, legend, logarithmic, panel
 
 
 def measure(work: Work) -> Measured:

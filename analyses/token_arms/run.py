@@ -3,7 +3,7 @@
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, repeated_tokens, stream
 from sink_lens.measures.attention import sink_score
-from sink_lens.report.drawing import BLUE, INK, canvas, finished, panel
+from sink_lens.report.style import BLUE, INK, canvas, finished, panel
 
 THRESHOLD = 0.3
 

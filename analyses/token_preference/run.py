@@ -6,7 +6,7 @@ from scipy.stats import spearmanr
 
 from analyses.claims import Measured, Work, main
 from sink_lens import UntrainedConfig, load, preference, train, untrained
-from sink_lens.report.drawing import BLUE, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.stats import Interval
 from sink_lens.training.config import read_train
 from sink_lens.training.differences import difference

@@ -5,7 +5,7 @@ import numpy as np
 from analyses.claims import Measured, Work, main
 from sink_lens import amplification, centring_means, run_with
 from sink_lens.edits.amplification import FACTORS
-from sink_lens.report.drawing import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, logarithmic, panel
 
 PLACE = 10
 

@@ -5,7 +5,7 @@ import pandas as pd
 
 from analyses.claims import Measured, Work, main
 from sink_lens import compare, contraction, load, preference, read_run, train
-from sink_lens.report.drawing import BLUE, INK, ORANGE, canvas, finished, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, panel
 from sink_lens.stats import Interval
 from sink_lens.training.config import read_train
 from sink_lens.training.differences import difference

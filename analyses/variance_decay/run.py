@@ -6,7 +6,7 @@ import torch
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.variance import decay_exponent, s1, token_std, variance_ratio
-from sink_lens.report.drawing import BLUE, INK, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, logarithmic, panel
 
 BLOCK = 25
 

@@ -7,7 +7,7 @@ from analyses.claims import Measured, Work, main
 from sink_lens import Reading, stream
 from sink_lens.measures.neurons import contributions, norm_rank, row_norms
 from sink_lens.models.weights import mlp_weights
-from sink_lens.report.drawing import BLUE, ORANGE, canvas, finished, legend, logarithmic, panel
+from sink_lens.report.style import BLUE, ORANGE, canvas, finished, legend, logarithmic, panel
 
 TOP = 5
 

@@ -4,8 +4,12 @@ from dataclasses import dataclass
 
 from ..data.described import BOS_ARMS, TOKEN_KINDS, check_described
 from ..errors import InputError
+from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
 
-__all__ = ["BOS_ARMS", "TOKEN_KINDS", "TraceConfig"]
+__all__ = ["BOS_ARMS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
+
+CONTROLS = 5
+"""Draws of every random control, unless others are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +30,9 @@ class TraceConfig:
     """How many sequences."""
     length: int = 64
     """Tokens a sequence, BOS included."""
-    threshold: float = 0.3
+    threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above it (Gu et al., arXiv 2410.10781)."""
-    min_sink_rate: float = 0.05
+    min_sink_rate: float = MIN_SINK_RATE
     """A position is a sink position where at least this share of (layer, head) has its sink there."""
     growth_factor: float = 2.0
     """A layer grows where the sink token's norm ratio is multiplied by at least this."""
@@ -54,6 +58,8 @@ class TraceConfig:
     """The most positions of them that cuts use, counted from the sink on."""
     position: int | None = None
     """The interior position at which cuts make a sink; None is a third of the sequences' length."""
+    controls: int = CONTROLS
+    """Draws of every random control: neurons, dimensions, positions."""
     device: str | None = None
     """Where the model goes; None picks."""
     dtype: str | None = None
@@ -78,6 +84,8 @@ class TraceConfig:
             raise InputError(f"cut_length is {self.cut_length}; need at least 16, so that there are other positions")
         if self.position is not None and self.position < 1:
             raise InputError(f"position is {self.position}; need an interior position, from 1 on")
+        if self.controls < 1:
+            raise InputError(f"controls is {self.controls}; need at least 1 draw")
         if self.max_outliers < 1:
             raise InputError(f"max_outliers is {self.max_outliers}; need at least 1")
         for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):

@@ -1,6 +1,5 @@
 """What a trace would cost: its passes, their time from small timed ones, memory and disk. Nothing is written."""
 
-import time
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -10,21 +9,23 @@ from rich.text import Text
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch
+from ..engine.cost import duration, now, seconds_of, size, weight_bytes
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.lens import LensModel
-from .bench import cannot_cut, segments
 from .config import TraceConfig
 from .inputs import other_arm
-from .locate import Finding
-from .panel import ARM_READINGS, Panel, measure, scout, shortened
+from .links import LINKS
+from .locate import Location
+from .measure import ARM_READINGS, Panel, measure, scout, shortened
 from .readings import LOSS_CHUNK, SITES_BY_POSITION
+from .setting import segments, why_no_interventions
 
 _SAMPLE_TOKENS = 512
 _LONGEST_SAMPLE = 2048
 _BYTES_A_NEURON_ROW = 64
-_PASSES_OF_CUTS, _PASSES_A_STEP = 50, 25
-"""Whole passes of the bridge: for the cuts of the links, the curve and the placement, and for a step's mediation."""
+_PASSES_OF_LINKS, _PASSES_A_STEP = 50, 25
+"""Whole passes of the bridge: for interventions, the curve and the placement, and for a step's mediation."""
 _NOT_INCLUDED = (
     "Not included: converting a GGUF file on first use, a second measuring pass where the first was aimed wrong, the "
     "bootstrap, the tables and the report (seconds), and the memory of a forward pass itself. Times are scaled by "
@@ -79,14 +80,14 @@ def estimate(config: TraceConfig) -> RenderableType:
     table.add_column("tokens", justify="right")
     table.add_column("time", justify="right")
     for one in cost.passes:
-        table.add_row(one.name, f"{one.tokens:,}", _time(one.seconds))
-    table.add_row("in all", f"{sum(one.tokens for one in cost.passes):,}", _time(cost.seconds), style="bold")
+        table.add_row(one.name, f"{one.tokens:,}", duration(one.seconds))
+    table.add_row("in all", f"{sum(one.tokens for one in cost.passes):,}", duration(cost.seconds), style="bold")
     title = f"{lens.name}: {batch.n_sequences} sequences of up to {batch.n_positions} tokens, {kernel} kernel"
     memory = (
-        f"memory: {_size(cost.bytes_weights)} of weights{' with the random twin' if config.twin else ''}, "
-        f"{_size(cost.bytes_panel)} of readings, {_size(cost.bytes_logits)} of logits at a time"
+        f"memory: {size(cost.bytes_weights)} of weights{' with the random twin' if config.twin else ''}, "
+        f"{size(cost.bytes_panel)} of readings, {size(cost.bytes_logits)} of logits at a time"
     )
-    lines = [memory, f"disk: about {_size(cost.bytes_disk)}", _NOT_INCLUDED]
+    lines = [memory, f"disk: about {size(cost.bytes_disk)}", _NOT_INCLUDED]
     return Group(Text(f"{title}, on {lens.device}", style="bold"), table, *(Text(line) for line in lines))
 
 
@@ -95,9 +96,9 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     length = min(batch.n_positions, _LONGEST_SAMPLE)
     sample = shortened(batch, sequences=max(1, _SAMPLE_TOKENS // length), length=length)
     scout(lens, sample, config=config)
-    started = time.perf_counter()
+    started = now(lens.device)
     aim = scout(lens, batch, config=config)
-    scouting = time.perf_counter() - started
+    scouting = now(lens.device) - started
     panel, full = _timed(lens, sample, aim=aim, config=config, only=None)
     _, partial = _timed(lens, sample, aim=aim, config=config, only=ARM_READINGS)
     share = batch.tokens.numel() / sample.tokens.numel()
@@ -112,9 +113,9 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     if config.twin:
         tokens = scouted + batch.tokens.numel()
         passes.append(Pass(name="random twin", tokens=tokens, seconds=scouting / 2 + full * share))
-    if config.cuts and cannot_cut(lens, batch) is None:
-        passes.append(_cuts(lens, batch, aim=aim, config=config))
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in lens.plain.parameters())
+    if config.cuts and why_no_interventions(lens, batch) is None:
+        passes.append(_interventions(lens, batch, aim=aim, config=config))
+    weights = weight_bytes(lens)
     kept = _kept(panel) * batch.n_sequences // sample.n_sequences
     widths = {"z": lens.n_heads * lens.d_head}
     moments = sum(2 * 8 * len(panel.positions) * widths.get(site, lens.d_model) for site in SITES_BY_POSITION)
@@ -129,39 +130,24 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     )
 
 
-def _cuts(lens: LensModel, batch: TokenBatch, *, aim: Finding, config: TraceConfig) -> Pass:
-    """The passes of the bridge that the cuts take, as whole ones: many begin late or end early."""
+def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config: TraceConfig) -> Pass:
+    """The passes of the bridge that the interventions take, as whole ones: many begin late or end early."""
     few = shortened(batch, sequences=config.cut_sequences, length=aim.position + config.cut_length)
-    started = time.perf_counter()
-    run_with(lens, few)
-    one = time.perf_counter() - started
-    number = _PASSES_OF_CUTS + _PASSES_A_STEP * len(segments(aim, n_layers=lens.n_layers))
+    one = seconds_of(lambda: run_with(lens, few), device=lens.device)
+    number = _PASSES_OF_LINKS + _PASSES_A_STEP * len(segments(aim, n_layers=lens.n_layers))
     return Pass(name="cuts", tokens=int(number * few.tokens.numel()), seconds=number * one)
 
 
 def _timed(
-    lens: LensModel, sample: TokenBatch, *, aim: Finding, config: TraceConfig, only: frozenset[str] | None
+    lens: LensModel, sample: TokenBatch, *, aim: Location, config: TraceConfig, only: frozenset[str] | None
 ) -> tuple[Panel, float]:
-    started = time.perf_counter()
-    panel = measure(lens, sample, finding=aim, config=config, only=only)
-    return panel, time.perf_counter() - started
+    started = now(lens.device)
+    own = [link.readings for link in LINKS]
+    panel = measure(lens, sample, plan=aim.plan(lens.n_layers), config=config, own=own, only=only)
+    return panel, now(lens.device) - started
 
 
 def _kept(panel: Panel) -> int:
     """Bytes of the streamed numbers."""
     tensors = (tensor for by_layer in panel.streamed.values.values() for tensor in by_layer.values())
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _size(size: int) -> str:
-    """Bytes in decimal units."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size / 1e3:,.0f} kB"

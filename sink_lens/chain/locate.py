@@ -1,11 +1,12 @@
-"""Finders: from what was measured to positions, growth steps, outlier dimensions and super neurons.
+"""Where: the sink positions, growth steps and outlier dimensions of a model, found in what was measured.
 
-Nothing is typed in: coordinates do not transfer between models, not even between seeds of one.
+A ``Plan`` says where a pass looks, a ``Location`` what was found there. Nothing is typed in: coordinates do not
+transfer between models, not even between seeds of one.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
@@ -34,11 +35,32 @@ class GrowthStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Where a model's sink is, and what makes it."""
+class Plan:
+    """Where a pass looks: what the readings need to know before anything is measured."""
 
     positions: tuple[int, ...]
-    """Positions whose columns are read, the studied one first; position 0 where no sink was found."""
+    """Key positions whose attention is read, the studied one first."""
+    layers: tuple[int, ...] = ()
+    """The layers whose neurons are read."""
+    dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Layer -> dimensions of the stream that it reads, whose part in the studied key is read."""
+
+    @property
+    def position(self) -> int:
+        """The studied position."""
+        return self.positions[0]
+
+    def feeding(self, n_layers: int) -> tuple[int, ...]:
+        """The layers whose aggregated values are kept; see ``feeding_layers``."""
+        return feeding_layers(self.layers, n_layers=n_layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where a model's sink is, and what makes it: what was found."""
+
+    positions: tuple[int, ...]
+    """The sink positions, the studied one first; position 0 where no sink was found."""
     sink_found: bool
     """Whether the studied position is a sink position."""
     steps: tuple[GrowthStep, ...]
@@ -56,8 +78,8 @@ class Finding:
         return tuple(layer for step in self.steps for layer in step.layers)
 
     def feeding(self, n_layers: int) -> tuple[int, ...]:
-        """The layers whose aggregated values feed the growth: those of the growth steps, else the first quarter."""
-        return self.growth_layers or tuple(range(max(1, n_layers // 4)))
+        """The layers whose aggregated values feed the growth; see ``feeding_layers``."""
+        return feeding_layers(self.growth_layers, n_layers=n_layers)
 
     def step_of(self, layer: int) -> GrowthStep:
         """The growth step that a layer belongs to."""
@@ -67,20 +89,34 @@ class Finding:
         """Outlier dimensions of the stream that a layer reads."""
         return self.outliers.get(layer - 1, ())
 
+    def plan(self, n_layers: int) -> Plan:
+        """The plan of a pass that reads what was found here."""
+        entering = {layer: self.entering(layer) for layer in range(n_layers)}
+        return Plan(
+            positions=self.positions,
+            layers=self.growth_layers,
+            dimensions={layer: dimensions for layer, dimensions in entering.items() if dimensions},
+        )
+
     def as_json(self) -> str:
-        """The finding as text, which ``finding_from`` reads."""
+        """The location as text, which ``location_from`` reads."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
-def finding_from(text: str) -> Finding:
-    """A finding from what ``Finding.as_json`` wrote."""
+def location_from(text: str) -> Location:
+    """A location from what ``Location.as_json`` wrote."""
     found = json.loads(text)
-    return Finding(
+    return Location(
         positions=tuple(found["positions"]),
         sink_found=found["sink_found"],
         steps=tuple(GrowthStep(**step) for step in found["steps"]),
         outliers={int(layer): tuple(dimensions) for layer, dimensions in found["outliers"].items()},
     )
+
+
+def feeding_layers(growth: tuple[int, ...], *, n_layers: int) -> tuple[int, ...]:
+    """The layers whose aggregated values feed the growth: the growth layers, else the first quarter of all."""
+    return growth or tuple(range(max(1, n_layers // 4)))
 
 
 def sink_positions(rate: Float[Tensor, " key"], *, min_rate: float, most: int = 4) -> tuple[int, ...]:
@@ -153,7 +189,7 @@ def find(
     energy_frac: float,
     max_outliers: int,
     forced: tuple[tuple[int, int], ...] | None = None,
-) -> Finding:
+) -> Location:
     """Growth steps and outlier dimensions of the studied token.
 
     Args:
@@ -187,7 +223,7 @@ def find(
         )
         for first, last in spans
     )
-    return Finding(positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
+    return Location(positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
 
 
 def _strongest(state: Float[Tensor, "batch d_model"]) -> int:

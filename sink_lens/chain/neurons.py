@@ -12,7 +12,7 @@ from ..measures import neurons as measures
 from ..models.lens import LensModel
 from ..models.weights import MlpWeights, mlp_weights, norm_weights
 from .locate import GrowthStep
-from .panel import Panel
+from .measure import Panel
 
 COLUMNS = {
     "layer": "int64",
@@ -82,10 +82,10 @@ def split_layers(lens: LensModel, panel: Panel, *, super_share: float) -> list[L
     """The split of every growth layer at every position that was read; empty in a mixture of experts."""
     splits = []
     for layer in panel.layers("neurons_at_keys"):
-        step = panel.finding.step_of(layer)
+        step = panel.location.step_of(layer)
         weights = mlp_weights(lens, layer=layer)
         assert weights is not None
-        for position in panel.finding.positions:
+        for position in panel.location.positions:
             index = panel.keys.index(position)
             activations = panel.at("neurons_at_keys", layer)[:, index].to(weights.w_down.device)
             terms, bias = output_terms(lens, weights, layer=layer, activations=activations, dimension=step.dimension)

@@ -15,8 +15,8 @@ from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
 from ..edits.isolation import isolation
 from ..engine.forward import run_with
-from .bench import Bench, bar
 from .readings import OTHERS_FROM
+from .setting import Setting, bar
 
 Kind = Literal["positional", "token", "position or token", "position and token", "no sink", "undecided"]
 """What a sink is bound to: one of the two alone, either of them, or both at once."""
@@ -33,7 +33,7 @@ class _Cell:
     tokens: TokenBatch
 
 
-def placement_table(bench: Bench, *, progress: bool = False) -> pd.DataFrame:
+def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """One row per (position, token, isolated): the mass there over the layers in which the sink is read.
 
     ``ordinary_mass`` is the mean mass of five other positions in the same run, ``norm_ratio`` the largest over layers
@@ -41,7 +41,7 @@ def placement_table(bench: Bench, *, progress: bool = False) -> pd.DataFrame:
     times the ordinary one. The token ``bos`` is left out where the tokenizer has none. Cost: six passes of the
     bridge at most.
     """
-    rows = [_row(bench, cell) for cell in bar(_cells(bench), label="position or token", progress=progress)]
+    rows = [_row(setting, cell) for cell in bar(_cells(setting), label="position or token", progress=progress)]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -70,10 +70,10 @@ def kind_of(table: pd.DataFrame) -> Kind:
     return kinds[is_sink(first=True, token="ordinary"), is_sink(first=False, token="bos")]
 
 
-def _cells(bench: Bench) -> list[_Cell]:
+def _cells(setting: Setting) -> list[_Cell]:
     """The cells, those with BOS where there is one; sequences that begin with BOS lose it in the ordinary cells."""
-    tokens, new = bench.tokens, bench.new
-    bos = None if bench.lens.tokenizer is None else bos_id(bench.lens.tokenizer)
+    tokens, new = setting.tokens, setting.target_position
+    bos = None if setting.lens.tokenizer is None else bos_id(setting.lens.tokenizer)
     begins = tokens.bos or (bos is not None and bool((tokens.tokens[:, 0] == bos).any()))
     ids = tokens.tokens[:, 1:] if begins else tokens.tokens
     if ids.shape[1] < new + 2:
@@ -96,16 +96,16 @@ def _batch(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
     return replace(tokens, tokens=ids, lengths=torch.full((len(ids),), ids.shape[1]), bos=False, bos_arm="without")
 
 
-def _row(bench: Bench, cell: _Cell) -> dict[str, object]:
+def _row(setting: Setting, cell: _Cell) -> dict[str, object]:
     length = cell.tokens.n_positions
     places = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != cell.position]
     index = torch.linspace(0, len(places) - 1, min(5, len(places))).round().long().tolist()
     others = [places[i] for i in index]
     edits = [isolation([cell.position])] if cell.isolated else []
-    found = run_with(bench.lens, cell.tokens, edits, keys=(cell.position, *others))
+    found = run_with(setting.lens, cell.tokens, edits, keys=(cell.position, *others))
     assert found.loss is not None  # it was asked for
-    mass = float(found.mass_at(cell.position, layers=bench.late).nanmean())
-    ordinary = float(torch.stack([found.mass_at(other, layers=bench.late) for other in others]).nanmean())
+    mass = float(found.mass_at(cell.position, layers=setting.late_layers).nanmean())
+    ordinary = float(torch.stack([found.mass_at(other, layers=setting.late_layers) for other in others]).nanmean())
     norms = found.state.norm(dim=-1)  # layer, sequence, key
     ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
     return {

@@ -1,6 +1,6 @@
-"""The readings that ``trace`` streams, by subject: attention, positions, states, outputs, neurons, loss.
+"""The readings that links and tables share, by subject: attention, positions, states, outputs, neurons, loss.
 
-Those of the studied key are in ``key.py``.
+Those that one link alone needs are in its file in ``links/``.
 
 What must look at many positions looks at sampled ones where the sequences are long: all positions up to 64,
 else the first 32 and 32 more, evenly spaced in the logarithm. Explicit attention rows are at most 64. The
@@ -9,6 +9,7 @@ sink's own column is always read in full.
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,20 +20,33 @@ from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
-from .locate import Finding
+from .config import CONTROLS
+from .locate import Plan
 
 SITES_BY_POSITION = ("z", "attn_out", "mlp_out", "resid_post")
 """The sites whose variance and norm are read by position."""
 OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
-RANDOM_SETS = 5
-"""Draws of every random control."""
 FEW = 4
 """How many sequences the costly measures (Gini, effective rank; half as many for the stable rank) look at."""
 _MOST_SAMPLED = 64
 LOSS_CHUNK = 256
 """Tokens whose logits are held at a time."""
 _MIN_QUERIES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuringPass:
+    """What a link's own readings are made for."""
+
+    lens: LensModel
+    plan: Plan
+    length: int
+    """Positions of the sequences."""
+    controls: int
+    """Draws of every random control."""
+    generator: torch.Generator
+    """Of the random controls; the links draw from it in their order."""
 
 
 def sampled_positions(length: int, *, keys: Iterable[int] = ()) -> Int[Tensor, " position"]:
@@ -197,25 +211,15 @@ def output_readings(lens: LensModel, *, keys: tuple[int, ...], positions: Int[Te
     ]
 
 
-def spread_reading(finding: Finding, *, length: int, n_layers: int) -> Reading:
-    """Aggregated values at the studied position and at five others, in the layers that feed the growth steps."""
-    places = [finding.position, *control_positions(length, key=finding.position)]
-
-    def z_at(view: LayerView) -> Tensor:
-        return view["z"][:, places].flatten(2).float().masked_fill(~view.valid[:, places, None], math.nan)
-
-    return Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(finding.feeding(n_layers)))
-
-
-def control_positions(length: int, *, key: int) -> list[int]:
-    """Five positions other than the key, evenly spaced from position 8 on, the last one left out; fewer if short."""
-    spaced = torch.linspace(OTHERS_FROM, max(OTHERS_FROM, length - 1), RANDOM_SETS + 1)[:-1].round().long().tolist()
+def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> list[int]:
+    """Some positions other than the key, evenly spaced from position 8 on, the last one left out; fewer if short."""
+    spaced = torch.linspace(OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1)[:-1].round().long().tolist()
     return sorted({place for place in spaced if place != key and place < length})
 
 
-def neuron_readings(finding: Finding, *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """Activations of every neuron of the growth layers at the keys, and their mean magnitude elsewhere."""
-    keys, layers = list(finding.positions), frozenset(finding.growth_layers)
+def neuron_readings(plan: Plan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
+    """Activations of every neuron of the plan's layers at the keys, and their mean magnitude elsewhere."""
+    keys, layers = list(plan.positions), frozenset(plan.layers)
     if not layers:
         return []
 
@@ -275,6 +279,11 @@ def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
         return median_where(ratio, where=valid & (positions.to(valid.device) >= OTHERS_FROM))
 
     return Reading(name="dominance_elsewhere", sites=("resid_post",), function=median)
+
+
+def later_queries(view: LayerView, *, key: int) -> Bool[Tensor, "batch query"]:
+    """The real queries after a key."""
+    return view.valid & (torch.arange(view.valid.shape[1], device=view.valid.device) > key)
 
 
 def _at(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:

@@ -1,4 +1,8 @@
-"""What a person reads first: the headline numbers as a table of the run, and a short table for the terminal."""
+"""What a person reads first: the headline numbers as a table of the run, and a short table for the terminal.
+
+They say where the sink is, which links hold, what the sink is bound to, what carries it, and whether another path
+exists.
+"""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -11,19 +15,30 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measures.dimensions import massive_ratio, stable_range
+from ..schema import NORM_ALONE
 from ..stats import Interval, interval
-from .carriers import cause_parts, cause_rows, cut_text
 from .config import TraceConfig
-from .locate import Finding, onset_layer, slow_growth
-from .panel import Panel
+from .links import LINKS
+from .locate import Location, onset_layer, slow_growth
+from .measure import Panel
+from .placement import kind_of
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
 _MARKS = {"holds": "+", "fails": "x", "undecided": "?"}
+_CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
+_KINDS = {
+    "positional": "it comes at position 0 whatever token stands there, and BOS inside brings none",
+    "token": "it comes where BOS stands, and an ordinary token at position 0 brings none",
+    "position or token": "it comes at position 0 whatever token stands there, and where BOS stands too",
+    "position and token": "it needs BOS at position 0",
+    "no sink": "neither position 0 nor BOS brings one on these sequences",
+    "undecided": "the sequences are too short to tell",
+}
 
 
 def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
-    finding, rng = panel.finding, np.random.default_rng(config.seed)
+    location, rng = panel.location, np.random.default_rng(config.seed)
     layers = {str(name): column.to_numpy(dtype=float) for name, column in frames["layers"].items()}
     neurons = frames["neurons"]
     rows: list[dict[str, object]] = []
@@ -35,17 +50,17 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
         rows.append({"quantity": quantity, "value": value, "ci_low": low, "ci_high": high, "unit": unit, "note": note})
 
     found = (
-        "" if finding.sink_found else f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
+        "" if location.sink_found else f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
     )
-    add("sink_position", finding.position, "position", found)
-    if len(finding.positions) > 1:
-        others = ", ".join(str(position) for position in finding.positions[1:])
+    add("sink_position", location.position, "position", found)
+    if len(location.positions) > 1:
+        others = ", ".join(str(position) for position in location.positions[1:])
         add("other_sink_positions", others, "position")
     rate = interval(panel.sink_rate(config.threshold).numpy(), generator=rng)
     add("sink_rate", rate, "share of layers and heads", f"sink score over {config.threshold:g}, mean over sequences")
     add(
         "sink_mass",
-        interval(panel.at_key("sink_mass", finding.position).nanmean(dim=(0, 2)).numpy(), generator=rng),
+        interval(panel.at_key("sink_mass", location.position).nanmean(dim=(0, 2)).numpy(), generator=rng),
         "mass",
     )
     mass = torch.tensor(layers["sink_score"])
@@ -56,12 +71,14 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
             "layer",
             "first layer whose mean sink score is over it",
         )
-    add("growth_steps", ", ".join(_span(step.first_layer, step.last_layer) for step in finding.steps), "layers")
+    add("growth_steps", ", ".join(_span(step.first_layer, step.last_layer) for step in location.steps), "layers")
     slow = slow_growth(panel.norm_ratio().nanmean(1), factor=2 * config.growth_factor)
-    if not finding.steps and slow is not None:
+    if not location.steps and slow is not None:
         add("slow_growth", slow[2], "ratio", f"over layers {slow[0]} to {slow[1]}, no layer of which is a growth step")
-    dimensions = sorted({d for dims in finding.outliers.values() for d in dims})
-    add("outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", f"{len(finding.outliers)} layers have them")
+    dimensions = sorted({d for dims in location.outliers.values() for d in dims})
+    add(
+        "outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", f"{len(location.outliers)} layers have them"
+    )
     supers = neurons[neurons["is_super"]]
     add("super_neurons", int(supers.groupby(["layer", "neuron"]).ngroups) if len(supers) else 0, "neurons")
     peak = int(layers["dominance_ratio"].argmax())
@@ -89,34 +106,34 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
     )
     add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
     nothing = {"ci_low": np.nan, "ci_high": np.nan}
-    return pd.DataFrame([*rows, *(nothing | row for row in cause_rows(frames))])
+    return pd.DataFrame([*rows, *(nothing | row for row in causal_rows(frames))])
 
 
-def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, finding: Finding) -> RenderableType:
+def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, location: Location) -> RenderableType:
     """The result for a terminal: where the sink is, what makes it, and which links hold."""
     values = frames["summary"].set_index("quantity")
-    parts: list[RenderableType] = [_headline(values, frames, config=config, finding=finding)]
+    parts: list[RenderableType] = [_headline(values, frames, config=config, location=location)]
     if len(frames["growth_steps"]):
         parts.append(_steps(frames))
-    parts.append(_links(frames["links"], effects=frames.get("effects")))
-    parts += cause_parts(frames)
+    parts.append(_links(frames["links"], effects=frames.get("effects"), sink_position=location.position))
+    parts += causal_parts(frames)
     if len(frames["arms"]) > 1:
         parts.append(_arms(frames["arms"]))
     return Group(*parts)
 
 
 def _headline(
-    values: pd.DataFrame, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, finding: Finding
+    values: pd.DataFrame, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, location: Location
 ) -> Text:
     rate = values.loc["sink_rate"]
     text = Text()
     text.append(f"{config.model}", style="bold")
-    if finding.sink_found:
-        text.append(f": attention sink at position {finding.position}\n")
+    if location.sink_found:
+        text.append(f": attention sink at position {location.position}\n")
     elif np.isnan(float(rate["value"])):
         text.append(": the sequences are too short to tell of an attention sink (8 tokens are needed)\n")
     else:
-        text.append(f": no attention sink was found; position {finding.position} is studied\n")
+        text.append(f": no attention sink was found; position {location.position} is studied\n")
     text.append(
         f"  sink rate at {config.threshold:g}: {float(rate['value']):.1%} of layers and heads"
         f" ({float(rate['ci_low']):.1%} to {float(rate['ci_high']):.1%})\n"
@@ -158,8 +175,8 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
     return table
 
 
-def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None) -> Table:
-    cuts = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
+def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: int) -> Table:
+    intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
     table = Table(title="Links of the chain, each with a 95% interval over sequences", title_justify="left")
     table.add_column("link", no_wrap=True)
     table.add_column("measured, its nulls, and what it must pass")
@@ -176,8 +193,8 @@ def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None) -> Table:
         verdict = str(first["verdict"])
         evidence = Text(f"{first['statistic']} {value}\n")
         evidence.append("".join(f"{null}\n" for null in [", ".join(nulls)] if null))
-        if link in cuts:
-            evidence.append(f"{cut_text(cuts[link])}\n")
+        if link in intervened:
+            evidence.append(f"{intervention_text(intervened[link], sink_position=sink_position)}\n")
         evidence.append(str(first["criterion"]), style="dim")
         mark = Text(f"{_MARKS[verdict]} {verdict}", style=_STYLES[verdict])
         table.add_row(str(link), evidence, mark, end_section=True)
@@ -198,6 +215,103 @@ def _arms(arms: pd.DataFrame) -> Table:
             f"{row['loss_nats']:.3f}",
         )
     return table
+
+
+def causal_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
+    """Rows of ``summary.csv`` (quantity, value, unit, note); none without interventions."""
+    if not len(frames.get("effects", ())):
+        return []
+    kind, effects = kind_of(frames["placement"]), frames["effects"]
+    rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": _KINDS[kind]}]
+    for row in effects.query("edit == 'isolation'").to_dict("records"):
+        note = f"attention to position {row['position']} in layers {row['read_layers']} when it is isolated in all"
+        rows.append({"quantity": "isolated_mass", "value": row["sink_mass_new"], "unit": "mass", "note": note})
+        note = f"old sink {row['baseline_mass_old']:.3f} -> {row['sink_mass_old']:.3f}"
+        rows.append({"quantity": "isolation_outcome", "value": row["outcome"], "unit": "", "note": note})
+    curve = frames["amplification"]
+    for centre in dict.fromkeys(curve["centre"]):
+        top = curve.query("centre == @centre").nlargest(1, "times").iloc[0]
+        note = f"largest over factors, at {top['factor']:g}, in layers {top['read_layers']}"
+        if centre == "none":
+            note += "; the norm-only control"
+        rows.append({"quantity": f"amplified_times_{centre}", "value": top["times"], "unit": "ratio", "note": note})
+    for row in frames["mediation"].to_dict("records"):
+        note = f"of {row['intervention']}, layers {row['layers_from']} to {row['layers_to']}, {row['hold']} held"
+        name = f"survives_{row['intervention']}_{row['hold']}_step_{row['step']}"
+        rows.append({"quantity": name, "value": row["surviving_share"], "unit": "share", "note": note})
+    return rows
+
+
+def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
+    """The causal half of the terminal's result; nothing without interventions."""
+    if not len(frames.get("effects", ())):
+        return []
+    kind = kind_of(frames["placement"])
+    return [
+        Text(f"Position or token? {kind}: {_KINDS[kind]}"),
+        Text(curve_text(frames["amplification"])),
+        _matrix(frames["mediation"]),
+        Text(_paths(frames)),
+    ]
+
+
+def curve_text(curve: pd.DataFrame) -> str:
+    """The most that each centre brings, over no edit, and whether the norm alone brings attention too."""
+    tops: dict[str, float] = {}
+    for centre, times in zip(curve["centre"].tolist(), curve["times"].tolist(), strict=True):
+        tops[centre] = max(times, tops.get(centre, times))
+    listed = ", ".join(f"{_CENTRES[centre]} {times:.1f} times" for centre, times in tops.items())
+    text = f"Amplification, at most: {listed} (layers {curve['read_layers'].iloc[0]})"
+    if tops.get("none", 0.0) >= NORM_ALONE:
+        text += f"; the norm alone brings {NORM_ALONE:g} times or more here, which arXiv 2605.06611 does not expect"
+    return text
+
+
+def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
+    """One intervention as a line: what it made or removed of the sink, its interval, its controls."""
+    elsewhere = row["position"] != sink_position
+    did = "makes" if elsewhere and row["sink_mass_new"] > row["baseline_mass_new"] else "removes"
+    control = "" if np.isnan(row["control_share"]) else f", controls {row['control_share']:.2g}"
+    low, high = row["ci_low"], row["ci_high"]
+    return f"cut: {row['edit']} {did} {row['share']:.0%} of the sink ({low:.0%} to {high:.0%}){control}"
+
+
+def _matrix(table: pd.DataFrame) -> Table:
+    shown = Table(title="Share of the sink that survives while a link is held (random holds)", title_justify="left")
+    shown.add_column("sink by")
+    shown.add_column("layers")
+    holds = dict.fromkeys([*(link.freeze.name for link in LINKS if link.freeze is not None), *table["hold"]])
+    for hold in holds:
+        shown.add_column(hold, justify="right")
+    for _, part in table.groupby(["intervention", "step"], sort=False):
+        of_hold = {row["hold"]: row for row in part.to_dict("records")}
+        cells = [_cell(of_hold[hold]) if hold in of_hold else "-" for hold in holds]
+        first = part.iloc[0]
+        after = "" if first["step"] == -1 else f" (step {first['step']})"
+        shown.add_row(str(first["intervention"]), f"{first['layers_from']}-{first['layers_to']}{after}", *cells)
+    return shown
+
+
+def _cell(row: Mapping[Any, Any]) -> str:
+    if np.isnan(row["surviving_share"]):
+        return "-"
+    control = row["control_surviving_share"]
+    return f"{row['surviving_share']:.2f}" + ("" if np.isnan(control) else f" ({control:.2f})")
+
+
+def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
+    """Which links leave most of the sink when they are frozen, so that another path carries it."""
+    table = frames["mediation"]
+    words = {one.name: one.words for one in (link.freeze for link in LINKS) if one is not None}
+    checks = {one.name for one in (link.freeze for link in LINKS) if one is not None and one.is_check}
+    lines = []
+    for hold in dict.fromkeys([*words, *table["hold"]]):
+        leaving = table.query("hold == @hold and surviving_share > @ANOTHER_PATH")
+        if hold not in checks and len(leaving):
+            where = ", ".join(f"{row['intervention']} step {row['step']}" for row in leaving.to_dict("records"))
+            beside = words.get(hold, hold)
+            lines.append(f"another path exists beside {beside}: most of the sink survives ({where})")
+    return "\n".join(lines) or "no other path: every hold takes most of the sink away"
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:

@@ -9,9 +9,10 @@ from ..measures import dimensions, locking, outputs
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from .config import TraceConfig
-from .key import ADVANTAGES, KEY_COSINES, LOGIT_PARTS
-from .locate import Finding, outliers_of
-from .panel import Panel
+from .links.dimension_key import KEY_COSINES, LOGIT_PARTS
+from .links.key_sink import ADVANTAGES
+from .locate import Location, outliers_of
+from .measure import Panel
 from .readings import SITES_BY_POSITION
 
 _TOP_DIMENSIONS = 16
@@ -23,13 +24,13 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
     index = pd.MultiIndex.from_product([range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"])
     of_key = ("sink_mass", "key_rank", "value_norm_ratio", "positive_share")
     of_head = ("entropy", "gini", "null_mass", "stable_rank")
-    for position in panel.finding.positions:
+    for position in panel.location.positions:
         score = panel.at_key("sink_score", position)
         over = (score > threshold).float().masked_fill(score.isnan(), torch.nan)
         columns = {"sink_score": score.nanmean(1), "sink_rate": over.nanmean(1)}
         columns |= {name: panel.at_key(name, position).nanmean(1) for name in of_key}
         columns |= {name: panel[name].nanmean(1) for name in of_head}
-        columns["qk_alignment"] = _alignment(lens, panel.finding)
+        columns["qk_alignment"] = _alignment(lens, panel.location)
         frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
         frame = frame.reset_index()
         frame.insert(2, "position", position)
@@ -40,11 +41,11 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
     return pd.concat(frames, ignore_index=True)
 
 
-def _alignment(lens: LensModel, finding: Finding) -> Tensor:
+def _alignment(lens: LensModel, location: Location) -> Tensor:
     """QK alignment of each head with the studied token's strongest outlier dimension there; nan where it has none."""
     rows = []
     for layer in range(lens.n_layers):
-        entering = finding.entering(layer)
+        entering = location.entering(layer)
         if not entering:
             rows.append(torch.full((lens.n_heads,), torch.nan))
             continue
@@ -79,7 +80,7 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
     """The strongest dimensions of each sink token after each layer, and which of them are outliers."""
     rows = []
     for layer, state in enumerate(panel["state"]):
-        for position in panel.finding.positions:
+        for position in panel.location.positions:
             at_key = state[:, panel.keys.index(position)]
             values = at_key.double()
             ratio = float(dimensions.dominance_ratio(at_key).mean())
@@ -117,9 +118,9 @@ def key_table(panel: Panel) -> pd.DataFrame:
 
 def layer_table(panel: Panel) -> pd.DataFrame:
     """One row a layer for the studied position: sink, norm, dominance, massive activation, effective rank, law."""
-    finding = panel.finding
+    location = panel.location
     states = panel.states()[1:]
-    score, mass = (panel.at_key(name, finding.position) for name in ("sink_score", "sink_mass"))
+    score, mass = (panel.at_key(name, location.position) for name in ("sink_score", "sink_mass"))
     ratio, rank = panel.norm_ratio().nanmean(1)[1:], panel["effective_rank"].nanmean(1)
     norm = states.norm(dim=-1).mean(1)
     strongest = states.double().square().mean(1).argmax(-1)
@@ -129,7 +130,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
         rows.append(
             {
                 "layer": layer,
-                "position": finding.position,
+                "position": location.position,
                 "sink_score": float(score[layer].nanmean()),
                 "sink_mass": float(mass[layer].nanmean()),
                 "norm": float(norm[layer]),
@@ -146,7 +147,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
                 "effective_rank": float(rank[layer, 0]),
                 "effective_rank_without": float(rank[layer, 1]),
                 "value_std": float(panel["value_std"][layer].nanmean()),
-                "z_std": float(panel["std:z"][layer][:, panel.positions == finding.position].nanmean()),
+                "z_std": float(panel["std:z"][layer][:, panel.positions == location.position].nanmean()),
             }
         )
     return pd.DataFrame(rows)
@@ -183,11 +184,11 @@ def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
             "last_layer": step.last_layer,
             "ratio_before": step.ratio_before,
             "ratio_after": step.ratio_after,
-            "position": panel.finding.position,
+            "position": panel.location.position,
             "outlier_dimension": step.dimension,
             "split_error": max((errors[layer] for layer in step.layers if layer in errors), default=float("nan")),
         }
-        for index, step in enumerate(panel.finding.steps)
+        for index, step in enumerate(panel.location.steps)
     ]
     columns = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "position", "outlier_dimension"]
     return pd.DataFrame(rows, columns=[*columns, "split_error"])
@@ -195,10 +196,10 @@ def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
 
 def arm_row(panel: Panel, *, arm: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
     """One row of ``arms.parquet``: sink rate, S2 ratio of the layers that feed the growth, outlier dimensions, loss."""
-    finding = panel.finding
-    feeding = list(finding.feeding(len(panel["state"])))
+    location = panel.location
+    feeding = list(location.feeding(len(panel["state"])))
     by_count: dict[int, int] = {}
-    for dims in finding.outliers.values():
+    for dims in location.outliers.values():
         for dimension in dims:
             by_count[dimension] = by_count.get(dimension, 0) + 1
     return {
@@ -209,7 +210,7 @@ def arm_row(panel: Panel, *, arm: str, chosen: bool, config: TraceConfig) -> dic
         "outlier_dimensions": ",".join(str(d) for d in sorted(by_count, key=lambda d: -by_count[d])),
         "growth_steps": ",".join(
             str(step.first_layer) if len(step.layers) == 1 else f"{step.first_layer}-{step.last_layer}"
-            for step in finding.steps
+            for step in location.steps
         ),
         "loss_nats": float(panel["loss"].nanmean()),
     }

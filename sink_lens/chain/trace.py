@@ -7,7 +7,7 @@ initialised twin; give each link a value, an interval, nulls and a verdict; writ
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,15 +29,18 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_twin
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
 from . import summary, tables
-from .bench import cannot_cut, check_interior
-from .causes import TABLES, cause_tables
 from .config import TraceConfig
 from .estimate import estimate
+from .evidence import gather
 from .inputs import other_arm, provenance
-from .links import gather, link_table, link_values
-from .locate import Finding, finding_from
+from .interventions import TABLES, causal_tables
+from .judge import chain_table, link_table, link_values
+from .links import LINKS
+from .links.link import Link
+from .locate import Location, location_from
+from .measure import ARM_READINGS, MakesReadings, Panel, aimed, measure, scout, shortened
 from .neurons import column_table, criteria_agreement, neuron_table, selectivity_table, super_neurons
-from .panel import ARM_READINGS, Panel, aimed, measure, scout, shortened
+from .setting import check_interior, why_no_interventions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,6 +49,7 @@ __all__ = ["FILES", "Trace", "TraceConfig", "default_folder", "estimate", "trace
 
 FILES = (
     "tokens",
+    "chain",
     "heads",
     "positions",
     "layers",
@@ -63,11 +67,11 @@ FILES = (
     "summary",
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
-again, and ``finding.json``; with the twin also ``twin_heads`` and ``twin_links``, with the cuts also those of
-``causes.TABLES``."""
+again, and ``location.json``; with the twin also ``twin_heads`` and ``twin_links``, with interventions also those of
+``interventions.TABLES``."""
 
 _DRAWN_POSITIONS = 64
-_FINDING_FILE = "finding.json"
+_LOCATION_FILE = "location.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,7 @@ class Trace:
 
     folder: Path
     config: TraceConfig
-    finding: Finding
+    location: Location
     frames: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
     """The run's tables by name, such as ``links``, ``neurons`` and ``heads``."""
 
@@ -92,16 +96,26 @@ class Trace:
         return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
 
     @property
-    def report(self) -> Path:
-        """The report: one self-contained HTML file."""
+    def report_path(self) -> Path:
+        """Where the report is, one self-contained HTML file, once it is drawn."""
         return self.folder / PAGE_FILE
+
+    @property
+    def finding(self) -> Location:
+        """The name of ``location`` in 0.1."""
+        warnings.warn("Trace.finding is now Trace.location", FutureWarning, stacklevel=2)
+        return self.location
+
+    def report(self) -> Path:
+        """Draw the report again from the run folder; its path."""
+        return display.page(self.folder)
 
     def _repr_html_(self) -> str:
         return display.trace(self.folder, links=self.links)
 
     def table(self) -> "RenderableType":
         """The result as a person reads it, for ``rich``."""
-        return summary.short_table(self.frames, config=self.config, finding=self.finding)
+        return summary.short_table(self.frames, config=self.config, location=self.location)
 
 
 def trace(
@@ -112,6 +126,8 @@ def trace(
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    report: bool = True,
+    links: Sequence[Link] = LINKS,
 ) -> Trace:
     """Trace the chain on a model and write a run folder.
 
@@ -124,6 +140,8 @@ def trace(
             its page, the page is drawn.
         overwrite: replace the run that the folder holds.
         progress: show bars.
+        report: draw the report at the end.
+        links: the chain.
 
     Raises:
         ModelError, InputError, KernelError, RunError: before anything is written, what was found and needed.
@@ -138,7 +156,7 @@ def trace(
     check_tokens(lens, batch)
     if config.cuts and config.position is not None:
         check_interior(config.position, shortest=int(batch.lengths.min()))
-    why_not = cannot_cut(lens, batch) if config.cuts else None
+    why_not = why_no_interventions(lens, batch) if config.cuts else None
     if why_not is not None:
         warnings.warn(f"nothing is cut: {why_not}; links are judged by what is measured alone", stacklevel=2)
     folder = Path(out) if out is not None else default_folder(lens.name)
@@ -154,21 +172,23 @@ def trace(
             overwrite=overwrite,
         )
     except UndrawnError:
-        if not (folder / _FINDING_FILE).exists():  # of an earlier version
+        if not (folder / _LOCATION_FILE).exists():  # of an earlier version
             raise
-        return _drawn(folder, config=config)
-    with writer:
-        frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other)
-        writer.write_text(_FINDING_FILE, panel.finding.as_json())
-    display.page(folder)
-    return Trace(folder=folder, config=config, finding=panel.finding, frames=frames)
+        result = _finished(folder, config=config)
+    else:
+        with writer:
+            frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other, links=links)
+            writer.write_text(_LOCATION_FILE, panel.location.as_json())
+        result = Trace(folder=folder, config=config, location=panel.location, frames=frames)
+    if report:
+        result.report()
+    return result
 
 
-def _drawn(folder: Path, *, config: TraceConfig) -> Trace:
-    """The trace in a folder that has everything but its page, which is drawn."""
-    display.page(folder)
-    finding = finding_from((folder / _FINDING_FILE).read_text("utf-8"))
-    return Trace(folder=folder, config=config, finding=finding, frames=dict(read_run(folder).tables))
+def _finished(folder: Path, *, config: TraceConfig) -> Trace:
+    """The trace in a folder that lacks nothing but its page."""
+    location = location_from((folder / _LOCATION_FILE).read_text("utf-8"))
+    return Trace(folder=folder, config=config, location=location, frames=dict(read_run(folder).tables))
 
 
 def _config_of(model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None) -> TraceConfig:
@@ -188,8 +208,10 @@ def _run(
     writer: RunWriter,
     progress: bool,
     other: TokenBatch | None,
+    links: Sequence[Link],
 ) -> tuple[dict[str, pd.DataFrame], Panel]:
     frames: dict[str, pd.DataFrame] = {}
+    own = [link.readings for link in links]
 
     def keep(name: str, frame: pd.DataFrame) -> None:
         frames[name] = frame
@@ -203,9 +225,10 @@ def _run(
         return frames[name]
 
     keep("tokens", decode_tokens(batch, lens.tokenizer))
-    panel = aimed(lens, batch, config=config, progress=progress)
+    keep("chain", chain_table(links))
+    panel = aimed(lens, batch, config=config, own=own, progress=progress)
     evidence = gather(lens, panel, config=config)
-    errors = {split.layer: split.error for split in evidence.splits if split.position == panel.finding.position}
+    errors = {split.layer: split.error for split in evidence.splits if split.position == panel.location.position}
     keep("heads", tables.head_table(lens, panel, threshold=config.threshold))
     keep("positions", tables.position_table(panel))
     keep("layers", tables.layer_table(panel))
@@ -220,25 +243,24 @@ def _run(
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
     once("arms", lambda: _arms(lens, panel, batch, config=config, progress=progress, other=other))
     if config.twin:
-        measured = functools.cache(lambda: _twin(lens, panel, batch, config=config, progress=progress))
+        measured = functools.cache(lambda: _twin(lens, panel, batch, config=config, own=own, progress=progress))
         once("twin_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
-        once("twin_links", lambda: link_values(gather(*measured(), config=config)))
+        once("twin_links", lambda: link_values(gather(*measured(), config=config), links=links))
     if config.cuts:
         supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_keys")}
-        cause_tables(
+        causal_tables(
             lens,
             batch,
-            finding=panel.finding,
+            location=panel.location,
             supers=supers,
             config=config,
             once=once,
             keep_means=lambda means: writer.write_tensors("centring_means", _arrays(means)),
+            links=links,
             progress=progress,
         )
-    keep(
-        "links",
-        link_table(evidence, twin=frames.get("twin_links"), effects=frames.get("effects"), length=batch.n_positions),
-    )
+    nulls = {"twin": frames.get("twin_links"), "effects": frames.get("effects")}
+    keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
     frames["summary"] = summary.summary_table(panel, frames, config=config)
     writer.write_csv("summary", frames["summary"])
     return frames, panel
@@ -265,15 +287,21 @@ def _arms(
 
 
 def _twin(
-    lens: LensModel, panel: Panel, batch: TokenBatch, *, config: TraceConfig, progress: bool
+    lens: LensModel,
+    panel: Panel,
+    batch: TokenBatch,
+    *,
+    config: TraceConfig,
+    own: Sequence[MakesReadings],
+    progress: bool,
 ) -> tuple[LensModel, Panel]:
     """The random twin, looked at in the same place: same position and layers, its own strongest dimensions there."""
-    twin, found = random_twin(lens, seed=config.seed), panel.finding
+    twin, found = random_twin(lens, seed=config.seed), panel.location
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
     aim = scout(twin, batch, config=config, position=found.position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
-    measured = measure(twin, batch, finding=aim, config=config, progress=progress, label="random twin", forced=spans)
-    return twin, measured
+    at = {"plan": aim.plan(twin.n_layers), "forced": spans, "own": own}
+    return twin, measure(twin, batch, config=config, progress=progress, label="random twin", **at)
 
 
 def _patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:

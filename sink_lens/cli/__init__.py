@@ -21,7 +21,6 @@ from . import watch  # noqa: F401
 from . import compare  # noqa: F401
 from . import preference  # noqa: F401
 from . import fingerprint  # noqa: F401
-from . import origin  # noqa: F401
 from . import tools  # noqa: F401
 
 # isort: on

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..schema import SINK_THRESHOLD
 from .console import app, console, reported, say
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the comparison. Default: runs/compare-DATE-TIME.", metavar="DIR")
     ] = None,
-    threshold: Annotated[float, typer.Option(help="Sink score from which a head has a sink.")] = 0.3,
+    threshold: Annotated[float, typer.Option(help="Sink score from which a head has a sink.")] = SINK_THRESHOLD,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.", metavar="N", min=0)] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the comparison that DIR holds.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No tables: only the sentences.")] = False,

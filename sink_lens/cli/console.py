@@ -117,7 +117,7 @@ def reported(folder: Path, *, quiet: bool = False) -> Path:
 
     Ctrl-C meanwhile loses nothing but the page, and says how it is drawn.
     """
-    from ..report.page import render
+    from ..report.html import render
 
     try:
         path = render(folder)

@@ -15,7 +15,7 @@ from .console import PACKAGE, app, console, numbers, reported
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..studies.interventions import Study
+    from ..studies.study import Study
 
 _SEQUENCES = 8
 
@@ -95,7 +95,7 @@ def isolate(
     """Isolate tokens by the attention mask: does a sink come there, is the old one removed or relocated?"""
     config = _config(locals())
     chosen = numbers(layers, option="layers")
-    from ..studies.interventions import isolate as run
+    from ..studies.isolation import isolate as run
 
     study = run(config, positions=position or (), layers=chosen, out=out, overwrite=overwrite, progress=not quiet)
     _shown(study, quiet=quiet, columns=_MASS)
@@ -134,7 +134,7 @@ def amplify(
         options["factors"] = _factors(factors)
     if centre:
         options["centres"] = tuple(centre)
-    from ..studies.interventions import amplify as run
+    from ..studies.amplification import amplify as run
 
     study = run(config, position=position, layers=chosen, out=out, overwrite=overwrite, progress=not quiet, **options)
     _shown(study, quiet=quiet, columns=("centre", "factor", "times", *_MASS[1:]))
@@ -158,7 +158,7 @@ def ablate(
 ) -> None:
     """Find the smallest set of neurons of each growth step whose joint ablation removes the sink."""
     config = _config(locals())
-    from ..studies.interventions import ablate as run
+    from ..studies.ablation import ablate as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     _shown(study, quiet=quiet, frame=_ablations(study), columns=("step", "kind", "neurons", "edit", "removed", "95%"))

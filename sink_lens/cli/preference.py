@@ -211,6 +211,7 @@ def _cost(kind: str, found: "list[Subject]", *, draws: "Draws", device: str | No
     """Print what it would take."""
     from rich.table import Table
 
+    from ..engine.cost import duration
     from ..identity.estimate import estimate
     from ..text import short
 
@@ -224,17 +225,11 @@ def _cost(kind: str, found: "list[Subject]", *, draws: "Draws", device: str | No
             str(row["models"]),
             short(row["parameters"]),
             short(row["tokens"]),
-            _duration(row["seconds"]),
+            duration(row["seconds"]),
             f"{row['memory'] / 1e9:.2f} GB",
         )
     console().print(table)
-    console().print(f"in all {_duration(sum(frame['seconds'].tolist()))}; the memory does not grow with the sequences")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    console().print(f"in all {duration(sum(frame['seconds'].tolist()))}; the memory does not grow with the sequences")
 
 
 def _run(
@@ -267,7 +262,7 @@ def _run(
     if quiet:
         typer.echo(done.report)
         return
-    from ..report.identity import shared
+    from ..report.survey import shared
 
     for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["arm"].tolist())]:
         console().print(sentence, soft_wrap=True)
@@ -279,7 +274,7 @@ def _table(kind: str, done: "Survey") -> "Table":
     """One row an arm with its interval over seeds; one row a checkpoint."""
     from rich.table import Table
 
-    from ..report.identity import arm_rows
+    from ..report.survey import arm_rows
 
     shown = _SHOWN[kind]
     table = Table(box=None, pad_edge=False)

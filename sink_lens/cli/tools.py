@@ -33,7 +33,7 @@ def report(
 
     Runs beside each other must be of one kind, on the same tokens and with the same settings.
     """
-    from ..report.page import render
+    from ..report.html import render
 
     typer.echo(f"report: {render(*runs, out=out)}")
     if figures is not None:

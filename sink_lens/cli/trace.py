@@ -127,7 +127,7 @@ def trace(
         say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
     if quiet:
-        typer.echo(result.report)
+        typer.echo(result.report_path)
         return
     console().print(result.table())
-    typer.echo(f"report: {result.report}")
+    typer.echo(f"report: {result.report_path}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..schema import SINK_THRESHOLD
 from .console import app, console, reported
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def watch(
         int, typer.Option(help="How many, of the run's own evaluation data.", metavar="N", min=1)
     ] = 32,
     length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.", metavar="T", min=10)] = 64,
-    threshold: Annotated[float, typer.Option(help="A head has a sink where its sink score is above this.")] = 0.3,
+    threshold: Annotated[
+        float, typer.Option(help="A head has a sink where its sink score is above this.")
+    ] = SINK_THRESHOLD,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure also what was measured before.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the sentence.")] = False,
@@ -79,7 +82,6 @@ def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     import numpy as np
     from rich.table import Table
 
-    from ..report.columns import floats, select
     from ..text import number, short
     from ..training.birth import whole
 
@@ -89,11 +91,11 @@ def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
         table.add_column(name, justify="right", no_wrap=True)
     steps = dict(sorted(zip(frame["step"].tolist(), frame["tokens"].tolist(), strict=True)))
     rates = whole(frame, "sink_rate")
-    rates = select(rates, np.isclose(floats(rates, "threshold"), threshold))
+    rates = rates[np.isclose(rates["threshold"], threshold)]
     values = {measure: whole(frame, measure) for measure, _ in _SHOWN}
     for step, tokens in steps.items():
-        found = {name: floats(rows, "value")[floats(rows, "step") == step] for name, rows in values.items()}
-        rate = floats(rates, "value")[floats(rates, "step") == step]
+        found = {name: rows.loc[rows["step"] == step, "value"].tolist() for name, rows in values.items()}
+        rate = rates.loc[rates["step"] == step, "value"].tolist()
         if not len(rate):
             table.add_row(str(step), short(tokens), "not measured")
             continue

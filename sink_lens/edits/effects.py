@@ -13,14 +13,10 @@ from torch import Tensor
 
 from ..edits.outcome import Outcome
 from ..errors import InputError
+from ..schema import GAINED_FRAC, LOST_FRAC
 from ..stats import Interval, interval, paired_difference
 
 Change = Literal["removed", "relocated", "shared", "unchanged"]
-
-LOST_FRAC = 0.5
-"""A sink is gone from a position that lost at least this share of its mass."""
-GAINED_FRAC = 0.25
-"""It has come to another where that gained at least this share of what the old one had."""
 
 
 def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator) -> pd.DataFrame:

@@ -1,13 +1,13 @@
 """What a survey would take, before it is begun: a few sequences of each arm's first model, timed."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pandas as pd
-import psutil
 
 from ..activations.record import stream
 from ..data.tokens import TokenBatch
+from ..engine.cost import held_bytes, now, seconds_of
 from ..models.lens import LensModel
 from .measured_models import Draws, Subject
 from .state_contraction import passes
@@ -70,20 +70,17 @@ def estimate(
     rows = []
     for arm in dict.fromkeys(one.arm for one in found):
         of_arm = [one for one in found if one.arm == arm]
-        begun = time.perf_counter()
+        begun = now("cpu")
         lens = of_arm[0].open(device=device, dtype=dtype)
-        opened = time.perf_counter() - begun
+        opened = now(lens.device) - begun
         draws.check(lens)
         n_parameters = lens.plain.num_parameters()
         affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
         size = min(size_of_forward(lens, length=draws.length), affordable, draws.sequences)
         part = next(iter(draws.chunk(lens, 0).batches(size)))
-        step, seconds = STEPS[kind](lens, draws), []
-        for _ in range(2):  # the first also warms up
-            begun = time.perf_counter()
-            step(part)
-            seconds.append(time.perf_counter() - begun)
-        each = opened + min(seconds) / part.n_sequences * draws.sequences
+        step = STEPS[kind](lens, draws)
+        seconds = seconds_of(partial(step, part), device=lens.device, warm_up=1)
+        each = opened + seconds / part.n_sequences * draws.sequences
         rows.append(
             {
                 "arm": arm,
@@ -91,7 +88,7 @@ def estimate(
                 "parameters": n_parameters,
                 "tokens": len(of_arm) * draws.sequences * draws.length,
                 "seconds": len(of_arm) * each,
-                "memory": psutil.Process().memory_info().rss,
+                "memory": held_bytes(),
             }
         )
     return pd.DataFrame(rows)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import torch
 from tqdm.auto import tqdm
 
+from ..engine.cost import seconds_of
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import create_run, display, versions
-from ..report.columns import flags, select
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
 from .lineages import calibration_table, matrix, related, score_table
 from .measured_models import Subject, subjects
@@ -228,12 +226,8 @@ def _inputs(known: dict[str, Facts], config: FingerprintConfig) -> Inputs:
 def _timed(lens: LensModel, inputs: Inputs) -> float:
     """Seconds that all inputs would take, from a few."""
     few = replace(inputs, sequences=min(inputs.sequences, max(2, 256 // inputs.length)))
-    features(lens, few)
-    if lens.device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    features(lens, few)
-    return (time.perf_counter() - begun) / few.sequences * inputs.sequences
+    once = seconds_of(lambda: features(lens, few), device=lens.device, warm_up=1)
+    return once / few.sequences * inputs.sequences
 
 
 def _result(
@@ -303,7 +297,7 @@ def _notes(pairs: pd.DataFrame, *, known: dict[str, Facts], config: FingerprintC
         )
     if config.any_tokenizer and len({one.tokenizer for one in known.values()} - {None}) > 1:
         said.append("the tokenizers differ: the same ids are other texts in each model")
-    scaled = select(pairs, flags(pairs, "shares_scale"))
+    scaled = pairs.loc[pairs["shares_scale"].eq(True)]
     for row in scaled.head(3).to_dict("records"):
         said.append(
             f"{row['a']} and {row['b']} share a factor of each input that scales all coordinates alike (tau of the "

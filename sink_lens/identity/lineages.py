@@ -10,7 +10,6 @@ import pandas as pd
 from scipy.stats import rankdata
 
 from ..errors import InputError
-from ..report.columns import flags, floats, named, select
 from .nulls import NULLS
 
 FALSE_POSITIVES = 0.01
@@ -49,7 +48,7 @@ def score_table(pairs: pd.DataFrame, *, generator: np.random.Generator) -> pd.Da
         InputError: no pair is known to be related, or none to be unrelated.
     """
     answered = pairs.dropna(subset=["related", "tau_bar"])
-    related = flags(answered, "related")
+    related = answered["related"].to_numpy(dtype=bool)
     if not related.any() or related.all():
         raise InputError(
             f"{related.sum()} pairs are known to be related and {(~related).sum()} not to be; need both for a score. "
@@ -62,7 +61,7 @@ def score_table(pairs: pd.DataFrame, *, generator: np.random.Generator) -> pd.Da
     weights = drawn[:, left] * drawn[:, right]
     rows = []
     for score in ("tau_bar", *(f"z_{name}" for name in NULLS)):
-        values = floats(answered, score)
+        values = answered[score].to_numpy(dtype=float)
         for measure, of in (("auc", auc), ("tpr", true_positives)):
             resampled = [of(*(np.repeat(values[k], w[k]) for k in (related, ~related))) for w in weights]
             defined = np.array(resampled)[~np.isnan(resampled)]
@@ -93,13 +92,13 @@ def calibration_table(nulls: pd.DataFrame, *, unrelated: Sequence[tuple[str, str
         unrelated: the pairs.
     """
     wanted = set(unrelated)
-    known = np.array([pair in wanted for pair in zip(nulls["a"], nulls["b"], strict=True)], dtype=bool)
+    known = nulls.loc[[pair in wanted for pair in zip(nulls["a"], nulls["b"], strict=True)]]
     rows = []
     for name in NULLS:
-        mine = named(select(nulls, known), "null", name)
+        mine = known.loc[known["null"] == name]
         if mine.empty:
             continue
-        p = p_of(mine)
+        p, z = p_of(mine), mine["z"].to_numpy(dtype=float)
         rows.append(
             {
                 "null": name,
@@ -107,8 +106,8 @@ def calibration_table(nulls: pd.DataFrame, *, unrelated: Sequence[tuple[str, str
                 "p_over_01": float((p > 0.01).mean()),
                 "p_over_05": float((p > 0.05).mean()),
                 "p_over_50": float((p > 0.5).mean()),
-                "too_narrow": float(np.sqrt((floats(mine, "z") ** 2).mean())),
-                "largest_z": float(np.abs(floats(mine, "z")).max()),
+                "too_narrow": float(np.sqrt((z**2).mean())),
+                "largest_z": float(np.abs(z).max()),
             }
         )
     return pd.DataFrame(rows)

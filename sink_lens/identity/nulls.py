@@ -25,12 +25,12 @@ import numpy as np
 from scipy.special import log_ndtr, log_softmax
 
 from ..errors import InputError
+from ..schema import NULLS as NULLS
 from .kendall import tau
 
 CONVENTIONS = {"paper": "p = 1 - Phi(z)", "code": "p = min(1, 2 (1 - Phi(z)))"}
 """How z becomes p: in the text of arXiv 2509.26404, and in its released code (whose p is two-sided for z > 0 only)."""
 _VALUES_AT_ONCE = 2**21
-NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")
 
 
 def sigma(n: int) -> float:

@@ -28,7 +28,7 @@ from ..measures.dimensions import outlier_dimensions
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import display
-from ..report.columns import select
+from ..schema import SINK_THRESHOLD
 from ..training.checkpoints import chain_measures
 from .cosine_sums import Ends, Place, Sums, jackknife
 from .measured_models import Draws
@@ -220,10 +220,11 @@ def _sinks(lens: LensModel, draws: Draws) -> dict[str, tuple[float, str]]:
     """The sink measures of the whole model on the first sequences."""
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]
-    frame = chain_measures(lens, from_tensor(tokens), threshold=0.3)
-    whole = select(frame, frame["layer"].isna().to_numpy(dtype=bool))
+    frame = chain_measures(lens, from_tensor(tokens), threshold=SINK_THRESHOLD)
+    whole = frame.loc[frame["layer"].isna()]
     found = {}
     for row in whole.to_dict("records"):
-        if row["measure"] in SINK_MEASURES and not (row["measure"] == "sink_rate" and row["threshold"] != 0.3):
+        elsewhere = row["measure"] == "sink_rate" and row["threshold"] != SINK_THRESHOLD
+        if row["measure"] in SINK_MEASURES and not elsewhere:
             found[str(row["measure"])] = (float(row["value"]), str(row["unit"]))
     return found

@@ -23,7 +23,6 @@ from ..errors import SinkLensError, UndrawnError
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..records import RunWriter, create_run, display, read_run, versions
-from ..report.columns import select
 from .contrasts import arm_table
 from .measured_models import Draws, Subject
 
@@ -90,7 +89,7 @@ class Partial:
 def arms_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]) -> dict[str, pd.DataFrame]:
     """The arms over their seeds; the checkpoints of a training are no repetitions, and are left out."""
     summary = tables["summary"]
-    return {"arms": arm_table(select(summary, summary["step"].isna().to_numpy(dtype=bool)))}
+    return {"arms": arm_table(summary.loc[summary["step"].isna()])}
 
 
 def survey(
@@ -181,10 +180,10 @@ class _Done:
         self._writer, self._tables = writer, tables
         earlier = read_run(writer.folder).tables
         models = earlier.get("models", pd.DataFrame(columns=list(_COLUMNS)))
-        self.names = set(select(models, models["error"].isna().to_numpy(dtype=bool))["model"].tolist())
+        self.names = set(models.loc[models["error"].isna(), "model"].tolist())
         # A stop may have come between two tables of one model: its rows are left out.
         self.frames = {
-            name: [select(frame, frame["model"].isin(sorted(self.names)).to_numpy(dtype=bool))]
+            name: [frame.loc[frame["model"].isin(sorted(self.names))]]
             for name, frame in {"models": models, **{name: earlier[name] for name in tables if name in earlier}}.items()
         }
         self.tensors: dict[str, np.ndarray] = {}

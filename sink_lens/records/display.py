@@ -50,7 +50,7 @@ def page(folder: Path) -> Path:
     Raises:
         RunError: the page cannot be written.
     """
-    return _of_report("page", "render")(folder)
+    return _of_report("html", "render")(folder)
 
 
 def _of_report(module: str, name: str) -> Any:

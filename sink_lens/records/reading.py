@@ -5,7 +5,7 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,29 @@ class Run:
         said = {"run": f"{self.kind}, {self.status}", "of": model, "in": self.folder, "tables": ", ".join(self.tables)}
         said |= {"missing": ", ".join(self.missing)} if self.missing else {}
         return "".join(f"<div><b>{name}</b> {html.escape(str(value)[:400])}</div>" for name, value in said.items())
+
+    def need(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame:
+        """A table that has some columns.
+
+        Raises:
+            RunError: It is not in the run, damaged, or lacks one of them.
+        """
+        if name not in self.tables:
+            raise RunError(f"this run has no table {name!r}. Finish the run, or run it again, to see it.")
+        table = self.tables[name]
+        absent = [column for column in columns if column not in table.columns]
+        if absent:
+            raise RunError(
+                f"the table {name!r} lacks {', '.join(absent)}; need {', '.join(columns)}. Run again to see it."
+            )
+        return table
+
+    def optional(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame | None:
+        """The same table, or None where it is not there, damaged, or lacks a column."""
+        try:
+            return self.need(name, columns=columns)
+        except RunError:
+            return None
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
         """The tensors of NAME.safetensors."""

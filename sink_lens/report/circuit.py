@@ -1,6 +1,7 @@
-"""The circuit of a traced run: token, values, neurons, dimensions, keys and heads, joined by measured arrows.
+"""The circuit of a traced run: the nodes of its chain, joined by measured arrows, as two tables and as a drawing.
 
-An arrow stands for a link of the chain. Its number is the share of the sink that cutting the link makes (the first) or
+Nodes and arrows are those of the run's table ``chain``. Of the nodes named in ``_KINDS`` other tables say more: growth
+steps, neurons, dimensions, heads; any other node is a plain box. An arrow stands for a link. Its number is the share of the sink that cutting the link makes (the first) or
 removes (the others), with its interval over sequences and that of the controls (``effects.parquet``, primary cuts, all
 growth steps cut together); beside it stands the statistic that the link was measured by. Nodes of a growth step say
 which share of the sink goes when the node is held at what it is at other positions (``mediation.parquet``, the natural
@@ -10,19 +11,24 @@ path. Nothing here is inferred; what a run did not measure is nan, and the arrow
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 
 from sink_lens.errors import InputError
 from sink_lens.records import Run
-from sink_lens.report.columns import at, by_size, flags, floats, named, need, numbers, select
-from sink_lens.report.findings import find_story, optional, studied
-from sink_lens.report.words import LINKS, token
+from sink_lens.report.story import Link, chain, find_story, studied
+from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished
+from sink_lens.schema import VERDICTS
+from sink_lens.text import number, token, visible
 
 NODE_COLUMNS = ("id", "kind", "group", "step", "layers", "label", "detail", "quantity", "value", "held_share")
 EDGE_COLUMNS = (
@@ -41,8 +47,18 @@ EDGE_COLUMNS = (
     "statistic",
     "statistic_value",
 )
-KINDS = ("position", "z", "attn_out", "neurons", "dimension", "key", "heads")
-"""Kinds of nodes in the order of the chain; each of its links joins one to the next. Parts are "neuron" and "head"."""
+_KINDS = {
+    "value aggregation": "position",
+    "variance discrepancy": "z",
+    "variance after W_O": "attn_out",
+    "super neurons": "neurons",
+    "outlier dimension": "dimension",
+    "the sink's key": "key",
+    "attention sink": "heads",
+}
+"""Node of the chain -> the kind of node whose tables say more of it. Parts of one are "neuron" and "head"."""
+_BY_STEP = ("neurons", "dimension", "key", "heads")
+"""Kinds of which each growth step has its own node."""
 ANOTHER_PATH = 0.5
 """A node is passed by where more than this share of the sink survives its being held."""
 _FORMAT = "sink_lens circuit 1"
@@ -50,6 +66,29 @@ _NUMBERS = ("step", "value", "held_share", "ci_low", "ci_high", "control", "stat
 _HOLDS = {"neurons": "neurons", "dimensions": "dimension", "key": "key"}
 """What a mediation holds -> the kind of its node."""
 _MOST_HEADS = 8
+_BOX, _GAP, _FAN, _EDGE = 0.98, 0.4, 0.22, 0.06
+"""Inches: a box, the room between two, what is more where lanes part, the margin."""
+_LINE, _BAR, _PAD = 0.165, 0.18, 0.08
+"""Inches: a line of text, a bar, the room over and under the lines of a box."""
+_ARC = 0.5
+"""Inches over a lane with arrows that lead past a node."""
+_THIN, _THICK = 1.2, 9.0
+"""Points: an arrow that stands for nothing of the sink, and for all of it."""
+_SMALL = FONT - 0.9
+_MOST_LANES = 6
+_STYLES = {"holds": (GREEN, "solid"), "fails": (ORANGE, "dashed"), "another path": (PURPLE, "solid")}
+"""Verdict -> colour and line; every other is grey and dotted."""
+_CLAIMS = {
+    ("position", "z"): "averaging makes\na spread",
+    ("z", "attn_out"): "that W_O\nkeeps",
+    ("attn_out", "neurons"): "that fires\nneurons",
+    ("neurons", "dimension"): "that write\na dimension",
+    ("dimension", "key"): "that makes\nthe key",
+    ("key", "heads"): "that queries\nmeet",
+}
+"""What an arrow says, in the few words that fit over it, by the kinds of nodes that it joins; else its link's name."""
+_CHARACTERS = 14
+"""What fits into a line of a box, and over a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,7 +127,7 @@ class Circuit:
             raise InputError(f"this is no {_FORMAT!r} ({error}); need what Circuit.to_json() wrote") from error
 
     def _repr_png_(self) -> bytes:
-        from sink_lens.report.heatmap import png
+        from sink_lens.report.style import png
 
         return png(draw(self))
 
@@ -99,32 +138,39 @@ def circuit_of(run: Run) -> Circuit:
     Raises:
         RunError: the run has no links, or does not say which position is the sink.
     """
-    story = find_story(run)
-    position, links = (
-        studied(story),
-        need(run, "links", columns=["link", "statistic", "value", "is_primary", "verdict"]),
-    )
-    effects = optional(run, "effects", ["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
-    cuts = {} if effects is None else {row["link"]: row for row in _rows(select(effects, flags(effects, "is_primary")))}
+    story, joined = find_story(run), chain(run)
+    position = studied(story)
+    links = run.need("links", columns=["link", "statistic", "value", "is_primary", "verdict"])
+    effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
+    cuts = {} if effects is None else {row["link"]: row for row in _rows(effects.loc[effects["is_primary"].eq(True)])}
+    into = {_kind(link.target): link.name for link in reversed(joined)}
     lanes = _lanes(run)
-    nodes = [*_upstream(run, position, links=links, cuts=cuts)]
-    nodes += [*_downstream(run, position, lanes=lanes, threshold=story.threshold or 0.3)]
-    edges = [*_chain(links, cuts=cuts, lanes=lanes), *_parts(nodes), *_past(lanes)]
+    nodes = [*_upstream(run, position, joined=joined, into=into, links=links, cuts=cuts)]
+    nodes += [*_downstream(run, position, kinds=_kinds(joined), lanes=lanes, threshold=story.threshold or 0.3)]
+    edges = [*_arrows(joined, links, cuts=cuts, lanes=lanes), *_arrows_of_parts(nodes, into=into, joined=joined)]
+    edges += [*_past(joined, lanes)]
     about = {
         "model": story.model,
         **{name: run.provenance.get(name) for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")},
         "sink_position": position,
-        "made_at": cuts.get("aggregation_variance", {}).get("position"),
-        "read_layers": cuts.get("key_sink", {}).get("read_layers"),
+        "made_at": cuts.get(joined[0].name if joined else "", {}).get("position"),
+        "read_layers": cuts.get(into.get("heads", ""), {}).get("read_layers"),
     }
     return Circuit(about=about, nodes=_frame(nodes, NODE_COLUMNS), edges=_frame(edges, EDGE_COLUMNS))
 
 
-def draw(circuit: Circuit) -> Figure:
-    """The circuit as a figure: an arrow as wide as its share of the sink, dashed where its link fails."""
-    from sink_lens.report.circuit_drawing import drawn
+def _kind(node: str) -> str:
+    """The kind of a node of the chain; of one that no table says more of, its name as an id."""
+    return _KINDS.get(node) or "node_" + re.sub(r"\W+", "_", node)
 
-    return drawn(circuit)
+
+def _kinds(joined: Sequence[Link]) -> list[str]:
+    """The kinds of the chain's nodes, in order."""
+    return list(dict.fromkeys(_kind(node) for link in joined for node in (link.source, link.target)))
+
+
+def _id(kind: str, step: int | None) -> str:
+    return f"{kind}:{step}" if kind in _BY_STEP else kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +189,12 @@ def _lanes(run: Run) -> list[_Lane]:
     """One lane a growth step; one over all layers where there is none."""
     last = int(run.provenance.get("n_layers") or 1) - 1
     columns = ["step", "first_layer", "last_layer", "outlier_dimension"]
-    table = optional(run, "growth_steps", columns)
-    rows = [] if table is None else numbers(table, columns)
-    held = optional(run, "mediation", ["intervention", "hold", "step", "surviving_share", "control_surviving_share"])
-    natural = [] if held is None else _rows(named(held, "intervention", "natural"))
+    table = run.optional("growth_steps", columns=columns)
+    rows = [] if table is None else list(table[columns].astype(float).itertuples(index=False, name=None))
+    held = run.optional(
+        "mediation", columns=["intervention", "hold", "step", "surviving_share", "control_surviving_share"]
+    )
+    natural = [] if held is None else _rows(held.loc[held["intervention"] == "natural"])
     surviving: dict[int, dict[str, tuple[float, float]]] = {}
     for row in natural:
         if row["hold"] in _HOLDS and not math.isnan(row["surviving_share"]):
@@ -173,80 +221,92 @@ def _node(kind: str, *, step: int | None = None, **values: Any) -> dict[str, Any
     return row | {"id": kind if step is None else f"{kind}:{step}", "kind": kind, "step": step} | values
 
 
-def _upstream(run: Run, position: int, *, links: pd.DataFrame, cuts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The token, its aggregated values, and what attention writes."""
-    tokens = optional(run, "tokens", ["position", "text"])
-    texts = [] if tokens is None else list(dict.fromkeys(at(tokens, position)["text"].tolist()))
-    detail = f"{len(texts)} different\ntokens" if len(texts) > 1 else "".join(map(token, texts))
-    yield _node("position", label=f"position {position}", detail=detail)
-    layers = _named_layers(str(cuts.get("variance_preserved", {}).get("layers", "")))
-    for kind, label, link, statistic in (
-        ("z", "aggregated\nvalues z", "aggregation_variance", "s2_ratio"),
-        ("attn_out", "after W_O", "variance_preserved", "s2_ratio_after_w_o"),
-    ):
-        rows = named(named(links, "link", link), "statistic", statistic)
-        value = floats(rows, "value")[0] if len(rows) else math.nan
-        yield _node(kind, label=label, layers=layers, quantity=statistic, value=value)
+def _upstream(
+    run: Run,
+    position: int,
+    *,
+    joined: Sequence[Link],
+    into: Mapping[str, str],
+    links: pd.DataFrame,
+    cuts: Mapping[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """The nodes that all growth steps share: the token, its aggregated values, what attention writes, and plain ones."""
+    layers = _named_layers(str(cuts.get(into.get("attn_out", ""), {}).get("layers", "")))
+    spreads = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
+    names = {_kind(node): node for link in joined for node in (link.source, link.target)}
+    for kind in _kinds(joined):
+        if kind == "position":
+            tokens = run.optional("tokens", columns=["position", "text"])
+            texts = [] if tokens is None else tokens.loc[tokens["position"] == position, "text"].unique().tolist()
+            detail = f"{len(texts)} different\ntokens" if len(texts) > 1 else "".join(map(token, texts))
+            yield _node(kind, label=f"position {position}", detail=detail)
+        elif kind in spreads:
+            label, statistic = spreads[kind]
+            rows = links.loc[(links["link"] == into.get(kind)) & (links["statistic"] == statistic)]
+            value = rows["value"].iloc[0] if len(rows) else math.nan
+            yield _node(kind, label=label, layers=layers, quantity=statistic, value=value)
+        elif kind not in _BY_STEP:
+            yield _node(kind, label=textwrap.fill(visible(names[kind]), _CHARACTERS))
 
 
-def _downstream(run: Run, position: int, *, lanes: list[_Lane], threshold: float) -> Iterator[dict[str, Any]]:
+def _downstream(
+    run: Run, position: int, *, kinds: Sequence[str], lanes: list[_Lane], threshold: float
+) -> Iterator[dict[str, Any]]:
     """Of every growth step: its super neurons, the dimension, the keys, the heads."""
-    neurons = optional(run, "neurons", ["layer", "neuron", "position", "contribution_share", "is_super"])
-    layers = optional(run, "layers", ["layer", "position", "dominance_ratio"])
-    heads = optional(run, "heads", ["layer", "head", "position", "sink_score"])
+    neurons = run.optional("neurons", columns=["layer", "neuron", "position", "contribution_share", "is_super"])
+    layers = run.optional("layers", columns=["layer", "position", "dominance_ratio"])
+    heads = run.optional("heads", columns=["layer", "head", "position", "sink_score"])
     for lane in lanes:
-        step, where = lane.step, _layers(*lane.layers)
         held = {kind: 1 - share for kind, (share, _) in lane.surviving.items()}
-        table = _of_layers(neurons, position, lane.layers)
-        table = table if table is None else by_size(select(table, flags(table, "is_super")), "contribution_share")
-        yield _node(
-            "neurons",
-            step=step,
-            layers=where,
-            label="super neurons",
-            quantity="count",
-            value=math.nan if table is None else len(table),
-            held_share=held.get("neurons", math.nan),
-        )
-        yield from _named_parts("neuron", table, lane, unit="neuron", quantity="contribution_share")
+        own = _of_layers(neurons, position, lane.layers)
+        supers = own if own is None else _largest_first(own.loc[own["is_super"].eq(True)], "contribution_share")
         after = _of_layers(layers, position, (lane.layers[1], lane.layers[1]))
         known = lane.dimension is not None and after is not None and len(after)
-        yield _node(
-            "dimension",
-            step=step,
-            layers=where,
-            label="outlier dimension" if lane.dimension is None else f"dimension {lane.dimension}",
-            quantity="dominance_ratio",
-            value=floats(after, "dominance_ratio")[0] if known and after is not None else math.nan,
-            held_share=held.get("dimension", math.nan),
-        )
-        yield _node(
-            "key", step=step, layers=_layers(*lane.reads), label="the sink's key", held_share=held.get("key", math.nan)
-        )
-        table = _of_layers(heads, position, lane.reads)
-        score = np.array([]) if table is None else floats(table, "sink_score")
+        read = _of_layers(heads, position, lane.reads)
+        score = np.array([]) if read is None else read["sink_score"].to_numpy(float)
         over = int((score > threshold).sum())
-        detail = f"{over} of {len(score)}\nover {threshold:g}" if len(score) else ""
-        value = over if len(score) else math.nan
-        yield _node(
-            "heads",
-            step=step,
-            layers=_layers(*lane.reads),
-            label="heads",
-            detail=detail,
-            quantity="heads_over_threshold",
-            value=value,
-        )
-        table = table if table is None else by_size(table, "sink_score").head(_MOST_HEADS)
-        yield from _named_parts("head", table, lane, unit="head", quantity="sink_score")
+        said: dict[str, dict[str, Any]] = {
+            "neurons": {
+                "layers": _layers(*lane.layers),
+                "label": "super neurons",
+                "quantity": "count",
+                "value": math.nan if supers is None else len(supers),
+            },
+            "dimension": {
+                "layers": _layers(*lane.layers),
+                "label": "outlier dimension" if lane.dimension is None else f"dimension {lane.dimension}",
+                "quantity": "dominance_ratio",
+                "value": after["dominance_ratio"].iloc[0] if known and after is not None else math.nan,
+            },
+            "key": {"layers": _layers(*lane.reads), "label": "the sink's key"},
+            "heads": {
+                "layers": _layers(*lane.reads),
+                "label": "heads",
+                "detail": f"{over} of {len(score)}\nover {threshold:g}" if len(score) else "",
+                "quantity": "heads_over_threshold",
+                "value": over if len(score) else math.nan,
+            },
+        }
+        for kind in (kind for kind in kinds if kind in said):
+            yield _node(kind, step=lane.step, held_share=held.get(kind, math.nan), **said[kind])
+            if kind == "neurons":
+                yield from _named_parts("neuron", supers, lane, unit="neuron", quantity="contribution_share")
+            if kind == "heads" and read is not None:
+                strongest = _largest_first(read, "sink_score").head(_MOST_HEADS)
+                yield from _named_parts("head", strongest, lane, unit="head", quantity="sink_score")
+
+
+def _largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table.sort_values(column, key=abs, ascending=False, kind="stable")
 
 
 def _named_parts(
     kind: str, table: pd.DataFrame | None, lane: _Lane, *, unit: str, quantity: str
 ) -> Iterator[dict[str, Any]]:
     """The parts of a step's node, named layer.unit."""
-    for layer, number, value in [] if table is None else numbers(table, ["layer", unit, quantity]):
-        name = f"{layer:.0f}.{number:.0f}"
+    rows = [] if table is None else table[["layer", unit, quantity]].itertuples(index=False)
+    for layer, which, value in rows:
+        name = f"{layer:.0f}.{which:.0f}"
         yield _node(kind, step=lane.step, layers=_layers(int(layer), int(layer))) | {
             "id": f"{kind}:{name}",
             "group": f"{kind}s:{lane.step}",
@@ -256,14 +316,16 @@ def _named_parts(
         }
 
 
-def _chain(links: pd.DataFrame, *, cuts: Mapping[str, Any], lanes: list[_Lane]) -> Iterator[dict[str, Any]]:
-    """The six links; those of a growth step once for each step."""
-    for index, link in enumerate(LINKS):
-        rows = named(links, "link", link)
-        first = _rows(select(rows, flags(rows, "is_primary")))[:1] or [{}]
-        cut = cuts.get(link, {})
+def _arrows(
+    joined: Sequence[Link], links: pd.DataFrame, *, cuts: Mapping[str, Any], lanes: list[_Lane]
+) -> Iterator[dict[str, Any]]:
+    """The links; those that join nodes of a growth step once for each step."""
+    for link in joined:
+        rows = links.loc[links["link"] == link.name]
+        first = _rows(rows.loc[rows["is_primary"].eq(True)])[:1] or [{}]
+        cut = cuts.get(link.name, {})
         row = {
-            "link": link,
+            "link": link.name,
             "quantity": "cut_share",
             "value": cut.get("share"),
             "ci_low": cut.get("ci_low"),
@@ -275,33 +337,38 @@ def _chain(links: pd.DataFrame, *, cuts: Mapping[str, Any], lanes: list[_Lane]) 
             "statistic": first[0].get("statistic", ""),
             "statistic_value": first[0].get("value"),
         }
-        for step in [None] if index < 2 else [lane.step for lane in lanes]:
-            ends = (kind if kind in KINDS[:3] else f"{kind}:{step}" for kind in KINDS[index : index + 2])
-            yield row | dict(zip(("source", "target"), ends, strict=True)) | {"step": step}
+        source, target = _kind(link.source), _kind(link.target)
+        for step in [lane.step for lane in lanes] if {source, target} & {*_BY_STEP} else [None]:
+            yield row | {"source": _id(source, step), "target": _id(target, step), "step": step}
 
 
-def _parts(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each neuron's arrow to its step's dimension, and the key's to each of the strongest heads."""
+def _arrows_of_parts(
+    nodes: list[dict[str, Any]], *, into: Mapping[str, str], joined: Sequence[Link]
+) -> Iterator[dict[str, Any]]:
+    """Each neuron's arrow to what its step's neurons lead to, and each of the strongest heads' from what leads there."""
+    leads_to = {_kind(link.source): link for link in joined}
     for node in nodes:
-        if node["kind"] == "neuron":
-            ends = {"source": node["id"], "target": f"dimension:{node['step']}", "link": "neurons_dimension"}
-        elif node["kind"] == "head":
-            ends = {"source": f"key:{node['step']}", "target": node["id"], "link": "key_sink"}
+        if node["kind"] == "neuron" and "neurons" in leads_to:
+            link = leads_to["neurons"]
+            ends = {"source": node["id"], "target": _id(_kind(link.target), node["step"]), "link": link.name}
+        elif node["kind"] == "head" and "heads" in into:
+            (link,) = [link for link in joined if link.name == into["heads"]]
+            ends = {"source": _id(_kind(link.source), node["step"]), "target": node["id"], "link": link.name}
         else:
             continue
         yield ends | {name: node[name] for name in ("step", "quantity", "value")} | {"verdict": "part"}
 
 
-def _past(lanes: list[_Lane]) -> Iterator[dict[str, Any]]:
+def _past(joined: Sequence[Link], lanes: list[_Lane]) -> Iterator[dict[str, Any]]:
     """Arrows past what was held and left most of the sink."""
+    before = {_kind(link.target): _kind(link.source) for link in reversed(joined)}
+    after = {_kind(link.source): _kind(link.target) for link in reversed(joined)}
     for lane in lanes:
         for kind, (share, control) in lane.surviving.items():
-            if share > ANOTHER_PATH:
-                place = KINDS.index(kind)
-                before, after = KINDS[place - 1], KINDS[place + 1]
+            if share > ANOTHER_PATH and kind in before and kind in after:
                 yield {
-                    "source": before if before in KINDS[:3] else f"{before}:{lane.step}",
-                    "target": f"{after}:{lane.step}",
+                    "source": _id(before[kind], lane.step),
+                    "target": _id(after[kind], lane.step),
                     "link": f"past {kind}",
                     "step": lane.step,
                     "quantity": "surviving_share",
@@ -315,8 +382,7 @@ def _of_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int
     """The rows of a position, from one layer to another."""
     if table is None:
         return None
-    layer = floats(table, "layer")
-    return at(select(table, (layer >= layers[0]) & (layer <= layers[1])), position)
+    return table.loc[table["layer"].between(*layers) & (table["position"] == position)]
 
 
 def _layers(first: int, last: int) -> str:
@@ -346,5 +412,261 @@ def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame
         raise ValueError(f"a row has {', '.join(sorted(other))}")
     frame = pd.DataFrame(rows, columns=list(columns))
     for name in columns:
-        frame[name] = floats(frame, name) if name in _NUMBERS else frame[name].fillna("").astype(str)
+        numeric = name in _NUMBERS
+        column = pd.to_numeric(frame[name], errors="coerce") if numeric else frame[name].fillna("")
+        frame[name] = column.astype(float if numeric else str)
     return frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Box:
+    """Where a node stands, in inches from the lower left."""
+
+    left: float
+    bottom: float
+    height: float
+
+    @property
+    def right(self) -> float:
+        return self.left + _BOX
+
+    @property
+    def top(self) -> float:
+        return self.bottom + self.height
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        return self.left + _BOX / 2, self.bottom + self.height / 2
+
+
+def draw(circuit: Circuit) -> Figure:
+    """The circuit as a figure: an arrow as wide as its share of the sink, dashed where its link fails.
+
+    Of more than six growth steps the first six are drawn, and of a node the strongest parts; the figure says so, and
+    the circuit's tables hold them all.
+    """
+    nodes, edges = circuit.nodes, circuit.edges
+    steps = sorted({int(step) for step in nodes["step"].dropna()})
+    lanes = steps[:_MOST_LANES]
+    most = 6 if len(lanes) < 3 else 3
+    lefts = _lefts(edges)
+    lines = {str(node["id"]): _lines(node) for node in nodes.to_dict("records") if node["kind"] in lefts}
+    bars = {name: _bars(nodes, name, most=most) for name in lines}
+    tall = {name: 2 * _PAD + _LINE * len(lines[name]) + _BAR * len(bars[name]) for name in lines}
+    arcs = {step: _ARC if len(_of_step(edges.loc[edges["verdict"] == "another path"], step)) else 0.0 for step in lanes}
+    lane_of = {step: max(tall[name] for name in lines if name.endswith(f":{step}")) for step in lanes}
+    numbers, foot = _LINE * 8.9, _LINE * 4.6
+    body = sum(lane_of.values()) + sum(arcs.values()) + 0.2 * len(lanes) if lanes else max(tall.values(), default=0.0)
+    width, height = max(lefts.values(), default=_EDGE) + _BOX + _EDGE, numbers + body + foot
+    figure = canvas(width=width, height=height)
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height), frame_on=False, xticks=[], yticks=[])
+    middles, top = {}, height - numbers
+    for step in lanes:
+        middles[step] = top - arcs[step] - lane_of[step] / 2
+        top -= arcs[step] + lane_of[step] + 0.2
+    centre = sum(middles.values()) / len(middles) if middles else foot + body / 2
+    boxes = {}
+    for name in lines:
+        kind, _, step = name.partition(":")
+        if not step or int(step) in middles:
+            middle = middles[int(step)] if step else centre
+            boxes[name] = _Box(left=lefts[kind], bottom=middle - tall[name] / 2, height=tall[name])
+    for edge in edges.to_dict("records"):
+        if edge["source"] in boxes and edge["target"] in boxes:
+            past = edge["verdict"] == "another path"
+            (_arrow_past if past else _arrow)(axes, edge, boxes=boxes)
+    for name, box in boxes.items():
+        _draw_box(axes, box, lines=lines[name], bars=bars[name])
+    _numbers(axes, edges, top=height)
+    _foot(axes, circuit, left_out=len(steps) - len(lanes), top=foot)
+    return finished(figure)
+
+
+def _lefts(edges: pd.DataFrame) -> dict[str, float]:
+    """Kind of node -> where its column begins; the columns stand in the order in which the links join them."""
+    links = edges.loc[edges["quantity"] == "cut_share"]
+    ends = [name for pair in zip(links["source"], links["target"], strict=True) for name in pair]
+    found: dict[str, float] = {}
+    fan = 0.0
+    for name in ends:
+        kind, _, step = name.partition(":")
+        fan = _FAN if step else fan
+        found.setdefault(kind, _EDGE + len(found) * (_BOX + _GAP) + fan)
+    return found
+
+
+def _of_step(table: pd.DataFrame, step: int) -> pd.DataFrame:
+    return table.loc[table["step"] == step]
+
+
+def _lines(node: Mapping[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The lines of text of a node, each with its style: name, layers, what was measured of it, what holding it does."""
+    kind, value, held = node["kind"], node["value"], node["held_share"]
+    label = str(node["label"])
+    if kind in ("neurons", "dimension", "key"):
+        label = "\n".join(label.rsplit(" ", 1))
+    found = [(line, {"fontweight": "bold", "fontsize": FONT}) for line in label.split("\n")]
+    if node["layers"]:
+        found.append((str(node["layers"]), {"color": QUIET}))
+    if kind in ("z", "attn_out", "dimension") and not math.isnan(value):
+        found.append((f"spread ×{number(value)}" if kind != "dimension" else f"{number(value)} × mean", {}))
+    found += [(visible(line), {}) for line in str(node["detail"]).split("\n") if line]
+    if not math.isnan(held):
+        found.append((f"held: {_signed(-held)}", {"color": BLUE}))
+    return found
+
+
+def _bars(nodes: pd.DataFrame, name: str, *, most: int) -> list[tuple[str, float]]:
+    """Name and number of the strongest parts of a node, and how many there are besides."""
+    parts = nodes.loc[nodes["group"] == name]
+    found = list(zip(parts["label"], parts["value"], strict=True))
+    more = [(f"and {len(found) - most} more", math.nan)] if len(found) > most and name.startswith("neurons") else []
+    return [*found[:most], *more]
+
+
+def _text(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
+    axes.text(x, y, text, **({"fontsize": _SMALL, "color": INK, "ha": "center", "va": "center"} | style))
+
+
+def _draw_box(
+    axes: Axes, box: _Box, *, lines: Sequence[tuple[str, dict[str, Any]]], bars: Sequence[tuple[str, float]]
+) -> None:
+    """A node: its lines, and after the first of them its parts, each with its number as a bar."""
+    shape = FancyBboxPatch((box.left, box.bottom), _BOX, box.height, boxstyle="round,pad=0,rounding_size=0.07")
+    shape.set(facecolor="none", edgecolor=QUIET, linewidth=1.0)
+    axes.add_patch(shape)
+    y = box.top - _PAD - _LINE / 2
+    last = lines[-1:] if bars and lines[-1][0].startswith("held") else []
+    for text, style in lines[: len(lines) - len(last)]:
+        _text(axes, box.centre[0], y, text, **style)
+        y -= _LINE
+    for name, value in bars:
+        if math.isnan(value):
+            _text(axes, box.centre[0], y, name, color=QUIET)
+        else:
+            width = (_BOX - 0.1) * min(max(value, 0.0), 1.0)
+            bar = Rectangle((box.left + 0.05, y - _BAR / 2 + 0.015), width, _BAR - 0.03)
+            bar.set(facecolor=BLUE, alpha=0.28, linewidth=0)
+            axes.add_patch(bar)
+            _text(axes, box.left + 0.08, y, name, ha="left", fontsize=_SMALL - 0.6)
+            _text(axes, box.right - 0.07, y, f"{value:.2f}", ha="right", fontsize=_SMALL - 0.6)
+        y -= _BAR
+    for text, style in last:
+        _text(axes, box.centre[0], y, text, **style)
+
+
+def _signed(share: float) -> str:
+    """A share of the sink as a signed percentage."""
+    return f"{100 * share:+.0f}%".replace("-", "−") if abs(share) >= 0.005 else "0%"
+
+
+def _style(edge: Mapping[Any, Any]) -> tuple[str, Any, float]:
+    """Colour, dashes, and width in points of an arrow."""
+    colour, line = _STYLES.get(edge["verdict"], (QUIET, "dotted"))
+    share = edge["value"]
+    width = _THIN if math.isnan(share) else _THIN + (_THICK - _THIN) * min(max(share, 0.0), 1.0)
+    unit = max(width, 2.0)
+    dashes = {"solid": "solid", "dashed": (0, (6 / unit, 3.5 / unit)), "dotted": (0, (2.2 / unit, 2.2 / unit))}
+    return colour, dashes[line], width
+
+
+def _arrow(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box]) -> None:
+    """From the right of a box to the left of the next; in an S where they stand at different heights."""
+    source, target = boxes[edge["source"]], boxes[edge["target"]]
+    colour, dashes, width = _style(edge)
+    tip = (target.left - 0.02, target.centre[1])
+    point = _point(width)
+    t = np.linspace(0, 1, 40)
+    x = source.right + 0.02 + (tip[0] - point + 0.01 - source.right - 0.02) * t
+    y = source.centre[1] + (tip[1] - source.centre[1]) * t * t * (3 - 2 * t)
+    axes.plot(x, y, color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt", dash_capstyle="butt")
+    half = 0.045 + width / 100
+    corners = [tip, (tip[0] - point, tip[1] + half), (tip[0] - point, tip[1] - half)]
+    axes.add_patch(Polygon(corners, facecolor=colour, linewidth=0))
+
+
+def _arrow_past(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box]) -> None:
+    """Over the box that is passed, with the share that survives its being held."""
+    target = boxes[edge["target"]]
+    passed = boxes[f"{str(edge['link']).removeprefix('past ')}:{edge['step']:.0f}"]
+    source = boxes[edge["source"]] if ":" in edge["source"] else None
+    colour, dashes, width = _style(edge)
+    point = _point(width)
+    tip = (target.left + 0.25, target.top + 0.02)
+    start = (passed.left - 0.14, passed.centre[1]) if source is None else (source.right - 0.12, source.top + 0.02)
+    level = max(start[1], passed.top, tip[1] + point) + 0.3
+    ends = (start, (tip[0], tip[1] + point - 0.01))
+    controls = np.array([ends[0], (ends[0][0], level), (ends[1][0], level), ends[1]])
+    t = np.linspace(0, 1, 60)[:, None]
+    weights = np.hstack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
+    x, y = (weights @ controls).T
+    axes.plot(x, y, color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt")
+    half = 0.045 + width / 100
+    corners = [tip, (tip[0] - half, tip[1] + point), (tip[0] + half, tip[1] + point)]
+    axes.add_patch(Polygon(corners, facecolor=colour, linewidth=0))
+    label = f"{100 * edge['value']:.0f}% of the sink survives"
+    _text(axes, passed.centre[0], float(y.max()) + width / 144 + 0.09, label, color=colour)
+
+
+def _point(width: float) -> float:
+    """Inches: the length of the head of an arrow."""
+    return 0.07 + width / 110
+
+
+def _numbers(axes: Axes, edges: pd.DataFrame, *, top: float) -> None:
+    """Over each gap: what the link says, its verdict, the statistic, the cut, its interval, the controls."""
+    lefts = _lefts(edges)
+    links = edges.loc[edges["quantity"] == "cut_share"].drop_duplicates("link")
+    for index, edge in enumerate(links.to_dict("records")):
+        ends = tuple(str(edge[end]).partition(":")[0] for end in ("source", "target"))
+        claim = _CLAIMS.get(ends) or textwrap.fill(visible(edge["link"]).replace("_", " "), _CHARACTERS)
+        x = (lefts[ends[0]] + _BOX + lefts[ends[1]]) / 2
+        colour = _STYLES.get(edge["verdict"], (QUIET, ""))[0]
+        verdict = f"{VERDICTS.get(edge['verdict'], '?')} {visible(edge['verdict'])}"
+        said = [(line, {}) for line in claim.split("\n")]
+        said.append((verdict, {"color": colour, "fontweight": "bold", "fontsize": FONT}))
+        if not math.isnan(edge["statistic_value"]):
+            name = visible(edge["statistic"]).replace("_nats", "").replace("_", " ")
+            said.append((name, {"color": QUIET}))
+            said.append((f"{number(edge['statistic_value'])}{_sign(edge['measured'])}", {"color": QUIET}))
+        sign = 1 if index == 0 else -1
+        if math.isnan(edge["value"]):
+            said.append(("not cut", {"color": QUIET}))
+        else:
+            said.append(
+                (f"cut {_signed(sign * edge['value'])}{_sign(edge['cut'])}", {"color": colour, "fontsize": FONT})
+            )
+        if not math.isnan(edge["ci_low"]):
+            low, high = sorted(sign * edge[name] for name in ("ci_low", "ci_high"))
+            said.append((f"{_signed(low)} to {_signed(high)}", {"color": QUIET}))
+        if not math.isnan(edge["control"]):
+            said.append((f"controls {_signed(sign * edge['control'])}", {"color": QUIET}))
+        for place, (text, style) in enumerate(said):
+            _text(axes, x, top - _LINE * (place + 0.7), text, **style)
+
+
+def _sign(verdict: str) -> str:
+    """What measuring, or cutting, says by itself."""
+    return f" {VERDICTS[verdict]}" if verdict in VERDICTS else ""
+
+
+def _foot(axes: Axes, circuit: Circuit, *, left_out: int, top: float) -> None:
+    """What the arrows and numbers are."""
+    made = circuit.about.get("made_at")
+    at = "" if made is None else f" at position {number(made)}"
+    lines = [
+        f"Arrow: as wide as its cut's share of the sink, which the first cut makes{at} and the others remove; all "
+        "growth steps are cut together.",
+        "Solid: the link holds, which needs ✓ of statistic and cut. Dashed: it fails. Dotted: undecided, or not "
+        "measured.",
+        "Held: what becomes of the sink when this node alone is held at what it is at other positions. Violet: what "
+        "then survives.",
+        "Bars: a neuron's share of its layer's change of the dimension (layer.neuron); a head's sink score.",
+    ]
+    if circuit.edges.loc[circuit.edges["quantity"] == "cut_share", "value"].isna().all():
+        lines[0] = "No link of this run was cut, so every arrow is thin."
+    if left_out > 0:
+        lines[-1] += f" {left_out} more growth steps are not drawn."
+    for place, line in enumerate(lines):
+        _text(axes, _EDGE, top - _LINE * (place + 0.6), line, ha="left", color=QUIET)

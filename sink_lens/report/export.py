@@ -10,8 +10,9 @@ import matplotlib as mpl
 
 from sink_lens.errors import RunError
 from sink_lens.records import check_not_of_run, read_run
-from sink_lens.report.content import belongs, page_of, told
-from sink_lens.report.drawing import placed
+from sink_lens.report.html import belongs, page_of
+from sink_lens.report.page import told
+from sink_lens.report.style import placed
 
 FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
 """Format -> what it calls the date, which is left out: the same run gives the same files."""

@@ -1,4 +1,4 @@
-"""Figures of a run: each a function of data frames that returns a matplotlib figure.
+"""Figures of a trace: each a function of data frames that returns a matplotlib figure.
 
 Sizes fit 4 to 80 layers and 4 to 128 heads.
 """
@@ -11,13 +11,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sink_lens.report.columns import at, by_size, flags, floats, named, numbers, select
-from sink_lens.report.drawing import (
+from sink_lens.report.style import (
     BLUE,
+    COLOURS,
     FONT,
     GREEN,
     INK,
-    OCHRE,
+    MARKS,
     ORANGE,
     PURPLE,
     QUIET,
@@ -31,13 +31,11 @@ from sink_lens.report.drawing import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import layers_in_words, number, token
+from sink_lens.text import layers_in_words, number, token, visible
 
 _RASTER_FROM = 800
 """Scatter plots of more points are drawn as an image."""
 _MOST_LABELS = 8
-_LINES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (OCHRE, "v"), (QUIET, "P"))
-"""Colour and marker of each of several lines."""
 
 
 def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None = None) -> Figure:
@@ -65,10 +63,10 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
 
 def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
     """A column of heads.parquet at a position as an array of layer by head; nan where there is no row."""
-    table = at(heads, position)
-    layer, head = floats(table, "layer").astype(int), floats(table, "head").astype(int)
+    table = heads.loc[heads["position"] == position]
+    layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
     grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
-    grid[layer, head] = floats(table, name)
+    grid[layer, head] = table[name].to_numpy(float)
     return grid
 
 
@@ -110,13 +108,13 @@ def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = N
         layers: layer, norm_ratio, of one position; outlier_value is drawn below where it is there.
         growth_steps: first_layer, last_layer, ratio_before, ratio_after.
     """
-    layers = select(layers, np.argsort(floats(layers, "layer")))
-    layer = floats(layers, "layer")
-    value = floats(layers, "outlier_value") if "outlier_value" in layers.columns else np.array([])
+    layers = layers.sort_values("layer")
+    layer = layers["layer"].to_numpy(float)
+    value = layers["outlier_value"].to_numpy(float) if "outlier_value" in layers.columns else np.array([])
     has_value = bool(np.isfinite(value).any())
     figure = canvas(height=4.1 if has_value else 2.9)
     top = panel(figure, place=(2 if has_value else 1, 1, 1), ylabel="norm ÷ others' median")
-    top.plot(layer, floats(layers, "norm_ratio"), color=BLUE, marker="o", markersize=3.5)
+    top.plot(layer, layers["norm_ratio"].to_numpy(float), color=BLUE, marker="o", markersize=3.5)
     logarithmic(top, axis="y")
     panels = [top]
     if has_value:
@@ -127,7 +125,7 @@ def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = N
         below.axhline(0, color=QUIET, linewidth=0.8)
         panels.append(below)
     columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
-    steps = [] if growth_steps is None else numbers(growth_steps, columns)
+    steps = [] if growth_steps is None else growth_steps[columns].itertuples(index=False)
     n_layers = layer.max(initial=1) - layer.min(initial=0)
     row, last_middle = 0, -math.inf
     for first, last, before, after in steps:
@@ -160,23 +158,23 @@ def variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int], site
         site: The site; z is the input of the attention output projection.
     """
     figure = canvas(width=7.4, height=3.1)
-    chosen = named(positions, "site", site)
+    chosen = positions.loc[positions["site"] == site]
     for place, (column, name) in enumerate((("s1", "S1: over sequences"), ("s2", "S2: within the token")), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position + 1", ylabel="÷ first value" if place == 1 else "")
         law = np.array([1.0])
         for index, layer in enumerate(layers):
-            one = select(chosen, floats(chosen, "layer") == layer)
-            one = select(one, np.argsort(floats(one, "position")))
-            t, s = floats(one, "position") + 1, floats(one, column)
+            one = chosen.loc[chosen["layer"] == layer]
+            one = one.sort_values("position")
+            t, s = one["position"].to_numpy(float) + 1, one[column].to_numpy(float)
             positive = np.isfinite(s) & (s > 0)
             if positive.any():
                 t, s = t[positive], s[positive]
                 axes.plot(
                     t,
                     s / (s[0] * math.sqrt(t[0])),
-                    color=_LINES[index % len(_LINES)][0],
+                    color=COLOURS[index % len(COLOURS)],
                     linewidth=1.5,
-                    marker=_LINES[index % len(_LINES)][1],
+                    marker=MARKS[index % len(MARKS)],
                     markersize=4,
                     markevery=0.12,
                     label=f"layer {layer}",
@@ -199,17 +197,17 @@ def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None =
         position: The sink token.
         share: The share from which a neuron is a super neuron, drawn as a line.
     """
-    table = at(neurons, position)
+    table = neurons.loc[neurons["position"] == position]
     shares = "contribution_share" in table.columns and bool(table["contribution_share"].notna().any())
-    height = floats(table, "contribution_share") * 100 if shares else floats(table, "contribution")
-    ranks = np.stack([floats(table, "gate_norm_rank"), floats(table, "up_norm_rank")])
+    height = table["contribution_share"].to_numpy(float) * 100 if shares else table["contribution"].to_numpy(float)
+    ranks = np.stack([table["gate_norm_rank"].to_numpy(float), table["up_norm_rank"].to_numpy(float)])
     rank = np.nan_to_num(ranks, nan=np.inf).min(axis=0)
-    is_super = flags(table, "is_super")
+    is_super = table["is_super"].eq(True).to_numpy()
     figure = canvas(width=7.4, height=3.5)
     first: Axes | None = None
     for place, (x, name) in enumerate(
         (
-            (floats(table, "spike_ratio"), "activation ÷ other positions"),
+            (table["spike_ratio"].to_numpy(float), "activation ÷ other positions"),
             (rank, "weight-norm rank (1: largest)"),
         ),
         start=1,
@@ -237,8 +235,8 @@ def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None =
         else:
             axes.sharey(first)
             axes.tick_params(labelleft=False)
-        points = select(table.assign(x=x, y=height), chosen)
-        _name_points(axes, by_size(points, "y").head(_MOST_LABELS))
+        points = table.assign(x=x, y=height).loc[chosen]
+        _name_points(axes, points.sort_values("y", key=abs, ascending=False, kind="stable").head(_MOST_LABELS))
     legend(figure.axes[0], columns=3, over=figure)
     return finished(figure)
 
@@ -252,18 +250,18 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
         layer: The layer.
         most: How many bars.
     """
-    table = at(dimensions, position)
-    table = by_size(select(table, floats(table, "layer") == layer), "value").head(most)
+    table = dimensions.loc[dimensions["position"] == position]
+    table = table.loc[table["layer"] == layer].sort_values("value", key=abs, ascending=False, kind="stable").head(most)
     figure = canvas(height=0.9 + 0.23 * max(len(table), 4))
     axes = panel(figure, xlabel=f"|value| at position {position} after layer {layer}", ylabel="dimension")
-    places, outlier = np.arange(len(table)), flags(table, "is_outlier")
-    size = np.abs(floats(table, "value"))
+    places, outlier = np.arange(len(table)), table["is_outlier"].eq(True).to_numpy()
+    size = np.abs(table["value"].to_numpy(float))
     for which, colour, hatch, label in (
         (outlier, ORANGE, "//", "outlier dimension"),
         (~outlier, BLUE, "", "other dimension"),
     ):
         axes.barh(places[which], size[which], color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6, label=label)
-    axes.set_yticks(places, [f"{dimension:.0f}" for dimension in floats(table, "dimension")])
+    axes.set_yticks(places, [f"{dimension:.0f}" for dimension in table["dimension"].to_numpy(float)])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     legend(axes, columns=2)
@@ -324,7 +322,7 @@ def _name_points(axes: Axes, points: pd.DataFrame) -> None:
     low, high = axes.get_ylim()
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
     gap = 0.062 * (high - low)
-    ordered = numbers(points.sort_values("y"), ["layer", "neuron", "x", "y"])
+    ordered = list(points.sort_values("y")[["layer", "neuron", "x", "y"]].itertuples(index=False, name=None))
     heights = apart([y for *_, y in ordered], gap=gap, top=high)
     for (layer, neuron, x, y), height in zip(ordered, heights, strict=True):
         to_the_left = (math.log10(x) - x_low) / (x_high - x_low) > 0.7
@@ -339,3 +337,173 @@ def _name_points(axes: Axes, points: pd.DataFrame) -> None:
             color=INK,
             arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.6},
         )
+
+
+_MOST_COLUMNS = 12
+_MOST_CUTS = 14
+
+
+def written_columns(columns: pd.DataFrame, *, outliers: tuple[int, ...] = ()) -> Figure:
+    """The dimensions that super neurons write: the largest entries of each one's down-projection column.
+
+    Args:
+        columns: layer, neuron, dimension, weight; the neurons in the order in which they are drawn.
+        outliers: Outlier dimensions of the sink token, told apart.
+    """
+    names = list(dict.fromkeys(columns[["layer", "neuron"]].itertuples(index=False, name=None)))[:_MOST_COLUMNS]
+    figure = canvas(height=0.9 + 0.3 * max(len(names), 3))
+    axes = panel(figure, xlabel="weight of the column's entry", ylabel="neuron")
+    for place, (layer, neuron) in enumerate(names):
+        one = columns.loc[(columns["layer"] == layer) & (columns["neuron"] == neuron)]
+        weight, dimension = one["weight"].to_numpy(float), one["dimension"].to_numpy(float)
+        is_outlier = np.isin(dimension, outliers)
+        axes.axhline(place, color=QUIET, linewidth=0.4)
+        for which, colour, mark, label in (
+            (~is_outlier, BLUE, "o", "other dimensions"),
+            (is_outlier, ORANGE, "^", "outlier dimensions"),
+        ):
+            if which.any():
+                label = label if label not in axes.get_legend_handles_labels()[1] else "_"
+                axes.scatter(weight[which], np.full(which.sum(), place), s=30, color=colour, marker=mark, label=label)
+        largest = int(np.abs(weight).argmax())
+        axes.annotate(
+            f"{dimension[largest]:.0f}",
+            (weight[largest], place),
+            xytext=(0, 5),
+            textcoords="offset points",
+            ha="center",
+            fontsize=FONT - 2,
+            color=INK,
+        )
+    axes.axvline(0, color=QUIET, linewidth=0.8)
+    axes.set_yticks(range(len(names)), [f"{layer:.0f}.{neuron:.0f}" for layer, neuron in names])
+    axes.set_ylim(len(names) - 0.4, -0.8)
+    axes.margins(x=0.08)
+    axes.grid(visible=False, axis="y")
+    legend(axes, columns=2)
+    return finished(figure)
+
+
+def qk_split(split: pd.DataFrame) -> Figure:
+    """What makes the sink's key and its logit, by layer: the outlier dimensions, the rest, and controls.
+
+    Args:
+        split: layer; key_cosine_sink, key_cosine_random_dimensions, key_cosine_other_positions; dimension, rest,
+            random_dimensions, where the logit was split; logit_advantage_sink.
+    """
+    split = split.sort_values("layer")
+    layer = split["layer"].to_numpy(float)
+    figure = canvas(width=7.4, height=3.3)
+    of_key = (
+        ("key_cosine_sink", "sink's key", ORANGE, "^"),
+        ("key_cosine_other_positions", "other keys", BLUE, "o"),
+        ("key_cosine_random_dimensions", "random dimensions", QUIET, "s"),
+    )
+    of_logit = (
+        ("logit_advantage_sink", "over other keys", PURPLE, "D"),
+        ("dimension", "outlier dimensions", ORANGE, "^"),
+        ("rest", "all other dimensions", GREEN, "v"),
+        ("random_dimensions", "random dimensions", QUIET, "s"),
+    )
+    sides = (("cosine with what outlier dimensions make", of_key), ("logit of the sink's key, nats", of_logit))
+    for place, (ylabel, lines) in enumerate(sides, start=1):
+        axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=ylabel)
+        for name, label, colour, mark in lines:
+            values = split[name].to_numpy(float) if name in split.columns else np.array([np.nan])
+            if np.isfinite(values).any():
+                axes.plot(layer, values, color=colour, marker=mark, markersize=3.5, linewidth=1.5, label=label)
+        axes.axhline(0, color=QUIET, linewidth=0.8)
+        whole_numbers(axes, y=False)
+        legend(axes, columns=2)
+    return finished(figure)
+
+
+def loss_changes(effects: pd.DataFrame) -> Figure:
+    """What each cut does to the loss, in nats.
+
+    Args:
+        effects: link, edit, baseline_loss_nats, loss_nats.
+    """
+    table = effects.head(_MOST_CUTS)
+    change = table["loss_nats"].to_numpy(float) - table["baseline_loss_nats"].to_numpy(float)
+    figure = canvas(width=WIDTH, height=0.9 + 0.34 * max(len(table), 2))
+    axes = panel(figure, xlabel="loss with the cut − without, nats")
+    places = np.arange(len(table))
+    axes.barh(places, np.nan_to_num(change), color=np.where(change > 0, ORANGE, BLUE), edgecolor=INK, linewidth=0.6)
+    for place, one in zip(places, change, strict=True):
+        text = f"{one:+.2f}".replace("-", "−") if np.isfinite(one) else "undefined"
+        side = "right" if one < 0 else "left"
+        offset = (-4 if one < 0 else 4, 0)
+        axes.annotate(
+            text, (np.nan_to_num(one), place), xytext=offset, textcoords="offset points", ha=side, va="center",
+            fontsize=FONT - 1.5, color=INK,
+        )  # fmt: skip
+    axes.set_yticks(places, [visible(edit, limit=34, counted=False) for edit in table["edit"]])
+    axes.tick_params(axis="y", labelsize=FONT - 1.5)
+    axes.invert_yaxis()
+    axes.axvline(0, color=QUIET, linewidth=0.8)
+    axes.margins(x=0.18)
+    axes.grid(visible=False, axis="y")
+    return finished(figure)
+
+
+_HOLDS = ("z", "neurons", "dimensions", "key")
+CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "s")}
+NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm only"}
+
+
+def amplification_curve(table: pd.DataFrame) -> Figure:
+    """Attention to the amplified position by factor, one line a centre.
+
+    Args:
+        table: centre, factor, mass, baseline_mass.
+    """
+    figure = canvas(width=WIDTH, height=3.2)
+    axes = panel(figure, xlabel="factor", ylabel="attention to the position")
+    for centre, (colour, marker) in CENTRES.items():
+        part = table.loc[table["centre"] == centre]
+        if len(part):
+            axes.plot(
+                part["factor"].to_numpy(float),
+                part["mass"].to_numpy(float),
+                color=colour,
+                marker=marker,
+                label=NAMES[centre],
+            )
+    axes.set_ylim(bottom=0)
+    legend(axes, columns=3)
+    return finished(figure)
+
+
+def mediation_matrix(table: pd.DataFrame) -> Figure:
+    """Share of the sink that survives each hold, a row for each intervention and growth step.
+
+    Args:
+        table: intervention, hold, step, layers_from, layers_to, surviving_share, control_surviving_share.
+    """
+    keys = list(dict.fromkeys(zip(table["intervention"], table["step"], strict=True)))
+    holds = list(dict.fromkeys([*_HOLDS, *table["hold"]]))
+    grid, control = np.full((2, len(keys), len(holds)), np.nan)
+    names = []
+    for index, (intervention, step) in enumerate(keys):
+        of_it = table.loc[table["intervention"] == intervention]
+        part = of_it.loc[of_it["step"] == step]
+        spans = f"{int(part['layers_from'].iloc[0])}–{int(part['layers_to'].iloc[0])}"
+        names.append(f"{intervention}, layers {spans}")
+        for column, hold in enumerate(holds):
+            one = part.loc[part["hold"] == hold]
+            if len(one):
+                grid[index, column] = one["surviving_share"].iloc[0]
+                control[index, column] = one["control_surviving_share"].iloc[0]
+    figure = canvas(width=WIDTH, height=1.2 + 0.42 * len(keys))
+    axes = panel(figure, xlabel="what is held", ylabel="", grid=False)
+    image = heat_map(axes, np.clip(grid, 0, 1))
+    axes.set_xticks(range(len(holds)), holds, fontsize=FONT - 1.5)
+    axes.set_yticks(range(len(keys)), names)
+    for (row, column), value in np.ndenumerate(grid):
+        if np.isfinite(value):
+            text = f"{value:.2f}" + (f" ({control[row, column]:.2f})" if np.isfinite(control[row, column]) else "")
+            colour = "white" if value < 0.6 else "black"  # on the cell, whatever the page's style
+            axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
+    colour_scale(figure, image, axes, label="share that survives")
+    return finished(figure)

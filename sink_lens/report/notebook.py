@@ -12,11 +12,10 @@ import pandas as pd
 
 from sink_lens.errors import RunError
 from sink_lens.records import PAGE_FILE, read_run
-from sink_lens.report import words
-from sink_lens.report.columns import flags, floats, named, select
-from sink_lens.report.findings import find_story
-from sink_lens.report.tables import shown_table
-from sink_lens.report.words import LINKS, VERDICTS, interval, number, visible
+from sink_lens.report.page import shown_table
+from sink_lens.report.story import chain, find_story, headline, title
+from sink_lens.schema import LINKS, VERDICTS
+from sink_lens.text import interval, number, visible
 
 _COLOURS = {"holds": "#00795a", "fails": "#b3400a"}
 _QUIET = "#777777"
@@ -54,11 +53,12 @@ def _part(part: object) -> str:
 def trace(folder: Path, *, links: pd.DataFrame) -> str:
     """A trace: what it found in plain words, and the verdict on every link."""
     try:
-        story = find_story(read_run(folder))
-        sentences = [words.title(story), *words.headline(story)]
+        run = read_run(folder)
+        story = find_story(run)
+        sentences, names = [title(story), *headline(story)], [link.name for link in chain(run)]
     except RunError:  # the folder was moved: the tables in memory still say what follows
-        sentences = ["A finished trace"]
-    return result(sentences, verdicts(links), folder=folder)
+        sentences, names = ["A finished trace"], LINKS
+    return result(sentences, verdicts(links, names=names), folder=folder)
 
 
 def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None = None, *, most: int = 20) -> str:
@@ -78,23 +78,24 @@ def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None =
     return _scrolled(f"<thead><tr>{head}</tr></thead><tbody>{_rows(rows)}</tbody>") + more
 
 
-def verdicts(links: pd.DataFrame) -> str:
+def verdicts(links: pd.DataFrame, *, names: Iterable[str] = LINKS) -> str:
     """The links of a chain: the verdict, the statistic with its interval and nulls, and what the cut did.
 
     Args:
         links: the table of a trace: link, statistic, value, ci_low, ci_high, null_name, null_value, is_primary,
             verdict.
+        names: of the links, in their order.
     """
     rows = []
-    for link in LINKS:
-        of = named(links, "link", link)
-        primary = select(of, flags(of, "is_primary"))
+    for link in names:
+        of = links.loc[links["link"] == link]
+        primary = of.loc[of["is_primary"].eq(True)]
         if not len(primary):
             rows.append(_row(link, _verdict("not measured"), "", "", ""))
             continue
         first = primary.to_dict("records")[0]
-        nulls = zip(primary["null_name"].tolist(), floats(primary, "null_value").tolist(), strict=True)
-        cut = named(of, "statistic", "cut_share").to_dict("records")[:1]
+        nulls = zip(primary["null_name"], primary["null_value"], strict=True)
+        cut = of.loc[of["statistic"] == "cut_share"].to_dict("records")[:1]
         rows.append(
             _row(
                 link,
@@ -104,8 +105,8 @@ def verdicts(links: pd.DataFrame) -> str:
                 f"{number(cut[0]['value'])} {interval(cut[0]['ci_low'], cut[0]['ci_high'])}" if cut else "not cut",
             )
         )
-    names = ("link", "verdict", "statistic", "beside", "share of the sink that its cut moves")
-    head = "".join(f"<th style='{_CELL} text-align: left'>{name}</th>" for name in names)
+    titles = ("link", "verdict", "statistic", "beside", "share of the sink that its cut moves")
+    head = "".join(f"<th style='{_CELL} text-align: left'>{name}</th>" for name in titles)
     return _scrolled(f"<thead><tr>{head}</tr></thead><tbody>{_rows(rows)}</tbody>")
 
 
@@ -121,7 +122,7 @@ def facts(values: Mapping[str, Any]) -> str:
 
 def drawn(figure: Any) -> str:
     """A figure as an image."""
-    from sink_lens.report.heatmap import picture  # matplotlib is not imported until something is drawn
+    from sink_lens.report.style import picture
 
     return picture(figure)
 

@@ -1,144 +1,192 @@
-"""One self-contained page of a run, or of several beside each other: verdicts, figures, tables, provenance.
+"""A page of a run: a title, sentences, figures and tables, and what each of them is once it is made."""
 
-The page is HTML with its style, script, figures and numbers inside: nothing is fetched, and its content security
-policy lets no other script run. What a partial run lacks is said where it would stand, and the rest is shown.
-Rendering needs the run folder and no model.
-"""
-
-import functools
-import json
 import os
-import shlex
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import jinja2
-import matplotlib as mpl
+import pandas as pd
 
-from sink_lens.errors import RunError
-from sink_lens.records import PAGE_FILE, check_not_of_run, read_run
-from sink_lens.report import frame, views, words
-from sink_lens.report.captions import drawn_tokens
-from sink_lens.report.content import Content, content, told
-from sink_lens.report.patterns import MOST_BYTES, embedded
-from sink_lens.report.several import side_by_side
+from sink_lens.errors import SinkLensError
+from sink_lens.report.story import LinkRow
+from sink_lens.text import number, visible
 
-_HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+from sink_lens.records import Run
+
+MOST_ROWS = 25
+"""More rows than these are not shown, but counted."""
+_MOST_COPIED = 2_000
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out: Path | None = None) -> Path:
-    """Write the page of a run, or of several side by side, whole or not at all, and return its path.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table as it is shown: text in every cell."""
 
-    Args:
-        folder: Of a run.
-        *others: Of further runs, of the same kind, on the same tokens and with the same settings.
-        out: The page; report.html in the folder if None, of several runs report.html here.
+    heads: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: list[tuple[str, ...]]
+    frame: pd.DataFrame | None = None
+    """All rows, as they are in the run; None where the text is all that there is."""
 
-    Raises:
-        RunError: A folder has no run, its run.json is damaged, the runs are not comparable, or the page cannot be
-            written.
-        InputError: Too many runs, or the page would be written over a file that belongs to a run.
+    @property
+    def numbers(self) -> pd.DataFrame:
+        """What a reader copies."""
+        return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
+
+
+def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = MOST_ROWS) -> Table:
+    """A data frame as text: the columns that it has, under other names, undefined texts empty."""
+    columns = [name for name in heads if name in frame.columns]
+    numeric = [
+        pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name]) for name in columns
+    ]
+    rows = []
+    for row in frame[columns].head(most).itertuples(index=False):
+        cells = zip(row, numeric, strict=True)
+        rows.append(tuple(_cell(value, is_number=is_number) for value, is_number in cells))
+    return Table(
+        heads=tuple(heads[name] for name in columns),
+        numeric=tuple(numeric),
+        rows=rows,
+        frame=frame.filter(items=columns),
+    )
+
+
+def _cell(value: Any, *, is_number: bool) -> str:
+    if pd.isna(value):
+        return "undefined" if is_number else ""
+    return number(value)
+
+
+def more(total: int, name: str, *, most: int = MOST_ROWS) -> str:
+    """What is said where a table has more rows than are shown; nothing where it has not."""
+    return f" The first {most} of {total}; all are in {name}.parquet." if total > most else ""
+
+
+def csv(frame: pd.DataFrame) -> str:
+    """A data frame as CSV to be pasted: numbers to six digits, and no text that a spreadsheet takes for a formula.
+
+    Of a longer frame than a page holds, evenly spaced rows, and a last line that says so.
     """
-    path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
-    check_not_of_run(path, replaceable=(".html", ".htm"))
-    text, part = html(folder, *others), path.with_name(f"{path.name}.part")
+    step = -(-len(frame) // _MOST_COPIED)
+    part = frame.iloc[:: max(step, 1)].map(lambda value: f"'{value}" if _is_formula(value) else value)
+    text = part.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    return text if step <= 1 else f"{text}# every {step}th of {len(frame)} rows; all are in the run's folder\n"
+
+
+def _is_formula(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(_FORMULA)
+
+
+def _always(_: Run) -> bool:
+    return True
+
+
+def whole(name: str, *, columns: Sequence[str] = ()) -> Callable[[Run], pd.DataFrame]:
+    """What reads a table of a run, or some of its columns: the numbers behind a figure."""
+
+    def read(run: Run) -> pd.DataFrame:
+        table = run.need(name, columns=())
+        return table.filter(items=columns) if columns else table
+
+    return read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A figure of a page."""
+
+    key: str
+    """Its id in the page and its file name in ``--figures DIR``: lower-case words with hyphens."""
+    title: str
+    make: Callable[[Run], tuple[str, "Figure"]]
+    """What to see in it, in a sentence or two, and the figure; RunError where the run lacks what it needs."""
+    data: Callable[[Run], pd.DataFrame]
+    """The numbers behind it, which a reader can copy as CSV."""
+    when: Callable[[Run], bool] = _always
+    """Whether it belongs on this run's page: False where what it shows was not asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A table of a page."""
+
+    key: str
+    title: str
+    make: Callable[[Run], tuple[str, Table]]
+    """What it says, and the table (``tables.shown_table``); RunError where the run lacks what it needs."""
+    when: Callable[[Run], bool] = _always
+    """Whether it belongs on this run's page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """The page of one kind of run. No part of it may raise for what a partial run lacks, but for ``make``."""
+
+    title: Callable[[Run], str]
+    """The finding, in a few words."""
+    headline: Callable[[Run], list[str]]
+    """The run in plain sentences, one for each thing that was found."""
+    figures: tuple[Drawn, ...]
+    tables: tuple[Listed, ...]
+    chained: bool = False
+    """Whether the verdicts on the links of the chain stand above the figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One figure or table of the page, or why it is not there."""
+
+    key: str
+    title: str
+    see: str = ""
+    """What to see in it, in a sentence or two."""
+    svg: str = ""
+    table: Table | None = None
+    wide: bool = False
+    missing: str = ""
+    csv: str = ""
+    """Its numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """Everything that the page says of one run."""
+
+    run: Run
+    name: str
+    """What the run is of: its model, else its folder's name."""
+    title: str
+    headline: list[str]
+    notes: list[str]
+    incomplete: str
+    """What the folder lacks; empty where nothing."""
+    chained: bool
+    chain: list[tuple[str, str]]
+    """Each node of the chain and the verdict on the link that leaves it."""
+    links: list[LinkRow]
+    links_missing: str
+    figures: list[Shown]
+    tables: list[Shown]
+    provenance: dict[str, str]
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """Link -> verdict."""
+        return {row.link: row.verdict for row in self.links}
+
+
+def told(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
+    """What is made, or why it cannot be: what a damaged table breaks must not take the rest of the page with it."""
     try:
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written ({error.strerror}); need a folder with room. The numbers are safe: make room, "
-            f"then draw the page with {_again(folder, *others, out=out)}"
-        ) from error
-    return path
-
-
-def _again(*folders: str | os.PathLike[str], out: Path | None) -> str:
-    """The command that draws a page."""
-    to = [] if out is None else ["--out", str(out)]
-    return shlex.join(["sink-lens", "report", *map(str, folders), *to])
-
-
-def html(*folders: str | os.PathLike[str]) -> str:
-    """The page of a run folder, or of several.
-
-    Raises:
-        RunError: There is no run in a folder, its run.json is damaged, or the runs are not comparable.
-        InputError: Too many runs.
-    """
-    runs = [read_run(folder) for folder in folders]
-    if len(runs) == 1:
-        parts, beside = [content(runs[0])], None
-    else:
-        parts, beside = side_by_side(runs)
-    patterns = [_patterns(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
-    script = (_HERE / "page.js").read_text(encoding="utf-8")
-    shown = _views(parts[0]) if beside is None and parts[0].chained else {}
-    vis = views.script({key: view for key, (_, view) in shown.items()}) if shown else ""
-    template = _environment().get_template("page.html")
-    return template.render(
-        parts=parts,
-        beside=beside,
-        words=words,
-        tokens=[drawn_tokens(part.run) for part in parts],
-        embedded=patterns,
-        data=_json({"csv": _numbers(parts, beside), "colours": _colours()}),
-        patterns=_json([one["data"] for one in patterns]),
-        views={key: title for key, (title, _) in shown.items()},
-        views_script=vis,
-        script=script,
-        script_hashes=frame.hashes(script, *((vis, views.bundle()) if vis else ())),
-    )
-
-
-def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
-    """Patterns for the script, and which; none where the run has none, or its kind has none."""
-    nothing = {"data": None, "said": ""}
-    if not part.chained:
-        return nothing
-    found, _ = told(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
-    return nothing if found is None else {"data": found.data, "said": found.said}
-
-
-def _views(part: Content) -> dict[str, tuple[str, views.View]]:
-    """What CircuitsVis shows of a run: id of its element -> title and view."""
-    asked = {
-        "view-heads": ("Attention heads, the strongest", views.attention_heads),
-        "view-tokens": ("Tokens, by the attention that they get", views.colored_tokens),
-        "view-neurons": ("Tokens, by what super neurons read there", views.neuron_activations),
-    }
-    made = {key: (title, told(part.run, lambda make=make: make(part.run))[0]) for key, (title, make) in asked.items()}
-    return {key: (title, view) for key, (title, view) in made.items() if view is not None}
-
-
-def _numbers(parts: Sequence[Content], beside: Any) -> dict[str, str]:
-    shown = [one for part in parts for one in (*part.figures, *part.tables)]
-    return {one.key: one.csv for one in (*shown, *(beside.tables if beside else ())) if one.csv}
-
-
-def _json(value: Any) -> str:
-    """JSON that can stand in a script element, whatever it holds."""
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-@functools.cache
-def _colours() -> str:
-    """Viridis, 256 colours of six digits."""
-    rows = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype(int)
-    return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in rows.tolist())
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        return make(), ""
+    except SinkLensError as error:
+        text = visible(str(error).replace(f"{run.folder}{os.sep}", ""), limit=400)
+        return None, text[:1].upper() + text[1:] if text.startswith(("this ", "the ", "no ")) else text
+    except (LookupError, TypeError, ValueError) as error:
+        why = visible(f"{type(error).__name__}: {error}", limit=200)
+        return None, f"It cannot be made from what the tables of this run hold ({why}). Run again to see it."

@@ -7,18 +7,18 @@ from typing import Literal
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from sink_lens.report import origins, seeds, sweeps, training
-from sink_lens.report.heatmap import patch_map
+from sink_lens.report import fingerprint, training
+from sink_lens.report.patch import patch_map
+from sink_lens.report.sweep import effect_figure
 
 FIGURES: Mapping[str, Callable[..., Figure]] = {
     "patches": patch_map,
-    "effects": sweeps.effect_figure,
+    "effects": effect_figure,
     "course": training.course,
     "comparison": training.comparison,
-    "fingerprint": seeds.draw,
-    "origin": origins.draw,
+    "fingerprint": fingerprint.draw,
 }
-SENTENCES: Mapping[str, Callable[..., tuple[str, ...]]] = {"fingerprint": seeds.told, "origin": origins.told}
+SENTENCES: Mapping[str, Callable[..., tuple[str, ...]]] = {"fingerprint": fingerprint.told}
 
 
 def image(drawn: Figure, form: Literal["png", "svg"]) -> bytes:

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report import causal
-from sink_lens.report.columns import by_size, floats, named, need, numbers, select
-from sink_lens.report.drawing import (
+from sink_lens.report import figures
+from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.style import (
     BLUE,
     FONT,
     GREEN,
@@ -23,10 +23,7 @@ from sink_lens.report.drawing import (
     panel,
     whole_numbers,
 )
-from sink_lens.report.findings import optional
-from sink_lens.report.pages import Drawn, Listed, Page
-from sink_lens.report.tables import Table, more, shown_table
-from sink_lens.report.words import interval, listed, number, percent, plural, visible
+from sink_lens.text import interval, listed, number, percent, plural, visible
 
 _MASSES = ["baseline_mass_new", "mass_new", "baseline_mass_old", "mass_old", "outcome", "read_layers"]
 _LINES = (
@@ -59,12 +56,12 @@ def mass_by_layer(layers: pd.DataFrame) -> Figure:
     Args:
         layers: layer, baseline_mass_new, mass_new, baseline_mass_old, mass_old; one row a layer.
     """
-    layers = select(layers, np.argsort(floats(layers, "layer"), kind="stable"))
+    layers = layers.sort_values("layer", kind="stable")
     figure = canvas(width=7.4, height=3.2)
     axes = panel(figure, xlabel="layer", ylabel="attention")
     for name, label, colour, style, mark in _LINES:
         axes.plot(
-            floats(layers, "layer"), floats(layers, name), color=colour, linestyle=style, marker=mark, markersize=3.5,
+            layers["layer"].to_numpy(float), layers[name].to_numpy(float), color=colour, linestyle=style, marker=mark, markersize=3.5,
             label=label,
         )  # fmt: skip
     axes.set_ylim(bottom=0)
@@ -81,13 +78,17 @@ def loss_by_factor(summary: pd.DataFrame) -> Figure:
     """
     figure = canvas(height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="loss change, nats")
-    for centre, (colour, mark) in causal.CENTRES.items():
-        part = named(summary, "centre", centre)
-        x, low, high = floats(part, "factor"), floats(part, "loss_change_low"), floats(part, "loss_change_high")
+    for centre, (colour, mark) in figures.CENTRES.items():
+        part = summary.loc[summary["centre"] == centre]
+        x, low, high = (
+            part["factor"].to_numpy(float),
+            part["loss_change_low"].to_numpy(float),
+            part["loss_change_high"].to_numpy(float),
+        )
         if len(part):
             axes.vlines(x, low, high, color=colour, linewidth=1, alpha=0.6)
-            change = floats(part, "loss_change_nats")
-            axes.plot(x, change, color=colour, marker=mark, markersize=4, label=causal.NAMES[centre])
+            change = part["loss_change_nats"].to_numpy(float)
+            axes.plot(x, change, color=colour, marker=mark, markersize=4, label=figures.NAMES[centre])
     axes.axhline(0, color=QUIET, linewidth=0.8)
     legend(axes, columns=3)
     return finished(figure)
@@ -104,20 +105,24 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
         entries = np.array([what == "scalar" for what in ablations["what"].tolist()])
         only = [f"{kind}, outlier entries" for kind in ablations["kind"].tolist()]
         ablations = ablations.assign(kind=np.where(entries, only, ablations["kind"].tolist()))
-    steps = sorted(set(floats(ablations, "step").tolist()))
+    steps = sorted(set(ablations["step"].to_numpy(float).tolist()))
     figure = canvas(width=7.4, height=0.6 + 2.0 * max(len(steps), 1))
     for place, step in enumerate(steps, start=1):
-        rows = select(ablations, floats(ablations, "step") == step)
+        rows = ablations.loc[ablations["step"] == step]
         last = place == len(steps)
         axes = panel(figure, place=(len(steps), 1, place), xlabel="share of the sink removed, %" if last else "")
         kinds = list(dict.fromkeys(rows["kind"].tolist()))
         for row, kind in enumerate(kinds):
-            part = named(rows, "kind", kind)
+            part = rows.loc[rows["kind"] == kind]
             colour, mark = next((style for name, *style in _KINDS if str(kind).startswith(name)), (PURPLE, "D"))
-            share = 100 * floats(part, "removed_share")
+            share = 100 * part["removed_share"].to_numpy(float)
             spread = np.linspace(-0.22, 0.22, len(part)) if len(part) > 1 else np.zeros(len(part))
             axes.hlines(
-                row + spread, 100 * floats(part, "ci_low"), 100 * floats(part, "ci_high"), color=colour, alpha=0.5
+                row + spread,
+                100 * part["ci_low"].to_numpy(float),
+                100 * part["ci_high"].to_numpy(float),
+                color=colour,
+                alpha=0.5,
             )
             axes.scatter(share, row + spread, color=colour, marker=mark, s=22)
         axes.set_yticks(range(len(kinds)), [visible(kind, limit=32, counted=False) for kind in kinds])
@@ -129,7 +134,7 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
 
 
 def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
-    return need(run, "summary", columns=columns)
+    return run.need("summary", columns=columns)
 
 
 def _sentence(row: dict[Any, Any], what: str) -> str:
@@ -151,15 +156,15 @@ def _in(row: dict[Any, Any]) -> str:
 
 
 def _outcomes(run: Run) -> str:
-    table = optional(run, "summary", ["position", "outcome"])
+    table = run.optional("summary", columns=["position", "outcome"])
     if table is None:
         return "Isolation by the attention mask"
-    places = listed([f"{place:.0f}" for place in floats(table, "position")])
+    places = listed([f"{place:.0f}" for place in table["position"].to_numpy(float)])
     return f"Isolating position {places}: the sink is {listed(dict.fromkeys(table['outcome'].tolist()))}"
 
 
 def _layer_curves(run: Run) -> tuple[str, Figure]:
-    layers = need(run, "layers", columns=["layer", *(name for name, *_ in _LINES)])
+    layers = run.need("layers", columns=["layer", *(name for name, *_ in _LINES)])
     first = layers.drop_duplicates("layer")
     which = f"position {first['position'].iloc[0]}" if "position" in first.columns else "the position"
     see = (
@@ -172,17 +177,17 @@ def _layer_curves(run: Run) -> tuple[str, Figure]:
 def _strongest(run: Run) -> pd.DataFrame:
     """The layers of the cell that makes the largest sink."""
     summary = _summary(run, ["centre", "factor", *_MASSES])
-    layers = need(run, "layers", columns=["layer", "centre", "factor", *(name for name, *_ in _LINES)])
-    best = by_size(summary, "mass_new").to_dict("records")[0]
-    part = named(layers, "centre", str(best["centre"]))
-    return select(part, np.isclose(floats(part, "factor"), float(best["factor"])))
+    layers = run.need("layers", columns=["layer", "centre", "factor", *(name for name, *_ in _LINES)])
+    best = summary.sort_values("mass_new", key=abs, ascending=False, kind="stable").to_dict("records")[0]
+    part = layers.loc[layers["centre"] == str(best["centre"])]
+    return part.loc[np.isclose(part["factor"].to_numpy(float), float(best["factor"]))]
 
 
 def _strongest_curves(run: Run) -> tuple[str, Figure]:
     layers = _strongest(run)
     first = layers.iloc[0]
     see = (
-        f"The cell that makes the largest sink, factor {first['factor']:g} from {causal.NAMES[first['centre']]}, layer "
+        f"The cell that makes the largest sink, factor {first['factor']:g} from {figures.NAMES[first['centre']]}, layer "
         "by layer: dashed without the edit, solid with it."
     )
     return see, mass_by_layer(layers)
@@ -191,11 +196,11 @@ def _strongest_curves(run: Run) -> tuple[str, Figure]:
 def _amplified(run: Run) -> list[str]:
     table = _summary(run, ["centre", "factor", "times", *_MASSES])
     said = []
-    for centre in causal.CENTRES:
-        part = named(table, "centre", centre)
+    for centre in figures.CENTRES:
+        part = table.loc[table["centre"] == centre]
         if len(part):
-            best = by_size(part, "mass_new").iloc[0].to_dict()
-            what = f"Factor {best['factor']:g} from {causal.NAMES[centre]} ({number(best['times'])} times)"
+            best = part.sort_values("mass_new", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
+            what = f"Factor {best['factor']:g} from {figures.NAMES[centre]} ({number(best['times'])} times)"
             said.append(_sentence(best, what))
     return said
 
@@ -206,7 +211,7 @@ def _factor_curve(run: Run) -> tuple[str, Figure]:
         "Attention to the position by factor, a line for what its aggregated values are moved away from. The norm-only "
         "line is the control: scaling alone should bring no sink."
     )
-    return see, causal.amplification_curve(table.rename(columns={"mass_new": "mass"}))
+    return see, figures.amplification_curve(table.rename(columns={"mass_new": "mass"}))
 
 
 def _factor_losses(run: Run) -> tuple[str, Figure]:
@@ -229,7 +234,7 @@ def _removed(run: Run) -> list[str]:
 
 
 def _removed_shares(run: Run) -> tuple[str, Figure]:
-    table = need(run, "ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
+    table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     see = (
         "Each mark is one ablation with its interval over sequences, by zero or mean, at the sink or everywhere. A set "
         "that carries the sink stands far right of its neurons alone and of the random sets; what is left when one "
@@ -239,8 +244,10 @@ def _removed_shares(run: Run) -> tuple[str, Figure]:
 
 
 def _ablation_table(run: Run) -> tuple[str, Table]:
-    table = need(run, "ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
-    table = table.assign(interval=[interval(*one) for one in numbers(table, ["ci_low", "ci_high"])])
+    table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
+    table = table.assign(
+        interval=[interval(low, high) for low, high in zip(table["ci_low"], table["ci_high"], strict=True)]
+    )
     names = ("step", "kind", "neurons", "method", "what", "where", "removed_share", "interval", "loss_nats")
     heads = {name: name.replace("_", " ") for name in names}
     return "Every ablation." + more(len(table), "ablations", most=60), shown_table(table, heads, most=60)
@@ -249,7 +256,7 @@ def _ablation_table(run: Run) -> tuple[str, Table]:
 def _summary_table(run: Run) -> tuple[str, Table]:
     table = _summary(run, [])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
-        bounds = zip(floats(table, "loss_change_low"), floats(table, "loss_change_high"), strict=True)
+        bounds = zip(table["loss_change_low"].to_numpy(float), table["loss_change_high"].to_numpy(float), strict=True)
         table = table.assign(interval=[interval(low, high) for low, high in bounds])
     if "mass_new" in table.columns:
         return "What each edit did: attention at the position and at the old sink, and the loss.", shown_table(
@@ -263,15 +270,15 @@ _SUMMARY = Listed(key="summary-table", title="Summary", make=_summary_table)
 ISOLATE = Page(
     title=_outcomes,
     headline=_isolated,
-    figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=lambda run: run.tables["layers"]),),
+    figures=(Drawn(key="layers", title="Layer by layer", make=_layer_curves, data=whole("layers")),),
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
     title=lambda run: f"Amplifying position {run.config.get('amplify_position', 'unknown')}",
     headline=_amplified,
     figures=(
-        Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve),
-        Drawn(key="losses", title="What it costs", make=_factor_losses),
+        Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),
+        Drawn(key="losses", title="What it costs", make=_factor_losses, data=whole("summary")),
         Drawn(key="layers", title="Layer by layer", make=_strongest_curves, data=_strongest),
     ),
     tables=(_SUMMARY,),
@@ -279,6 +286,6 @@ AMPLIFY = Page(
 ABLATE = Page(
     title=lambda _: "The neurons that carry the sink",
     headline=_removed,
-    figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares),),
+    figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole("ablations")),),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),
 )

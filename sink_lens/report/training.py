@@ -1,4 +1,4 @@
-"""Figures of training: the course of a run's measures, and arms beside each other. Data frames in, a figure out."""
+"""Training: the course of a run's measures, and variants beside each other, as figures and as pages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,16 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .columns import floats, named, select
-from .drawing import (
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.style import (
     BLUE,
+    COLOURS,
     FONT,
     GREEN,
     INK,
-    OCHRE,
+    MARKS,
     ORANGE,
     PURPLE,
     QUIET,
@@ -30,11 +33,7 @@ from .drawing import (
     panel,
     whole_numbers,
 )
-from .words import short
-
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, OCHRE, QUIET)
-"""Of arms and of other lines, in order."""
-MARKS = ("o", "s", "^", "D", "v", "P")
+from sink_lens.text import interval, listed, number, short, visible
 
 
 def course(
@@ -55,7 +54,7 @@ def course(
         title: above the figure.
     """
     figure = canvas(width=9.4, height=9.6)
-    scale = _Tokens(floats(watched, "tokens"))
+    scale = _Tokens(watched["tokens"].to_numpy(float))
     places = iter(range(1, 9))
 
     def add(ylabel: str) -> Axes:
@@ -66,8 +65,8 @@ def course(
     _losses(loss, watched, log, scale)
     rate = add("share of heads with a sink")
     rows = _whole(watched, "sink_rate")
-    for index, level in enumerate(sorted(set(floats(rows, "threshold").tolist()))):
-        one = select(rows, floats(rows, "threshold") == level)
+    for index, level in enumerate(sorted(set(rows["threshold"].to_numpy(float).tolist()))):
+        one = rows.loc[rows["threshold"] == level]
         chosen = bool(np.isclose(level, threshold))
         width = 2.4 if chosen else 1.2
         colour = COLOURS[index % len(COLOURS)]
@@ -79,7 +78,9 @@ def course(
     layers, image = _by_layer(mass, watched, "sink_mass", scale)
     uniform = _whole(watched, "uniform_mass")
     if len(uniform):
-        mass.axhline(floats(uniform, "value")[0], color=QUIET, linestyle=":", linewidth=1.4, label="uniform attention")
+        mass.axhline(
+            uniform["value"].to_numpy(float)[0], color=QUIET, linestyle=":", linewidth=1.4, label="uniform attention"
+        )
     mass.set_ylim(0, max(0.1, mass.get_ylim()[1]))
     legend(mass, columns=1)
     by_layer = [mass]
@@ -123,27 +124,27 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str], by: s
     figure = canvas(width=9.4, height=6.6)
     top = panel(figure, place=(2, 2, 1), xlabel="tokens", ylabel=f"{curve} loss, nats")
     gap = panel(figure, place=(2, 2, 2), xlabel="tokens", ylabel=f"{curve} loss − baseline, nats")
-    scale = _Tokens(floats(bands, "tokens"))
+    scale = _Tokens(bands["tokens"].to_numpy(float))
     for index, arm in enumerate(arms):
         colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-        of_arm = named(named(bands, "arm", arm), "curve", curve)
+        of_arm = bands.loc[(bands["arm"] == arm) & (bands["curve"] == curve)]
         label = f"{by} {arm}".lstrip()
-        _band(top, named(of_arm, "quantity", "loss"), scale, label=label, colour=colour, mark=mark)
+        _band(top, of_arm.loc[of_arm["quantity"] == "loss"], scale, label=label, colour=colour, mark=mark)
         if index:
-            _band(gap, named(of_arm, "quantity", "difference"), scale, label=arm, colour=colour, mark=mark)
+            _band(gap, of_arm.loc[of_arm["quantity"] == "difference"], scale, label=arm, colour=colour, mark=mark)
             _by_seed(gap, tables["curves"], arm, curve, scale, colour=colour)
-    base_end = floats(named(named(finals, "arm", arms[0]), "curve", curve), "loss").mean()
+    base_end = finals.loc[finals["arm"] == arms[0]].query("curve == @curve")["loss"].to_numpy(float).mean()
     top.axhline(base_end, color=QUIET, linestyle=":", linewidth=1.2)
     gap.axhline(0, color=COLOURS[0], linewidth=1.4)
     _ends(panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, arms, curve)
     low = panel(figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer")
     scales = [(top, scale), (gap, scale)]
     if "course" in tables:
-        rows = named(tables["course"], "measure", "top_mass")
-        own = _Tokens(floats(rows, "tokens"))
+        rows = tables["course"].loc[tables["course"]["measure"] == "top_mass"]
+        own = _Tokens(rows["tokens"].to_numpy(float))
         for index, arm in enumerate(arms):
             colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-            _band(low, named(rows, "arm", arm), own, label=arm, marks=True, colour=colour, mark=mark)
+            _band(low, rows.loc[rows["arm"] == arm], own, label=arm, marks=True, colour=colour, mark=mark)
         low.set_ylim(0, max(0.1, low.get_ylim()[1]))
         scales.append((low, own))
     else:
@@ -162,7 +163,7 @@ def losses(log: pd.DataFrame) -> Figure:
     """
     figure = canvas(width=7.4, height=3.2)
     axes = panel(figure, xlabel="tokens", ylabel="loss, nats")
-    scale = _Tokens(floats(log, "tokens"))
+    scale = _Tokens(log["tokens"].to_numpy(float))
     _losses(axes, None, log, scale)
     scale.on(axes)
     return finished(figure)
@@ -204,28 +205,28 @@ class _Tokens:
 
 
 def _whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
-    rows = named(frame, "measure", measure)
-    rows = select(rows, np.isnan(floats(rows, "layer")) & np.isnan(floats(rows, "position")))
+    rows = frame.loc[frame["measure"] == measure]
+    rows = rows.loc[rows["layer"].isna() & rows["position"].isna()]
     return rows.sort_values("tokens")
 
 
 def _most(rows: pd.DataFrame) -> float:
-    return float(np.nanmax(floats(rows, "value"), initial=0.0))
+    return float(np.nanmax(rows["value"].to_numpy(float), initial=0.0))
 
 
 def _line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
     rows = rows.sort_values("tokens")
     style = {"markersize": 3.5, "linewidth": 1.5} | style
-    axes.plot(scale.places(floats(rows, "tokens")), floats(rows, "value"), **style)
+    axes.plot(scale.places(rows["tokens"].to_numpy(float)), rows["value"].to_numpy(float), **style)
 
 
 def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, scale: _Tokens) -> None:
     if log is not None and "loss" in log.columns:
-        tokens, loss = floats(log, "tokens"), floats(log, "loss")
+        tokens, loss = log["tokens"].to_numpy(float), log["loss"].to_numpy(float)
         there = np.isfinite(loss)
         axes.plot(scale.places(tokens[there]), loss[there], color=QUIET, linewidth=0.8, label="training")
-    if log is not None and "eval_loss" in log.columns and np.isfinite(floats(log, "eval_loss")).any():
-        tokens, loss = floats(log, "tokens"), floats(log, "eval_loss")
+    if log is not None and "eval_loss" in log.columns and np.isfinite(log["eval_loss"].to_numpy(float)).any():
+        tokens, loss = log["tokens"].to_numpy(float), log["eval_loss"].to_numpy(float)
         there = np.isfinite(loss)
         axes.plot(scale.places(tokens[there]), loss[there], color=BLUE, marker="o", markersize=3, label="evaluation")
     if watched is not None:
@@ -235,15 +236,15 @@ def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, 
 
 def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -> tuple[int, ScalarMappable | None]:
     """A line a layer, dark to light; how many layers, and the scale."""
-    rows = named(watched, "measure", measure)
-    layer = floats(rows, "layer")
+    rows = watched.loc[watched["measure"] == measure]
+    layer = rows["layer"].to_numpy(float)
     layers = [int(one) for one in np.unique(layer[np.isfinite(layer)]) if one >= 0]
     if not layers:
         return 0, None
     image: Any = ScalarMappable(norm=Normalize(0, max(layers[-1], 1)), cmap=mpl.colormaps["viridis"])
     for one in layers:
         mark = {"marker": "o"} if len(layers) == 1 else {"marker": "."}
-        _line(axes, select(rows, layer == one), scale, color=image.to_rgba(one), linewidth=1.3, **mark)
+        _line(axes, rows[layer == one], scale, color=image.to_rgba(one), linewidth=1.3, **mark)
     return len(layers), image
 
 
@@ -275,7 +276,10 @@ def _band(
 ) -> None:
     """A mean with its interval; marked at its points where there are few."""
     rows = rows.sort_values("tokens")
-    x, mean, low, high = scale.places(floats(rows, "tokens")), *(floats(rows, name) for name in ("mean", "low", "high"))
+    x, mean, low, high = (
+        scale.places(rows["tokens"].to_numpy(float)),
+        *(rows[name].to_numpy(float) for name in ("mean", "low", "high")),
+    )
     if np.isfinite(low).any():
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
     marker = mark if marks or len(x) <= 30 else None
@@ -283,11 +287,15 @@ def _band(
 
 
 def _by_seed(axes: Axes, curves: pd.DataFrame, arm: str, curve: str, scale: _Tokens, *, colour: str) -> None:
-    rows = named(named(curves, "arm", arm), "curve", curve)
+    rows = curves.loc[(curves["arm"] == arm) & (curves["curve"] == curve)]
     for seed in sorted(set(rows["seed"].tolist())):
-        one = select(rows, floats(rows, "seed") == seed)
+        one = rows.loc[rows["seed"] == seed]
         axes.plot(
-            scale.places(floats(one, "tokens")), floats(one, "difference"), color=colour, linewidth=0.6, alpha=0.7
+            scale.places(one["tokens"].to_numpy(float)),
+            one["difference"].to_numpy(float),
+            color=colour,
+            linewidth=0.6,
+            alpha=0.7,
         )
 
 
@@ -295,10 +303,12 @@ def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], arms: Sequence[str], c
     """Each seed's difference as a dot, the mean and its interval as a line."""
     for place, arm in enumerate(arms[1:]):
         colour, mark = COLOURS[(place + 1) % len(COLOURS)], MARKS[(place + 1) % len(MARKS)]
-        dots = floats(named(named(tables["finals"], "arm", arm), "curve", curve), "difference")
+        dots = (
+            tables["finals"].loc[tables["finals"]["arm"] == arm].query("curve == @curve")["difference"].to_numpy(float)
+        )
         axes.scatter(np.full(len(dots), place - 0.12), dots, color=colour, marker=mark, s=22, label="one seed")
-        found = named(named(tables["differences"], "arm", arm), "curve", curve)
-        mean, low, high = (float(floats(found, name)[0]) for name in ("mean", "low", "high"))
+        found = tables["differences"].loc[tables["differences"]["arm"] == arm].query("curve == @curve")
+        mean, low, high = (float(found[name].to_numpy(float)[0]) for name in ("mean", "low", "high"))
         if np.isfinite([low, high]).all():
             axes.vlines(place + 0.12, low, high, color=colour, linewidth=2)
         axes.plot([place + 0.12], [mean], color=colour, marker="_", markersize=14, markeredgewidth=2)
@@ -312,3 +322,179 @@ def _nothing(axes: Axes, why: str) -> None:
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=QUIET, fontsize=FONT)
     axes.set_xticks([])
     axes.set_yticks([])
+
+
+_THRESHOLD, _MIN_RATE = 0.3, 0.05
+_LOG = ["step", "tokens", "loss"]
+_WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"]
+
+
+def _title(run: Run) -> str:
+    kind = run.config.get("attention", "attention")
+    norm = run.config.get("value_norm", "none")
+    return f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
+
+
+def _said(run: Run) -> list[str]:
+    """How far it came, what the loss is, and whether there is a sink."""
+    said = []
+    log = run.optional("log", columns=_LOG)
+    if log is not None and len(log):
+        parts = []
+        for column, name in (("loss", "training"), ("eval_loss", "held-out")):
+            values = log[column].to_numpy(float) if column in log.columns else np.array([])
+            if np.isfinite(values).any():
+                parts.append(f"{name} loss {values[np.isfinite(values)][-1]:.4f} nats")
+        at = f"{log['step'].to_numpy(float).max():,.0f} steps, {short(float(log['tokens'].to_numpy(float).max()))} tokens"
+        said.append(f"After {at}: {listed(parts) or 'no loss was logged'}.")
+    watch = run.optional("watch", columns=_WATCH)
+    return said if watch is None else [*said, _sink(watch)]
+
+
+def _sink(watch: pd.DataFrame) -> str:
+    """Since when position 0 is a sink, as ``sink-lens watch`` tells it, at the usual threshold."""
+    rates = watch.loc[watch["measure"] == "sink_rate"]
+    rates = rates.loc[rates["layer"].isna() & np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)]
+    rates = rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")]
+    if not len(rates):
+        return f"Whether there is a sink over {_THRESHOLD:g} was not measured."
+    tokens, rate = rates["tokens"].to_numpy(float), rates["value"].to_numpy(float)
+    under = np.flatnonzero(~(rate >= _MIN_RATE))
+    end = f"at the last checkpoint {rate[-1]:.1%} of layers and heads have a sink score over {_THRESHOLD:g}"
+    if len(under) and under[-1] == len(rate) - 1:
+        return f"No attention sink at position 0: {end}."
+    if not len(under):
+        return f"Position 0 is a sink from the first checkpoint on: {end}."
+    before, after = (short(float(tokens[at])) for at in (under[-1], under[-1] + 1))
+    return f"Position 0 became a sink between {before} and {after} tokens: {end}."
+
+
+def _course(run: Run) -> tuple[str, Figure]:
+    if "watch" not in run.tables:
+        raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
+    watch = run.need("watch", columns=_WATCH)
+    if "error" in watch.columns:
+        watch = watch.loc[watch["error"].isna()]
+    see = (
+        "Each panel is a measure of the chain at the checkpoints, by tokens (logarithmic); a line is a layer where the "
+        "scale says so. Look whether the sink comes with the norm and the outlier dimension, or before them."
+    )
+    return see, course(watch, log=run.optional("log", columns=_LOG))
+
+
+def _loss(run: Run) -> tuple[str, Figure]:
+    log = run.need("log", columns=_LOG)
+    held_out = "eval_loss" in log.columns and bool(np.isfinite(log["eval_loss"].to_numpy(float)).any())
+    see = "Loss by tokens (logarithmic): each logged step" + ", and on held-out text." * held_out
+    return see, losses(log)
+
+
+def _watched_rows(run: Run) -> pd.DataFrame:
+    watch = run.tables["watch"]
+    whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
+    return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
+
+
+def _checkpoint_table(run: Run) -> tuple[str, Table]:
+    if "watch" not in run.tables:
+        raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
+    rows = _watched_rows(run)
+    level = rows["threshold"].to_numpy(float)
+    rows = rows[np.isnan(level) | np.isclose(level, _THRESHOLD)]
+    wide = rows.pivot_table(index=["step", "tokens"], columns="measure", values="value", sort=False).reset_index()
+    heads = {str(name): str(name).replace("_", " ") for name in wide.columns}
+    return f"The whole model at each checkpoint; sinks are over {_THRESHOLD:g}.", shown_table(wide, heads, most=60)
+
+
+def _log_table(run: Run) -> tuple[str, Table]:
+    log = run.need("log", columns=_LOG)
+    heads = {str(name): str(name).replace("_", " ") for name in log.columns}
+    see = "What was logged, the last first." + more(len(log), "log")
+    return see, shown_table(log.iloc[::-1], heads)
+
+
+TRAIN = Page(
+    title=_title,
+    headline=_said,
+    figures=(
+        Drawn(key="loss", title="Loss", make=_loss, data=whole("log")),
+        Drawn(key="course", title="When the sink is born", make=_course, data=_watched_rows),
+    ),
+    tables=(
+        Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),
+        Listed(key="log-table", title="Log", make=_log_table),
+    ),
+)
+
+
+def _arms(run: Run) -> list[str]:
+    arms = list(run.config.get("runs") or {})
+    base = run.config.get("baseline")
+    return sorted(arms, key=lambda arm: arm != base)
+
+
+def _compare_title(run: Run) -> str:
+    by = listed([str(name).replace("_", " ") for name in run.config.get("by") or ["arms"]])
+    return f"{visible(by)}: {visible(' against '.join(reversed(_arms(run))))}"
+
+
+def _findings(run: Run) -> list[str]:
+    path = run.folder / "findings.txt"
+    if not path.is_file():
+        return ["findings.txt is not in this folder."]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [visible(line, limit=600) for line in text.splitlines()[:40] if line.strip()]
+
+
+def _comparison(run: Run) -> tuple[str, Figure]:
+    tables = {
+        "curves": run.need("curves", columns=["arm", "seed", "curve", "tokens", "difference"]),
+        "bands": run.need("bands", columns=["arm", "curve", "quantity", "tokens", "mean", "low", "high"]),
+        "finals": run.need("finals", columns=["arm", "seed", "curve", "loss", "difference"]),
+        "differences": run.need("differences", columns=["arm", "curve", "mean", "low", "high"]),
+    }
+    if empty := [name for name, table in tables.items() if not len(table)]:
+        raise RunError(f"the table {empty[0]!r} has no rows. Compare again to see it.")
+    course = run.optional("course", columns=["arm", "measure", "tokens", "mean", "low", "high"])
+    see = (
+        "Means over seeds with 95% intervals. Right of the losses, each arm minus the baseline of the same seed: a "
+        "difference can be told where the interval leaves zero. Below right, whether attention goes to position 0."
+    )
+    arms = _arms(run) or list(dict.fromkeys(tables["bands"]["arm"].tolist()))
+    by = "/".join(str(name) for name in run.config.get("by") or [])
+    return see, comparison(tables | ({} if course is None else {"course": course}), arms=arms, by=by)
+
+
+def _final_table(run: Run) -> tuple[str, Table]:
+    table = run.need("finals", columns=["arm", "seed", "curve", "loss", "difference"])
+    heads = {"curve": "curve", "arm": "arm", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
+    heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
+    see = "Where every run ended. Undefined: it did not come to where the baseline ended."
+    return see, shown_table(table, heads, most=60)
+
+
+def _measure_table(run: Run) -> tuple[str, Table]:
+    table = run.need("measures", columns=["measure", "threshold", "arm", "mean", "low", "high"])
+    lines: dict[str, dict[str, str]] = {}
+    for row in table.to_dict("records"):
+        level = row["threshold"]
+        name = str(row["measure"]).replace("_", " ") + f" over {level:g}" * (level == level)
+        lines.setdefault(name, {})[str(row["arm"])] = (
+            f"{number(row['mean'])} {interval(row['low'], row['high'])}".strip()
+        )
+    arms = list(dict.fromkeys(table["arm"].tolist()))
+    rows = [(visible(name), *(by_arm.get(arm, "") for arm in arms)) for name, by_arm in lines.items()]
+    heads = ("measure", *(visible(arm) for arm in arms))
+    see = "The last checkpoints side by side: means over seeds with 95% intervals."
+    return see, Table(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
+
+
+COMPARE = Page(
+    title=_compare_title,
+    headline=_findings,
+    figures=(Drawn(key="comparison", title="The arms", make=_comparison, data=whole("bands")),),
+    tables=(
+        Listed(key="final-table", title="Final losses", make=_final_table),
+        Listed(key="measure-table", title="The chain at the end", make=_measure_table),
+    ),
+)

@@ -2,9 +2,14 @@
 
 The components come from the JavaScript bundle in the circuitsvis package, whose Python side is not used: it imports
 torch, asks the network whether it is there, and lets tokens be read as HTML. A page holds the bundle once, packed, for
-all its views.
+all its views, and stands in a notebook in a sandboxed frame. Whatever a token says, it can reach neither the notebook
+nor the network: the content policy names the hashes of the page's own scripts, and the frame has no origin.
 """
 
+import base64
+import gzip
+import hashlib
+import html
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -16,10 +21,22 @@ from typing import Any
 
 import numpy as np
 
-from sink_lens.errors import InputError
+from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report import frame, shown
+from sink_lens.report.story import find_story, studied
+from sink_lens.text import token
 
+_LOADER = """(async () => {
+  if (!window.%s) {
+    const packed = Uint8Array.from(atob("%s"), (one) => one.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
+  %s
+})();"""
+_STYLE = "body { font-family: system-ui, sans-serif; margin: 12px; background: #fff; color: #111; }"
 _BUNDLE = Path("dist", "cdn", "iife.js")
 _DRAW = """const canvas = document.createElement("canvas");
   const flat = !(canvas.getContext("webgl2") || canvas.getContext("webgl"));
@@ -28,6 +45,10 @@ _DRAW = """const canvas = document.createElement("canvas");
 """AttentionPatterns draws with WebGL; where the browser has none, the same patterns are shown as AttentionHeads."""
 _LINE, _CHARACTERS = 26, 90
 """Pixels of a line of tokens, and how many characters it holds."""
+_STRONGEST, _WEAKEST = 6, 2
+_MOST_NEURONS = 12
+_JOINER = "\N{WORD JOINER}"
+"""Between < or & and what follows: HTML then reads both as text, and nothing is seen of it, on a canvas neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,7 +74,7 @@ class View:
         return path
 
     def _repr_html_(self) -> str:
-        return frame.framed(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
+        return framed(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
 
 
 def attention_heads(
@@ -83,7 +104,7 @@ def attention_heads(
         InputError: the shapes do not fit, or there are too many numbers for a browser.
         RunError: the run has no patterns.
     """
-    patterns, found = shown.patterns(source, sequence=sequence, layers=layers, heads=heads)
+    patterns, found = _patterns_of(source, sequence=sequence, layers=layers, heads=heads)
     props = {
         "attention": patterns,
         "tokens": _texts(source, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer),
@@ -142,11 +163,11 @@ def colored_tokens(
         RunError: the run has no patterns.
     """
     if isinstance(source, Run) or hasattr(source, "tensors"):
-        patterns, _ = shown.patterns(source, sequence=sequence, layers=layers, heads=heads)
+        patterns, _ = _patterns_of(source, sequence=sequence, layers=layers, heads=heads)
         later = np.tril(np.ones(patterns.shape[1:]), -1)
         values = (patterns.mean(0) * later).sum(0) / np.maximum(later.sum(0), 1)
     else:
-        values = shown.array(source)
+        values = _array(source)
     if values.ndim != 1 or not len(values):
         raise InputError(f"colours need one number a token; found an array of {values.shape}. Choose one row of it")
     texts = _texts(source, tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
@@ -180,15 +201,15 @@ def neuron_activations(
         RunError: the run has no table of super neurons.
     """
     if isinstance(source, Run):
-        values, first, second = shown.selectivity(source)
+        values, first, second = _selectivity(source)
         titles = ("Super neuron", "Quantity")
     else:
-        values, first, second = shown.neurons(source, sequence=sequence, layers=layers, neurons=neurons)
+        values, first, second = _neurons_of(source, sequence=sequence, layers=layers, neurons=neurons)
         titles = ("Layer", "Neuron")
-    texts = shown.texts(tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
+    texts = _texts_of(tokens, length=len(values), sequence=sequence, tokenizer=tokenizer)
     props = {"tokens": texts, "activations": values}
     for name, title, labels in zip(("first", "second"), titles, (first, second), strict=True):
-        props |= {f"{name}DimensionName": title, f"{name}DimensionLabels": [shown.harmless(one) for one in labels]}
+        props |= {f"{name}DimensionName": title, f"{name}DimensionLabels": [_harmless(one) for one in labels]}
     height = 190 + _LINE * (sum(map(len, texts)) // _CHARACTERS)
     return View(kind="TextNeuronActivations", props=props, height=height)
 
@@ -204,19 +225,19 @@ def page(views: Mapping[str, View], *, title: str = "CircuitsVis") -> str:
         InputError: a name that can be no id, or the circuitsvis package is not there.
     """
     body = "\n".join(f'<div id="{_id(name)}"></div>' for name in views)
-    return frame.page(body, code=script(views), bundle=bundle(), title=title)
+    return closed_page(body, code=script(views), bundle=bundle(), title=title)
 
 
 def script(views: Mapping[str, View]) -> str:
     """The content of one script that draws each view into the element of that id; the bundle is in it.
 
-    A content policy allows it by ``frame.hashes(script(views), bundle())``.
+    A content policy allows it by ``hashes(script(views), bundle())``.
     """
     drawn = [
         [_id(name), view.kind, {key: _plain(one) for key, one in view.props.items()}] for name, view in views.items()
     ]
     data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return frame.script(bundle(), name="CircuitsVis", then=_DRAW % data)
+    return unpacking(bundle(), name="CircuitsVis", then=_DRAW % data)
 
 
 @cache
@@ -233,17 +254,227 @@ def bundle() -> str:
     raise InputError("the bundle of circuitsvis was not found; need it for views. pip install 'circuitsvis>=1.43'")
 
 
+def unpacking(bundle: str, *, name: str, then: str) -> str:
+    """One script: the bundle, unpacked where the page does not have it yet, and what is done with it then.
+
+    Args:
+        bundle: the component's JavaScript, which sets one global variable.
+        name: that variable.
+        then: the statements that follow.
+    """
+    return _LOADER % (name, _packed(bundle), then)
+
+
+@cache
+def _packed(bundle: str) -> str:
+    return base64.b64encode(gzip.compress(bundle.encode(), 9, mtime=0)).decode()
+
+
+def hashes(*scripts: str) -> str:
+    """What a content policy must allow for some scripts and bundles."""
+    digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+
+def closed_page(body: str, *, code: str, bundle: str, title: str) -> str:
+    """A whole page: a body, the script that fills it, and the policy that allows this script and its bundle alone."""
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes(code, bundle)}"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style></head>\n"
+        f"<body>\n{body}\n<script>{code}</script>\n</body></html>\n"
+    )
+
+
+def framed(text: str, *, height: int, title: str) -> str:
+    """A page in a frame that may run its scripts and nothing else, as a notebook shows it; its height in pixels."""
+    style = "width: 100%; border: 0; resize: vertical; background: #fff"
+    about = f'title="{html.escape(title)}" sandbox="allow-scripts" style="{style}" height="{height}"'
+    return f'<iframe {about} srcdoc="{html.escape(text)}"></iframe>'
+
+
+MOST_NUMBERS = 600_000
+"""Of one view: more make a browser slow."""
+
+
+def _array(source: Any) -> np.ndarray:
+    """The numbers of an array, a list, or a tensor of any type and device."""
+    source = source.detach().cpu().float() if hasattr(source, "detach") else source
+    return np.asarray(source, dtype=float)
+
+
+def _harmless(text: object, *, limit: int = 24) -> str:
+    """A token as it is shown, which no parser takes for markup."""
+    return re.sub("[<&]", lambda found: found[0] + _JOINER, token(text, limit=limit, counted=False))
+
+
+def _texts_of(tokens: Any, *, length: int, sequence: int = 0, tokenizer: Any = None) -> list[str]:
+    """What some positions hold, harmless; their numbers where there are no tokens.
+
+    Args:
+        tokens: texts, or a token batch.
+        length: how many positions.
+        sequence: of a batch.
+        tokenizer: what reads a batch.
+
+    Raises:
+        InputError: a batch without a tokenizer, or another number of tokens.
+    """
+    if tokens is None:
+        tokens = range(length)
+    elif hasattr(tokens, "tokens"):
+        if tokenizer is None:
+            raise InputError("a token batch holds numbers; need what reads them. Pass tokenizer=lens.tokenizer")
+        tokens = [tokenizer.decode([one]) for one in tokens.tokens[sequence].tolist()]
+    if len(tokens) != length:
+        raise InputError(f"there are {len(tokens)} tokens for {length} positions; need one each")
+    return [_harmless(text) for text in tokens]
+
+
+def _patterns_of(
+    source: Any, *, sequence: int, layers: Sequence[int] | None, heads: Sequence[Any] | None
+) -> tuple[np.ndarray, list[str]]:
+    """Patterns (head, query, key) and the names of their heads.
+
+    Raises:
+        InputError: the shapes do not fit, what is asked for is not there, or there is too much.
+        RunError: the run has no patterns.
+    """
+    if isinstance(source, Run):
+        found, names = _of_run(source, heads)
+    elif hasattr(source, "tensors"):
+        there, captured = _captured(source, "pattern", sequence=sequence, layers=layers)
+        chosen = _existing(heads, len(captured[0]), what="head")
+        found = np.stack([one[head] for one in captured for head in chosen])
+        names = [f"{layer}.{head}" for layer in there for head in chosen]
+    else:
+        found = _array(source)
+        found = found[None] if found.ndim == 2 else found
+        names = [f"head {head}" for head in range(len(found))]
+    if found.ndim != 3 or found.shape[1] != found.shape[2] or not found.size:
+        raise InputError(f"patterns are (head, query, key), with as many queries as keys; found {found.shape}")
+    return _bounded(found), names
+
+
+def _run_tokens(run: Run, *, length: int) -> list[str]:
+    """The texts of the first positions of a run's first sequence."""
+    table = run.need("tokens", columns=["sequence", "position", "text"])
+    table = table.loc[table["sequence"] == table["sequence"].min()]
+    return table.sort_values("position")["text"].tolist()[:length]
+
+
+def _neurons_of(
+    source: Any, *, sequence: int, layers: Sequence[Any] | None, neurons: Sequence[Any] | None
+) -> tuple[np.ndarray, Sequence[Any], Sequence[Any]]:
+    """Activations (position, layer, neuron), and the names of the layers and the neurons.
+
+    Of a capture, by default the twelve neurons with the largest activations in the layers.
+
+    Raises:
+        InputError: the shapes do not fit, what is asked for is not there, or there is too much.
+    """
+    if not hasattr(source, "tensors"):
+        found = _array(source)
+        if found.ndim != 3:
+            raise InputError(f"activations are (position, layer, neuron); found {found.shape}. Add the missing axes")
+        layers = range(found.shape[1]) if layers is None else layers
+        neurons = range(found.shape[2]) if neurons is None else neurons
+        if (len(layers), len(neurons)) != found.shape[1:]:
+            raise InputError(f"{len(layers)} layers and {len(neurons)} neurons are named; found {found.shape[1:]}")
+        return _bounded(found), layers, neurons
+    there, captured = _captured(source, "neurons", sequence=sequence, layers=layers)
+    found = np.stack(captured, axis=1)
+    if neurons is None:
+        neurons = np.argsort(-np.abs(found).max(axis=(0, 1)), kind="stable")[:_MOST_NEURONS].tolist()
+    chosen = _existing(neurons, found.shape[2], what="neuron")
+    return _bounded(found[:, :, chosen]), there, chosen
+
+
+def _selectivity(run: Run) -> tuple[np.ndarray, list[str], list[str]]:
+    """Gate, up-projection and cosine (position, super neuron, quantity) of a run, and the names of both.
+
+    Raises:
+        RunError: the run has no such table, or found no super neuron.
+    """
+    quantities = ["gate", "up", "cosine"]
+    table = run.need("selectivity", columns=["layer", "neuron", "position", *quantities])
+    names = [f"{layer:.0f}.{neuron:.0f}" for layer, neuron in zip(table["layer"], table["neuron"], strict=True)]
+    table = table.assign(name=names).sort_values("position")
+    found = list(dict.fromkeys(names))
+    if not found:
+        raise RunError("the run found no super neuron, so there is none to show.")
+    grids = [table.pivot(index="position", columns="name", values=one)[found] for one in quantities]
+    return np.stack(grids, axis=2), found, quantities
+
+
+def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarray, list[str]]:
+    """The patterns that a run keeps, and their names: of the strongest heads and the weakest if none is named."""
+    kept = next((tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4), None)
+    if kept is None:
+        raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
+    if heads is None:
+        table = run.need("heads", columns=["layer", "head", "position", "sink_score"])
+        table = table.loc[table["position"] == studied(find_story(run))]
+        table = table.sort_values("sink_score", key=abs, ascending=False, kind="stable")
+        ranked = [(int(layer), int(head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
+        ranked = [(layer, head) for layer, head in ranked if layer < kept.shape[0] and head < kept.shape[1]]
+        heads = ranked[:_STRONGEST] + ranked[_STRONGEST:][-_WEAKEST:]
+    for layer, head in heads:
+        if not (0 <= layer < kept.shape[0] and 0 <= head < kept.shape[1]):
+            raise InputError(
+                f"head {layer}.{head} is not kept; need layer under {kept.shape[0]}, head under {kept.shape[1]}"
+            )
+    if not heads:
+        raise RunError("no head of patterns.safetensors has a sink score. Run again to see it.")
+    return np.stack([kept[layer, head] / 255 for layer, head in heads]), [f"{layer}.{head}" for layer, head in heads]
+
+
+def _captured(
+    source: Any, site: str, *, sequence: int, layers: Sequence[int] | None
+) -> tuple[list[int], list[np.ndarray]]:
+    """The layers of a site that were captured and are wanted, and what they hold of one sequence."""
+    there = sorted(layer for name, layer in source.tensors if name == site)
+    chosen = there if layers is None else list(layers)
+    if not chosen or set(chosen) - set(there):
+        raise InputError(
+            f"the capture has {site!r} of layers {there}; need {chosen or 'one at least'}. Capture it there"
+        )
+    n = len(source.tensors[site, chosen[0]])
+    if not 0 <= sequence < n:
+        raise InputError(f"sequence {sequence} was not captured; need 0 to {n - 1}")
+    return chosen, [_array(source.tensors[site, layer][sequence]) for layer in chosen]
+
+
+def _existing(chosen: Sequence[int] | None, n: int, *, what: str) -> list[int]:
+    """The heads or neurons that are wanted, all by default."""
+    found = list(range(n) if chosen is None else chosen)
+    if outside := [one for one in found if not 0 <= one < n]:
+        raise InputError(f"{what} {outside[0]} does not exist; need 0 to {n - 1}")
+    return found
+
+
+def _bounded(found: np.ndarray) -> np.ndarray:
+    if found.size > MOST_NUMBERS:
+        raise InputError(
+            f"{found.size:,} numbers are too many for a browser; need {MOST_NUMBERS:,} at most. "
+            "Choose fewer positions, layers, heads or neurons"
+        )
+    return found
+
+
 def _texts(source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any) -> list[str]:
     """What the positions hold, by default a run's tokens."""
     if tokens is None and isinstance(source, Run):
-        tokens = shown.run_tokens(source, length=length)
-    return shown.texts(tokens, length=length, sequence=sequence, tokenizer=tokenizer)
+        tokens = _run_tokens(source, length=length)
+    return _texts_of(tokens, length=length, sequence=sequence, tokenizer=tokenizer)
 
 
 def _names(names: Sequence[str], n: int) -> list[str]:
     if len(names) != n:
         raise InputError(f"there are {len(names)} names for {n} heads; need one each")
-    return [shown.harmless(name, limit=16) for name in names]
+    return [_harmless(name, limit=16) for name in names]
 
 
 def _id(name: str) -> str:

@@ -4,7 +4,7 @@ Several neurons write the same direction, so that removing any one changes littl
 
 1. Rank the neurons of its layers by the share of the layer's change of the outlier dimension that they make.
 2. Add them in this order, each set to its mean over other positions at the sink, until the attention to the sink in
-   the layers after the step has lost half (``REMOVED_FRAC``); at most ``MOST`` of them.
+   the layers after the step has lost half (``LOST_FRAC``); at most ``MOST`` of them.
 3. Leave each one out in turn; drop the one without which the set removes most, as long as half still goes.
 
 The set is then ablated in every other way, alone and neuron by neuron, and against random sets of the same size: of
@@ -20,19 +20,16 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from ..chain.bench import Bench, Segment, generator_of
-from ..chain.holds import Edits, Holder
 from ..chain.locate import GrowthStep
 from ..chain.neurons import output_terms
-from ..chain.readings import RANDOM_SETS
+from ..chain.setting import Edits, Segment, Setting
 from ..edits.constructors import hold, scalar, zero
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.weights import mlp_weights
+from ..schema import LOST_FRAC
 
-REMOVED_FRAC = 0.5
-"""A set removes the sink where at least this share of its mass goes."""
 MOST = 32
 """The most neurons that a set is tried with."""
 COLUMNS = (
@@ -57,6 +54,8 @@ COLUMNS = (
 
 Neuron = tuple[int, int]
 """Layer and index."""
+Ranking = Callable[..., list[Neuron]]
+"""What ``ranked`` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,93 +71,104 @@ class Found:
     """Rank of each of them by contribution, within its layer, from 0."""
 
 
-def ranked(bench: Bench, holder: Holder, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
+def ranked(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
     """The neurons of some layers by the share of their layer's change of the step's outlier dimension at the sink."""
     shares: list[tuple[float, Neuron]] = []
-    clean = holder.clean("neurons", layers=layers)
+    clean = setting.clean("neurons", layers=layers)
     for layer in layers:
-        weights = mlp_weights(bench.lens, layer=layer)
+        weights = mlp_weights(setting.lens, layer=layer)
         assert weights is not None  # a step of a mixture of experts is refused before
-        active = clean[layer][:, bench.old].float().to(weights.w_down.device)
-        terms, _ = output_terms(bench.lens, weights, layer=layer, activations=active, dimension=step.dimension)
-        states = bench.baseline.state_at(bench.old)
-        before = states[layer - 1] if layer else holder.clean("resid_pre", layers=[0])[0][:, bench.old].float().cpu()
+        active = clean[layer][:, setting.sink_position].float().to(weights.w_down.device)
+        terms, _ = output_terms(setting.lens, weights, layer=layer, activations=active, dimension=step.dimension)
+        states = setting.baseline.state_at(setting.sink_position)
+        if layer:
+            before = states[layer - 1]
+        else:
+            before = setting.clean("resid_pre", layers=[0])[0][:, setting.sink_position].float().cpu()
         change = (states[layer] - before)[:, step.dimension].mean()
         mean = (terms.mean(0).cpu() / change.abs().clamp(min=1e-6)).abs()
         shares += [(float(value), (layer, index)) for index, value in enumerate(mean.tolist())]
     return [neuron for _, neuron in sorted(shares, key=lambda one: (-one[0], one[1]))]
 
 
-def find_sets(bench: Bench, *, progress: bool = False) -> tuple[list[Found], pd.DataFrame]:
+def find_sets(
+    setting: Setting, *, most: int = MOST, rank: Ranking = ranked, progress: bool = False
+) -> tuple[list[Found], pd.DataFrame]:
     """The smallest set of every growth step, and one row for every ablation that was made; see ``COLUMNS``.
 
-    Cost: for a step some 20 to 60 passes of the bridge over the bench's sequences.
+    Cost: for a step some 20 to 60 passes of the bridge over the setting's sequences.
+
+    Args:
+        setting: where.
+        most: the most neurons that a set is tried with.
+        rank: puts the neurons of some layers in the order in which they are added.
+        progress: show a bar.
 
     Raises:
         InputError: a mixture of experts, or a model without a growth step.
     """
-    steps = [segment for segment in bench.segments if segment.step is not None]
-    if bench.lens.family.down is None:
-        raise InputError(f"{bench.lens.name} is a mixture of experts, whose neurons have no site; need a dense model")
+    steps = [segment for segment in setting.segments if segment.step is not None]
+    if setting.lens.family.down is None:
+        raise InputError(f"{setting.lens.name} is a mixture of experts, whose neurons have no site; need a dense model")
     if not steps:
         raise InputError(
-            f"{bench.lens.name} has no growth step on these tokens, so there are no layers to look for neurons in; "
+            f"{setting.lens.name} has no growth step on these tokens, so there are no layers to look for neurons in; "
             "lower growth_factor, or use other tokens"
         )
-    holder, rng = Holder(bench=bench), np.random.default_rng(bench.seed)
+    rng = np.random.default_rng(setting.seed)
     found, rows = [], []
     with tqdm(desc="ablating sets", unit="cut", disable=not progress, leave=False) as bar:
         for segment in steps:
-            one = _smallest(bench, holder, segment, tick=bar.update)
+            one = _smallest(setting, segment, most=most, rank=rank, tick=bar.update)
             found.append(one)
-            for row in _rows(bench, holder, one, rng=rng):
+            for row in _rows(setting, one, rank=rank, rng=rng):
                 rows.append(row)
                 bar.update()
     return found, pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _smallest(bench: Bench, holder: Holder, segment: Segment, *, tick: Callable[[], object]) -> Found:
+def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]) -> Found:
     step = segment.step
     assert step is not None  # only steps are looked at
-    order = ranked(bench, holder, layers=step.layers, step=step)
-    places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:MOST]}
+    order = rank(setting, layers=step.layers, step=step)
+    places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:most]}
 
     def removed(neurons: Sequence[Neuron]) -> float:
         tick()
-        run = bench.run(_means(bench, holder, neurons), layers=segment.layers, quiet=True)
-        return _removed(bench, run, segment)
+        run = setting.run(_means(setting, neurons), layers=segment.layers, quiet=True)
+        return _removed(setting, run, segment)
 
     chosen: list[Neuron] = []
-    for neuron in order[:MOST]:
+    for neuron in order[:most]:
         chosen.append(neuron)
-        if removed(chosen) >= REMOVED_FRAC:
+        if removed(chosen) >= LOST_FRAC:
             break
     else:
         return Found(segment=segment, neurons=tuple(chosen), removes=False, ranks=places)
     while len(chosen) > 1:
         without = {neuron: removed([one for one in chosen if one != neuron]) for neuron in chosen}
         least = max(without, key=lambda neuron: without[neuron])
-        if without[least] < REMOVED_FRAC:
+        if without[least] < LOST_FRAC:
             break
         chosen.remove(least)
     return Found(segment=segment, neurons=tuple(chosen), removes=True, ranks=places)
 
 
-def _rows(bench: Bench, holder: Holder, found: Found, *, rng: np.random.Generator) -> Iterator[dict[str, object]]:
+def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Generator) -> Iterator[dict[str, object]]:
     """The set in every way, each neuron alone, each left out, and the random sets."""
     segment, chosen = found.segment, list(found.neurons)
     step = segment.step
     assert step is not None
-    base = float(bench.baseline.mass_at(bench.old, layers=segment.layers).mean())
+    base = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
 
     def row(
         kind: str, neurons: Sequence[Neuron], *, method: str, what: str, where: str, loss: bool
     ) -> dict[str, object]:
-        positions = [bench.old] if where == "sink" else None
-        edits = _edits(bench, holder, neurons, method=method, what=what, positions=positions, step=step)
-        run = bench.run(edits, loss=loss, layers=None if loss else segment.layers, quiet=True)
-        share = removed_share(bench.baseline, run, old=bench.old, layers=segment.layers, generator=rng)
-        before = bench.baseline.loss
+        positions = [setting.sink_position] if where == "sink" else None
+        edits = _edits(setting, neurons, method=method, what=what, positions=positions, step=step)
+        run = setting.run(edits, loss=loss, layers=None if loss else segment.layers, quiet=True)
+        share = removed_share(setting.baseline, run, old=setting.sink_position, layers=segment.layers, generator=rng)
+        before = setting.baseline.loss
         return {
             "step": segment.number,
             "kind": kind,
@@ -170,13 +180,13 @@ def _rows(bench: Bench, holder: Holder, found: Found, *, rng: np.random.Generato
             "layers_from": segment.layers[0],
             "layers_to": segment.layers[-1],
             "baseline_mass": base,
-            "mass": float(run.mass_at(bench.old, layers=segment.layers).mean()),
+            "mass": float(run.mass_at(setting.sink_position, layers=segment.layers).mean()),
             "removed_share": share.estimate,
             "ci_low": share.low,
             "ci_high": share.high,
             "baseline_loss_nats": math.nan if before is None else float(before.mean()),
             "loss_nats": math.nan if run.loss is None else float(run.loss.mean()),
-            "n": bench.tokens.n_sequences,
+            "n": setting.tokens.n_sequences,
         }
 
     usual = {"method": "mean", "what": "column", "where": "sink"}
@@ -187,10 +197,10 @@ def _rows(bench: Bench, holder: Holder, found: Found, *, rng: np.random.Generato
             yield row("single", [neuron], loss=True, **usual)
         for neuron in chosen:
             yield row("leave one out", [one for one in chosen if one != neuron], loss=False, **usual)
-    generator = generator_of(bench)
-    for _ in range(RANDOM_SETS):
-        yield row("random, same layers", _of_same_layers(bench, chosen, generator), loss=False, **usual)
-    for draw in _of_same_ranks(bench, holder, found, generator):
+    generator = setting.generator()
+    for _ in range(setting.n_controls):
+        yield row("random, same layers", _of_same_layers(setting, chosen, generator), loss=False, **usual)
+    for draw in _of_same_ranks(setting, found, rank, generator):
         yield row("random, same ranks outside", draw, loss=False, **usual)
 
 
@@ -217,13 +227,12 @@ def _by_layer(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
     return found
 
 
-def _means(bench: Bench, holder: Holder, neurons: Sequence[Neuron]) -> Edits:
-    return holder.units("neurons", _by_layer(neurons), place=bench.old, natural=True)
+def _means(setting: Setting, neurons: Sequence[Neuron]) -> Edits:
+    return setting.keep_units("neurons", _by_layer(neurons), position=setting.sink_position, mean=True)
 
 
 def _edits(
-    bench: Bench,
-    holder: Holder,
+    setting: Setting,
     neurons: Sequence[Neuron],
     *,
     method: str,
@@ -234,49 +243,49 @@ def _edits(
     chosen = _by_layer(neurons)
     if what == "scalar":
         return tuple(
-            scalar(bench.lens, layer=layer, neurons=units, dimensions=[step.dimension], positions=positions)
+            scalar(setting.lens, layer=layer, neurons=units, dimensions=[step.dimension], positions=positions)
             for layer, units in chosen.items()
         )
     if method == "zero":
         return tuple(
             zero("neurons", layers=[layer], units=units, positions=positions) for layer, units in chosen.items()
         )
-    clean = holder.clean("neurons", layers=list(chosen))
+    clean = setting.clean("neurons", layers=list(chosen))
     return tuple(
-        hold("neurons", {layer: holder.others_mean(clean[layer])[..., units]}, units=units, positions=positions)
+        hold("neurons", {layer: setting.mean_of_others(clean[layer])[..., units]}, units=units, positions=positions)
         for layer, units in chosen.items()
     )
 
 
-def _removed(bench: Bench, run: Outcome, segment: Segment) -> float:
-    before = float(bench.baseline.mass_at(bench.old, layers=segment.layers).mean())
-    return 1 - float(run.mass_at(bench.old, layers=segment.layers).mean()) / before if before else math.nan
+def _removed(setting: Setting, run: Outcome, segment: Segment) -> float:
+    before = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
+    return 1 - float(run.mass_at(setting.sink_position, layers=segment.layers).mean()) / before if before else math.nan
 
 
-def _of_same_layers(bench: Bench, chosen: Sequence[Neuron], generator: torch.Generator) -> list[Neuron]:
+def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch.Generator) -> list[Neuron]:
     """As many others of each layer."""
     drawn: list[Neuron] = []
     for layer, units in _by_layer(chosen).items():
-        pool = torch.tensor([unit for unit in range(bench.lens.d_mlp or 0) if unit not in units])
+        pool = torch.tensor([unit for unit in range(setting.lens.d_mlp or 0) if unit not in units])
         drawn += [(layer, unit) for unit in pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()]
     return drawn
 
 
-def _of_same_ranks(bench: Bench, holder: Holder, found: Found, generator: torch.Generator) -> Iterator[list[Neuron]]:
-    """Five sets of the same ranks by contribution, each neuron's in a random layer outside the growth steps."""
+def _of_same_ranks(setting: Setting, found: Found, rank: Ranking, generator: torch.Generator) -> Iterator[list[Neuron]]:
+    """Sets of the same ranks by contribution, each neuron's in a random layer outside the growth steps."""
     step = found.segment.step
     assert step is not None
-    outside = [layer for layer in range(max(found.segment.layers)) if layer not in bench.finding.growth_layers]
+    outside = [layer for layer in range(max(found.segment.layers)) if layer not in setting.location.growth_layers]
     if not outside:
         return
-    holder.clean("neurons", layers=outside)  # all in one pass
-    order = {layer: ranked(bench, holder, layers=[layer], step=step) for layer in outside}
-    for _ in range(RANDOM_SETS):
+    setting.clean("neurons", layers=outside)  # all in one pass
+    order = {layer: rank(setting, layers=[layer], step=step) for layer in outside}
+    for _ in range(setting.n_controls):
         drawn: dict[Neuron, None] = {}
         for neuron in found.neurons:
             layer = outside[int(torch.randint(len(outside), (), generator=generator))]
-            rank = found.ranks[neuron]
-            while order[layer][rank] in drawn:
-                rank += 1
-            drawn[order[layer][rank]] = None
+            place = found.ranks[neuron]
+            while order[layer][place] in drawn:
+                place += 1
+            drawn[order[layer][place]] = None
         yield list(drawn)

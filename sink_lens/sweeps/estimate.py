@@ -1,18 +1,15 @@
 """What a sweep would cost: cells, forwards after reuse, time from a few timed packs, memory. Nothing is written."""
 
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import psutil
-import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
+from ..engine.cost import duration, now, peak_bytes, seconds_of, weight_bytes
 from ..models.lens import LensModel
 from .cluster import cells_to_run
 from .engine import Block, Engine
@@ -68,14 +65,13 @@ def cost_of(
     cells = cells_to_run(what, lens, n_positions=tokens.n_positions)
     n_asked = what.n_cells(lens, n_positions=tokens.n_positions) if isinstance(what, Grid) else len(what)
     needs = Needs.of(metrics, lens=lens)
-    begun = time.perf_counter()
+    begun = now(lens.device)
     plan = check(cells, plan_of(lens, tokens, needs, mode=mode, n_cells=len(cells)))
-    checking = time.perf_counter() - begun
+    checking = now(lens.device) - begun
     engine = Engine(lens, tokens, cells, metrics, plan=plan)
     run = [block for block in engine.blocks if block.first <= lens.n_layers]
     layers = sum(max(1, engine.layers_of(block)) * len(block.cells) for block in run)
     batches = -(-tokens.n_sequences // plan.prompts)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in lens.plain.parameters())
     return Cost(
         cells=n_asked,
         controls=len(cells) - n_asked,
@@ -85,13 +81,13 @@ def cost_of(
         forwards=sum(-(-len(block.cells) // plan.pack) for block in run) + batches,
         layers_frac=layers / (len(cells) * batches * lens.n_layers),
         seconds=checking + _seconds(engine, run),
-        bytes_weights=weights,
+        bytes_weights=weight_bytes(lens),
         bytes_forward=bytes_a_token(lens, tokens.n_positions, needs)
         * plan.lanes
         * plan.pack
         * plan.prompts
         * tokens.n_positions,
-        bytes_peak=_peak(lens),
+        bytes_peak=peak_bytes(lens.device),
     )
 
 
@@ -108,7 +104,7 @@ def estimate(cost: Cost) -> RenderableType:
         "forwards, one cell at a time": f"{cost.slow_forwards:,}",
         "forwards after reuse": f"{cost.forwards:,}",
         "layers run for a cell": f"{cost.layers_frac:.0%} of all",
-        "time": _spoken(cost.seconds),
+        "time": duration(cost.seconds),
         "memory": f"{cost.bytes_peak / 1e6:,.0f} MB",
         "of it the weights": f"{cost.bytes_weights / 1e6:,.0f} MB",
         "of it forwards, at most": f"{cost.bytes_forward / 1e6:,.0f} MB",
@@ -143,33 +139,5 @@ def _seconds(engine: Engine, blocks: Sequence[Block]) -> float:
 def _seconds_a_cell(engine: Engine, block: Block) -> float:
     """In a pack of a block."""
     few = replace(block, cells=block.cells[: engine.plan.pack * engine.plan.lanes])
-    engine.run(few)  # the unedited run, and warm caches
-    _wait(engine.lens)
-    before = time.perf_counter()
-    engine.run(few)
-    _wait(engine.lens)
-    return (time.perf_counter() - before) / len(few.cells)
-
-
-def _peak(lens: LensModel) -> int:
-    if lens.device.type == "cuda":
-        return torch.cuda.max_memory_reserved(lens.device)
-    now = psutil.Process().memory_info()
-    if sys.platform == "win32":
-        return int(getattr(now, "peak_wset", now.rss))
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _wait(lens: LensModel) -> None:
-    if lens.device.type == "cuda":
-        torch.cuda.synchronize(lens.device)
-
-
-def _spoken(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(seconds, 1):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    once = seconds_of(lambda: engine.run(few), device=engine.lens.device, warm_up=1)  # the unedited run is kept
+    return once / len(few.cells)

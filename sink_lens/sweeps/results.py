@@ -12,8 +12,6 @@ import pandas as pd
 from ..edits.metrics import Metric
 from ..errors import InputError, RunError
 from ..records import display
-from ..report.columns import floats, select
-from ..report.columns import named as rows_named
 from ..stats import Interval, paired_differences, strongest
 from .edits import AXES
 from .grid import Cell
@@ -42,9 +40,7 @@ class SweepResult:
     @property
     def failed(self) -> pd.DataFrame:
         """The cells that failed, with their errors."""
-        keep = dict.fromkeys(failed_cells(self.frame))
-        first = {cell: index for index, cell in reversed(list(enumerate(self.frame["cell"].tolist())))}
-        return select(self.frame, np.array([first[cell] for cell in keep], dtype=int))
+        return self.frame.loc[self.frame["error"].notna()].drop_duplicates("cell")
 
     def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:
         """The cells with the largest effects of either sign on a metric (the first if None)."""
@@ -59,7 +55,7 @@ class SweepResult:
         names = list(dict.fromkeys(self.frame["metric"].tolist()))
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
-        return rows_named(self.frame, "metric", names[0] if metric is None else metric)
+        return self.frame.loc[self.frame["metric"] == (names[0] if metric is None else metric)]
 
     def _repr_html_(self) -> str:
         drawn = []
@@ -84,7 +80,7 @@ def by_cell(numbers: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
         isinstance(metric, str) and metric != "" and cell in index
         for cell, metric in zip(numbers["cell"].tolist(), numbers["metric"].tolist(), strict=True)
     ]
-    found = select(numbers, np.array(keep, dtype=bool))[["cell", "sequence", "metric", "value"]]
+    found = numbers.loc[keep, ["cell", "sequence", "metric", "value"]]
     found = pd.DataFrame(found).assign(cell=[index[cell] for cell in found["cell"].tolist()])
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
 
@@ -135,16 +131,16 @@ def tables(
     found: list[pd.DataFrame] = []
     found_controls: list[pd.DataFrame] = []
     for metric in metrics:
-        unedited = rows_named(baseline, "metric", metric.name)
+        unedited = baseline.loc[baseline["metric"] == metric.name]
         column = {sequence: number for number, sequence in enumerate(unedited["sequence"].tolist())}
         mine = (values["metric"] == metric.name).to_numpy(dtype=bool)
-        rows = select(values, mine)
+        sequences = [column[sequence] for sequence in values.loc[mine, "sequence"].tolist()]
         numbers = np.full((len(names), len(column)), np.nan)
-        numbers[codes[mine], [column[sequence] for sequence in rows["sequence"].tolist()]] = floats(rows, "value")
+        numbers[codes[mine], sequences] = values.loc[mine, "value"].to_numpy(dtype=float)
         matrix = {name: row for name, row in zip(names, numbers, strict=True) if name not in errors}
         common: dict[str, Any] = {
             "matrix": matrix,
-            "before": floats(unedited, "value"),
+            "before": unedited["value"].to_numpy(dtype=float),
             "metric": metric,
             "errors": errors,
             "changed": changed,

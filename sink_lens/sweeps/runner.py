@@ -27,8 +27,6 @@ from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, create_run, display
-from ..report.columns import floats, select
-from ..report.columns import named as rows_named
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig
 from .engine import Block, Engine
@@ -283,7 +281,8 @@ def _allowed(engine: Engine, *, mode: Mode) -> float:
     """What may differ: of the largest magnitude of the unedited numbers, or of 1 for an attention mass."""
     if mode == "exact" and engine.lens.dtype != torch.float32:
         return float("inf")  # half precision has no order of sums to keep to: the deviation is reported
-    return FAST_TOLERANCE * max(1.0, float(np.nanmax(np.abs(floats(engine.baseline(), "value")), initial=0.0)))
+    sizes = np.abs(engine.baseline()["value"].to_numpy(dtype=float))
+    return FAST_TOLERANCE * max(1.0, float(np.nanmax(sizes, initial=0.0)))
 
 
 def _computed(
@@ -329,9 +328,7 @@ def _joined(writer: RunWriter, block: Block, frame: pd.DataFrame) -> pd.DataFram
     if not writer.has(_part(block)):
         return frame
     before = _read(writer, block)
-    again = set(block.cells)
-    kept = select(before, np.array([cell not in again for cell in before["cell"].tolist()]))
-    return pd.concat([kept, frame], ignore_index=True)
+    return pd.concat([before.loc[~before["cell"].isin(block.cells)], frame], ignore_index=True)
 
 
 def _finished(
@@ -379,8 +376,8 @@ def headline(frame: pd.DataFrame, engine: Engine) -> str:
     said = f"{n:,} cells on {engine.tokens.n_sequences} sequences" + (f", {failed:,} failed" if failed else "")
     lines = [said + (f", {still:,} changed nothing that is read" if still else "")]
     for name in dict.fromkeys(frame["metric"].tolist()):
-        rows = rows_named(frame, "metric", name)
-        sizes = np.abs(floats(rows, "effect"))
+        rows = frame.loc[frame["metric"] == name]
+        sizes = rows["effect"].abs().to_numpy()
         if not np.isnan(sizes).all():
             best = rows.iloc[int(np.nanargmax(sizes))].to_dict()
             line = f"{name}: {best['baseline']:.4g} without an edit; strongest {named(best)}: {best['effect']:+.4g}"

@@ -6,11 +6,8 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InputError
-from ..report.columns import floats, named, select
+from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
 from ..text import listed, number, short
-
-MIN_RATE = 0.05
-"""There is a sink where at least this share of (layer, head, sequence) has its sink at position 0, as in ``trace``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +55,7 @@ class Birth:
         return f"{self.brief}; at the last checkpoint ({short(self.last)} tokens) {rates}; {mass}"
 
 
-def births(frame: pd.DataFrame, *, threshold: float = 0.3, min_rate: float = MIN_RATE) -> Birth:
+def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: float = MIN_SINK_RATE) -> Birth:
     """When the sink is born: the first checkpoint from which the sink rate stays at or over ``min_rate``.
 
     A rate that passes and falls back is no birth. Checkpoints that could not be measured are left out.
@@ -72,7 +69,7 @@ def births(frame: pd.DataFrame, *, threshold: float = 0.3, min_rate: float = MIN
         InputError: nothing was measured, or not at this threshold.
     """
     rates = whole(frame, "sink_rate")
-    known = sorted(set(floats(rates, "threshold").tolist()))
+    known = sorted(set(rates["threshold"].tolist()))
     if not known:
         raise InputError("no checkpoint was measured, so no birth can be told; need one at least. Run sink-lens watch.")
     if not any(np.isclose(one, threshold) for one in known):
@@ -80,17 +77,17 @@ def births(frame: pd.DataFrame, *, threshold: float = 0.3, min_rate: float = MIN
             f"the sink rate was not measured at threshold {threshold:g}; need one of "
             f"{', '.join(f'{one:g}' for one in known)}, or measure again with it"
         )
-    here = select(rates, np.isclose(floats(rates, "threshold"), threshold)).sort_values("step")
-    step, tokens, rate = (floats(here, name) for name in ("step", "tokens", "value"))
+    here = rates.loc[np.isclose(rates["threshold"], threshold)].sort_values("step")
+    step, tokens, rate = (here[name].to_numpy(dtype=float) for name in ("step", "tokens", "value"))
     first = len(rate)
     while first > 0 and rate[first - 1] >= min_rate:
         first -= 1
     born = first < len(rate)
-    last = select(frame, floats(frame, "step") == step[-1])
-    masses = named(last, "measure", "sink_mass").dropna(subset=["layer"])
-    mass = np.nan_to_num(floats(masses, "value"), nan=-1.0)
+    last = frame.loc[frame["step"] == step[-1]]
+    masses = last.loc[(last["measure"] == "sink_mass") & last["layer"].notna()]
+    mass = masses["value"].fillna(-1.0).to_numpy(dtype=float)
     at_last = whole(last, "sink_rate")
-    pairs = zip(floats(at_last, "threshold").tolist(), floats(at_last, "value").tolist(), strict=True)
+    pairs = zip(at_last["threshold"].tolist(), at_last["value"].tolist(), strict=True)
     return Birth(
         threshold=threshold,
         min_rate=min_rate,
@@ -99,8 +96,8 @@ def births(frame: pd.DataFrame, *, threshold: float = 0.3, min_rate: float = MIN
         before=int(tokens[first - 1]) if born and first else None,
         rate=float(rate[-1]),
         mass=float(mass.max()),
-        layer=int(floats(masses, "layer")[mass.argmax()]),
-        uniform=float(floats(whole(last, "uniform_mass"), "value")[0]),
+        layer=int(masses["layer"].iloc[mass.argmax()]),
+        uniform=float(whole(last, "uniform_mass")["value"].iloc[0]),
         last=int(tokens[-1]),
         others=tuple((one, value) for one, value in sorted(pairs) if not np.isclose(one, threshold)),
     )
@@ -108,5 +105,4 @@ def births(frame: pd.DataFrame, *, threshold: float = 0.3, min_rate: float = MIN
 
 def whole(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
     """The rows of a measure that speak of the whole model."""
-    rows = named(frame, "measure", measure)
-    return select(rows, np.isnan(floats(rows, "layer")) & np.isnan(floats(rows, "position")))
+    return frame.loc[(frame["measure"] == measure) & frame["layer"].isna() & frame["position"].isna()]

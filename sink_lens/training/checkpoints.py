@@ -20,9 +20,9 @@ from transformers.utils import logging
 
 from ..activations.record import Streamed
 from ..chain.config import TraceConfig
-from ..chain.locate import Finding, GrowthStep
+from ..chain.locate import Plan
+from ..chain.measure import Panel, measure
 from ..chain.neurons import split_layers, super_neurons
-from ..chain.panel import Panel, measure
 from ..data.tokens import TokenBatch
 from ..errors import InputError, RunError, SinkLensError
 from ..measures.dimensions import dominance_ratio
@@ -32,14 +32,14 @@ from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
 from ..records import Run, RunWriter, add_to_run, read_run
-from ..report.columns import floats, select
+from ..schema import SINK_THRESHOLD
 from .birth import Birth, births
 from .evaluation import evaluation_tokens, run_tokenizer
 from .saving import read_checkpoint
 
 __all__ = ["THRESHOLDS", "Birth", "births", "chain_measures", "checkpoints_of", "measure_checkpoint", "watch"]
 
-THRESHOLDS = (0.05, 0.1, 0.2, 0.3)
+THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
 """Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
 COLUMNS = {
     "step": "int64",
@@ -74,7 +74,7 @@ def chain_measures(
     lens: LensModel,
     tokens: TokenBatch,
     *,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     thresholds: Sequence[float] = THRESHOLDS,
     batch_size: int | None = None,
 ) -> pd.DataFrame:
@@ -107,8 +107,8 @@ def chain_measures(
             "those from position 8 on. Give longer ones."
         )
     config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
-    aim = _everywhere(lens.n_layers)
-    panel = _grown(measure(lens, tokens, finding=aim, config=config, only=_READ))
+    everywhere = Plan(positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
+    panel = _grown(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
     rows = _Rows()
     _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
     _state_rows(rows, panel)
@@ -124,7 +124,7 @@ def measure_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None,
     step: int,
     seen: int,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     device: str | None = None,
 ) -> pd.DataFrame:
     """The rows of one checkpoint in ``watch.parquet``: a model that is being trained, or a saved folder.
@@ -158,7 +158,7 @@ def watch(
     *,
     sequences: int = 32,
     length: int = 64,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     tokens: TokenBatch | None = None,
     writer: RunWriter | None = None,
     device: str | None = None,
@@ -248,7 +248,7 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
     known: dict[int, int] = {}
     if "log" in run.tables:
         log = run.tables["log"]
-        pairs = zip(floats(log, "step").tolist(), floats(log, "tokens").tolist(), strict=True)
+        pairs = zip(log["step"].tolist(), log["tokens"].tolist(), strict=True)
         known = {int(step): int(tokens) for step, tokens in pairs}
     sizes = [run.config.get(name) for name in ("length", "batch")]
     each = math.prod(size for size in sizes if isinstance(size, int))
@@ -260,15 +260,9 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
     return lambda step: known.get(step, round(step * each))
 
 
-def _everywhere(n_layers: int) -> Finding:
-    """An aim that reads the neurons of every layer at position 0, so that the growth layers are among them."""
-    step = GrowthStep(first_layer=0, last_layer=n_layers - 1, ratio_before=1.0, ratio_after=1.0, dimension=0)
-    return Finding(positions=(0,), sink_found=False, steps=(step,), outliers={})
-
-
 def _grown(panel: Panel) -> Panel:
     """The panel with the neurons of the growth layers only: no other layer has super neurons."""
-    kept = set(panel.finding.growth_layers)
+    kept = set(panel.location.growth_layers)
     values = {
         name: {layer: tensor for layer, tensor in by_layer.items() if name not in _AT_ONCE or layer in kept}
         for name, by_layer in panel.streamed.values.items()
@@ -339,8 +333,8 @@ def _state_rows(rows: _Rows, panel: Panel) -> None:
 
 
 def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: float) -> None:
-    growing = panel.finding.growth_layers
-    rows.add("growth_steps", len(panel.finding.steps), unit="steps")
+    growing = panel.location.growth_layers
+    rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):
         rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
     if lens.family.down is None:
@@ -371,7 +365,7 @@ def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.Da
     if "watch" not in tables:
         return _empty()
     frame = tables["watch"]
-    whole = select(frame, frame["error"].isna().to_numpy(dtype=bool))
+    whole = frame.loc[frame["error"].isna()]
     what = f"{writer.folder}/watch.parquet was measured"
     todo = "Give the same, or measure all again (--again)."
     if others := sorted(set(whole["tokens_sha256"].tolist()) - {batch.hash}):

@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..errors import InputError
 from ..records import create_run, display, versions
-from ..report.columns import floats, named
+from ..schema import SINK_THRESHOLD
 from ..text import listed, number, plural, short
 from .birth import Birth
 from .comparison_tables import birth_table, course_table, measure_table, sides, thresholds
@@ -69,7 +69,7 @@ def compare(
     generator: np.random.Generator,
     by: str | Sequence[str] | None = None,
     baseline: str | None = None,
-    threshold: float = 0.3,
+    threshold: float = SINK_THRESHOLD,
     smooth_frac: float = SMOOTH_FRAC,
 ) -> Comparison:
     """Compare finished training runs that differ in one thing and in the seed.
@@ -129,7 +129,7 @@ def _differences(
     for arm in arms.others:
         for curve in dict.fromkeys(finals["curve"].tolist()):
             rows = _of(finals, arm, curve)
-            found.append((arm, curve, difference(floats(rows, "difference"), generator=generator)))
+            found.append((arm, curve, difference(rows["difference"], generator=generator)))
     return found
 
 
@@ -138,11 +138,11 @@ def _row(arm: str, curve: str, found: Difference) -> dict[str, Any]:
 
 
 def _of(finals: pd.DataFrame, arm: str, curve: str) -> pd.DataFrame:
-    return named(named(finals, "arm", arm), "curve", curve)
+    return finals.loc[(finals["arm"] == arm) & (finals["curve"] == curve)]
 
 
 def _opening(arms: Arms, finals: pd.DataFrame) -> str:
-    tokens = float(floats(finals, "tokens").max())
+    tokens = finals["tokens"].to_numpy(dtype=float).max()
     others = listed(arms.others)
     same = "" if "data_seed" in arms.by else ", same data in the same order"
     return (
@@ -152,7 +152,7 @@ def _opening(arms: Arms, finals: pd.DataFrame) -> str:
 
 
 def _ahead(arm: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
-    own, base = (float(floats(_of(finals, name, curve), "loss").mean()) for name in (arm, baseline))
+    own, base = (float(_of(finals, name, curve)["loss"].to_numpy().mean()) for name in (arm, baseline))
     start = f"final {curve} loss: {arm} {own:.4f}, {baseline} {base:.4f} nats, difference {one.mean:+.4f}"
     if one.n < 2:
         return f"{start} (one seed: no interval)"
@@ -169,14 +169,14 @@ def _ahead(arm: str, curve: str, one: Difference, *, finals: pd.DataFrame, basel
 
 def _reaching(arm: str, curve: str, finals: pd.DataFrame) -> str:
     rows = _of(finals, arm, curve)
-    at, ratio = floats(rows, "reached"), floats(rows, "acceleration")
+    at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     there = ~np.isnan(at)
     n = len(at)
     if not there.any():
         return f"{arm} does not reach {target} in any of {plural(n, 'seed')}: no acceleration"
     each = listed((f"{one:.2f}x" for one in ratio[there]), most=8)
-    own, base = (short(float(one[there].mean())) for one in (at, floats(rows, "baseline_reached")))
+    own, base = (short(float(one[there].mean())) for one in (at, rows["baseline_reached"].to_numpy()))
     when = f"{own} tokens against {base}"
     if not there.all():
         return f"{arm} reaches {target} in {there.sum()} of {plural(n, 'seed')} only ({when}: {each}); elsewhere never"
@@ -205,8 +205,8 @@ def _sinks(arm: str, born: Sequence[Birth]) -> str:
 def _disparity(arms: Arms, measures: pd.DataFrame) -> list[str]:
     said = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
-        rows = named(measures, "measure", measure)
-        parts = [f"{arm} {number(float(floats(named(rows, 'arm', arm), 'mean')[0]))}" for arm in arms.runs]
+        means = measures.loc[measures["measure"] == measure].drop_duplicates("arm").set_index("arm")["mean"]
+        parts = [f"{arm} {number(float(means[arm]))}" for arm in arms.runs]
         said.append(f"{word} (layer mean): {', '.join(parts)}")
     return said
 

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from ..records import Run
-from ..report.columns import floats, named, select
 from ..stats import paired_differences
 from .birth import Birth, births, whole
 from .variants import Arms
@@ -52,13 +51,13 @@ def watched(run: Run) -> pd.DataFrame | None:
     if "watch" not in run.tables:
         return None
     frame = run.tables["watch"]
-    frame = select(frame, frame["error"].isna().to_numpy(dtype=bool))
+    frame = frame.loc[frame["error"].isna()]
     return frame if len(frame) else None
 
 
 def _whole(frame: pd.DataFrame) -> pd.DataFrame:
     rows = [whole(frame, measure) for measure in SIDES if measure != "top_mass"]
-    mass = named(frame, "measure", "sink_mass").dropna(subset=["layer"])
+    mass = frame.loc[(frame["measure"] == "sink_mass") & frame["layer"].notna()]
     top = mass.sort_values("value").drop_duplicates("step", keep="last").assign(measure="top_mass")
     every = pd.concat([*rows, top], ignore_index=True)
     return every.reindex(columns=["step", "tokens", "measure", "threshold", "value", "unit"])
@@ -73,7 +72,7 @@ def last(table: pd.DataFrame) -> pd.DataFrame:
     final = max(shared, default=None)
     if final is not None and final != table["step"].max():
         warnings.warn(f"sinks are compared at step {final}: not every run was measured at a later one", stacklevel=2)
-    return select(table, (table["step"] == final).to_numpy(dtype=bool))
+    return table.loc[table["step"] == final]
 
 
 def measure_table(arms: Arms, table: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
@@ -84,12 +83,12 @@ def measure_table(arms: Arms, table: pd.DataFrame, *, generator: np.random.Gener
     final = last(table)
     frames = []
     for arm in arms.runs:
-        rows = named(final, "arm", arm)
+        rows = final.loc[final["arm"] == arm]
         pivot = rows.pivot(index=KEYS, columns="seed", values="value")
-        base = named(final, "arm", arms.baseline).pivot(index=KEYS, columns="seed", values="value").reindex(pivot.index)
+        base = final.loc[final["arm"] == arms.baseline].pivot(index=KEYS, columns="seed", values="value")
         values = pivot.to_numpy(dtype=float)
         means = paired_differences(values, np.zeros((1, values.shape[1])), generator=generator)
-        gaps = paired_differences(values, base.to_numpy(dtype=float), generator=generator)
+        gaps = paired_differences(values, base.reindex(pivot.index).to_numpy(dtype=float), generator=generator)
         one = pivot.index.to_frame(index=False).assign(arm=arm, step=int(final["step"].iloc[0]))
         for name, found in (("", means), ("difference", gaps)):
             one[name or "mean"] = [each.estimate for each in found]
@@ -111,7 +110,7 @@ def course_table(arms: Arms, table: pd.DataFrame, *, generator: np.random.Genera
     for key, rows in table.groupby(KEYS, dropna=False):
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)
         for arm in arms.runs:
-            pivot = named(rows, "arm", arm).pivot(index="tokens", columns="seed", values="value").dropna()
+            pivot = rows.loc[rows["arm"] == arm].pivot(index="tokens", columns="seed", values="value").dropna()
             values = pivot.to_numpy(dtype=float)
             if not len(values):
                 continue
@@ -161,6 +160,6 @@ def birth_table(arms: Arms, *, threshold: float) -> tuple[pd.DataFrame, dict[str
 
 def thresholds(table: pd.DataFrame) -> list[float]:
     """The thresholds at which the sink rate was measured in every run."""
-    rates = named(table, "measure", "sink_rate")
-    each = [set(floats(rows, "threshold").tolist()) for _, rows in rates.groupby(["arm", "seed"])]
+    rates = table.loc[table["measure"] == "sink_rate"]
+    each = [set(rows["threshold"].tolist()) for _, rows in rates.groupby(["arm", "seed"])]
     return sorted(set.intersection(*each))

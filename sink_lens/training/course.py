@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from ..records import RunWriter, add_to_run, display, read_run
-from ..report.columns import select
 from .birth import Birth
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def write_course(
         writer: the run's own, where it is open here already.
     """
     run = read_run(run_folder)
-    whole = select(frame, frame["error"].isna().to_numpy(dtype=bool))
+    whole = frame.loc[frame["error"].isna()]
     figure = display.figure(
         "course",
         whole,

@@ -7,7 +7,6 @@ import pandas as pd
 
 from ..errors import RunError
 from ..records import Run
-from ..report.columns import floats, named
 from ..stats import paired_differences
 from .variants import Arms
 
@@ -56,7 +55,7 @@ def losses(run: Run, curve: str, *, smooth_frac: float = SMOOTH_FRAC) -> tuple[n
         raise RunError(f"{run.folder}/log.parquet lacks {', '.join(absent)}; need tokens and losses. Train it again.")
     if CURVES[curve] not in log.columns:
         return np.array([]), np.array([])
-    tokens, loss = floats(log, "tokens"), floats(log, CURVES[curve])
+    tokens, loss = (log[name].to_numpy(dtype=float, na_value=np.nan) for name in ("tokens", CURVES[curve]))
     there = ~np.isnan(loss)
     tokens, loss = tokens[there], loss[there]
     order = np.argsort(tokens, kind="stable")
@@ -103,7 +102,7 @@ def band_table(curves: pd.DataFrame, *, generator: np.random.Generator) -> pd.Da
     frames = []
     pairs = dict.fromkeys(zip(curves["arm"].tolist(), curves["curve"].tolist(), strict=True))
     for arm, curve in pairs:
-        rows = named(named(curves, "arm", arm), "curve", curve)
+        rows = curves.loc[(curves["arm"] == arm) & (curves["curve"] == curve)]
         for quantity in ("loss", "difference"):
             table = rows.pivot(index="tokens", columns="seed", values=quantity)
             values = table.to_numpy(dtype=float)

@@ -1,14 +1,13 @@
 """What a training would take, before it is begun: a step or two of its model on random tokens, timed."""
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 from rich.console import RenderableType
 from rich.table import Table
 
+from ..engine.cost import duration, now, peak_bytes
 from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
 from .config import TrainConfig
@@ -73,17 +72,17 @@ def estimate(config: TrainConfig) -> Estimate:
         run = torch.compile(model) if config.compile else model
         forwards, updates = [], []
         for number in range(1 + config.compile if slow else 1 + _STEPS):  # the first also warms up, or compiles
-            begun = _now(device)
+            begun = now(device)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=config.dtype == "bf16"):
                 loss = run(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
-            halfway = _now(device)
+            halfway = now(device)
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))
             optimizer.step()
             optimizer.zero_grad()
             if number >= 1 or slow:
                 forwards.append(halfway - begun)
-                updates.append(_now(device) - halfway)
+                updates.append(now(device) - halfway)
         longer = _flops(config, n_parameters, length=config.length) / _flops(config, n_parameters, length=length)
         return Estimate(
             config=config,
@@ -93,7 +92,7 @@ def estimate(config: TrainConfig) -> Estimate:
             sequences=sequences,
             length=length,
             step_seconds=min(forwards) * longer * config.batch / sequences + min(updates),
-            peak_bytes=_peak(device),
+            peak_bytes=peak_bytes(device),
         )
 
 
@@ -121,26 +120,9 @@ def dry_run(config: TrainConfig) -> RenderableType:
         ("tokens", f"{tokens:,} ({tokens / found.n_parameters:.1f} a parameter)"),
         ("a step", f"{found.step_seconds:.3g} s on {found.device} in one process{part}"),
         ("tokens a second", f"{config.step_tokens / found.step_seconds:,.0f}"),
-        ("in all", f"{_duration(total)}, evaluations apart"),
+        ("in all", f"{duration(total)}, evaluations apart"),
         ("memory", f"{found.peak_bytes / 1e9:.2f} GB at {found.sequences} x {found.length} tokens a forward"),
         ("checkpoints", f"{len(config.kept)} kept, {found.checkpoint_bytes / 1e9:.2f} GB"),
     ):
         table.add_row(name, value)
     return table
-
-
-def _now(device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def _peak(device: str) -> int:
-    return torch.cuda.max_memory_allocated() if device == "cuda" else psutil.Process().memory_info().rss
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -96,34 +96,6 @@ def group(
     return Arms(by=names, runs={arm: dict(sorted(arms[arm].items())) for arm in ordered}, notes=notes)
 
 
-def seeds_of(folders: Sequence[str | os.PathLike[str]]) -> tuple[dict[int, Run], tuple[str, ...]]:
-    """Finished runs that differ in the seed and in nothing else: seed -> run, ascending; and what a reader must know.
-
-    Raises:
-        InputError: no run.
-        RunError: no finished training run; one that differs in something else; one seed twice.
-    """
-    if not folders:
-        raise InputError("no run was given; need the folder of a finished training run at least.")
-    runs = [_finished(read_run(folder)) for folder in folders]
-    configs = [flat(run.config) for run in runs]
-    fields = sorted({name for config in configs for name in config} - IGNORED - set(WARNED))
-    if others := [name for name in fields if _differs(configs, name)]:
-        raise RunError(_what_differs(runs, configs, others, need="runs that differ in the seed only. Leave runs out."))
-    found: dict[int, Run] = {}
-    for run, config in zip(runs, configs, strict=True):
-        seed = config.get(SEED)
-        if not isinstance(seed, int) or seed in found:
-            why = f"seed {seed}, as {found[seed].folder} has" if seed in found else "no seed in its configuration"
-            raise RunError(f"{run.folder} has {why}; need runs of one seed each. Leave it out.")
-        found[seed] = run
-    _check_data(runs)
-    notes = _circumstances(runs, configs)
-    if len(found) < FEWEST_SEEDS:
-        notes += (f"{len(found)} seed{'s' * (len(found) > 1)} say little: give runs of more",)
-    return dict(sorted(found.items())), notes
-
-
 def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
     """A configuration without levels: a field of a field is named outer.inner."""
     found: dict[str, Any] = {}

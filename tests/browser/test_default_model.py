@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sink_lens.report.page import render
+from sink_lens.report.html import render
 
 SOME_TEXT = re.compile(r"[\s\S]{6}")
 RUN = Path(__file__).parent / "default_model"

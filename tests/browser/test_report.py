@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from sink_lens.report.page import render
+from sink_lens.report.html import render
 
 from ..report.test_page import HOSTILE, few, patterns, synthetic_run, tables
 
@@ -176,7 +176,7 @@ def test_without_its_script_the_page_can_be_read(opened, report):
 
 def test_runs_beside_each_other_have_a_viewer_each(opened, tmp_path, monkeypatch):
     image = "<svg viewBox='0 0 6 4'><image width='6' height='4'/></svg>"  # what the viewer needs of the drawn map
-    monkeypatch.setattr("sink_lens.report.content.svg", lambda figure, *, name: image)
+    monkeypatch.setattr("sink_lens.report.html.svg", lambda figure, *, name: image)
     folder = synthetic_run(tmp_path / "run", frames=few("heads", "tokens", **SIZE), drawn=patterns(**SIZE))
     found = opened(render(folder, folder, out=tmp_path / "both.html"))
     page = found.page

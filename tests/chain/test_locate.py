@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sink_lens.chain.locate import (
-    Finding,
     GrowthStep,
+    Location,
     find,
     growth_layers,
     matched_random,
@@ -148,28 +148,28 @@ def planted_states():
 
 
 def test_find_names_the_step_and_the_dimension_after_it():
-    finding = found([1.0, 1.2, 30.0], planted_states())
-    assert [(s.first_layer, s.last_layer, s.dimension) for s in finding.steps] == [(1, 1, 3)]
-    assert (finding.steps[0].ratio_before, finding.steps[0].ratio_after) == pytest.approx((1.2, 30.0))
-    assert finding.outliers == {1: (3,)}
+    location = found([1.0, 1.2, 30.0], planted_states())
+    assert [(s.first_layer, s.last_layer, s.dimension) for s in location.steps] == [(1, 1, 3)]
+    assert (location.steps[0].ratio_before, location.steps[0].ratio_after) == pytest.approx((1.2, 30.0))
+    assert location.outliers == {1: (3,)}
 
 
 def test_outliers_enter_the_next_layer():
-    finding = found([1.0, 1.2, 30.0], planted_states())
-    assert [finding.entering(layer) for layer in range(3)] == [(), (), (3,)]
+    location = found([1.0, 1.2, 30.0], planted_states())
+    assert [location.entering(layer) for layer in range(3)] == [(), (), (3,)]
 
 
 def test_forced_steps_take_the_strongest_dimensions_as_they_are():
-    finding = found([1.0, 1.0, 1.0], planted_states(), forced=((0, 0),))
-    assert [(s.first_layer, s.dimension) for s in finding.steps] == [(0, 2)]
-    assert finding.outliers == {-1: (0,), 0: (2,), 1: (3,)}
+    location = found([1.0, 1.0, 1.0], planted_states(), forced=((0, 0),))
+    assert [(s.first_layer, s.dimension) for s in location.steps] == [(0, 2)]
+    assert location.outliers == {-1: (0,), 0: (2,), 1: (3,)}
 
 
 def test_feeding_layers_are_the_growth_layers_or_the_first_quarter():
-    finding = Finding(positions=(0,), sink_found=True, steps=(step(1, 2), step(5, 5)), outliers={})
-    assert finding.feeding(8) == (1, 2, 5)
-    assert finding.step_of(2) is finding.steps[0]
-    nothing = Finding(positions=(0,), sink_found=False, steps=(), outliers={})
+    location = Location(positions=(0,), sink_found=True, steps=(step(1, 2), step(5, 5)), outliers={})
+    assert location.feeding(8) == (1, 2, 5)
+    assert location.step_of(2) is location.steps[0]
+    nothing = Location(positions=(0,), sink_found=False, steps=(), outliers={})
     assert nothing.feeding(8) == (0, 1)
     assert nothing.feeding(2) == (0,)
 

@@ -9,7 +9,8 @@ import torch
 from lenses import lens_of
 
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.locate import Finding, GrowthStep
+from sink_lens.chain.locate import GrowthStep, Location
+from sink_lens.chain.measure import measure
 from sink_lens.chain.neurons import (
     COLUMNS,
     LayerSplit,
@@ -20,7 +21,6 @@ from sink_lens.chain.neurons import (
     split_layers,
     super_neurons,
 )
-from sink_lens.chain.panel import measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, planted
@@ -34,17 +34,17 @@ def panel_of(family, positions=(0,)):
     """A panel whose growth step is said to be the layers 1 and 2, on six sequences of 16 tokens."""
     lens, spans = lens_of(family), ((1, 2),)
     step = GrowthStep(first_layer=1, last_layer=2, ratio_before=1.0, ratio_after=9.0, dimension=4)
-    aim = Finding(positions=positions, sink_found=True, steps=(step,), outliers={})
+    aim = Location(positions=positions, sink_found=True, steps=(step,), outliers={})
     tokens = from_tensor(torch.randint(3, 300, (6, 16), generator=torch.Generator().manual_seed(0)))
-    panel = measure(lens, tokens, finding=aim, config=TraceConfig(model=family), forced=spans)
-    return replace(panel, finding=replace(panel.finding, positions=positions))
+    panel = measure(lens, tokens, plan=aim.plan(lens.n_layers), config=TraceConfig(model=family), forced=spans)
+    return replace(panel, location=replace(panel.location, positions=positions))
 
 
 def panel_at(family, dimension, positions=(0,)):
     """The same with another outlier dimension."""
     panel = panel_of(family, positions)
-    steps = tuple(replace(step, dimension=dimension) for step in panel.finding.steps)
-    return replace(panel, finding=replace(panel.finding, steps=steps))
+    steps = tuple(replace(step, dimension=dimension) for step in panel.location.steps)
+    return replace(panel, location=replace(panel.location, steps=steps))
 
 
 # --- the exact split
@@ -123,8 +123,8 @@ def test_only_the_planted_neuron_is_super():
         ratio_after=9.0,
         dimension=truth.outlier_dimension,
     )
-    aim = Finding(positions=(0,), sink_found=True, steps=(step,), outliers={})
-    panel = measure(lens, from_tensor(tokens), finding=aim, config=TraceConfig(model="planted"), forced=spans)
+    aim = Location(positions=(0,), sink_found=True, steps=(step,), outliers={})
+    panel = measure(lens, from_tensor(tokens), plan=aim.plan(5), config=TraceConfig(model="planted"), forced=spans)
     splits = split_layers(lens, panel, super_share=0.05)
     assert super_neurons(splits, layer=truth.layer).nonzero().flatten().tolist() == [truth.neuron]
     assert splits[0].terms[:, truth.neuron].mean() / splits[0].change.mean() == pytest.approx(1.0, abs=0.05)

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from sink_lens.chain.bench import bench
 from sink_lens.chain.placement import COLUMNS, kind_of, placement_table
+from sink_lens.chain.setting import setting_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.isolation import isolation
 from sink_lens.engine.forward import run_with
@@ -19,7 +19,7 @@ from sink_lens.models.tiny import BOS_ID, tiny
 @pytest.fixture(scope="module")
 def table_of(planted_at):
     """The builder of the planted model's table, with its sink and without."""
-    return functools.cache(lambda sink=True: placement_table(planted_at(sink=sink).bench))
+    return functools.cache(lambda sink=True: placement_table(planted_at(sink=sink).setting))
 
 
 def cells(*sinks):
@@ -79,29 +79,29 @@ def test_the_planted_sink_follows_bos(table_of):
 def test_bos_first_is_the_clean_run_of_the_same_tokens_with_bos_in_front(planted_at, table_of):
     # the ordinary cells are the sequences without their BOS, so that BOS replaces the first text token
     place = planted_at()
-    ids = place.bench.tokens.tokens[:, 1:].clone()
+    ids = place.setting.tokens.tokens[:, 1:].clone()
     ids[:, 0] = BOS_ID
     found = run_with(place.lens, ids, keys=(0,))
     cell = table_of().query("position == 0 and token == 'bos'").iloc[0]
-    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(0, layers=place.bench.late).mean()))
+    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(0, layers=place.setting.late_layers).mean()))
     assert cell["loss_nats"] == pytest.approx(float(found.loss.mean()))
 
 
 def test_an_isolated_cell_is_the_run_under_isolation(planted_at, table_of):
     place = planted_at()
-    ids = place.bench.tokens.tokens[:, 1:]
+    ids = place.setting.tokens.tokens[:, 1:]
     found = run_with(place.lens, ids, isolation([6]), keys=(6,))
     cell = table_of().query("position == 6 and token == 'ordinary' and isolated").iloc[0]
-    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(6, layers=place.bench.late).mean()))
+    assert cell["sink_mass"] == pytest.approx(float(found.mass_at(6, layers=place.setting.late_layers).mean()))
 
 
 def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at, table_of):
     place = planted_at()
-    ids = place.bench.tokens.tokens[:, 1:]  # 19 positions: 8 to 17 in even steps are 8, 10.25, 12.5, 14.75, 17
+    ids = place.setting.tokens.tokens[:, 1:]  # 19 positions: 8 to 17 in even steps are 8, 10.25, 12.5, 14.75, 17
     others = (8, 10, 12, 15, 17)
     found = run_with(place.lens, ids, keys=(0, *others))
     cell = table_of().query("position == 0 and token == 'ordinary'").iloc[0]
-    masses = [found.mass_at(other, layers=place.bench.late).mean() for other in others]
+    masses = [found.mass_at(other, layers=place.setting.late_layers).mean() for other in others]
     assert cell["ordinary_mass"] == pytest.approx(float(torch.stack(masses).mean()))
     norms = found.state.norm(dim=-1)
     assert cell["norm_ratio"] == pytest.approx(float((norms[..., 0] / norms[..., 1:].median(-1).values).mean(1).max()))
@@ -116,7 +116,7 @@ def test_nothing_planted_is_no_sink(table_of):
 def test_a_typed_in_bos_is_no_ordinary_token(planted_at, config):
     # a bare tensor does not say that it begins with BOS
     place = planted_at()
-    bare = bench(place.lens, from_tensor(place.tokens.tokens), finding=place.finding, config=config)
+    bare = setting_of(place.lens, from_tensor(place.tokens.tokens), location=place.location, config=config)
     assert not bare.tokens.bos
     assert kind_of(placement_table(bare)) == "token"
 
@@ -124,14 +124,14 @@ def test_a_typed_in_bos_is_no_ordinary_token(planted_at, config):
 def test_without_a_tokenizer_there_are_the_ordinary_cells(config, tiny_at):
     place = tiny_at("llama")
     bare = wrap(tiny("llama", num_hidden_layers=2))
-    table = placement_table(dataclasses.replace(place.bench, lens=bare))
+    table = placement_table(dataclasses.replace(place.setting, lens=bare))
     assert table["token"].tolist() == ["ordinary"] * 3
     assert table[["sink_mass", "ordinary_mass", "norm_ratio", "loss_nats"]].notna().all(axis=None)
 
 
 def test_a_new_position_at_the_end_leaves_no_cells(planted_at):
     place = planted_at()  # 20 positions, and 19 without BOS: position 18 has no token after it there
-    table = placement_table(dataclasses.replace(place.bench, new=18))
+    table = placement_table(dataclasses.replace(place.setting, target_position=18))
     assert table.empty
     assert tuple(table.columns) == COLUMNS
     assert kind_of(table) == "undecided"

@@ -8,7 +8,8 @@ from lenses import lens_of
 
 from sink_lens.activations.record import LayerView, capture, stream
 from sink_lens.chain import readings as r
-from sink_lens.chain.locate import Finding, GrowthStep
+from sink_lens.chain.links import LINKS
+from sink_lens.chain.locate import Plan
 from sink_lens.data.tokens import from_tensor
 from sink_lens.measures.rank import effective_rank
 from sink_lens.models.tiny import TINY_FAMILIES
@@ -27,25 +28,21 @@ def streamed(lens, tokens, readings, **options):
     return stream(lens, tokens, readings, **options)
 
 
-FOUND = Finding(
-    positions=(0, 2),
-    sink_found=True,
-    steps=(GrowthStep(first_layer=1, last_layer=1, ratio_before=1.0, ratio_after=4.0, dimension=5),),
-    outliers={0: (5,)},
-)
+PLAN = Plan(positions=(0, 2), layers=(1,), dimensions={1: (5,)})
 
 
 def all_readings(lens, length, moments):
-    positions = r.sampled_positions(length)
+    positions, generator = r.sampled_positions(length), torch.Generator().manual_seed(0)
+    one = r.MeasuringPass(lens=lens, plan=PLAN, length=length, controls=5, generator=generator)
     return [
-        *r.attention_readings(FOUND.positions),
+        *r.attention_readings(PLAN.positions),
         r.rate_by_key(0.3),
         *r.position_readings(positions, moments=moments),
-        *r.state_readings(FOUND.positions, positions=positions),
+        *r.state_readings(PLAN.positions, positions=positions),
         r.dominance_elsewhere(positions),
-        *r.output_readings(lens, keys=FOUND.positions, positions=positions),
-        r.spread_reading(FOUND, length=length, n_layers=lens.n_layers),
-        *r.neuron_readings(FOUND, positions=positions),
+        *r.output_readings(lens, keys=PLAN.positions, positions=positions),
+        *(reading for link in LINKS for reading in link.readings(one)),
+        *r.neuron_readings(PLAN, positions=positions),
         r.loss_reading(lens),
     ]
 
@@ -164,7 +161,7 @@ def test_batches_give_the_same_as_all_at_once(family):
     lens, tokens = lens_of(family), batch(5, 14, lengths=[14, 14, 9, 14, 3])
     moments = ({}, {})
     whole, parts = (
-        streamed(lens, tokens, all_readings(lens, 14, kept), keys=FOUND.positions, batch_size=size)
+        streamed(lens, tokens, all_readings(lens, 14, kept), keys=PLAN.positions, batch_size=size)
         for kept, size in zip(moments, (5, 2), strict=True)
     )
     assert whole.values.keys() == parts.values.keys()
@@ -186,7 +183,7 @@ def test_what_stands_at_padding_never_matters(family):
         tokens = batch(4, 14, lengths=[14, 11, 9, 4], pad=pad)
         chosen = [one for one in all_readings(lens, 14, {}) if lens.family.down or "neurons" not in one.name]
         chosen = [one for one in chosen if lens.family.down or not set(one.sites) & {"neurons", "mlp_in", "mlp_out"}]
-        found.append(streamed(lens, tokens, chosen, keys=FOUND.positions))
+        found.append(streamed(lens, tokens, chosen, keys=PLAN.positions))
     for name, by_layer in found[0].values.items():
         for layer, tensor in by_layer.items():
             torch.testing.assert_close(found[1][name, layer], tensor, equal_nan=True, rtol=1e-4, atol=1e-5, msg=name)
@@ -220,7 +217,7 @@ def test_costly_measures_look_at_the_first_few_sequences_only():
 
 def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():
     lens, tokens = lens_of("gpt2"), batch(2, 10, lengths=[10, 5])
-    found = streamed(lens, tokens, r.neuron_readings(FOUND, positions=torch.arange(10)))
+    found = streamed(lens, tokens, r.neuron_readings(PLAN, positions=torch.arange(10)))
     neurons = capture(lens, tokens, sites=["neurons"], path="plain")["neurons", 1]
     for index, places in enumerate(([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4])):  # without the keys 0 and 2
         torch.testing.assert_close(found["neurons_elsewhere", 1][index], neurons[index, places].abs().mean(0))
@@ -234,11 +231,3 @@ def test_value_norm_ratio_is_read_at_each_key():
     assert found.shape == (2, lens.n_heads, 2)
     alone = streamed(lens, tokens, r.output_readings(lens, keys=(2,), positions=places))["value_norm_ratio", 0]
     assert torch.equal(found[..., 1], alone[..., 0])
-
-
-def test_spread_is_undefined_where_a_sequence_has_ended():
-    lens, tokens = lens_of("llama"), batch(2, 20, lengths=[20, 9])
-    found = streamed(lens, tokens, [r.spread_reading(FOUND, length=20, n_layers=3)])["z_at", 1]
-    places = [0, *r.control_positions(20, key=0)]  # 8, 10, 12, 15, 17
-    assert places == [0, 8, 10, 12, 15, 17]
-    assert found.isnan().any(-1).tolist() == [[False] * 6, [False, False, True, True, True, True]]

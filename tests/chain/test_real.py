@@ -10,11 +10,10 @@ import torch
 
 from sink_lens import load
 from sink_lens.activations.record import Reading, capture, stream
-from sink_lens.chain import trace as tracing
-from sink_lens.chain.bench import bench
+from sink_lens.chain.amplification import amplification_curve
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.cuts import amplification_curve
 from sink_lens.chain.placement import kind_of
+from sink_lens.chain.setting import setting_of
 from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
@@ -44,11 +43,10 @@ def traced(lens, tmp_path_factory):
             twin=False,
             cuts=tokens == "text",
             cut_sequences=2,
-            cut_length=48,
+            cut_length=32,
+            controls=2,
         )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tracing, "render", lambda folder: folder)
-            return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / tokens, progress=False)
+        return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / tokens, progress=False, report=False)
 
     return of
 
@@ -75,28 +73,28 @@ def mass_reading(**options):
 
 def test_on_text_the_first_token_is_a_sink_of_most_heads(traced):
     result = traced("text")
-    assert result.finding.positions == (0,)
+    assert result.location.positions == (0,)
     assert 0.65 <= rate(result) <= 0.85
     assert result.frames["heads"]["sink_rate"].mean() == pytest.approx(rate(result), abs=1e-4)
 
 
 def test_on_random_tokens_it_is_too(traced):
-    assert traced("random").finding.positions == (0,)
+    assert traced("random").location.positions == (0,)
     assert 0.6 <= rate(traced("random")) <= 0.9
 
 
 def test_on_one_repeated_token_there_is_none(traced):
     result = traced("repeated")
     assert rate(result) == 0
-    assert not result.finding.sink_found
-    assert result.finding.steps == ()
+    assert not result.location.sink_found
+    assert result.location.steps == ()
 
 
 # --- what makes it
 
 
 def test_there_are_two_growth_steps_of_one_dimension(traced):
-    steps = traced("text").finding.steps
+    steps = traced("text").location.steps
     assert [(step.first_layer, step.last_layer) for step in steps] == [(1, 2), (11, 11)]
     assert len({step.dimension for step in steps}) == 1
     table = traced("text").frames["growth_steps"]
@@ -106,8 +104,8 @@ def test_there_are_two_growth_steps_of_one_dimension(traced):
 
 def test_one_dimension_dominates(traced):
     result = traced("text")
-    dimension = result.finding.steps[0].dimension
-    outliers = [dims for layer, dims in result.finding.outliers.items() if layer >= 2]
+    dimension = result.location.steps[0].dimension
+    outliers = [dims for layer, dims in result.location.outliers.items() if layer >= 2]
     assert len(outliers) >= 20
     assert {dims[0] for dims in outliers} == {dimension}
     assert result.frames["layers"]["dominance_ratio"].max() > 100
@@ -178,11 +176,11 @@ def test_cutting_shows_the_same_chain(traced):
 
 def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):
     result = traced("text")
-    config = dataclasses.replace(result.config, cut_sequences=8, cut_length=64)
-    place = bench(lens, tokens_of(lens, config=config, bos="auto"), finding=result.finding, config=config)
+    config = dataclasses.replace(result.config, cut_sequences=4, cut_length=64)
+    place = setting_of(lens, tokens_of(lens, config=config, bos="auto"), location=result.location, config=config)
     tensors = safetensors.torch.load_file(result.folder / "centring_means.safetensors")
     means = CentringMeans.from_tensors(tensors, n_tokens=4096, seed=0)
-    curve = amplification_curve(place, means=means)
+    curve = amplification_curve(place, means=means, factors=(1.0, 10.0, 20.0, 30.0))
     assert curve["read_layers"].unique().tolist() == ["3-7"]  # the five layers after the first step
     assert curve["factor"].max() <= 30
     times = curve.groupby("centre")["times"].max()
@@ -233,8 +231,9 @@ def test_sink_mass_is_the_same_with_both_kernels(lens, sequences, length):
 
 
 def test_sink_mass_runs_at_8192_tokens(lens):
-    found = stream(lens, text(lens, sequences=1, length=8192), [mass_reading()]).stacked("mass")
-    assert found.shape == (lens.n_layers, 1, lens.n_heads)
+    layers = frozenset({lens.n_layers // 2})
+    found = stream(lens, text(lens, sequences=1, length=8192), [mass_reading(layers=layers)]).stacked("mass")
+    assert found.shape == (1, 1, lens.n_heads)
     values = found.numpy()
     assert np.isfinite(values).all()
     assert ((values >= 0) & (values <= 1)).all()

@@ -9,13 +9,15 @@ import torch
 from sink_lens.activations.record import capture
 from sink_lens.chain import tables
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.locate import Finding, GrowthStep
-from sink_lens.chain.panel import aimed, measure
+from sink_lens.chain.links import LINKS
+from sink_lens.chain.locate import GrowthStep, Location
+from sink_lens.chain.measure import aimed, measure
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny
 
 CONFIG = TraceConfig(model="tiny")
+OWN = [link.readings for link in LINKS]
 
 
 @functools.cache
@@ -25,7 +27,7 @@ def planted_lens():
 
 @functools.cache
 def planted_panel():
-    return aimed(planted_lens(), planted_tokens(), config=CONFIG)
+    return aimed(planted_lens(), planted_tokens(), config=CONFIG, own=OWN)
 
 
 def planted_tokens():
@@ -40,9 +42,9 @@ def two_keys():
     lens = wrap(tiny("llama"))
     tokens = torch.randint(3, 300, (4, 20), generator=torch.Generator().manual_seed(0))
     batch = from_tensor(tokens, lengths=torch.tensor([20, 20, 20, 12]))
-    aim = Finding(positions=(0, 3), sink_found=True, steps=(), outliers={})
-    panel = measure(lens, batch, finding=aim, config=CONFIG)
-    return lens, batch, replace(panel, finding=aim)
+    aim = Location(positions=(0, 3), sink_found=True, steps=(), outliers={})
+    panel = measure(lens, batch, plan=aim.plan(3), config=CONFIG, own=OWN)
+    return lens, batch, replace(panel, location=aim)
 
 
 # --- heads
@@ -207,7 +209,7 @@ def test_outlier_dimensions_of_an_arm_are_sorted_by_the_layers_that_have_them():
     panel = planted_panel()
     step = GrowthStep(first_layer=1, last_layer=2, ratio_before=1.0, ratio_after=9.0, dimension=7)
     outliers = {0: (7,), 1: (7, 400), 2: (12, 7), 3: (12,)}
-    panel = replace(panel, finding=replace(panel.finding, steps=(step,), outliers=outliers))
+    panel = replace(panel, location=replace(panel.location, steps=(step,), outliers=outliers))
     row = tables.arm_row(panel, arm="without", chosen=False, config=CONFIG)
     assert row["outlier_dimensions"] == "7,12,400"
     assert row["growth_steps"] == "1-2"

@@ -14,10 +14,11 @@ import torch
 from lenses import lens_of, speaking
 from rich.console import Console
 
-from sink_lens.chain import causes
+from sink_lens.chain import amplification, interventions, mediate
 from sink_lens.chain import trace as tracing
-from sink_lens.chain.causes import TABLES as CUT_TABLES
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
+from sink_lens.chain.links import LINKS
 from sink_lens.chain.trace import FILES, default_folder, trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, KernelError, ModelError, RunError
@@ -25,10 +26,22 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import create_run, read_run
 
-TABLES = ("tokens", "heads", "positions", "layers", "law", "dimensions", "growth_steps", "neurons", "selectivity")
+TABLES = (
+    "tokens",
+    "chain",
+    "heads",
+    "positions",
+    "layers",
+    "law",
+    "dimensions",
+    "growth_steps",
+    "neurons",
+    "selectivity",
+)
 TABLES += ("columns", "criteria", "key_split", "arms", "links", "twin_heads", "twin_links")
 COLUMNS = {
     "tokens": "sequence position token_id text",
+    "chain": "order link source target sentence question",
     "heads": "layer head position sink_score sink_rate sink_mass entropy label",
     "twin_heads": "layer head position sink_score sink_rate sink_mass entropy label",
     "positions": "layer site position s1 s2 norm",
@@ -60,19 +73,6 @@ KEYS = {
 CHAIN = ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink")
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The report is an empty file, since drawing takes seconds; the folders for which it is drawn."""
-    folders = []
-
-    def render(folder):
-        folders.append(folder)
-        (folder / "report.html").touch()
-
-    monkeypatch.setattr(tracing, "render", render)
-    return folders
-
-
 @functools.cache
 def planted_lens(sink=True, seed=0):
     return wrap(planted(seed=seed, sink=sink).model, tokenizer=tiny_tokenizer(adds_bos=True))
@@ -82,9 +82,7 @@ def planted_lens(sink=True, seed=0):
 def whole(tmp_path_factory):
     """A trace of the planted model that ran to its end."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracing, "render", lambda folder: folder)
-        return run(planted_lens(), out, sequences=4, length=16)
+    return run(planted_lens(), out, sequences=4, length=16)
 
 
 def interrupt(*args, **options):
@@ -95,8 +93,9 @@ def asked(**changes):
     return TraceConfig(**({"model": "tiny", "tokens": "random", "sequences": 5, "length": 20, "cuts": False} | changes))
 
 
-def run(lens, out, *, batch=None, **changes):
-    return trace(lens, config=asked(**changes), tokens=batch, out=out, progress=False)
+def run(lens, out, *, batch=None, report=False, links=LINKS, **changes):
+    """A trace; its report is not drawn, which takes seconds, unless it is asked for."""
+    return trace(lens, config=asked(**changes), tokens=batch, out=out, progress=False, report=report, links=links)
 
 
 def random_batch(sequences=5, length=20, lengths=None):
@@ -142,12 +141,12 @@ def same_tables(a, b):
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_every_family_is_traced_to_the_end(family, tmp_path, drawn):
+def test_every_family_is_traced_to_the_end(family, tmp_path):
     lens = speaking(family)
     result = run(lens, tmp_path / "run")
     found = check_folder(tmp_path / "run")
-    assert drawn == [tmp_path / "run"]
-    assert len(found.tables["heads"]) == 3 * 4 * len(result.finding.positions)
+    assert not result.report_path.exists()
+    assert len(found.tables["heads"]) == 3 * 4 * len(result.location.positions)
     assert len(found.tables["tokens"]) == 100
     assert found.tables["arms"]["arm"].tolist() == ["without", "with"]
     assert (found.tables["links"]["null_name"] == "random_twin").any()
@@ -158,14 +157,14 @@ def test_every_family_is_traced_to_the_end(family, tmp_path, drawn):
 
 
 def test_the_folder_has_exactly_the_named_files(tmp_path):
-    run(speaking("llama"), tmp_path / "run")  # with its report
+    run(speaking("llama"), tmp_path / "run", report=True)
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    others = {"run.json", "finding.json", "summary.csv", "report.html", "patterns.safetensors"}
+    others = {"run.json", "location.json", "summary.csv", "report.html", "patterns.safetensors"}
     assert names == {f"{name}.parquet" for name in TABLES} | others
     assert set(FILES) | {"twin_heads", "twin_links"} == {Path(name).stem for name in names} - {
         "run",
         "report",
-        "finding",
+        "location",
     }
     report = (tmp_path / "run" / "report.html").read_text()
     assert "key_sink" in report
@@ -174,11 +173,13 @@ def test_the_folder_has_exactly_the_named_files(tmp_path):
 
 def test_the_report_is_drawn_without_growth_and_without_neurons(tmp_path):
     result = run(speaking("gpt_oss"), tmp_path / "run", sequences=1, twin=False)
-    assert result.report.stat().st_size > 10_000
+    assert not result.report_path.exists()
+    assert result.report() == result.report_path
+    assert result.report_path.stat().st_size > 10_000
     assert check_folder(tmp_path / "run", twin=False).tables["neurons"].empty
 
 
-def test_a_mixture_of_experts_has_an_empty_typed_table_of_neurons(tmp_path, drawn):
+def test_a_mixture_of_experts_has_an_empty_typed_table_of_neurons(tmp_path):
     run(speaking("gpt_oss"), tmp_path / "run")
     table = pd.read_parquet(tmp_path / "run" / "neurons.parquet")
     assert table.empty
@@ -187,7 +188,7 @@ def test_a_mixture_of_experts_has_an_empty_typed_table_of_neurons(tmp_path, draw
     assert str(table["layer"].dtype) == "int64"
 
 
-def test_half_precision_is_traced(tmp_path, drawn):
+def test_half_precision_is_traced(tmp_path):
     lens = wrap(tiny("llama").to(torch.bfloat16), tokenizer=tiny_tokenizer())
     run(lens, tmp_path / "run")
     assert check_folder(tmp_path / "run").provenance["dtype"] == "bfloat16"
@@ -196,12 +197,12 @@ def test_half_precision_is_traced(tmp_path, drawn):
 # --- planted truth
 
 
-def test_the_planted_chain_is_found(tmp_path, drawn):
+def test_the_planted_chain_is_found(tmp_path):
     truth = planted(seed=1)
     result = run(planted_lens(seed=1), tmp_path / "run", sequences=8, length=24)
-    assert result.finding.positions == (0,)
-    assert result.finding.sink_found
-    steps = [(step.first_layer, step.last_layer, step.dimension) for step in result.finding.steps]
+    assert result.location.positions == (0,)
+    assert result.location.sink_found
+    steps = [(step.first_layer, step.last_layer, step.dimension) for step in result.location.steps]
     assert steps == [(truth.layer, truth.layer, truth.outlier_dimension)]
     supers = result.super_neurons
     assert supers[["layer", "neuron"]].to_numpy().tolist() == [[truth.layer, truth.neuron]]
@@ -226,11 +227,11 @@ def test_the_planted_chain_is_found(tmp_path, drawn):
     assert f"{truth.layer}.{truth.neuron} (100%)" in shown
 
 
-def test_nothing_is_found_where_nothing_was_planted(tmp_path, drawn):
+def test_nothing_is_found_where_nothing_was_planted(tmp_path):
     result = run(planted_lens(sink=False), tmp_path / "run", sequences=8, length=24)
-    assert not result.finding.sink_found
-    assert result.finding.positions == (0,)
-    assert result.finding.steps == ()
+    assert not result.location.sink_found
+    assert result.location.positions == (0,)
+    assert result.location.steps == ()
     assert result.super_neurons.empty
     verdicts = result.links.groupby("link")["verdict"].first()
     assert not {verdicts[name] for name in CHAIN} & {"holds"}
@@ -238,7 +239,7 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path, drawn):
     assert "no attention sink was found" in text_of(result.table())
 
 
-def test_the_sink_goes_with_bos(tmp_path, drawn):
+def test_the_sink_goes_with_bos(tmp_path):
     result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, twin=False)
     arms = result.frames["arms"].set_index("arm")
     assert arms["chosen"].to_dict() == {"with": True, "without": False}
@@ -248,16 +249,16 @@ def test_the_sink_goes_with_bos(tmp_path, drawn):
     assert arms.loc["without", "outlier_dimensions"] == ""
 
 
-def test_every_table_but_the_arms_is_of_the_chosen_arm(tmp_path, drawn):
+def test_every_table_but_the_arms_is_of_the_chosen_arm(tmp_path):
     result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, bos="without", twin=False)
     assert result.frames["arms"]["arm"].tolist() == ["without", "with"]
     assert result.frames["arms"]["chosen"].tolist() == [True, False]
-    assert not result.finding.sink_found
+    assert not result.location.sink_found
     assert (result.frames["tokens"].query("position == 0")["token_id"] != planted().bos_id).all()
     assert read_run(tmp_path / "run").provenance["bos_arm"] == "without"
 
 
-def test_without_a_tokenizer_there_is_one_arm(tmp_path, drawn):
+def test_without_a_tokenizer_there_is_one_arm(tmp_path):
     result = run(lens_of("llama"), tmp_path / "run")
     assert result.frames["arms"]["arm"].tolist() == ["without"]
 
@@ -265,18 +266,18 @@ def test_without_a_tokenizer_there_is_one_arm(tmp_path, drawn):
 # --- tokens of every kind
 
 
-def test_prompts_of_unequal_length_are_padded(tmp_path, drawn):
+def test_prompts_of_unequal_length_are_padded(tmp_path):
     prompts = ("the cat sat on the mat and then it sat on the hat", "one two", "all is well that ends well and so on")
     result = run(speaking("llama"), tmp_path / "run", tokens="text", prompts=prompts)
     found = check_folder(tmp_path / "run")
     lengths = found.tables["tokens"].groupby("sequence").size().tolist()
     assert len(set(lengths)) == 3
-    assert result.finding.position < min(lengths)
+    assert result.location.position < min(lengths)
     assert found.config["prompts"] == list(prompts)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "opt"])
-def test_a_given_batch_with_padding_is_traced(family, tmp_path, drawn):
+def test_a_given_batch_with_padding_is_traced(family, tmp_path):
     run(speaking(family), tmp_path / "run", batch=random_batch(lengths=[20, 20, 13, 5, 2]), twin=False)
     found = check_folder(tmp_path / "run", twin=False)
     assert found.provenance["token_source"] == "tensor"
@@ -284,7 +285,7 @@ def test_a_given_batch_with_padding_is_traced(family, tmp_path, drawn):
     assert len(found.tables["tokens"]) == 60
 
 
-def test_what_stands_at_padding_changes_no_table(tmp_path, drawn):
+def test_what_stands_at_padding_changes_no_table(tmp_path):
     results = []
     for fill in (0, 99):
         batch = random_batch(lengths=[20, 20, 13, 9, 2])
@@ -294,10 +295,10 @@ def test_what_stands_at_padding_changes_no_table(tmp_path, drawn):
         pd.testing.assert_frame_equal(results[0][name], results[1][name], rtol=1e-3, atol=1e-4, obj=name)
 
 
-def test_one_sequence_has_values_and_no_intervals(tmp_path, drawn):
+def test_one_sequence_has_values_and_no_intervals(tmp_path):
     result = run(planted_lens(), tmp_path / "run", sequences=1, length=24)
     check_folder(tmp_path / "run")
-    assert result.finding.sink_found
+    assert result.location.sink_found
     assert result.links["ci_low"].isna().all()
     verdicts = result.links.groupby("link")["verdict"].first()
     assert set(verdicts) == {"undecided"}
@@ -305,7 +306,7 @@ def test_one_sequence_has_values_and_no_intervals(tmp_path, drawn):
 
 
 @pytest.mark.parametrize("length", [2, 7, 8, 9])
-def test_short_sequences_are_undefined_not_wrong(length, tmp_path, drawn):
+def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
     result = run(speaking("llama"), tmp_path / "run", length=length, sequences=3, twin=False)
     check_folder(tmp_path / "run", twin=False)
     summary = result.frames["summary"].set_index("quantity")
@@ -318,31 +319,31 @@ def test_short_sequences_are_undefined_not_wrong(length, tmp_path, drawn):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
-def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path, drawn):
+def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path):
     repeated = run(speaking(family), tmp_path / "run", tokens="repeated", bos="without", twin=False)
     assert repeated.frames["arms"].loc[0, "sink_rate"] == 0.0
-    assert not repeated.finding.sink_found
+    assert not repeated.location.sink_found
     # every position holds the same state, so that nothing sets position 0 apart
     assert repeated.frames["layers"]["norm_ratio"].to_numpy() == pytest.approx(1.0, abs=1e-4)
     assert repeated.frames["arms"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_text_is_cut_from_a_file(tmp_path, drawn):
+def test_text_is_cut_from_a_file(tmp_path):
     (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 40)
     config = TraceConfig(model="tiny", text=str(tmp_path / "book.txt"), sequences=3, length=16, twin=False, cuts=False)
-    trace(speaking("llama"), config=config, out=tmp_path / "run", progress=False)
+    trace(speaking("llama"), config=config, out=tmp_path / "run", progress=False, report=False)
     assert read_run(tmp_path / "run").provenance["token_source"] == "text:book.txt"
 
 
 # --- a model by name, and what is recorded
 
 
-def test_a_saved_folder_is_traced_by_its_path(tmp_path, drawn):
+def test_a_saved_folder_is_traced_by_its_path(tmp_path):
     planted().model.save_pretrained(tmp_path / "model")
     tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "model")
     config = asked(model=str(tmp_path / "model"), sequences=3, length=12, device="cpu", twin=False)
-    by_name = trace(config, out=tmp_path / "by-name", progress=False)
-    other = trace(planted_lens(), config=config, out=tmp_path / "by-object", progress=False)
+    by_name = trace(config, out=tmp_path / "by-name", progress=False, report=False)
+    other = trace(planted_lens(), config=config, out=tmp_path / "by-object", progress=False, report=False)
     same_tables(by_name.frames, other.frames)
     record = json.loads((tmp_path / "by-name" / "run.json").read_text())
     assert record["config"] == json.loads(json.dumps(dataclasses.asdict(config)))
@@ -362,7 +363,7 @@ def test_the_default_folder_is_named_after_model_and_time():
     assert default_folder("org/My Model.gguf").name.startswith("My-Model.gguf-20")
 
 
-def test_the_same_question_gives_the_same_tables(tmp_path, drawn, whole):
+def test_the_same_question_gives_the_same_tables(tmp_path, whole):
     again = run(planted_lens(), tmp_path / "again", sequences=4, length=16)
     same_tables(again.frames, whole.frames)
     same_tables(dict(read_run(again.folder).tables), dict(read_run(whole.folder).tables))
@@ -373,7 +374,7 @@ def test_the_same_question_gives_the_same_tables(tmp_path, drawn, whole):
 # --- interrupted
 
 
-def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, drawn, monkeypatch, whole):
+def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "_twin", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -390,7 +391,7 @@ def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, drawn, monkeyp
     check_folder(tmp_path / "run")
 
 
-def test_a_finished_twin_is_not_measured_again(tmp_path, drawn, monkeypatch, whole):
+def test_a_finished_twin_is_not_measured_again(tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -400,7 +401,7 @@ def test_a_finished_twin_is_not_measured_again(tmp_path, drawn, monkeypatch, who
     same_tables(again.frames, whole.frames)
 
 
-def test_another_question_does_not_continue_an_interrupted_run(tmp_path, drawn, monkeypatch):
+def test_another_question_does_not_continue_an_interrupted_run(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -415,9 +416,7 @@ def test_another_question_does_not_continue_an_interrupted_run(tmp_path, drawn, 
 @pytest.fixture(scope="module")
 def cut_whole(tmp_path_factory):
     """A trace of the planted model with all its cuts, that ran to its end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracing, "render", lambda folder: folder)
-        return cut_run(tmp_path_factory.mktemp("cut") / "run")
+    return cut_run(tmp_path_factory.mktemp("cut") / "run")
 
 
 def cut_run(out):
@@ -428,8 +427,8 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
     folder = cut_whole.folder
     found = check_folder(folder, twin=False)
     names = {path.stem for path in folder.iterdir()}
-    assert names == {*FILES, *CUT_TABLES, "centring_means", "finding", "run"}
-    for name, columns in CUT_TABLES.items():
+    assert names == {*FILES, *CAUSAL_TABLES, "centring_means", "location", "run"}
+    for name, columns in CAUSAL_TABLES.items():
         assert tuple(found.tables[name].columns) == columns
         pd.testing.assert_frame_equal(found.tables[name], cut_whole.frames[name], check_dtype=False)
     assert not found.tables["amplification"].duplicated(["centre", "factor"]).any()
@@ -442,7 +441,7 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
 
 
 def test_without_cuts_there_is_none_of_their_files(whole):
-    assert not {path.stem for path in whole.folder.iterdir()} & {*CUT_TABLES, "centring_means"}
+    assert not {path.stem for path in whole.folder.iterdir()} & {*CAUSAL_TABLES, "centring_means"}
     assert (whole.links["cut"] == "not cut").all()
     assert (whole.links["verdict"] == whole.links["measured"]).all()
 
@@ -457,16 +456,16 @@ def test_the_planted_links_hold_measured_and_cut(cut_whole):
     assert text_of(cut_whole.table())
 
 
-def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, drawn, monkeypatch, cut_whole):
+def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, monkeypatch, cut_whole):
     with monkeypatch.context() as patch:
-        patch.setattr(causes, "mediation_table", interrupt)
+        patch.setattr(mediate, "mediation_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cut_run(tmp_path / "run")
     stopped = read_run(tmp_path / "run")
     assert (stopped.status, stopped.missing) == ("interrupted", ["links", "summary", "mediation", "placement"])
     with monkeypatch.context() as patch:
-        patch.setattr(causes, "effect_table", interrupt)  # finished: must not be made again
-        patch.setattr(causes, "amplification_curve", interrupt)
+        patch.setattr(interventions, "effect_table", interrupt)  # finished: must not be made again
+        patch.setattr(amplification, "amplification_curve", interrupt)
         again = cut_run(tmp_path / "run")
     same_tables(again.frames, cut_whole.frames)
     means = [
@@ -477,20 +476,20 @@ def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, dra
     assert all(np.array_equal(means[0][name], means[1][name]) for name in means[0])
 
 
-def test_a_run_stopped_after_its_cuts_runs_none_again(tmp_path, drawn, monkeypatch, cut_whole):
+def test_a_run_stopped_after_its_cuts_runs_none_again(tmp_path, monkeypatch, cut_whole):
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cut_run(tmp_path / "run")
-    monkeypatch.setattr(causes, "bench", interrupt)
+    monkeypatch.setattr(interventions, "setting_of", interrupt)
     same_tables(cut_run(tmp_path / "run").frames, cut_whole.frames)
 
 
-def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path, drawn):
+def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
     with pytest.warns(UserWarning, match="nothing is cut: the shortest sequence has 10 tokens, and cuts need 12"):
         result = run(speaking("llama"), tmp_path / "run", sequences=3, length=10, twin=False, cuts=True)
     found = check_folder(tmp_path / "run", twin=False)
-    for name in CUT_TABLES:
+    for name in CAUSAL_TABLES:
         assert found.tables[name].empty
     assert (result.links["verdict"] == result.links["measured"]).all()
     assert set(result.links["cut"]) == {"not cut"}
@@ -549,7 +548,7 @@ def test_a_model_that_does_not_exist_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path, drawn):
+def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path):
     with create_run(tmp_path / "run", kind="trace", config={}, provenance={}) as writer:
         writer.write_text("kept.txt", "kept")
         with pytest.raises(RunError, match="in use by another process"):
@@ -557,27 +556,26 @@ def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path, drawn):
     assert (tmp_path / "run" / "kept.txt").read_text() == "kept"
 
 
-def test_a_finished_run_is_not_overwritten_unless_asked(tmp_path, drawn):
+def test_a_finished_run_is_not_overwritten_unless_asked(tmp_path):
     run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)
     with pytest.raises(RunError, match="finished"):
         run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)
     config = asked(sequences=3, length=12, twin=False)
-    trace(planted_lens(), config=config, out=tmp_path / "run", overwrite=True, progress=False)
+    trace(planted_lens(), config=config, out=tmp_path / "run", overwrite=True, progress=False, report=False)
     assert len(read_run(tmp_path / "run").tables["tokens"]) == 36
 
 
 def test_a_stopped_run_keeps_no_report_of_the_run_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracing, "render", lambda folder: (folder / "report.html").write_text("drawn"))
     run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)
-    assert (tmp_path / "run" / "report.html").exists()
+    (tmp_path / "run" / "report.html").write_text("drawn")
     monkeypatch.setattr(tracing, "link_table", interrupt)
     with pytest.raises(KeyboardInterrupt):
         config = asked(sequences=3, length=12, twin=False)
-        trace(planted_lens(), config=config, out=tmp_path / "run", overwrite=True, progress=False)
+        trace(planted_lens(), config=config, out=tmp_path / "run", overwrite=True, progress=False, report=False)
     assert not (tmp_path / "run" / "report.html").exists()
 
 
-def test_patterns_are_those_of_the_first_sequence(tmp_path, drawn):
+def test_patterns_are_those_of_the_first_sequence(tmp_path):
     batch = random_batch(3, 12, lengths=[9, 12, 12])
     run(speaking("gpt2"), tmp_path / "run", batch=batch, twin=False)
     pattern = safetensors.numpy.load_file(tmp_path / "run" / "patterns.safetensors")["pattern"]

@@ -9,7 +9,7 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 
 from sink_lens import EditGrid, Grid, capture, from_tensor, generate, load, patch, run_with, sweep, wrap
 from sink_lens.chain.config import TraceConfig
-from sink_lens.chain.panel import scout
+from sink_lens.chain.measure import scout
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.identity.token_preference import last_logits
 from sink_lens.models.tiny import tiny

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from sink_lens.records import create_run
-from sink_lens.report.words import LINKS
+from sink_lens.schema import LINKS
 
 VERDICTS = dict(zip(LINKS, ("holds", "fails", "holds", "undecided", "undecided", "holds"), strict=True))
 SHARES = dict(zip(LINKS, (0.5, 0.6, 0.75, 0.18, 0.26, 0.95), strict=True))

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from sink_lens.chain.carriers import cause_parts, cause_rows, cut_text
-from sink_lens.report.causal import amplification_curve, mediation_matrix
+from sink_lens.chain.summary import causal_parts, causal_rows, intervention_text
+from sink_lens.report.figures import amplification_curve, mediation_matrix
 
 MEDIATION = pd.DataFrame(
     {
@@ -71,7 +71,7 @@ def test_the_curve_has_a_line_a_centre():
 
 
 def test_summary_rows_name_what_the_sink_is_bound_to_and_what_survives():
-    rows = {row["quantity"]: row["value"] for row in cause_rows(FRAMES)}
+    rows = {row["quantity"]: row["value"] for row in causal_rows(FRAMES)}
     assert rows["sink_bound_to"] == "positional"
     assert rows["isolated_mass"] == pytest.approx(0.3)
     assert rows["amplified_times_values"] == 15
@@ -79,17 +79,17 @@ def test_summary_rows_name_what_the_sink_is_bound_to_and_what_survives():
 
 
 def test_another_path_is_named_where_most_survives():
-    assert "another path exists beside the outlier dimensions" in str(cause_parts(FRAMES)[-1])
+    assert "another path exists beside the outlier dimensions" in str(causal_parts(FRAMES)[-1])
     through = FRAMES | {"mediation": MEDIATION.assign(surviving_share=0.1)}
-    assert "no other path" in str(cause_parts(through)[-1])
+    assert "no other path" in str(causal_parts(through)[-1])
 
 
 def test_a_cut_is_told_with_its_controls():
-    made, removed = (cut_text(row) for row in EFFECTS.to_dict("records"))
+    made, removed = (intervention_text(row, sink_position=0) for row in EFFECTS.to_dict("records"))
     assert made == "cut: isolation makes 47% of the sink (40% to 50%), controls 0"
     assert removed == "cut: key as elsewhere removes 92% of the sink (90% to 94%)"
 
 
 def test_without_cuts_nothing_is_said():
-    assert cause_rows({}) == []
-    assert cause_parts({"effects": EFFECTS.head(0)}) == []
+    assert causal_rows({}) == []
+    assert causal_parts({"effects": EFFECTS.head(0)}) == []

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
 from sink_lens.report.circuit import Circuit, circuit_of, draw
-from sink_lens.report.drawing import GREEN, ORANGE, PURPLE, QUIET, svg
-from sink_lens.report.words import LINKS
+from sink_lens.report.style import GREEN, ORANGE, PURPLE, QUIET, svg
+from sink_lens.schema import LINKS
 
 from .circuits import SHARES, VERDICTS, tables, traced
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from sink_lens.report import figures
-from sink_lens.report.drawing import svg
+from sink_lens.report.style import svg
 
 
 def heads(*, layers=4, n_heads=3, position=0):

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
-from sink_lens.report.drawing import svg
-from sink_lens.report.heatmap import patch_map, picture
+from sink_lens.report.patch import patch_map
+from sink_lens.report.style import picture, svg
 
 
 def sweep(**sizes):

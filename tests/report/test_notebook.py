@@ -11,7 +11,7 @@ from IPython.core.formatters import DisplayFormatter
 
 from sink_lens.records import read_run
 from sink_lens.report import figures, notebook
-from sink_lens.report.drawing import canvas
+from sink_lens.report.style import canvas
 
 from .circuits import tables, traced
 from .test_figures import heads

@@ -16,8 +16,9 @@ import pytest
 
 from sink_lens.errors import RunError
 from sink_lens.records import create_run
-from sink_lens.report.page import html, render
-from sink_lens.report.words import LINKS, number, visible
+from sink_lens.report.html import page_text, render
+from sink_lens.schema import LINKS
+from sink_lens.text import number, visible
 
 LAYERS, HEADS, LENGTH, SUPERS = 30, 9, 64, {(1, 1234): 0.61, (1, 77): 0.22, (11, 300): 0.48, (11, 15): 0.09}
 HOSTILE = (
@@ -278,7 +279,7 @@ def assert_harmless(text):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are made and not drawn: for tests of what stands around them."""
-    monkeypatch.setattr("sink_lens.report.content.svg", lambda figure, *, name: f"<svg id='{name}'></svg>")
+    monkeypatch.setattr("sink_lens.report.html.svg", lambda figure, *, name: f"<svg id='{name}'></svg>")
 
 
 @pytest.fixture(scope="module")
@@ -390,7 +391,7 @@ def hostile(tmp_path_factory):
         notes=list(HOSTILE),
         prompts={text: text for text in HOSTILE},
     )
-    return html(folder)
+    return page_text(folder)
 
 
 def test_hostile_text_is_shown_as_text(hostile):
@@ -429,7 +430,7 @@ def test_the_parts_are_all_files_of_a_run(small):
 def test_what_a_partial_run_lacks_is_named_and_the_rest_is_shown(copied, names):
     for path in [path for path in copied.iterdir() if path.stem in names]:
         path.unlink()
-    page = assert_harmless(html(copied))
+    page = assert_harmless(page_text(copied))
     said = page.text.split("Not in this folder: ", 1)[1].split(". ", 1)[0]
     assert set(re.findall(r"\w+", said)) - {"and"} == set(names)
     assert page.text.count("Where these numbers come from") == 1
@@ -440,7 +441,7 @@ def test_what_a_partial_run_lacks_is_named_and_the_rest_is_shown(copied, names):
 def test_a_run_with_nothing_but_its_record_has_a_page(tmp_path):
     frames = few(*(name for part in PARTS for name in part))
     folder = synthetic_run(tmp_path / "run", frames=frames, without=(*frames, "summary", "patterns"))
-    page = assert_harmless(html(folder))
+    page = assert_harmless(page_text(folder))
     assert "The sink was not measured" in page.text
     assert "This run has no table 'links'" in page.text
 
@@ -449,7 +450,7 @@ def test_a_run_with_nothing_but_its_record_has_a_page(tmp_path):
 def test_a_damaged_table_is_named_and_the_rest_is_shown(copied, tmp_path):
     (copied / "neurons.parquet").write_bytes(b"PAR1 not really")
     (copied / "patterns.safetensors").write_bytes(b"\xff" * 40)
-    page = assert_harmless(html(copied))
+    page = assert_harmless(page_text(copied))
     assert str(tmp_path) not in page.text
     assert "Damaged: neurons. Everything else is shown." in page.text
     assert "neurons.parquet cannot be read: it is damaged" in page.text
@@ -467,7 +468,7 @@ def test_an_interrupted_run_says_so(tmp_path):
     ):
         writer.write_table("heads", few("heads")["heads"])
         raise KeyboardInterrupt
-    page = assert_harmless(html(tmp_path / "run"))
+    page = assert_harmless(page_text(tmp_path / "run"))
     assert "This run was interrupted. Not in this folder: links." in page.text
     assert "threshold (not recorded)" in page.text
 
@@ -482,7 +483,7 @@ def test_a_model_without_a_sink_is_not_given_one(tmp_path):
     frames["neurons"] = frames["neurons"].head(0)
     drawn = patterns(layers=6, heads=4, length=16)
     folder = synthetic_run(tmp_path / "run", frames=frames, drawn=drawn, without=("summary",))
-    page = assert_harmless(html(folder))
+    page = assert_harmless(page_text(folder))
     for said in (
         "No position is an attention sink",
         "That token has no outlier dimension.",
@@ -502,8 +503,8 @@ def lacking(tmp_path_factory):
     frames["neurons"]["gate_norm_rank"] = pd.array([pd.NA] * len(frames["neurons"]), dtype="Int64")
     del frames["layers"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sink_lens.report.content.svg", lambda figure, *, name: f"<svg id='{name}'></svg>")
-        return html(synthetic_run(tmp_path_factory.mktemp("runs") / "run", frames=frames, without=("patterns",)))
+        patch.setattr("sink_lens.report.html.svg", lambda figure, *, name: f"<svg id='{name}'></svg>")
+        return page_text(synthetic_run(tmp_path_factory.mktemp("runs") / "run", frames=frames, without=("patterns",)))
 
 
 def test_links_that_were_not_measured_say_so(lacking):

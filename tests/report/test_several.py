@@ -5,8 +5,8 @@ import pytest
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
-from sink_lens.report.page import html, render
-from sink_lens.report.several import check_comparable, side_by_side
+from sink_lens.report.html import page_text, render, side_by_side
+from sink_lens.report.side_by_side import check_comparable
 
 LINKS = {"link": "key_sink", "statistic": "positive_share", "value": 0.9, "ci_low": 0.8, "ci_high": 1.0}
 LINKS |= {"null_name": "chance", "null_value": 0.5, "criterion": "over 0.5", "is_primary": True}
@@ -31,7 +31,7 @@ def test_alike_runs_stand_beside_each_other_and_differences_are_marked(tmp_path)
     assert [cell.text.split(":")[0] for cell in row.cells] == ["✓ holds", "✗ fails"]
     assert [cell.differs for cell in row.cells] == [False, True]
     assert {row.name: row.differs for row in beside.summary} == {"sink_rate": True, "model": False}
-    text = html(one, other)
+    text = page_text(one, other)
     assert text.count('class="differs"') >= 2
     assert "2 runs beside each other" in text
     ids = [part.split('"')[0] for part in text.split(' id="')[1:]]
@@ -64,7 +64,7 @@ def test_runs_that_are_not_comparable_are_refused(tmp_path, changed, named):
 def test_too_many_runs_are_refused(tmp_path):
     folder = a_run(tmp_path / "one")
     with pytest.raises(InputError, match="7 runs were given; need 2 to 6"):
-        html(*[folder] * 7)
+        page_text(*[folder] * 7)
 
 
 def test_a_refused_page_writes_nothing(tmp_path):

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from sink_lens.report.drawing import ORANGE
-from sink_lens.report.heatmap import png
+from sink_lens.report.style import ORANGE, png
 from sink_lens.report.training import comparison, course
 
 from ..training.runs import log, watched

@@ -12,7 +12,7 @@ import pytest
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import read_run
-from sink_lens.report import frame, views
+from sink_lens.report import views
 
 from .circuits import tables, traced
 
@@ -149,7 +149,7 @@ def test_a_page_holds_the_bundle_once_and_allows_nothing_but_its_own_scripts():
     assert len(single) < 700_000
     policy = re.search('Content-Security-Policy" content="([^"]*)"', single)[1]
     script = single.split("<script>")[1].split("</script>")[0]
-    assert policy.endswith(f"script-src {frame.hashes(script, views.bundle())}")
+    assert policy.endswith(f"script-src {views.hashes(script, views.bundle())}")
     assert policy.startswith("default-src 'none'")
     assert "unpkg" not in single
     assert "sourceMappingURL" not in views.bundle()

@@ -6,20 +6,18 @@ import functools
 import pytest
 import torch
 
-from sink_lens.chain.bench import segments
-from sink_lens.chain.holds import Holder
 from sink_lens.chain.locate import GrowthStep
+from sink_lens.chain.setting import segments
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
-from sink_lens.studies import neuron_sets as sets
 from sink_lens.studies.neuron_sets import COLUMNS, find_sets, names, ranked
 
 
 @pytest.fixture(scope="module")
 def sets_of(planted_at):
     """The builder of a planted model's sets: ``sets_of(seed)``."""
-    return functools.cache(lambda seed=0: find_sets(planted_at(seed=seed).bench))
+    return functools.cache(lambda seed=0: find_sets(planted_at(seed=seed).setting))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -53,10 +51,10 @@ def test_the_set_is_ablated_in_every_way_and_against_random_ones(sets_of):
 def test_a_row_is_the_whole_run_under_the_ablation(planted_at, sets_of):
     place = planted_at()
     one = zero("neurons", layers=[place.truth.layer], units=[place.truth.neuron])
-    whole = run_with(place.lens, place.bench.tokens, one, keys=(0,))
+    whole = run_with(place.lens, place.setting.tokens, one, keys=(0,))
     _, table = sets_of()
     row = table.query("method == 'zero' and what == 'column' and where == 'everywhere'").iloc[0]
-    assert row["mass"] == pytest.approx(float(whole.mass_at(0, layers=place.bench.late).mean()))
+    assert row["mass"] == pytest.approx(float(whole.mass_at(0, layers=place.setting.late_layers).mean()))
     assert row["loss_nats"] == pytest.approx(float(whole.loss.mean()))
 
 
@@ -72,11 +70,11 @@ def test_random_sets_are_of_the_same_layer_and_of_the_same_rank_outside(planted_
 
 def test_neurons_are_ranked_by_what_they_write(planted_at):
     place = planted_at()
-    step = place.finding.steps[0]
-    order = ranked(place.bench, Holder(bench=place.bench), layers=[step.first_layer], step=step)
+    step = place.location.steps[0]
+    order = ranked(place.setting, layers=[step.first_layer], step=step)
     assert len(order) == 80
     assert order[0] == (place.truth.layer, place.truth.neuron)
-    active = run_with(place.lens, place.bench.tokens, sites=("neurons",)).tensors["neurons", place.truth.layer][:, 0]
+    active = run_with(place.lens, place.setting.tokens, sites=("neurons",)).tensors["neurons", place.truth.layer][:, 0]
     column = place.truth.model.model.layers[place.truth.layer].mlp.down_proj.weight[step.dimension].detach()
     by_hand = (active * column).mean(0).abs().argsort(descending=True)
     assert [neuron for _, neuron in order[:10]] == by_hand[:10].tolist()
@@ -85,9 +83,9 @@ def test_neurons_are_ranked_by_what_they_write(planted_at):
 def test_in_the_first_layer_the_change_is_over_the_embedding(tiny_at):
     place = tiny_at("llama")
     step = GrowthStep(first_layer=0, last_layer=1, ratio_before=1.0, ratio_after=2.0, dimension=7)
-    order = ranked(place.bench, Holder(bench=place.bench), layers=[0, 1], step=step)
-    old, model = place.bench.old, place.lens.plain
-    found = run_with(place.lens, place.bench.tokens, sites=("neurons", "resid_pre", "resid_post")).tensors
+    order = ranked(place.setting, layers=[0, 1], step=step)
+    old, model = place.setting.sink_position, place.lens.plain
+    found = run_with(place.lens, place.setting.tokens, sites=("neurons", "resid_pre", "resid_post")).tensors
     shares = {}
     for layer in (0, 1):
         change = (found["resid_post", layer] - found["resid_pre", layer])[:, old, 7].mean()
@@ -105,24 +103,20 @@ def test_names():
 # --- more neurons than one
 
 
-def test_neurons_that_are_not_needed_are_dropped(planted_at, monkeypatch):
+def test_neurons_that_are_not_needed_are_dropped(planted_at):
     place = planted_at()
     truth = place.truth
     others = [(truth.layer, neuron) for neuron in range(3) if neuron != truth.neuron]
     planted_last = [*others, (truth.layer, truth.neuron)]
-    monkeypatch.setattr(sets, "ranked", lambda bench, holder, *, layers, step: planted_last)
-    holder, (segment,) = Holder(bench=place.bench), place.bench.segments
-    found = sets._smallest(place.bench, holder, segment, tick=lambda: None)
+    (found,), _ = find_sets(place.setting, rank=lambda setting, *, layers, step: planted_last)
     assert found.neurons == ((truth.layer, truth.neuron),)
     assert found.ranks[truth.layer, truth.neuron] == len(others)
 
 
-def test_a_sink_that_no_set_removes_is_said_so(planted_at, monkeypatch):
+def test_a_sink_that_no_set_removes_is_said_so(planted_at):
     place = planted_at()
-    monkeypatch.setattr(sets, "MOST", 3)
     others = [(place.truth.layer, neuron) for neuron in range(5) if neuron != place.truth.neuron]
-    monkeypatch.setattr(sets, "ranked", lambda bench, holder, *, layers, step: others)
-    (found,), table = find_sets(place.bench)
+    (found,), table = find_sets(place.setting, most=3, rank=lambda setting, *, layers, step: others)
     assert not found.removes
     assert len(found.neurons) == 3
     assert table["kind"].value_counts()[["single", "leave one out"]].tolist() == [3, 3]
@@ -135,22 +129,21 @@ def test_a_sink_that_no_set_removes_is_said_so(planted_at, monkeypatch):
 
 def test_a_model_without_a_growth_step_is_refused(planted_at):
     with pytest.raises(InputError, match=r"has no growth step on these tokens.*lower growth_factor"):
-        find_sets(planted_at(sink=False).bench)
+        find_sets(planted_at(sink=False).setting)
 
 
 def test_a_mixture_of_experts_is_refused(tiny_at):
     with pytest.raises(InputError, match="mixture of experts, whose neurons have no site; need a dense model"):
-        find_sets(tiny_at("gpt_oss").bench)
+        find_sets(tiny_at("gpt_oss").setting)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "opt"])
-def test_families_without_a_gate_or_with_a_norm_behind_are_ranked_and_ablated(tiny_at, family, monkeypatch):
+def test_families_without_a_gate_or_with_a_norm_behind_are_ranked_and_ablated(tiny_at, family):
     place = tiny_at(family)
-    monkeypatch.setattr(sets, "MOST", 2)
     step = GrowthStep(first_layer=0, last_layer=0, ratio_before=1.0, ratio_after=2.0, dimension=7)
-    finding = dataclasses.replace(place.finding, steps=(step,))
-    bench = dataclasses.replace(place.bench, finding=finding, segments=segments(finding, n_layers=2))
-    (found,), table = find_sets(bench)
+    location = dataclasses.replace(place.location, steps=(step,))
+    setting = dataclasses.replace(place.setting, location=location, segments=segments(location, n_layers=2))
+    (found,), table = find_sets(setting, most=2)
     assert 1 <= len(found.neurons) <= 2
     assert table[["mass", "removed_share"]].notna().all(axis=None)
     assert torch.tensor(table["mass"].to_numpy()).isfinite().all()

@@ -19,9 +19,9 @@ from sink_lens.edits.metrics import loss
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
-from sink_lens.records import read_run
+from sink_lens.records import display, read_run
 from sink_lens.records.writing import RunWriter
-from sink_lens.sweeps import cluster, engine, runner
+from sink_lens.sweeps import cluster, engine
 from sink_lens.sweeps import plan as planning
 from sink_lens.sweeps.runner import sweep
 
@@ -52,7 +52,7 @@ def small_blocks():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine, "CELLS_A_BLOCK", 1)
         patched.setattr(planning, "_CPU_TOKENS", 128)
-        patched.setattr(runner, "png", lambda figure: b"a picture")
+        patched.setattr(display, "image", lambda figure, form: b"a picture")
         yield
 
 

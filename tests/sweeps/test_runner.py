@@ -23,8 +23,8 @@ from sink_lens.edits.metrics import evaluate, logit_difference, loss, sink_mass
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
-from sink_lens.report.columns import floats
 from sink_lens.stats import paired_difference
 from sink_lens.sweeps import engine, runner
 from sink_lens.sweeps import estimate as estimation
@@ -103,14 +103,14 @@ def small_blocks(monkeypatch):
 @pytest.fixture(autouse=True)
 def plain_picture(monkeypatch):
     """Drawing takes longer than the tests' sweeps: a figure is drawn where it is looked at (``whole``)."""
-    monkeypatch.setattr(runner, "png", lambda figure: b"a picture")
+    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
     """A finished sweep of few cells, all of one layer, for what compares it with an equal one."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runner, "png", lambda figure: b"a picture")
+        patched.setattr(display, "image", lambda figure, form: b"a picture")
         return swept(tmp_path_factory.mktemp("few") / "run", what=FEW)
 
 
@@ -119,7 +119,7 @@ def in_small_blocks(tmp_path_factory):
     """The same sweep, cut into small blocks; no test changes it."""
     with pytest.MonkeyPatch.context() as patched:
         make_blocks_small(patched)
-        patched.setattr(runner, "png", lambda figure: b"a picture")
+        patched.setattr(display, "image", lambda figure, form: b"a picture")
         return swept(tmp_path_factory.mktemp("small") / "run")
 
 
@@ -248,7 +248,7 @@ def test_the_run_folder_holds_what_the_result_holds(whole):
         there = run.tables[name]
         assert there.columns.tolist() == frame.columns.tolist()
         for column in ("baseline", "effect", "ci_low", "control_sd", "layer", "unit", "factor"):
-            np.testing.assert_array_equal(floats(there, column), floats(frame, column))
+            np.testing.assert_array_equal(there[column].to_numpy(float), frame[column].to_numpy(float))
     assert run.config["mode"] == "exact"
     assert run.config["metrics"] == [{"name": "sink_mass"}, {"name": "loss"}]
     assert run.config["grid"]["edits"][0]["units"] == [3, [7, 9], 40]
@@ -785,7 +785,7 @@ def test_cells_that_change_nothing_that_is_read_cost_nothing():
 
 def test_times_are_spoken_in_seconds_minutes_and_hours():
     cost = cost_of(llama(), sequences(), Grid.of(EditGrid(site="z", layers=1), controls=0), [loss()], mode="exact")
-    for seconds, text in ((0.01, "1 s"), (89.0, "89 s"), (600.0, "10 min"), (9000.0, "2.5 h")):
+    for seconds, text in ((0.01, "under 1 s"), (89.0, "89 s"), (600.0, "10 min"), (9000.0, "2.5 h")):
         assert re.search(rf"time\W+{re.escape(text)}", shown(estimate(replace(cost, seconds=seconds))))
 
 

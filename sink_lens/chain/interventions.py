@@ -1,0 +1,189 @@
+"""The causal half of a trace: every link is intervened on, and the sink is put elsewhere, mediated and moved.
+
+Each link says in its file what makes or breaks it, with matched controls. Here the interventions are made, in the
+order of the chain: how much of the sink comes or goes, and what the loss does.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..data.tokens import TokenBatch
+from ..edits.amplification import FACTORS, CentringMeans, centring_means
+from ..edits.effects import change_of, made_share, removed_share
+from ..edits.outcome import Outcome
+from ..models.lens import LensModel
+from ..stats import Interval
+from ..text import span
+from . import amplification, mediate, placement
+from .config import TraceConfig
+from .links import LINKS
+from .links.link import Intervention, Link, Trial
+from .locate import Location
+from .setting import Setting, bar, setting_of, why_no_interventions
+
+EFFECT_COLUMNS = (
+    "link",
+    "edit",
+    "layers",
+    "position",
+    "read_layers",
+    "baseline_mass_new",
+    "sink_mass_new",
+    "baseline_mass_old",
+    "sink_mass_old",
+    "baseline_loss_nats",
+    "loss_nats",
+    "control_of",
+    "control_mean",
+    "control_sd",
+    "n_controls",
+    "share",
+    "ci_low",
+    "ci_high",
+    "control_share",
+    "outcome",
+    "is_primary",
+    "n",
+)
+TABLES = {
+    "amplification": amplification.COLUMNS,
+    "effects": EFFECT_COLUMNS,
+    "mediation": mediate.COLUMNS,
+    "placement": placement.COLUMNS,
+}
+"""Table of a run -> its columns. Where nothing can be changed, they are empty."""
+
+
+def effect_table(
+    setting: Setting,
+    *,
+    means: CentringMeans,
+    curve: pd.DataFrame,
+    links: Sequence[Link] = LINKS,
+    progress: bool = False,
+) -> pd.DataFrame:
+    """One row an intervention; the columns are ``EFFECT_COLUMNS``.
+
+    ``share`` is the attention that came to the target position (interventions that make a sink) or left the sink
+    position, over what the sink has in the clean run, with its 95% interval over sequences; ``control_share`` is the
+    same of the controls' mean. ``control_mean`` and ``control_sd`` are of the attention at that position under the
+    controls. Cost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
+    """
+    trial, rng = (
+        Trial(setting=setting, generator=setting.generator(), means=means, curve=curve),
+        np.random.default_rng(setting.seed),
+    )
+    found = [(link.name, one) for link in links for one in link.interventions(trial)]
+    rows = [_row(setting, name, one, rng=rng) for name, one in bar(found, label="cutting", progress=progress)]
+    return pd.DataFrame(rows, columns=list(EFFECT_COLUMNS))
+
+
+def causal_tables(
+    lens: LensModel,
+    batch: TokenBatch,
+    *,
+    location: Location,
+    supers: Mapping[int, Tensor],
+    config: TraceConfig,
+    once: Callable[[str, Callable[[], pd.DataFrame]], pd.DataFrame],
+    keep_means: Callable[[CentringMeans], object],
+    links: Sequence[Link] = LINKS,
+    factors: Sequence[float] = FACTORS,
+    centring_tokens: int = 4096,
+    progress: bool = False,
+) -> None:
+    """Make the tables of ``TABLES``, each through ``once``.
+
+    Args:
+        lens: the model.
+        batch: the sequences of the trace, of which the first few are used.
+        location: where the sink is.
+        supers: layer -> mask of its super neurons.
+        config: the question.
+        once: makes a table by its name and maker, unless an interrupted run has left it.
+        keep_means: called with the centring means where they are computed.
+        links: the chain.
+        factors: of the amplification.
+        centring_tokens: random tokens over which the centring means are taken.
+        progress: show bars.
+    """
+    if why_no_interventions(lens, batch) is not None:
+        for name, columns in TABLES.items():
+            once(name, lambda columns=columns: pd.DataFrame(columns=list(columns)))
+        return
+
+    @functools.cache
+    def setting() -> Setting:
+        at = {"location": location, "position": config.position, "super_neurons": supers}
+        return setting_of(lens, batch, config=config, **at)
+
+    @functools.cache
+    def means() -> CentringMeans:
+        found = centring_means(lens, n_tokens=centring_tokens, seed=config.seed, progress=progress)
+        keep_means(found)
+        return found
+
+    def curve_table() -> pd.DataFrame:
+        return amplification.amplification_curve(setting(), means=means(), factors=factors, progress=progress)
+
+    def effects() -> pd.DataFrame:
+        return effect_table(setting(), means=means(), curve=curve, links=links, progress=progress)
+
+    def mediation() -> pd.DataFrame:
+        amplified = amplification.strongest(setting(), means=means(), curve=curve)
+        return mediate.mediation_table(setting(), amplified=amplified, links=links, progress=progress)
+
+    curve = once("amplification", curve_table)
+    once("effects", effects)
+    once("mediation", mediation)
+    once("placement", lambda: placement.placement_table(setting(), progress=progress))
+
+
+def _row(setting: Setting, link: str, one: Intervention, *, rng: np.random.Generator) -> dict[str, object]:
+    reads, new, old = list(one.reads), setting.target_position, setting.sink_position
+    baseline, whole = setting.baseline, setting.run(one.edits, loss=True)
+
+    def share(run: Outcome) -> Interval:
+        if one.position == new:
+            return made_share(baseline, run, new=new, old=old, layers=reads, generator=rng)
+        return removed_share(baseline, run, old=old, layers=reads, generator=rng)
+
+    controls = [setting.run(control, layers=reads, quiet=True) for control in one.controls]
+    masses = torch.tensor([_mass(run, one.position, reads) for run in controls])
+    found = share(whole)
+    assert whole.loss is not None  # it was asked for, and so was the baseline's
+    assert baseline.loss is not None
+    return {
+        "link": link,
+        "edit": one.name,
+        "layers": span([layer for edit in one.edits for layer in edit.over(setting.lens.n_layers)]),
+        "position": one.position,
+        "read_layers": span(reads),
+        "baseline_mass_new": _mass(baseline, new, reads),
+        "sink_mass_new": _mass(whole, new, reads),
+        "baseline_mass_old": _mass(baseline, old, reads),
+        "sink_mass_old": _mass(whole, old, reads),
+        "baseline_loss_nats": float(baseline.loss.mean()),
+        "loss_nats": float(whole.loss.mean()),
+        "control_of": one.control_of,
+        "control_mean": float(masses.mean()) if len(masses) else math.nan,
+        "control_sd": float(masses.std()) if len(masses) > 1 else math.nan,
+        "n_controls": len(masses),
+        "share": found.estimate,
+        "ci_low": found.low,
+        "ci_high": found.high,
+        "control_share": float(np.mean([share(run).estimate for run in controls])) if controls else math.nan,
+        "outcome": change_of(baseline, whole, new=new, old=old, layers=reads),
+        "is_primary": one.is_primary,
+        "n": setting.tokens.n_sequences,
+    }
+
+
+def _mass(run: Outcome, position: int, layers: list[int]) -> float:
+    return float(run.mass_at(position, layers=layers).nanmean())

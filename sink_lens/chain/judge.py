@@ -1,0 +1,158 @@
+"""Which links hold: the verdict of what is measured, of the intervention, and of both.
+
+A link holds if the interval of its primary statistic lies over a stated floor and over every null; it fails if
+the interval lies under the floor or under a null, or if what it would be measured on is not there (no growth step,
+no outlier dimension); else, and wherever it cannot be measured, it is undecided. The randomly initialised twin is
+one draw, and one draw is not a control: its values stand beside the others and decide nothing. Where the links
+are intervened on too, a link holds only if measuring and intervening agree.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from ..schema import INTERVENTION_FLOOR, LEAST_SINK
+from .evidence import Evidence, Statistic
+from .links import LINKS
+from .links.link import Link
+
+Verdict = Literal["holds", "fails", "undecided"]
+
+
+def verdict(statistic: Statistic, *, floor: float) -> Verdict:
+    """Holds, fails or undecided, from the interval, the floor and the nulls; see the module's docstring."""
+    low, high = statistic.interval.low, statistic.interval.high
+    if math.isnan(statistic.interval.estimate):
+        return "fails" if statistic.absent else "undecided"
+    bars = [floor, *(null for null in statistic.nulls.values() if not math.isnan(null))]
+    if all(low > bar for bar in bars):
+        return "holds"
+    if any(high < bar for bar in bars):
+        return "fails"
+    return "undecided"
+
+
+def intervention_verdict(row: Mapping[Hashable, Any]) -> Verdict:
+    """What an intervention says, from its row of the effects: the interval against the floor and the controls."""
+    if not row["baseline_mass_old"] >= LEAST_SINK or math.isnan(row["ci_low"]):
+        return "undecided"
+    bars = [INTERVENTION_FLOOR, *([] if math.isnan(row["control_share"]) else [row["control_share"]])]
+    if all(row["ci_low"] > bar for bar in bars):
+        return "holds"
+    return "fails" if any(row["ci_high"] < bar for bar in bars) else "undecided"
+
+
+def both(measured: Verdict, intervened: Verdict) -> Verdict:
+    """A link holds only if measuring and intervening agree that it does; it fails where either fails."""
+    if measured == intervened == "holds":
+        return "holds"
+    return "fails" if "fails" in (measured, intervened) else "undecided"
+
+
+def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
+    """One row a link, in order: order, link, source, target, sentence, question."""
+    columns = ["order", "link", "source", "target", "sentence", "question"]
+    rows = [(i, one.name, one.source, one.target, one.sentence, one.question) for i, one in enumerate(links)]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def link_values(evidence: Evidence, *, links: Sequence[Link] = LINKS) -> pd.DataFrame:
+    """The value of every statistic of every link: link, statistic, value. Of the random twin, these are nulls."""
+    evidence = replace(evidence, n_resamples=2)  # the intervals are not looked at, and fewer cannot be drawn
+    rng = np.random.default_rng(evidence.config.seed)
+    found = [(link.name, statistic) for link in links for statistic in link.statistics(evidence, rng)]
+    rows = [(name, statistic.name, statistic.interval.estimate) for name, statistic in found]
+    return pd.DataFrame(rows, columns=["link", "statistic", "value"])
+
+
+def link_table(
+    evidence: Evidence,
+    *,
+    twin: pd.DataFrame | None,
+    effects: pd.DataFrame | None = None,
+    length: int,
+    links: Sequence[Link] = LINKS,
+) -> pd.DataFrame:
+    """One row per (link, statistic, null): value, interval, null, criterion and the link's verdict.
+
+    The random twin's value of every statistic (``link_values``) is a row of its own, and so is the share of the sink
+    that the link's intervention makes or removes (``cut_share``), where there is one. ``measured`` is the verdict of
+    the primary statistic, ``cut`` that of the intervention, ``verdict`` that of both, on all rows of a link.
+
+    Args:
+        evidence: what was measured.
+        twin: the random twin's values.
+        effects: the interventions; None where none were made, and the verdict is the measured one.
+        length: positions of the sequences.
+        links: the chain.
+    """
+    intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
+    of_twin = {} if twin is None else {(row["link"], row["statistic"]): row["value"] for row in _rows(twin)}
+    rng = np.random.default_rng(evidence.config.seed)
+    rows = []
+    for link in links:
+        floor = link.floor(evidence.config, length)
+        found = link.statistics(evidence, rng)
+        primary = found[0]
+        measured_verdict = verdict(primary, floor=floor)
+        effect = intervened.get(link.name)
+        effect_says = None if effect is None else intervention_verdict(effect)
+        decided = measured_verdict
+        if effects is not None and len(effects):
+            decided = both(measured_verdict, effect_says or "undecided")
+        criterion = _criterion(primary, floor=floor)
+        common = {"verdict": decided, "measured": measured_verdict, "cut": effect_says or "not cut"}
+        if effect is not None:
+            criterion += f", and that of the cut over {INTERVENTION_FLOOR:.0%} and over its controls"
+            rows.append(_effect_row(link.name, effect, criterion=criterion) | common)
+        for statistic in found:
+            nulls = {**statistic.nulls, **statistic.references}
+            if (link.name, statistic.name) in of_twin:
+                nulls["random_twin"] = of_twin[link.name, statistic.name]
+            for null_name, null_value in (nulls or {"none": math.nan}).items():
+                rows.append(
+                    {
+                        "link": link.name,
+                        "statistic": statistic.name,
+                        "value": statistic.interval.estimate,
+                        "ci_low": statistic.interval.low,
+                        "ci_high": statistic.interval.high,
+                        "null_name": null_name,
+                        "null_value": null_value,
+                        "criterion": criterion,
+                        "is_primary": statistic is primary,
+                        "n": statistic.interval.n,
+                    }
+                    | common
+                )
+    return pd.DataFrame(rows)
+
+
+def _effect_row(link: str, effect: Mapping[Hashable, Any], *, criterion: str) -> dict[str, Any]:
+    return {
+        "link": link,
+        "statistic": "cut_share",
+        "value": effect["share"],
+        "ci_low": effect["ci_low"],
+        "ci_high": effect["ci_high"],
+        "null_name": "matched_controls",
+        "null_value": effect["control_share"],
+        "criterion": criterion,
+        "is_primary": False,
+        "n": effect["n"],
+    }
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    return frame.to_dict("records")
+
+
+def _criterion(primary: Statistic, *, floor: float) -> str:
+    text = f"holds if the interval of {primary.name} is over {floor:.3g}"
+    if primary.nulls:
+        text += f" and over {', '.join(primary.nulls)}"
+    return f"{text} (here: {primary.note})" if primary.note else text

@@ -1,0 +1,99 @@
+"""Value aggregation makes the variance discrepancy: the mean of few values keeps more variance than that of many."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...edits.amplification import CENTRES, amplification
+from ...edits.isolation import isolation
+from ...measures.variance import decay_exponent
+from ...stats import Interval
+from ..amplification import best_factor
+from ..evidence import Evidence, Statistic, other_positions, too_short
+from ..readings import OTHERS_FROM
+from ..setting import Kept, Segment, Setting
+from .link import Freeze, Intervention, Link, Trial
+
+_RESAMPLES_OF_SLOPE = 200
+
+
+def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """S2 of the aggregated value at the sink over that of others, how S2 falls with position, and S1's ratio."""
+    panel = evidence.panel
+    feeding = list(panel.location.feeding(evidence.lens.n_layers))
+    std = panel["std:z"][feeding]
+    ratio = evidence.interval(panel.std_ratio("z")[feeding].nanmean(0), generator=rng)
+    s1 = torch.stack([panel.s1["z", layer] for layer in feeding]).mean(0).cpu()
+    others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.position)
+    at, median = s1[panel.positions == panel.location.position], s1[others].nanmedian()
+    over_samples = Interval(estimate=float(at / median), low=math.nan, high=math.nan, n=std.shape[1])
+    nulls = {"other_positions": other_positions(std, panel)}
+    return [
+        Statistic(name="s2_ratio", interval=ratio, nulls=nulls, note=too_short(panel)),
+        _decay(std.nanmean(0), evidence, rng),
+        Statistic(name="s1_ratio", interval=over_samples),
+    ]
+
+
+def _decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statistic:
+    """Slope of log S2 on log position from the studied position on, beside the uniform law's -1/2.
+
+    Only sequences that reach the last position count.
+    """
+    panel = evidence.panel
+    later = panel.positions >= panel.location.position
+    places = (panel.positions[later] - panel.location.position).tolist()
+
+    def slope(rows: np.ndarray) -> float:
+        curve = torch.full((places[-1] + 1,), math.nan)
+        curve[places] = torch.from_numpy(rows.mean(axis=0)).float()
+        return float(decay_exponent(curve))
+
+    found = evidence.interval(std[:, later], generator=rng, statistic=slope, most=_RESAMPLES_OF_SLOPE)
+    return Statistic(name="s2_decay_exponent", interval=found, references={"uniform_law": -0.5})
+
+
+def _interventions(trial: Trial) -> list[Intervention]:
+    """Isolate the target position, against other positions; amplify its variance, against its norm alone."""
+    setting, position = trial.setting, trial.setting.target_position
+    found = [
+        Intervention(
+            name="isolation",
+            edits=(isolation([position]),),
+            controls=tuple((isolation([other]),) for other in setting.control_positions(position)),
+            position=position,
+            reads=setting.late_layers,
+        )
+    ]
+    for centre in CENTRES:
+        factor = best_factor(trial.curve, centre=centre)
+        if centre == "none" or factor == 1:
+            continue
+        at = {"positions": [position], "layers": setting.early_layers, "means": trial.means}
+        one, norm = amplification(factor, centre=centre, **at), amplification(factor, centre="none", **at)
+        beside = {"position": position, "reads": setting.next_layers, "is_primary": False}
+        found.append(Intervention(name=one.label, edits=(one,), **beside))
+        found.append(Intervention(name=norm.label, edits=(norm,), control_of=one.label, **beside))
+    return found
+
+
+def _frozen(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
+    """All aggregated values up to the last layer that is read."""
+    layers = range(segment.layers[-1] + 1)
+    return setting.keep_site("z_raw", layers=layers, position=position, mean=position == setting.sink_position)
+
+
+AGGREGATION_VARIANCE = Link(
+    name="aggregation_variance",
+    source="value aggregation",
+    target="variance discrepancy",
+    sentence="Averaging over more tokens lowers the variance of what attention reads, so the first token keeps the "
+    "most.",
+    question="is the aggregated value of the sink token more spread than that of other tokens?",
+    statistics=_statistics,
+    floor=lambda config, length: 1.25,
+    interventions=_interventions,
+    freeze=Freeze(name="z", words="its aggregated values", make=_frozen, is_check=True),
+)

@@ -1,0 +1,174 @@
+"""The outlier dimension makes the sink's key: after the norm nearly nothing else is left of the token."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from ...activations.record import LayerView, Reading
+from ...edits.constructors import At, Edit, edit
+from ...measures import locking
+from ...measures.reductions import mean_where
+from ...models.lens import LensModel
+from ...models.weights import attention_weights, norm_weights
+from ..evidence import Evidence, Statistic, ratio_of_means, undefined
+from ..readings import OTHERS_FROM, MeasuringPass, later_queries
+from ..setting import Kept, Segment, Setting, random_dimensions
+from .link import Freeze, Intervention, Link, Trial
+
+KEY_COSINES = ("sink", "random_dimensions", "other_positions")
+"""What ``key_cosine`` holds on its last axis."""
+LOGIT_PARTS = ("dimension", "rest", "bias", "random_dimensions")
+"""What ``logit_split`` holds on its last axis: the parts of the sink's logit, and a control."""
+
+
+def _readings(one: MeasuringPass) -> list[Reading]:
+    """How far the outlier dimensions make the studied key, and their part of the logits that it gets.
+
+    Read in every layer that outlier dimensions enter. The logits are split where the key is not turned: in
+    models without rotary positions, and at position 0. They are those before a soft cap.
+    """
+    lens, key, dimensions = one.lens, one.plan.position, one.plan.dimensions
+    random_sets = {
+        layer: [
+            torch.randperm(lens.d_model, generator=one.generator)[: len(dimensions[layer])] for _ in range(one.controls)
+        ]
+        for layer in sorted(dimensions)
+    }
+
+    def part(x: Tensor, w_k: Tensor, dims: Tensor) -> Tensor:
+        return einsum(x[..., dims].float(), w_k[..., dims].float(), "... dim, kv_head d_head dim -> ... kv_head d_head")
+
+    def cosine(view: LayerView) -> Tensor:
+        w_k = attention_weights(lens, layer=view.layer).w_k
+        dims = torch.tensor(dimensions[view.layer], device=w_k.device)
+        x, k = view["attn_in"], view["k"].float()
+        along = torch.cosine_similarity(k, part(x, w_k, dims), dim=-1).abs()
+        other = view.valid.clone()
+        other[:, :OTHERS_FROM] = False
+        other[:, key] = False
+        drawn = [
+            torch.cosine_similarity(k[:, key], part(x[:, key], w_k, some.to(w_k.device)), dim=-1).abs()
+            for some in random_sets[view.layer]
+        ]
+        return torch.stack(
+            [along[:, key], torch.stack(drawn).mean(0), mean_where(along, where=other[..., None], dim=1)], dim=-1
+        )
+
+    def split(view: LayerView) -> Tensor:
+        weights = attention_weights(lens, layer=view.layer)
+        dims = torch.tensor(dimensions[view.layer], device=weights.w_k.device)
+        x, k = view["attn_in"][:, key], view["k"][:, key].float()
+        dimension, bias = part(x, weights.w_k, dims), weights.b_k.float().expand_as(k)
+        drawn = torch.stack([part(x, weights.w_k, some.to(k.device)) for some in random_sets[view.layer]]).mean(0)
+        parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_norm(lens, view.layer, k)
+        # Where the rotary tables are stretched for long contexts (YaRN), even an unturned key is: by one number.
+        as_used = view["rotated_k"][:, :, key].float().norm(dim=-1)
+        parts = parts * (as_used / parts[:, :, :3].sum(2).norm(dim=-1))[..., None, None]
+        query = view["rotated_q"].float()
+        logits = locking.logit_split(query, parts=parts, scale=1.0)
+        return mean_where(logits, where=later_queries(view, key=key)[:, None, :, None], dim=2)
+
+    layers = frozenset(dimensions)
+    if not layers:
+        return []
+    found = [Reading(name="key_cosine", sites=("attn_in", "k"), function=cosine, layers=layers)]
+    if key == 0 or not rotary(lens):
+        sites = ("attn_in", "k", "rotated_q", "rotated_k")
+        found.append(Reading(name="logit_split", sites=sites, function=split, layers=layers))
+    return found
+
+
+def rotary(lens: LensModel) -> bool:
+    """Whether keys are rotated by position."""
+    return getattr(lens.config, "rope_parameters", None) is not None
+
+
+def _key_norm(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
+    """What a norm of the key multiplies each of its parts by; 1 where there is none."""
+    norm = norm_weights(lens, layer=layer, which="k_norm")
+    if norm is None:
+        return 1.0
+    if norm.gain.numel() == k.shape[-1]:
+        return (norm.gain / norm.scale(k)[..., None])[:, :, None]
+    width = k.flatten(1)
+    return (norm.gain / norm.scale(width)[:, None]).unflatten(-1, k.shape[1:])[:, :, None]
+
+
+def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Cosine of the sink's key with what its outlier dimensions alone would make, and their share of its logits."""
+    panel = evidence.panel
+    if "key_cosine" not in panel:
+        return [undefined("key_cosine", "no outlier dimension enters any layer", absent=True)]
+    cosine = panel["key_cosine"].mean(dim=(0, 2))  # sequence, what
+    nulls = {"random_dimensions": float(cosine[:, 1].nanmean()), "other_positions": float(cosine[:, 2].nanmean())}
+    found = evidence.interval(cosine[:, 0], generator=rng)
+    statistics = [Statistic(name="key_cosine", interval=found, nulls=nulls)]
+    if "logit_split" in panel:
+        parts = panel["logit_split"].mean(dim=(0, 2))
+        whole = parts[:, :3].sum(-1)
+        found = evidence.interval(torch.stack([parts[:, 0], whole], dim=1), generator=rng, statistic=ratio_of_means)
+        control = ratio_of_means(torch.stack([parts[:, 3], whole], dim=1).numpy())
+        references = {"random_dimensions": control}
+        statistics.append(Statistic(name="dimension_share_of_logit", interval=found, references=references))
+    return statistics
+
+
+def _interventions(trial: Trial) -> list[Intervention]:
+    """Set what the outlier dimensions give the sink's key to what they give other keys, against other dimensions."""
+    setting = trial.setting
+    entering = {layer: list(setting.location.entering(layer)) for layer in setting.late_layers}
+    entering = {layer: dims for layer, dims in entering.items() if dims}
+    if not entering:
+        return []
+    clean = setting.clean("attn_in", layers=tuple(entering))
+    means = {layer: setting.mean_of_others(x)[0, 0] for layer, x in clean.items()}
+    weights = {layer: attention_weights(setting.lens, layer=layer).w_k for layer in entering}
+
+    def edit_of(dimensions: Mapping[int, Sequence[int]], label: str) -> Edit:
+        def change(k: Tensor, at: At) -> Tensor:
+            assert at.read is not None
+            dims = list(dimensions[at.layer])
+            x = at.read[:, at.positions.to(at.read.device)][..., dims]
+            given = x - means[at.layer][dims].to(x.device, x.dtype)
+            return k - torch.einsum("bpd,khd->bpkh", given, weights[at.layer][..., dims].to(x.dtype))
+
+        at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
+        return edit("k", change, reads="attn_in", **at)
+
+    options = {"d_model": setting.lens.d_model, "draws": setting.n_controls, "generator": trial.generator}
+    drawn = {layer: random_dimensions(dims, **options) for layer, dims in entering.items()}
+    return [
+        Intervention(
+            name="outlier dimensions in the key as elsewhere",
+            edits=(edit_of(entering, "outlier dimensions in the key"),),
+            controls=tuple(
+                (edit_of({layer: sets[i] for layer, sets in drawn.items()}, "random dimensions in the key"),)
+                for i in range(setting.n_controls)
+            ),
+            position=setting.sink_position,
+            reads=setting.late_layers,
+        )
+    ]
+
+
+def _frozen(setting: Setting, segment: Segment, position: int, _: torch.Generator) -> Kept:
+    """The keys of the layers that are read."""
+    return setting.keep_site("k", layers=segment.layers, position=position, mean=position == setting.sink_position)
+
+
+DIMENSION_KEY = Link(
+    name="dimension_key",
+    source="outlier dimension",
+    target="the sink's key",
+    sentence="After the norm, the outlier dimension alone fixes the sink's key.",
+    question="does the outlier dimension make the sink's key?",
+    statistics=_statistics,
+    floor=lambda config, length: 0.5,
+    readings=_readings,
+    interventions=_interventions,
+    freeze=Freeze(name="key", words="its key", make=_frozen),
+)

@@ -1,0 +1,114 @@
+"""The sink's key makes the sink: every later query meets it with an advantage over the other keys."""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...activations.record import LayerView, Reading
+from ...measures import locking
+from ...measures.reductions import mean_where
+from ..config import TraceConfig
+from ..evidence import Evidence, Statistic, undefined
+from ..readings import MeasuringPass, control_positions, later_queries
+from .link import Intervention, Link, Trial
+
+ADVANTAGES = ("sink", "other_positions")
+"""What ``logit_advantage`` holds on its last axis."""
+
+
+def _readings(one: MeasuringPass) -> list[Reading]:
+    """How many queries have a positive product with each key, and the advantage of the studied one.
+
+    A key's advantage is its logit over the mean logit of the other keys up to the query, in every layer that outlier
+    dimensions enter. Logits are those before a soft cap; sliding windows are not regarded.
+    """
+    plan = one.plan
+
+    def positive_share(view: LayerView) -> Tensor:
+        places = plan.positions
+        shares = [locking.positive_share(view["q"], k=view["k"][:, p], valid=view.valid, key=p) for p in places]
+        return torch.stack(shares, dim=-1)
+
+    def advantage(view: LayerView) -> Tensor:
+        query, keys = view["rotated_q"].float(), view["rotated_k"].float()
+        n_keys = keys.shape[2]
+        count = torch.arange(n_keys, device=keys.device).clamp(min=1)  # of the other keys that a later query sees
+        seen = _logit(query, keys.cumsum(2))
+        found = []
+        for place in [plan.position, *control_positions(n_keys, key=plan.position, controls=one.controls)]:
+            at_place = _logit(query, keys[:, :, place : place + 1])
+            over = at_place - (seen - at_place) / count
+            found.append(mean_where(over, where=later_queries(view, key=place)[:, None], dim=2))
+        controls = torch.stack(found[1:]).nanmean(0) if len(found) > 1 else torch.full_like(found[0], math.nan)
+        return torch.stack([found[0], controls], dim=-1)
+
+    found = [Reading(name="positive_share", sites=("q", "k"), function=positive_share)]
+    if plan.dimensions:
+        sites, layers = ("rotated_q", "rotated_k"), frozenset(plan.dimensions)
+        found.append(Reading(name="logit_advantage", sites=sites, function=advantage, layers=layers))
+    return found
+
+
+def _logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Float[Tensor, "batch head query"]:
+    """Product of each query with the one key that stands at its place (or with the same for all)."""
+    return (query.unflatten(1, (keys.shape[1], -1)) * keys[:, :, None]).sum(-1).flatten(1, 2)
+
+
+def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """The sink key's logit over the mean of the others', the share of positive products, and the mass it takes."""
+    panel = evidence.panel
+    if "logit_advantage" not in panel:
+        return [undefined("logit_advantage_nats", "no outlier dimension enters any layer", absent=True)]
+    advantage = panel["logit_advantage"].mean(dim=(0, 2))
+    layers = panel.layers("logit_advantage")
+    positive, mass = (
+        panel.at_key(name, panel.location.position)[layers].nanmean(dim=(0, 2))
+        for name in ("positive_share", "sink_mass")
+    )
+    return [
+        Statistic(
+            name="logit_advantage_nats",
+            interval=evidence.interval(advantage[:, 0], generator=rng),
+            nulls={"other_positions": float(advantage[:, 1].nanmean())},
+        ),
+        Statistic(
+            name="positive_share", interval=evidence.interval(positive, generator=rng), references={"chance": 0.5}
+        ),
+        Statistic(name="sink_mass", interval=evidence.interval(mass, generator=rng)),
+    ]
+
+
+def _floor(config: TraceConfig, length: int) -> float:
+    """Nats over the other keys' logit with which one key takes the threshold's mass among half the length's keys."""
+    return math.log(config.threshold / (1 - config.threshold) * length / 2)
+
+
+def _interventions(trial: Trial) -> list[Intervention]:
+    """Mean ablate the sink's key, against the keys at other positions."""
+    setting, position = trial.setting, trial.setting.sink_position
+    kept = setting.keep_site("k", layers=setting.late_layers, position=position, mean=True)
+    return [
+        Intervention(
+            name="key as elsewhere",
+            edits=kept.edits,
+            controls=kept.controls,
+            position=position,
+            reads=setting.late_layers,
+        )
+    ]
+
+
+KEY_SINK = Link(
+    name="key_sink",
+    source="the sink's key",
+    target="attention sink",
+    sentence="Queries meet that key, so attention goes to it.",
+    question="does every query meet that key with an advantage that makes a sink?",
+    statistics=_statistics,
+    floor=_floor,
+    readings=_readings,
+    interventions=_interventions,
+)

@@ -1,0 +1,85 @@
+"""The type of a link, and the types of its parts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ...activations.record import Reading
+from ...edits.amplification import CentringMeans
+from ..config import TraceConfig
+from ..evidence import Evidence, Statistic
+from ..readings import MeasuringPass
+from ..setting import Edits, Kept, Segment, Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervention:
+    """One intervention on a link: it makes a sink at the target position, or removes the model's own."""
+
+    name: str
+    edits: Edits
+    position: int
+    """Where the edit is made, and where the sink is to come or go."""
+    reads: tuple[int, ...]
+    """The layers in which the sink is read."""
+    controls: tuple[Edits, ...] = ()
+    """The same edits at matched random places."""
+    control_of: str = ""
+    """The intervention that this one is a control of."""
+    is_primary: bool = True
+    """The link's verdict hangs on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What interventions are made of."""
+
+    setting: Setting
+    generator: torch.Generator
+    """Of the random controls; the links draw from it in their order."""
+    means: CentringMeans
+    """What variance is amplified away from."""
+    curve: pd.DataFrame
+    """Attention to the target position by centre and factor of the amplification."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freeze:
+    """How a link is frozen for mediation: what stands at its target node is kept as it is without the sink."""
+
+    name: str
+    """The name of what is frozen, in the column ``hold``."""
+    words: str
+    """What is frozen, as a sentence says it."""
+    make: Callable[[Setting, Segment, int, torch.Generator], Kept | None]
+    """From the setting, the layers that are read, the position and the controls' generator; None where there is
+    nothing to freeze. At the sink position the mean over other positions stands for the clean value."""
+    is_check: bool = False
+    """It must undo any intervention entirely, so that it says nothing of another path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One arrow of the chain: all that is said, measured and done of it."""
+
+    name: str
+    source: str
+    """The node that it starts from."""
+    target: str
+    """The node that it leads to."""
+    sentence: str
+    """What it claims."""
+    question: str
+    """What its primary statistic asks."""
+    statistics: Callable[[Evidence, np.random.Generator], list[Statistic]]
+    """The primary one first; the generator is of the intervals."""
+    floor: Callable[[TraceConfig, int], float]
+    """What the primary statistic must lie over, from the configuration and the length."""
+    readings: Callable[[MeasuringPass], list[Reading]] = lambda _: []
+    """The readings that this link alone needs; those that all share are in ``readings.py``."""
+    interventions: Callable[[Trial], list[Intervention]] = lambda _: []
+    """What makes or breaks it, with matched controls; none where the model has not what it would be made on."""
+    freeze: Freeze | None = None

@@ -1,0 +1,111 @@
+"""The variance discrepancy makes super neurons fire, at the sink token only."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..evidence import Evidence, Statistic, largest, nothing_to_split, undefined, weakest
+from ..locate import matched_random
+from ..neurons import super_neurons
+from ..setting import Kept, Segment, Setting
+from .link import Freeze, Intervention, Link, Trial
+
+_LARGEST_RATIO = 1e6
+
+
+def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Geometric mean over a step's super neurons of mean |activation| at the sink over that elsewhere.
+
+    Ratios are cut at a million, for a neuron may be silent elsewhere; one that is silent everywhere is left out.
+    """
+    panel = evidence.panel
+    nothing = nothing_to_split(evidence, "spike_ratio")
+    if nothing is not None:
+        return [nothing]
+    draws = {"draws": evidence.config.controls, "generator": evidence.generator()}
+    index = panel.keys.index(panel.location.position)
+    by_step = []
+    for number, step in enumerate(panel.location.steps):
+        chosen, random = [], []
+        for layer in step.layers:
+            at_key, elsewhere = panel.at("neurons_at_keys", layer)[:, index].abs(), panel.at("neurons_elsewhere", layer)
+            both = torch.stack([at_key, elsewhere], dim=1)  # sequence, where, neuron
+            supers = super_neurons(evidence.splits, layer=layer)
+            chosen.append(both[..., supers])
+            random.append([both[..., some] for some in matched_random(supers, **draws)])
+        at_step = torch.cat(chosen, dim=-1)
+        if not at_step.shape[-1]:
+            return [undefined("spike_ratio", f"no super neuron in growth step {number}", absent=True)]
+        found = evidence.interval(at_step, generator=rng, statistic=_spike)
+        controls = [_defined_rows(torch.cat(draw, dim=-1)) for draw in zip(*random, strict=True)]
+        nulls = {"random_neurons": largest(_spike(rows) for rows in controls if len(rows))}
+        by_step.append(Statistic(name=f"spike_ratio_step_{number}", interval=found, nulls=nulls))
+    return [weakest("spike_ratio", by_step), *by_step]
+
+
+def _spike(rows: np.ndarray) -> float:
+    at_key, elsewhere = rows.mean(0)
+    fires = (at_key > 0) | (elsewhere > 0)
+    with np.errstate(divide="ignore"):
+        ratios = np.clip(at_key[fires] / elsewhere[fires], 1 / _LARGEST_RATIO, _LARGEST_RATIO)
+    return float(np.exp(np.log(ratios).mean())) if len(ratios) else math.nan
+
+
+def _defined_rows(values: Tensor) -> np.ndarray:
+    return values[~values.isnan().flatten(1).any(1)].numpy()
+
+
+def _interventions(trial: Trial) -> list[Intervention]:
+    """Mean ablate the super neurons at the sink, against other neurons of the same layers."""
+    setting, position = trial.setting, trial.setting.sink_position
+    kept = _kept(setting, setting.super_neurons, position=position, generator=trial.generator)
+    if kept is None:
+        return []
+    return [
+        Intervention(
+            name=f"{kept.size} super neurons as elsewhere",
+            edits=kept.edits,
+            controls=kept.controls,
+            position=position,
+            reads=setting.late_layers,
+        )
+    ]
+
+
+def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
+    """The super neurons of a growth step, against other neurons of the same layers."""
+    layers = () if segment.step is None else segment.step.layers
+    masks = {layer: setting.super_neurons[layer] for layer in layers if layer in setting.super_neurons}
+    return _kept(setting, masks, position=position, generator=generator)
+
+
+def _kept(setting: Setting, masks: Mapping[int, Tensor], *, position: int, generator: torch.Generator) -> Kept | None:
+    """The neurons of a mask by layer, against others of the same layers; None where there are none."""
+    draws, mean = setting.n_controls, position == setting.sink_position
+    chosen = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if bool(mask.any())}
+    if not chosen:
+        return None
+    drawn = {layer: matched_random(masks[layer], draws=draws, generator=generator) for layer in chosen}
+    controls = [{layer: sets[i].nonzero().flatten().tolist() for layer, sets in drawn.items()} for i in range(draws)]
+    at = {"position": position, "mean": mean}
+    return Kept(
+        edits=setting.keep_units("neurons", chosen, label="hold super neurons", **at),
+        controls=tuple(setting.keep_units("neurons", units, **at) for units in controls),
+        size=sum(len(units) for units in chosen.values()),
+    )
+
+
+VARIANCE_NEURONS = Link(
+    name="variance_neurons",
+    source="variance after W_O",
+    target="super neurons",
+    sentence="The difference makes super neurons fire at the sink token only.",
+    question="do the super neurons fire at the sink token only?",
+    statistics=_statistics,
+    floor=lambda config, length: 10.0,
+    interventions=_interventions,
+    freeze=Freeze(name="neurons", words="the super neurons", make=_frozen),
+)

@@ -1,0 +1,97 @@
+"""W_O preserves the variance discrepancy: it reads most from the inputs in which the sink token varies."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...activations.record import LayerView, Reading
+from ...measures.variance import output_preservation
+from ...models.weights import attention_weights
+from ...stats import Interval
+from ..evidence import Evidence, Statistic, other_positions, undefined
+from ..readings import MeasuringPass, control_positions
+from .link import Intervention, Link, Trial
+
+_RESAMPLES_OF_TAU = 100
+_TAU_DIMENSIONS = 64
+_FEWEST_FOR_TAU = 8
+_NO_SPREAD = 1e-4
+
+
+def _readings(one: MeasuringPass) -> list[Reading]:
+    """Aggregated values at the studied position and at others, in the layers that feed the growth steps."""
+    places = [one.plan.position, *control_positions(one.length, key=one.plan.position, controls=one.controls)]
+
+    def z_at(view: LayerView) -> Tensor:
+        return view["z"][:, places].flatten(2).float().masked_fill(~view.valid[:, places, None], math.nan)
+
+    return [Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(one.plan.feeding(one.lens.n_layers)))]
+
+
+def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Kendall tau between W_O's weights and the sink's standard deviation by input, and the S2 ratio after W_O."""
+    lens, panel = evidence.lens, evidence.panel
+    feeding = list(panel.location.feeding(lens.n_layers))
+    some = torch.linspace(0, lens.d_model - 1, min(_TAU_DIMENSIONS, lens.d_model)).round().long().unique()
+    values = torch.stack([panel.at("z_at", layer) for layer in feeding], dim=1)  # sequence, layer, place, value
+    matrices = [attention_weights(lens, layer=layer).w_o.flatten(0, 1).T.float().cpu() for layer in feeding]
+
+    def tau(vectors: Tensor, per_dimension: Tensor | None) -> float:
+        found = [
+            output_preservation(matrix, first_std=one, per_dimension=per_dimension).nanmean()
+            for matrix, one in zip(matrices, vectors.std(dim=0), strict=True)
+        ]
+        return float(torch.stack(found).nanmean())
+
+    at_sink, *at_others = (one[~one.isnan().flatten(1).any(1)] for one in values.unbind(2))
+    ratio = evidence.interval(panel.std_ratio("attn_out")[feeding].nanmean(0), generator=rng)
+    beside = {"other_positions": other_positions(panel["std:attn_out"][feeding], panel)}
+    after = Statistic(name="s2_ratio_after_w_o", interval=ratio, references=beside)
+    if len(at_sink) < 2:
+        return [undefined("kendall_tau", "one sequence has no spread over sequences"), after]
+    if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():  # BOS: rounding is all that is left
+        return [undefined("kendall_tau", "the token and those before it are the same in every sequence"), after]
+    estimate, low, high = tau(at_sink, None), math.nan, math.nan
+    if len(at_sink) >= _FEWEST_FOR_TAU:  # of fewer, many a draw holds next to nothing but copies of one
+        drawn = evidence.interval(
+            at_sink,
+            generator=rng,
+            statistic=lambda rows: tau(torch.from_numpy(rows), some),
+            most=_RESAMPLES_OF_TAU,
+        )
+        # The interval is drawn on a sample of output dimensions; it is moved to the estimate on all of them.
+        low, high = (bound + estimate - drawn.estimate for bound in (drawn.low, drawn.high))
+    found = Interval(estimate=estimate, low=low, high=high, n=len(at_sink))
+    others = [tau(one, some) for one in at_others if len(one) > 1]
+    nulls = {"other_positions": float(np.mean(others))} if others else {}
+    return [Statistic(name="kendall_tau", interval=found, nulls=nulls), after]
+
+
+def _interventions(trial: Trial) -> list[Intervention]:
+    """Mean ablate what the attention writes at the sink, against the same at other positions."""
+    setting, position = trial.setting, trial.setting.sink_position
+    written = setting.keep_site("attn_out", layers=setting.early_layers, position=position, mean=True)
+    return [
+        Intervention(
+            name="attn_out as elsewhere",
+            edits=written.edits,
+            controls=written.controls,
+            position=position,
+            reads=setting.late_layers,
+        )
+    ]
+
+
+VARIANCE_PRESERVED = Link(
+    name="variance_preserved",
+    source="variance discrepancy",
+    target="variance after W_O",
+    sentence="The attention output projection W_O passes that difference on.",
+    question="does W_O read most from the inputs in which the sink token is spread (Kendall tau)?",
+    statistics=_statistics,
+    floor=lambda config, length: 0.1,
+    readings=_readings,
+    interventions=_interventions,
+)

@@ -1,0 +1,260 @@
+"""The passes of ``trace``: a scouting one that finds where to look, and one that measures everything there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..activations.record import Reading, Streamed, stream
+from ..data.tokens import TokenBatch
+from ..measures.variance import Moments
+from ..models.lens import LensModel
+from . import readings as r
+from .config import TraceConfig
+from .locate import Location, Plan, find, sink_positions
+
+_SCOUTS, _SCOUT_LENGTH = 8, 64
+
+ARM_READINGS = frozenset(
+    {"sink_score", "std:z", "norm:resid_pre", "norm:resid_post", "state_pre", "state", "loss", "rate_by_key"}
+)
+"""What is read of the BOS arm that was not chosen."""
+
+MakesReadings = Callable[[r.MeasuringPass], list[Reading]]
+"""Makes the readings that a link needs beside those that all share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Everything that was read of one model on one token batch."""
+
+    streamed: Streamed
+    keys: tuple[int, ...]
+    """The key positions that were read, in the order of the readings' last axis."""
+    location: Location
+    """What was found in the panel; its positions are among the keys."""
+    positions: Int[Tensor, " position"]
+    """The sampled positions."""
+    rows: Int[Tensor, " row"]
+    """The sampled query positions."""
+    s1: dict[tuple[str, int], Float[Tensor, " position"]]
+    """(site, layer) -> standard deviation over sequences, mean over the values (S1)."""
+    shortest: int
+    """Tokens of the shortest sequence: every sequence has the positions before it, and only those can be sinks."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a reading was made, at any layer."""
+        return bool(self.streamed.values.get(name))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A reading at all its layers: layer, sequence, and what it has."""
+        return self.streamed.stacked(name)
+
+    def at(self, name: str, layer: int) -> Tensor:
+        """A reading at one layer: sequence, and what it has."""
+        return self.streamed[name, layer]
+
+    def layers(self, name: str) -> list[int]:
+        """The layers at which a reading was made."""
+        return sorted(self.streamed.values.get(name, ()))
+
+    def at_key(self, name: str, position: int) -> Tensor:
+        """A reading whose last axis is the keys, at one of them: layer, sequence, and what else it has."""
+        return self[name][..., self.keys.index(position)]
+
+    def norm_ratio(self) -> Float[Tensor, "layer batch"]:
+        """Norm of the studied token over the median norm of other tokens, before layer 0 and after each layer."""
+        norms = torch.cat([self["norm:resid_pre"], self["norm:resid_post"]])
+        return r.ratio_to_others(norms, positions=self.positions, key=self.location.position)
+
+    def std_ratio(self, site: str) -> Float[Tensor, "layer batch"]:
+        """Standard deviation within the studied token over the median of other tokens."""
+        return r.ratio_to_others(self[f"std:{site}"], positions=self.positions, key=self.location.position)
+
+    def states(self) -> Float[Tensor, "layer batch d_model"]:
+        """The studied token's stream before layer 0 and after each layer."""
+        return torch.cat([self["state_pre"], self["state"]])[:, :, self.keys.index(self.location.position)]
+
+    def sinks(self, *, min_rate: float) -> tuple[int, ...]:
+        """The sink positions of this pass, the strongest first, whether or not their columns were read."""
+        return sink_positions(self["rate_by_key"].nanmean(dim=(0, 1))[: self.shortest], min_rate=min_rate)
+
+    def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
+        """Share of (layer, head) whose sink score at the studied position passes the threshold, by sequence."""
+        score = self.at_key("sink_score", self.location.position)
+        return (score > threshold).float().masked_fill(score.isnan(), torch.nan).nanmean(dim=(0, 2))
+
+
+def scout(
+    lens: LensModel,
+    tokens: TokenBatch,
+    *,
+    config: TraceConfig,
+    position: int | None = None,
+    forced: tuple[tuple[int, int], ...] | None = None,
+) -> Location:
+    """Where to look, from the first 64 positions of eight sequences: sink positions, growth steps, outlier dimensions.
+
+    What it finds only aims the measuring pass, which finds again from all that it read. The position, or the
+    growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken.
+    """
+    few = shortened(tokens, sequences=_SCOUTS, length=max(_SCOUT_LENGTH, (position or 0) + 1))
+    rows = r.sampled_rows(few.n_positions)
+    shortest = min(few.n_positions, int(tokens.lengths.min()))
+    found: tuple[int, ...] = () if position is None else (position,)
+    if position is None:
+        rates = stream(lens, few, [r.rate_by_key(config.threshold)], rows=rows, kernel=config.kernel)  # type: ignore[arg-type]  # checked by TraceConfig
+        rate = rates.stacked("rate_by_key").nanmean(dim=(0, 1))[:shortest]
+        found = sink_positions(rate, min_rate=config.min_sink_rate)
+    keys = found or (0,)
+    sites = r.sampled_positions(few.n_positions, keys=keys)
+    norms = [
+        r.norm_reading("resid_pre", positions=sites, layers=frozenset({0})),
+        r.norm_reading("resid_post", positions=sites),
+    ]
+    streamed = stream(lens, few, [*norms, *r.state_readings(keys, positions=sites)[:2]])
+    nothing = Location(positions=keys, sink_found=bool(found), steps=(), outliers={})
+    panel = Panel(streamed=streamed, keys=keys, location=nothing, positions=sites, rows=rows, s1={}, shortest=shortest)
+    return refind(panel, config=config, forced=forced)
+
+
+def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None) -> Location:
+    """Sink positions among the panel's keys, growth steps and outlier dimensions of the first, from what was read."""
+    positions, sink_found = panel.keys, panel.location.sink_found
+    if "rate_by_key" in panel:
+        found = tuple(key for key in panel.sinks(min_rate=config.min_sink_rate) if key in panel.keys)
+        positions, sink_found = found or panel.keys[:1], bool(found)
+    panel = replace(panel, location=replace(panel.location, positions=positions))
+    return find(
+        positions=positions,
+        sink_found=sink_found,
+        ratio=panel.norm_ratio().nanmean(1),
+        states=panel.states(),
+        growth_factor=config.growth_factor,
+        dominance_threshold=config.dominance_threshold,
+        energy_frac=config.energy_frac,
+        max_outliers=config.max_outliers,
+        forced=forced,
+    )
+
+
+def measure(
+    lens: LensModel,
+    tokens: TokenBatch,
+    *,
+    plan: Plan,
+    config: TraceConfig,
+    own: Sequence[MakesReadings] = (),
+    progress: bool = False,
+    label: str = "measuring",
+    only: frozenset[str] | None = None,
+    forced: tuple[tuple[int, int], ...] | None = None,
+) -> Panel:
+    """Every measure of every layer in one pass, at the positions, layers and dimensions of a plan.
+
+    The panel's location is found in what was read; ``aims`` says whether the pass must be made again. ``own`` makes
+    the links' own readings, ``only`` names the readings to make, ``forced`` the growth steps to assume.
+    """
+    keys = plan.positions
+    positions = r.sampled_positions(tokens.n_positions, keys=keys)
+    rows = r.sampled_rows(tokens.n_positions)
+    moments: dict[tuple[str, int], Moments] = {}
+    one = r.MeasuringPass(
+        lens=lens,
+        plan=plan,
+        length=tokens.n_positions,
+        controls=config.controls,
+        generator=torch.Generator().manual_seed(config.seed),
+    )
+    readings: list[Reading] = [
+        *r.attention_readings(keys),
+        r.rate_by_key(config.threshold),
+        *r.position_readings(positions, moments=moments),
+        r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
+        *r.state_readings(keys, positions=positions),
+        r.dominance_elsewhere(positions),
+        *r.output_readings(lens, keys=keys, positions=positions),
+        *(r.neuron_readings(plan, positions=positions) if lens.family.down is not None else []),
+        *(reading for make in own for reading in make(one)),
+        r.loss_reading(lens),
+    ]
+    if only is not None:
+        readings = [reading for reading in readings if reading.name in only]
+    streamed = stream(
+        lens,
+        tokens,
+        readings,
+        keys=keys,
+        rows=rows,
+        kernel=config.kernel,  # type: ignore[arg-type]  # checked by TraceConfig
+        batch_size=config.batch_size,
+        progress=progress,
+        label=label,
+    )
+    s1 = {place: moment.std().float().mean(-1) for place, moment in moments.items()}
+    panel = Panel(
+        streamed=streamed,
+        keys=keys,
+        location=Location(positions=keys, sink_found=False, steps=(), outliers={}),
+        positions=positions,
+        rows=rows,
+        s1=s1,
+        shortest=int(tokens.lengths.min()),
+    )
+    return replace(panel, location=refind(panel, config=config, forced=forced))
+
+
+def aims(aim: Location, *, at: Location, n_layers: int) -> bool:
+    """Whether a pass with this aim read everything that the location found by it needs."""
+    same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
+    same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in range(n_layers))
+    return aim.position == at.position and same_steps and same_dimensions
+
+
+def aimed(
+    lens: LensModel,
+    tokens: TokenBatch,
+    *,
+    config: TraceConfig,
+    own: Sequence[MakesReadings] = (),
+    progress: bool = False,
+    label: str = "measuring",
+    only: frozenset[str] | None = None,
+    aim: Location | None = None,
+) -> Panel:
+    """Scout and measure; measure again where the pass found that it was aimed elsewhere.
+
+    The second pass reads every sink position; a third is needed only where the scout took a wrong position for
+    the strongest. ``aim`` is where to look first, instead of where the scout says.
+    """
+
+    def measured(at: Location, label: str) -> Panel:
+        plan = at.plan(lens.n_layers)
+        return measure(lens, tokens, plan=plan, config=config, own=own, progress=progress, label=label, only=only)
+
+    aim = scout(lens, tokens, config=config) if aim is None else aim
+    panel = measured(aim, label)
+    sinks = panel.sinks(min_rate=config.min_sink_rate)
+    if not set(sinks) <= set(panel.keys):
+        at = panel.location
+        if sinks[0] not in panel.keys:
+            at = scout(lens, tokens, config=config, position=sinks[0])
+        aim, label = replace(at, positions=sinks), f"{label} again"
+        panel = measured(aim, label)
+    if only is None and not aims(aim, at=panel.location, n_layers=lens.n_layers):
+        panel = measured(panel.location, f"{label} again")
+    return panel
+
+
+def shortened(tokens: TokenBatch, *, sequences: int, length: int) -> TokenBatch:
+    """The first positions of the first sequences."""
+    return TokenBatch(
+        tokens=tokens.tokens[:sequences, :length],
+        lengths=tokens.lengths[:sequences].clamp(max=length),
+        source=tokens.source,
+        bos=tokens.bos,
+        bos_arm=tokens.bos_arm,
+        seed=tokens.seed,
+    )

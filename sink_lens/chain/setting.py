@@ -1,0 +1,284 @@
+"""Where interventions are made: a few sequences, a sink of theirs, a target position, and what their clean run holds.
+
+A quantity at a position is *frozen* at its clean value while something upstream is changed. Of the model's own sink,
+whose clean value is what makes it a sink, it is *mean ablated* instead: set to the mean over other positions, from 8
+on. Both have controls of the same size.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..activations.record import capture
+from ..data.tokens import TokenBatch
+from ..edits.constructors import Edit, hold
+from ..edits.outcome import Outcome
+from ..engine.forward import Start, run_with
+from ..errors import InputError
+from ..models.lens import LensModel
+from .config import TraceConfig
+from .locate import GrowthStep, Location
+from .measure import shortened
+from .readings import OTHERS_FROM
+
+Edits = tuple[Edit, ...]
+Units = Mapping[int, list[int]]
+"""Layer -> neurons, or dimensions."""
+Item = TypeVar("Item")
+_SHORTEST = OTHERS_FROM + 4
+_AFTER_POSITION = 32
+"""Positions that follow the target position, where the sequences have them."""
+_LAYERS_AFTER = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The layers in which what one growth step made is read: those after it and before the next."""
+
+    number: int
+    """The growth step's; -1 where the model has none."""
+    step: GrowthStep | None
+    layers: tuple[int, ...]
+
+    @property
+    def first_layer(self) -> int:
+        """Where the step begins."""
+        return self.layers[0] if self.step is None else self.step.first_layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Edits that keep one quantity as it is, frozen or mean ablated, and the same of random ones."""
+
+    edits: Edits
+    controls: tuple[Edits, ...]
+    size: int
+    """How many numbers a token are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One model, a few sequences, their clean run, and the edits that keep what it holds."""
+
+    lens: LensModel
+    tokens: TokenBatch
+    location: Location
+    target_position: int
+    """The interior position at which a sink is made."""
+    baseline: Outcome = field(repr=False)
+    """The clean run of the bridge, with its loss and the stream after every layer."""
+    segments: tuple[Segment, ...]
+    seed: int
+    n_controls: int
+    """Draws of every random control."""
+    super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
+    """Layer -> mask of its super neurons."""
+    _clean: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
+
+    @property
+    def sink_position(self) -> int:
+        """The position of the model's own sink."""
+        return self.location.position
+
+    @property
+    def late_layers(self) -> tuple[int, ...]:
+        """All layers in which the sink is read."""
+        return tuple(layer for segment in self.segments for layer in segment.layers)
+
+    @property
+    def early_layers(self) -> tuple[int, ...]:
+        """The layers from the first to the end of the first growth step."""
+        return tuple(range(self.segments[0].layers[0])) or (0,)
+
+    @property
+    def next_layers(self) -> tuple[int, ...]:
+        """The five layers after the first growth step."""
+        return self.segments[0].layers[:_LAYERS_AFTER]
+
+    def generator(self) -> torch.Generator:
+        """A new generator of the random controls."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def control_positions(self, position: int) -> list[int]:
+        """Positions that are no sink and not the target; later ones if there are any, where an edit is seen."""
+        length = self.tokens.n_positions
+        taken = {*self.location.positions, self.target_position}
+        places = [p for p in range(position + 1, length - 1) if p not in taken]
+        if len(places) < self.n_controls:
+            places = [p for p in range(1, length - 1) if p not in taken]
+        chosen = torch.linspace(0, len(places) - 1, min(self.n_controls, len(places))).round().long().tolist()
+        return [places[index] for index in chosen]
+
+    def run(
+        self,
+        edits: Sequence[Edit],
+        *,
+        layers: Sequence[int] | None = None,
+        loss: bool = False,
+        of: Outcome | None = None,
+        quiet: bool = False,
+    ) -> Outcome:
+        """A run under edits, the target and the sink position read.
+
+        Where no loss is asked for, it begins at the first layer that is edited, from the stream of another run
+        (``of``) under all edits that come before; the clean one if None. ``quiet`` is for controls, and for
+        freezing what may be untouched: that they change nothing is an answer, and no reason to warn.
+        """
+        source = self.baseline if of is None else of
+        read = list(range(self.lens.n_layers)) if layers is None else list(layers)
+        start = None
+        if not loss:
+            first = min([*read, *(layer for edit in edits for layer in edit.over(self.lens.n_layers))])
+            if first > 0:
+                start = Start(layer=first, stream=source.tensors["resid_post", first - 1])
+        keys = (self.target_position, self.sink_position)
+        return run_with(self.lens, self.tokens, edits, keys=keys, layers=read, loss=loss, start=start, quiet=quiet)
+
+    def clean(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
+        """The clean run's tensors of a site by layer, all positions; all that are missing in one pass."""
+        missing = [layer for layer in layers if (site, layer) not in self._clean]
+        if missing:
+            found = capture(self.lens, self.tokens, sites=[site], layers=missing, path="bridge")
+            self._clean.update({(site, layer): found[site, layer] for layer in missing})
+        return {layer: self._clean[site, layer] for layer in layers}
+
+    def mean_of_others(self, clean: Tensor) -> Tensor:
+        """Mean over sequences and over positions from 8 on, sink positions left out; both axes of size 1."""
+        others = [p for p in range(OTHERS_FROM, clean.shape[1]) if p not in self.location.positions]
+        return clean[:, others].mean(dim=(0, 1))[None, None]
+
+    def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
+        """Keep a site at a position: frozen at its clean value there, or at the mean over other positions."""
+        values = {layer: self._value(x, position, mean) for layer, x in self.clean(site, layers=layers).items()}
+        return hold(site, values, positions=[position], label=f"hold {site} at {position}")
+
+    def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool, label: str = "") -> Edits:
+        """The same of chosen units of each layer."""
+        clean, edits = self.clean(site, layers=list(chosen)), []
+        for layer, units in chosen.items():
+            value = self._value(clean[layer], position, mean)
+            text = label or f"hold {len(units)} {site} at {position}"
+            edits.append(hold(site, {layer: value[..., units]}, positions=[position], units=units, label=text))
+        return tuple(edits)
+
+    def keep_site(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Kept:
+        """A site kept at a position, against the same site at other positions."""
+        edit = self.keep(site, layers=layers, position=position, mean=mean)
+        width = self.clean(site, layers=layers[:1])[layers[0]].flatten(2).shape[-1]
+        others = self.control_positions(position)
+        return Kept(
+            edits=(edit,),
+            controls=tuple((self.keep(site, layers=layers, position=other, mean=mean),) for other in others),
+            size=len(layers) * width,
+        )
+
+    def _value(self, clean: Tensor, position: int, mean: bool) -> Tensor:
+        return self.mean_of_others(clean) if mean else clean[:, [position]]
+
+
+def setting_of(
+    lens: LensModel,
+    tokens: TokenBatch,
+    *,
+    location: Location,
+    config: TraceConfig,
+    position: int | None = None,
+    super_neurons: Mapping[int, Tensor] | None = None,
+) -> Setting:
+    """The first few sequences of a batch, cut short, with their clean run (one pass of the bridge).
+
+    Raises:
+        InputError: the target position is no position of the sequences, or a sink position; or the sequences are
+            too short to have one.
+    """
+    length = location.position + config.cut_length
+    if position is not None:
+        length = max(length, position + _AFTER_POSITION)
+    few = shortened(tokens, sequences=config.cut_sequences, length=length)
+    shortest = int(few.lengths.min())
+    few = shortened(few, sequences=few.n_sequences, length=shortest)  # every sequence reaches every position
+    target = interior_position(few, location=location) if position is None else position
+    check_interior(target, shortest=shortest)
+    if target == location.position:
+        raise InputError(f"position {target} is the sink already; need another one")
+    return Setting(
+        lens=lens,
+        tokens=few,
+        location=location,
+        target_position=target,
+        baseline=run_with(lens, few, keys=(target, location.position), sites=("resid_post",)),
+        segments=segments(location, n_layers=lens.n_layers),
+        seed=config.seed,
+        n_controls=config.controls,
+        super_neurons=super_neurons or {},
+    )
+
+
+def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
+    """Why nothing can be changed in this model on these sequences; None where it can."""
+    if "scores" in lens.uneditable:
+        return "the attention of this bridge is delegated to Hugging Face, so that it cannot be edited"
+    shortest = int(tokens.lengths.min())
+    if shortest < _SHORTEST:
+        return f"the shortest sequence has {shortest} tokens, and cuts need {_SHORTEST}"
+    return None
+
+
+def check_interior(position: int, *, shortest: int) -> None:
+    """Refuse a position that some sequence does not have inside.
+
+    Raises:
+        InputError: it is the first or the last one, or outside.
+    """
+    if not 1 <= position < shortest - 1:
+        raise InputError(
+            f"the interior position is {position}; need one from 1 to {shortest - 2}: tokens must come before and "
+            "after it"
+        )
+
+
+def interior_position(tokens: TokenBatch, *, location: Location) -> int:
+    """A third of the shortest sequence, or the next position that is no sink."""
+    place = max(1, int(tokens.lengths.min()) // 3)
+    while place in location.positions:
+        place += 1
+    return place
+
+
+def segments(location: Location, *, n_layers: int) -> tuple[Segment, ...]:
+    """The layers after each growth step and before the next; without growth steps, the last three quarters."""
+    found = []
+    for number, step in enumerate(location.steps):
+        following = [other.first_layer for other in location.steps[number + 1 :]]
+        layers = tuple(range(step.last_layer + 1, min([*following, n_layers])))
+        if layers:
+            found.append(Segment(number=number, step=step, layers=layers))
+    if not found:
+        found.append(Segment(number=-1, step=None, layers=tuple(range(min(n_layers // 4, n_layers - 1), n_layers))))
+    return tuple(found)
+
+
+def random_dimensions(dims: Sequence[int], *, d_model: int, draws: int, generator: torch.Generator) -> list[list[int]]:
+    """Random sets of as many other dimensions."""
+    pool = torch.tensor([dimension for dimension in range(d_model) if dimension not in dims])
+    return [pool[torch.randperm(len(pool), generator=generator)[: len(dims)]].tolist() for _ in range(draws)]
+
+
+def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
+    """What is left of edits from a layer on."""
+    kept = []
+    for edit in edits:
+        layers = tuple(layer for layer in edit.over(n_layers) if layer >= first)
+        if layers:
+            kept.append(dataclasses.replace(edit, layers=layers))
+    return kept
+
+
+def bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
+    """The items under a progress bar."""
+    return tqdm(items, desc=label, unit="cut", disable=not progress, leave=False)

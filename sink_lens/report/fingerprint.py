@@ -1,0 +1,290 @@
+"""Fingerprints in words, a figure and a page: which models share a seed, and how far a null can be believed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table
+from sink_lens.report.style import (
+    COLOURS,
+    FONT,
+    INK,
+    MARKS,
+    QUIET,
+    canvas,
+    colour_scale,
+    finished,
+    legend,
+    logarithmic,
+    panel,
+)
+from sink_lens.text import listed, number, plural, visible
+
+_SAME, _NO_ANSWER = "same lineage", "no answer"
+_PAIRS = ("a", "b", "related", "verdict", "why", "shared", "tau_bar", "too_narrow", "shares_scale")
+_NULLS = ("a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws")
+_FEW = 4
+"""Pairs up to which each is drawn against its nulls."""
+_ENOUGH = 5
+"""Unrelated pairs from which their p are drawn."""
+
+
+def told(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFrame, *, decides: str) -> tuple[str, ...]:
+    """The result in sentences: the pairs, whether the nulls hold on unrelated ones, how lineages are told apart."""
+    if len(pairs) <= _FEW:
+        said = [_pair(row) for row in pairs.to_dict("records")]
+    else:
+        same = pairs.loc[pairs["verdict"] == _SAME]
+        silent = len(pairs.loc[pairs["verdict"] == _NO_ANSWER])
+        names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
+        said = [f"{len(same)} of {plural(len(pairs), 'pair')} show a common lineage" + f": {names}" * bool(names)]
+        if silent:
+            said.append(f"{plural(silent, 'pair')} got no answer: {listed(sorted(_reasons(pairs)), most=3)}")
+    if len(calibration):
+        said += _calibrated(calibration, decides=decides)
+    if len(scores):
+        said.append(_scored(scores, decides=decides))
+    return tuple(said)
+
+
+def _pair(row: dict) -> str:
+    pair = f"{row['a']} and {row['b']}"
+    if row["verdict"] == _NO_ANSWER:
+        return f"{pair}: no answer ({row['why']})"
+    return (
+        f"{pair}: {row['verdict']} ({row['why']}; tau_bar {number(row['tau_bar'])} over {row['shared']} shared "
+        f"coordinates, {number(row['expected'])} expected by chance; log10 p {number(row['log10_p_relabelled'])} "
+        f"relabelled, {number(row['log10_p_analytical'])} analytical)"
+    )
+
+
+def _reasons(pairs: pd.DataFrame) -> set[str]:
+    return {str(why) for why in pairs.loc[pairs["verdict"] == _NO_ANSWER, "why"]}
+
+
+def _calibrated(calibration: pd.DataFrame, *, decides: str) -> list[str]:
+    """How many unrelated pairs each null lets pass, and by how much the formula is too narrow."""
+    n = int(calibration["pairs"].iloc[0])
+    passed = listed(
+        f"{row['null']} {row['p_over_01'] * n:.0f}{' (decides)' * (row['null'] == decides)}"
+        for row in calibration.to_dict("records")
+    )
+    said = [f"of {plural(n, 'pair')} known to be unrelated, so many have p > 0.01: {passed}"]
+    formula = calibration.loc[calibration["null"] == "analytical"]
+    if n >= _ENOUGH:
+        factor = float(formula["too_narrow"].to_numpy(float)[0])
+        said.append(
+            f"on them z under the analytical null has a root mean square of {number(factor)} where 1 is right"
+            + (f": its standard deviation is {number(factor)} times too small" if factor > 1.2 else "")
+        )
+    return said
+
+
+def _scored(scores: pd.DataFrame, *, decides: str) -> str:
+    rows = scores.loc[scores["score"] == f"z_{decides}"]
+    parts = []
+    for measure, name in (("auc", "AUC"), ("tpr", "TPR at 1% FPR")):
+        row = rows.loc[rows["measure"] == measure].to_dict("records")[0]
+        bounds = "" if np.isnan(row["low"]) else f" [{number(row['low'])}, {number(row['high'])}]"
+        parts.append(f"{name} {number(row['value'])}{bounds}")
+    row = rows.to_dict("records")[0]
+    few = ", too few unrelated ones for 1%: none may pass" if row["unrelated"] < 100 else ""
+    return (
+        f"by z under the {decides} null, {listed(parts)} over {row['related']} related and {row['unrelated']} "
+        f"unrelated pairs{few}"
+    )
+
+
+def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], alpha: float) -> Figure:
+    """A few pairs against their nulls, or all models against each other; and the p of unrelated pairs under each null.
+
+    Args:
+        pairs: a pair a row.
+        nulls: a pair and null a row.
+        names: the models, in order.
+        alpha: the p under which a pair is called the same.
+    """
+    unrelated = {(row["a"], row["b"]) for row in pairs.to_dict("records") if row["related"] is False}
+    mine = nulls[np.array([pair in unrelated for pair in zip(nulls["a"], nulls["b"], strict=True)], dtype=bool)]
+    curves = len(unrelated) >= _ENOUGH and len(mine) > 0
+    few = len(pairs) <= _FEW
+    tall = 1.0 + 0.9 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
+    figure = canvas(width=10.0 if curves else 6.4, height=max(tall, 3.4 if curves else 0.0))
+    (_against if few else _matrix)(figure, pairs, nulls, names=names, place=(1, 2 if curves else 1, 1))
+    if curves:
+        _curves(figure, mine, alpha=alpha, place=(1, 2, 2))
+    return finished(figure)
+
+
+def _against(
+    figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], place: tuple[int, int, int]
+) -> None:
+    """Each pair's tau_bar, and the middle 95% of each null."""
+    axes = panel(figure, place=place, xlabel="mean tau over the shared coordinates")
+    found = {(row["a"], row["b"]): row["tau_bar"] for row in pairs.to_dict("records")}
+    kinds = list(dict.fromkeys(nulls["null"].tolist()))
+    ticks: list[str] = []
+    for row in nulls.to_dict("records"):
+        pair, kind, line = (row["a"], row["b"]), row["null"], len(ticks)
+        reach = 1.96 * row["sd"]
+        axes.hlines(line, row["mean"] - reach, row["mean"] + reach, color=COLOURS[kinds.index(kind)], linewidth=4)
+        axes.plot([found[pair]], [line], marker="|", color=INK, markersize=11, linestyle="none")
+        is_first = kind == kinds[0] and len(found) > 1
+        ticks.append(f"{_short(pair[0])} · {_short(pair[1])}\n{kind}" if is_first else kind)
+    axes.set_yticks(range(len(ticks)), ticks)
+    axes.set_ylim(max(len(ticks), 1) - 0.5, -0.5)
+    axes.axvline(0, color=QUIET, linewidth=1, linestyle=":")
+    axes.grid(visible=False, axis="y")
+
+
+def _matrix(
+    figure: Figure, pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], place: tuple[int, int, int]
+) -> None:
+    """tau_bar of every pair; a dot where it is called the same lineage."""
+    axes = panel(figure, place=place, grid=False)
+    table = np.full((len(names), len(names)), np.nan)
+    at = {name: index for index, name in enumerate(names)}
+    for row in pairs.to_dict("records"):
+        i, j = at[row["a"]], at[row["b"]]
+        table[i, j] = table[j, i] = row["tau_bar"]
+        if row["verdict"] == _SAME:
+            axes.plot([i, j], [j, i], ".", color="white", markersize=4)
+    top = max(0.05, float(np.nanmax(table))) if np.isfinite(table).any() else 0.05
+    image = axes.imshow(table, cmap="viridis", vmin=0, vmax=top, interpolation="none")
+    step = max(1, -(-len(names) // 30))
+    ticks = range(0, len(names), step)
+    axes.set_yticks(ticks, [_short(names[tick]) for tick in ticks], fontsize=FONT - 2.5)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=FONT - 2.5)
+    colour_scale(figure, image, axes, label="mean tau (dot: same lineage)")
+
+
+def _curves(figure: Figure, nulls: pd.DataFrame, *, alpha: float, place: tuple[int, int, int]) -> None:
+    """Sorted p of unrelated pairs against uniform ones: on the line a null is right, below it it is too narrow."""
+    axes: Axes = panel(figure, place=place, xlabel="share of unrelated pairs", ylabel="p, one-sided")
+    for index, name in enumerate(dict.fromkeys(nulls["null"].tolist())):
+        rows = nulls.loc[nulls["null"] == name]
+        p = np.sort(10.0 ** np.maximum(rows["log10_p_paper"].to_numpy(float), -6))
+        share = (np.arange(len(p)) + 0.5) / len(p)
+        axes.plot(share, p, color=COLOURS[index], marker=MARKS[index], markersize=2.5, linewidth=1, label=name)
+    fewest = 0.5 / max(1, len(nulls) // max(1, len(set(nulls["null"].tolist()))))
+    axes.plot([fewest, 1], [fewest, 1], color=INK, linewidth=1, linestyle=":")
+    axes.axhline(alpha, color=QUIET, linewidth=1)
+    logarithmic(axes, axis="x")
+    logarithmic(axes, axis="y")
+    legend(axes, columns=3)
+
+
+def _short(name: str, *, most: int = 34) -> str:
+    """The end of a name: of a path, where it differs."""
+    text = visible(name)
+    return text if len(text) <= most else f"…{text[-most + 1 :]}"
+
+
+# --- the page
+
+
+def _title(run: Run) -> str:
+    if "pairs" not in run.tables:
+        return "Fingerprints"
+    pairs = run.tables["pairs"]
+    verdicts = pairs["verdict"].tolist()
+    if len(pairs) == 1:
+        return {_SAME: "One lineage", _NO_ANSWER: "No answer"}.get(verdicts[0], "No common lineage shown")
+    return f"{verdicts.count(_SAME)} of {plural(len(pairs), 'pair')} of models share a lineage"
+
+
+def _headline(run: Run) -> list[str]:
+    if "pairs" not in run.tables:
+        return []
+    empty = pd.DataFrame()
+    calibration, scores = (run.tables.get(name, empty) for name in ("calibration", "scores"))
+    said = told(run.tables["pairs"], calibration, scores, decides=str(run.config.get("decides")))
+    return [f"{one[0].upper()}{one[1:]}." for one in said]
+
+
+def _figure(run: Run) -> tuple[str, Figure]:
+    pairs, nulls = run.need("pairs", columns=_PAIRS), run.need("nulls", columns=_NULLS)
+    models = run.need("models", columns=("model",))
+    if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
+        raise RunError("no pair got an answer, so that there is nothing to draw: the table of pairs says why")
+    see = (
+        "The effect: mean tau of the shared coordinates, a black bar on each null's middle 95%, or as a table of "
+        "models (a dot: called the same). Where unrelated pairs are known, right: their p, sorted. A null that is "
+        "right lies on the dotted line; one that is too narrow falls under it on the left."
+    )
+    return see, draw(pairs, nulls, names=models["model"].tolist(), alpha=float(run.config.get("alpha", 0.01)))
+
+
+def _against_nulls(run: Run) -> pd.DataFrame:
+    pairs = run.need("pairs", columns=_PAIRS)[["a", "b", "tau_bar", "verdict"]]
+    return pairs.merge(run.need("nulls", columns=_NULLS), on=["a", "b"], how="left")
+
+
+def _pairs(run: Run) -> tuple[str, Table]:
+    pairs = run.need("pairs", columns=_PAIRS)
+    heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "tau_bar"}
+    heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
+    heads |= {"log10_p_pipeline": "pipeline", "log10_p_analytical": "analytical", "too_narrow": "analytical narrow by"}
+    scaled = int(pairs["shares_scale"].eq(True).sum())
+    see = "The effect is tau_bar; p only says how sure that it is not 0. Nothing shown is no proof of two seeds."
+    if scaled:
+        see += (
+            f" In {plural(scaled, 'pair')} an input scales all coordinates of both models alike: there the analytical "
+            "p, the published one, means nothing."
+        )
+    ordered = pairs.iloc[np.argsort(-np.nan_to_num(pairs["tau_bar"].to_numpy(float), nan=-2), kind="stable")]
+    return see + more(len(pairs), "pairs"), shown_table(ordered, heads)
+
+
+def _null_table(run: Run) -> tuple[str, Table]:
+    nulls = run.need("nulls", columns=_NULLS)
+    heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
+    heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}
+    see = (
+        "Published: analytical, matrices, pipeline. Ours: shuffled keeps how a model's coordinates go together, "
+        "relabelled also what both models know of an input. Both conventions of p: the paper's text, and its code."
+    )
+    return see + more(len(nulls), "nulls"), shown_table(nulls, heads)
+
+
+def _calibration(run: Run) -> tuple[str, Table]:
+    table = run.need("calibration", columns=("null", "pairs", "p_over_01", "too_narrow"))
+    heads = {"null": "null", "pairs": "pairs", "p_over_01": "p > 0.01", "p_over_05": "p > 0.05", "p_over_50": "p > 0.5"}
+    heads |= {"too_narrow": "rms of z", "largest_z": "largest |z|"}
+    return "Shares of pairs known to be unrelated; right are 0.99, 0.95, 0.5 and 1.", shown_table(table, heads)
+
+
+def _scores(run: Run) -> tuple[str, Table]:
+    table = run.need("scores", columns=("score", "measure", "value", "low", "high", "related", "unrelated"))
+    heads = {"score": "score", "measure": "measure", "value": "value", "low": "low", "high": "high"}
+    heads |= {"related": "related pairs", "unrelated": "unrelated"}
+    return "Area under the ROC curve, and true positives at 1% false ones; 95% over models.", shown_table(table, heads)
+
+
+FINGERPRINT = Page(
+    title=_title,
+    headline=_headline,
+    figures=(Drawn(key="fingerprint", title="One seed?", make=_figure, data=_against_nulls),),
+    tables=(
+        Listed(key="fingerprint-pairs", title="Pair by pair", make=_pairs),
+        Listed(key="fingerprint-nulls", title="Under every null", make=_null_table),
+        Listed(
+            key="fingerprint-calibration",
+            title="Do the nulls hold?",
+            make=_calibration,
+            when=lambda run: run.optional("calibration", columns=["null"]) is not None,
+        ),
+        Listed(
+            key="fingerprint-scores",
+            title="Lineages told apart",
+            make=_scores,
+            when=lambda run: run.optional("scores", columns=["score"]) is not None,
+        ),
+    ),
+)
+"""The page of a run of kind "fingerprint"."""

@@ -1,0 +1,305 @@
+"""One self-contained HTML page of a run, or of several beside each other: verdicts, figures, tables, provenance.
+
+Its style, script, figures and numbers are inside: nothing is fetched, and its content security policy lets no other
+script run. What a partial run lacks is said where it would stand, and the rest is shown. Rendering needs the run folder
+and no model.
+"""
+
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib as mpl
+
+from sink_lens.errors import RunError
+from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
+from sink_lens.report import views
+from sink_lens.report.page import Content, Drawn, Listed, Page, Shown, Table, csv, shown_table, told
+from sink_lens.report.side_by_side import Beside, check_comparable, compared
+from sink_lens.report.story import chain, link_rows, traced, walked
+from sink_lens.report.style import svg
+from sink_lens.report.trace import MOST_BYTES, drawn_tokens, embedded
+from sink_lens.schema import VERDICTS
+from sink_lens.text import listed, plural, visible
+
+_MOST_PROVENANCE = 300
+_OF_THE_PAGE = ("report", "report.html")
+_HERE = Path(__file__).parent
+PAGES = {
+    "trace": "trace:TRACE",
+    "isolate": "studies:ISOLATE",
+    "amplify": "studies:AMPLIFY",
+    "ablate": "studies:ABLATE",
+    "patch": "patch:PATCH",
+    "sweep": "sweep:SWEEP",
+    "train": "training:TRAIN",
+    "compare": "training:COMPARE",
+    "preference": "survey:PREFERENCE",
+    "contraction": "survey:CONTRACTION",
+    "calibration": "survey:CALIBRATION",
+    "fingerprint": "fingerprint:FINGERPRINT",
+}
+"""Run kind -> module of ``sink_lens.report`` and name of its ``Page`` there, imported when it is asked for."""
+
+
+def content(run: Run, *, prefix: str = "") -> Content:
+    """What the page says of a run; ids of its parts begin with the prefix."""
+    run = dataclasses.replace(run, tables=run.tables.kept())
+    page = page_of(run)
+    found, untold = told(run, lambda: link_rows(run)) if page.chained else ([], "")
+    verdicts = {row.link: row.verdict for row in found or ()}
+    name = run_name(run)
+    return Content(
+        run=run,
+        name=visible(name),
+        title=told(run, lambda: page.title(run))[0] or f"A run of {visible(run.kind)}",
+        headline=told(run, lambda: page.headline(run))[0] or [],
+        notes=[visible(note, limit=400) for note in _notes(run)],
+        incomplete=_incomplete(run),
+        chained=page.chained,
+        chain=walked(chain(run), verdicts) if page.chained else [],
+        links=found or [],
+        links_missing=untold,
+        figures=[_figure(run, of, prefix=prefix) for of in page.figures if belongs(run, of)],
+        tables=[_table(run, of, prefix=prefix) for of in page.tables if belongs(run, of)],
+        provenance=_provenance(run),
+    )
+
+
+def side_by_side(runs: Sequence[Run]) -> tuple[list[Content], Beside]:
+    """The content of each run, and what they are compared by.
+
+    Raises:
+        RunError: The runs are not comparable.
+        InputError: Too few or too many of them.
+    """
+    check_comparable(runs)
+    parts = [content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
+    return parts, compared(runs, parts)
+
+
+def page_for(kind: str) -> Page | None:
+    """The page of a kind of run; None where the kind has none."""
+    if kind not in PAGES:
+        return None
+    module, _, name = PAGES[kind].partition(":")
+    return getattr(importlib.import_module(f"sink_lens.report.{module}"), name)
+
+
+def page_of(run: Run) -> Page:
+    """The page of the run's kind; all its tables, as they are, where the kind has none."""
+    if found := page_for(run.kind):
+        return found
+    listed = tuple(Listed(key=f"{name}-table", title=name, make=_plain(name)) for name in run.tables)
+    return Page(title=lambda run: f"A run of {visible(run.kind)}", headline=lambda _: [], figures=(), tables=listed)
+
+
+def belongs(run: Run, of: Drawn | Listed) -> bool:
+    """Whether a part stands on the run's page; where a damaged table hides that, it does, and says so there."""
+    return told(run, lambda: of.when(run))[0] is not False
+
+
+def _plain(name: str) -> Callable[[Run], tuple[str, Table]]:
+    def make(run: Run) -> tuple[str, Table]:
+        frame = run.tables[name]
+        return f"{plural(len(frame), 'row')}.", shown_table(frame, {str(column): str(column) for column in frame})
+
+    return make
+
+
+def run_name(run: Run) -> str:
+    """What a run is of: its model, else its folder's name."""
+    model = run.provenance.get("model") or run.config.get("model")
+    if isinstance(model, Mapping):
+        model = model.get("name") or next(iter(model.values()), None)
+    return str(model or run.folder.resolve().name)
+
+
+def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
+    key = f"{prefix}{of.key}"
+
+    def make() -> Shown:
+        see, figure = of.make(run)
+        wide = bool(figure.get_figwidth() > 6)
+        data, _ = told(run, lambda: of.data(run))
+        return Shown(
+            key=key,
+            title=of.title,
+            see=see,
+            svg=svg(figure, name=key),
+            wide=wide,
+            csv=csv(data) if data is not None else "",
+        )
+
+    made, missing = told(run, make)
+    return made or Shown(key=key, title=of.title, missing=missing, wide=True)
+
+
+def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
+    key = f"{prefix}{of.key}"
+    made, missing = told(run, lambda: of.make(run))
+    if made is None:
+        return Shown(key=key, title=of.title, missing=missing)
+    see, table = made
+    return Shown(key=key, title=of.title, see=see, table=table, csv=csv(table.numbers))
+
+
+def _notes(run: Run) -> list[object]:
+    notes = run.provenance.get("notes") or []
+    return notes if isinstance(notes, list) else [notes]
+
+
+def _incomplete(run: Run) -> str:
+    missing = [visible(name) for name in run.missing if name not in _OF_THE_PAGE]
+    ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(run.status, "")
+    said = [f"This run {ended}"] if ended else []
+    if run.error:
+        said.append(visible(run.error, limit=300))
+    if missing:
+        said.append(f"Not in this folder: {listed(missing, most=20)}")
+    if damaged := [visible(name) for name in run.tables if told(run, lambda name=name: run.tables[name])[1]]:
+        said.append(f"Damaged: {listed(damaged, most=20)}")
+    return f"{'. '.join(said)}. Everything else is shown." if said else ""
+
+
+def _provenance(run: Run) -> dict[str, str]:
+    run_itself = {"kind": run.kind, "status": run.status, "started": run.started, "ended": run.ended}
+    rows = [*_flat(run_itself), *_flat(run.provenance), *_flat(run.config, "config.")]
+    shown = {visible(name): value for name, value in rows[:_MOST_PROVENANCE]}
+    if len(rows) > _MOST_PROVENANCE:
+        shown[""] = f"{len(rows) - _MOST_PROVENANCE} more in run.json"
+    return shown
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested values as dotted names, texts cut."""
+    rows = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            listed = ", ".join(visible(one) for one in value) if isinstance(value, list) else value
+            rows.append((f"{prefix}{name}", "–" if listed in (None, "") else visible(listed, limit=400)))
+    return rows
+
+
+def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out: Path | None = None) -> Path:
+    """Write the page of a run, or of several side by side, whole or not at all, and return its path.
+
+    Args:
+        folder: Of a run.
+        *others: Of further runs, of the same kind, on the same tokens and with the same settings.
+        out: The page; report.html in the folder if None, of several runs report.html here.
+
+    Raises:
+        RunError: A folder has no run, its run.json is damaged, the runs are not comparable, or the page cannot be
+            written.
+        InputError: Too many runs, or the page would be written over a file that belongs to a run.
+    """
+    path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
+    check_not_of_run(path, replaceable=(".html", ".htm"))
+    text, part = page_text(folder, *others), path.with_name(f"{path.name}.part")
+    try:
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); need a folder with room. The numbers are safe: make room, "
+            f"then draw the page with {_again(folder, *others, out=out)}"
+        ) from error
+    return path
+
+
+def _again(*folders: str | os.PathLike[str], out: Path | None) -> str:
+    """The command that draws a page."""
+    to = [] if out is None else ["--out", str(out)]
+    return shlex.join(["sink-lens", "report", *map(str, folders), *to])
+
+
+def page_text(*folders: str | os.PathLike[str]) -> str:
+    """The page of a run folder, or of several.
+
+    Raises:
+        RunError: There is no run in a folder, its run.json is damaged, or the runs are not comparable.
+        InputError: Too many runs.
+    """
+    runs = [read_run(folder) for folder in folders]
+    parts, beside = ([content(runs[0])], None) if len(runs) == 1 else side_by_side(runs)
+    patterns = [_patterns(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    shown = _views(parts[0]) if beside is None and parts[0].chained else {}
+    vis = views.script({key: view for key, (_, view) in shown.items()}) if shown else ""
+    template = _environment().get_template("page.html")
+    return template.render(
+        parts=parts,
+        beside=beside,
+        signs=VERDICTS,
+        traced=traced,
+        tokens=[drawn_tokens(part.run) for part in parts],
+        embedded=patterns,
+        data=_json({"csv": _numbers(parts, beside), "colours": _colours()}),
+        patterns=_json([one["data"] for one in patterns]),
+        views={key: title for key, (title, _) in shown.items()},
+        views_script=vis,
+        script=script,
+        script_hashes=views.hashes(script, *((vis, views.bundle()) if vis else ())),
+    )
+
+
+def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
+    """Patterns for the script, and which; none where the run has none, or its kind has none."""
+    nothing = {"data": None, "said": ""}
+    if not part.chained:
+        return nothing
+    found, _ = told(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
+    return nothing if found is None else {"data": found.data, "said": found.said}
+
+
+def _views(part: Content) -> dict[str, tuple[str, views.View]]:
+    """What CircuitsVis shows of a run: id of its element -> title and view."""
+    asked = {
+        "view-heads": ("Attention heads, the strongest", views.attention_heads),
+        "view-tokens": ("Tokens, by the attention that they get", views.colored_tokens),
+        "view-neurons": ("Tokens, by what super neurons read there", views.neuron_activations),
+    }
+    made = {key: (title, told(part.run, lambda make=make: make(part.run))[0]) for key, (title, make) in asked.items()}
+    return {key: (title, view) for key, (title, view) in made.items() if view is not None}
+
+
+def _numbers(parts: Sequence[Content], beside: Any) -> dict[str, str]:
+    shown = [one for part in parts for one in (*part.figures, *part.tables)]
+    return {one.key: one.csv for one in (*shown, *(beside.tables if beside else ())) if one.csv}
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand in a script element, whatever it holds."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@functools.cache
+def _colours() -> str:
+    """Viridis, 256 colours of six digits."""
+    rows = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype(int)
+    return "".join(f"{red:02x}{green:02x}{blue:02x}" for red, green, blue in rows.tolist())
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

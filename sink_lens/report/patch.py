@@ -1,0 +1,146 @@
+"""A sweep of patches between two prompts: its heat map and its page."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
+from sink_lens.text import number, token, visible
+
+_BY = ("layer", "pos", "head_index", "src_pos", "neuron")
+
+
+def patch_map(
+    frame: pd.DataFrame,
+    *,
+    by: Sequence[str],
+    value: str = "effect",
+    labels: Mapping[int, str] | None = None,
+    title: str = "",
+    unit: str = "",
+) -> Figure:
+    """A column of a sweep as heat maps over pairs of its swept columns; red is above 0, blue below.
+
+    One panel for one or two swept columns. For more, one panel for each of the others against the first, in which a
+    pixel is the strongest (largest in magnitude, with its sign) along what the panel leaves out.
+
+    Args:
+        frame: the columns of ``by``, and the value's.
+        by: the swept columns, one at least.
+        value: which column is drawn; nan is left empty.
+        labels: position -> the text beside its number.
+        title: above the figure.
+        unit: of the value.
+
+    Raises:
+        RunError: the frame lacks a column, or nothing was swept.
+    """
+    pairs = patch_pairs(frame, by=by, value=value)
+    sizes = [len(set(frame[down].tolist())) for down, _ in pairs]
+    height = sum(min(max(1.9, 0.6 + 0.17 * size), 6.5) for size in sizes)
+    across = 1 if pairs[0][1] is None else len(set(frame[by[0]].tolist()))
+    figure = canvas(width=min(max(5.0, 2.2 + 0.13 * across), 11.0), height=height + 0.5)
+    limit = float(np.nanmax(np.abs(frame[value].to_numpy(float)), initial=0.0)) or 1.0
+    drawn = [
+        map_panel(figure, frame, pair, place=(len(pairs), 1, 1 + index), value=value, limit=limit, labels=labels or {})
+        for index, pair in enumerate(pairs)
+    ]
+    colour_scale(figure, drawn[0][1], [axes for axes, _ in drawn], label=value_label(value, unit=unit))
+    if title:
+        drawn[0][0].set_title(title, fontsize=FONT, color=INK, loc="left")
+    return finished(figure)
+
+
+def patch_pairs(frame: pd.DataFrame, *, by: Sequence[str], value: str) -> list[tuple[str, str | None]]:
+    """The panels of a map: each swept column, down, against the first, across.
+
+    Raises:
+        RunError: the frame lacks a column, or nothing was swept.
+    """
+    absent = [name for name in (*by, value) if name not in frame.columns]
+    if absent or not by:
+        raise RunError(
+            f"a heat map needs swept columns and a value; found by={list(by)} and no column {absent} in "
+            f"{list(frame.columns)}. Sweep at least one thing, and draw one of the columns"
+        )
+    return [(name, by[0]) for name in by[1:]] or [(by[0], None)]
+
+
+def value_label(value: str, *, unit: str) -> str:
+    """What stands beside the scale."""
+    return value.replace("_", " ") + f" ({unit})" * bool(unit and value != "normalised_effect")
+
+
+def _texts(run: Run) -> dict[int, str]:
+    """Position -> what the two prompts have there, where they differ."""
+    table = run.optional("differences", columns=["position", "clean", "corrupted"])
+    if table is None:
+        return {}
+    rows = table.drop_duplicates("position").to_dict("records")
+    return {int(row["position"]): f"{token(row['clean'])}/{token(row['corrupted'])}" for row in rows}
+
+
+def _headline(run: Run) -> list[str]:
+    table = run.need("patches", columns=["effect", "changed"]).sort_values(
+        "effect", key=abs, ascending=False, kind="stable"
+    )
+    said = [f"{len(table)} places of {visible(run.config.get('site', 'a site'))} were patched, one at a time."]
+    if len(table):
+        best = table.to_dict("records")[0]
+        where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
+        share = f", {best['normalised_effect']:.0%} of the way" if "normalised_effect" in table.columns else ""
+        said.append(f"Largest effect at {where}: {number(float(best['effect']))}{share}.")
+    same = int((~table["changed"].eq(True)).sum())
+    if same:
+        said.append(f"{same} patches changed nothing: the two prompts are the same there.")
+    return said
+
+
+def _map(run: Run) -> tuple[str, Figure]:
+    table = run.need("patches", columns=["effect"])
+    if not len(table):
+        raise RunError("the table 'patches' has no rows. Run again to see it.")
+    value = "normalised_effect" if "normalised_effect" in table.columns else "effect"
+    by = [name for name in _BY if name in table.columns]
+    by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
+    see = (
+        "Each cell is a place that was given what it holds in the other prompt; red moves the metric towards it, blue "
+        "away. 1 restores it whole." if value == "normalised_effect" else
+        "Each cell is a place that was given what it holds in the other prompt; red raises the metric, blue lowers it."
+    )  # fmt: skip
+    return see, patch_map(table, by=by, value=value, labels=_texts(run))
+
+
+def _patch_table(run: Run) -> tuple[str, Table]:
+    table = run.need("patches", columns=["effect"]).sort_values("effect", key=abs, ascending=False, kind="stable")
+    heads = {str(name): str(name).replace("_", " ") for name in table.columns}
+    return "The patches, the largest effect first." + more(len(table), "patches"), shown_table(table, heads)
+
+
+def _difference_table(run: Run) -> tuple[str, Table]:
+    table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
+    heads = {name: name for name in ("sequence", "position", "clean", "corrupted")}
+    shown = table.assign(
+        clean=[token(one) for one in table["clean"]], corrupted=[token(one) for one in table["corrupted"]]
+    )
+    return "Where the two prompts differ (a dot is a space)." + more(len(table), "differences"), shown_table(
+        shown, heads
+    )
+
+
+PATCH = Page(
+    title=lambda run: (
+        f"Patching {visible(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
+    ),
+    headline=_headline,
+    figures=(Drawn(key="map", title="Where it is decided", make=_map, data=whole("patches")),),
+    tables=(
+        Listed(key="patch-table", title="Strongest patches", make=_patch_table),
+        Listed(key="difference-table", title="The prompts", make=_difference_table),
+    ),
+)

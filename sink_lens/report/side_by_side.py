@@ -1,0 +1,189 @@
+"""Runs beside each other: which may stand so, and where they differ."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sink_lens.errors import InputError, RunError
+from sink_lens.records import Run
+from sink_lens.report.page import Content, Shown, Table, csv, told
+from sink_lens.report.story import chain
+from sink_lens.schema import VERDICTS
+from sink_lens.text import interval, number, visible
+
+MOST_RUNS = 6
+"""More than these do not fit beside each other, nor into 5 MB."""
+
+_SAME = (
+    ("dtype", "provenance"),
+    ("bos_arm", "provenance"),
+    ("bos", "provenance"),
+    ("token_source", "provenance"),
+    ("sequences", "provenance"),
+    ("length", "provenance"),
+    ("data_sha256", "provenance"),
+    ("tokenizer_sha256", "provenance"),
+    ("thresholds", "provenance"),
+    ("threshold", "config"),
+    ("cuts", "config"),
+)
+"""What runs must share, or their numbers mean different things: of the provenance, or of the configuration."""
+_CIRCUMSTANCE = ("status", "started", "ended", "model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A value of one run, and whether it is another than the first run's."""
+
+    text: str
+    differs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One thing of every run, in the order of the runs."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs do not agree in it."""
+        return any(cell.differs for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What runs are compared by: rows of every run's values, differences marked."""
+
+    names: tuple[str, ...]
+    verdicts: tuple[Row, ...]
+    summary: tuple[Row, ...]
+    summary_missing: str
+    provenance: tuple[Row, ...]
+    """Where they were made differently first."""
+
+    @property
+    def tables(self) -> tuple[Shown, ...]:
+        """The rows as tables, to be copied."""
+        return tuple(
+            Shown(key=key, title="", csv=csv(self._table(rows).numbers))
+            for key, rows in (("verdicts", self.verdicts), ("summary", self.summary), ("provenance", self.provenance))
+        )
+
+    def _table(self, rows: Sequence[Row]) -> Table:
+        heads = ("", *self.names)
+        return Table(
+            heads=heads,
+            numeric=(False,) * len(heads),
+            rows=[(row.name, *(cell.text for cell in row.cells)) for row in rows],
+        )
+
+
+def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
+    """What runs are compared by, from the content of their pages."""
+    chained = [run for run, part in zip(runs, parts, strict=True) if part.chained]
+    links = dict.fromkeys(link.name for run in chained for link in chain(run))
+    summaries, missing = [], ""
+    for run in runs:
+        found, why = told(run, lambda run=run: _summary(run))
+        summaries.append(found or {})
+        missing = missing or why
+    quantities = dict.fromkeys(name for summary in summaries for name in summary)
+    known = dict.fromkeys(name for part in parts for name in part.provenance)
+    rows = [_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
+    return Beside(
+        names=_names(runs, parts),
+        verdicts=tuple(_verdicts(link, parts) for link in links),
+        summary=tuple(_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities),
+        summary_missing=missing,
+        provenance=tuple(sorted(rows, key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)),
+    )
+
+
+def check_comparable(runs: Sequence[Run]) -> None:
+    """Refuse runs whose numbers mean different things.
+
+    Models may differ; kind, tokens (or the text that they were made of), BOS, type and thresholds may not.
+
+    Raises:
+        RunError: In what they differ, and what each has.
+        InputError: Too few or too many of them.
+    """
+    if not 2 <= len(runs) <= MOST_RUNS:
+        raise InputError(f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other. Leave some out.")
+    kinds = [run.kind for run in runs]
+    if len(set(kinds)) > 1:
+        raise _refused(runs, {"kind": kinds})
+    differing: dict[str, list[Any]] = {}
+    for name, where in _SAME:
+        found = [_of(run, name, where) for run in runs]
+        if any(one != found[0] for one in found):
+            differing[name] = found
+    models = [run.provenance.get("weights_sha256") or run.provenance.get("model") for run in runs]
+    tokens = [run.provenance.get("tokens_sha256") for run in runs]
+    if len(set(map(str, models))) == 1 and len(set(map(str, tokens))) > 1:
+        differing["tokens_sha256"] = tokens
+    if differing:
+        raise _refused(runs, differing)
+
+
+def _of(run: Run, name: str, where: str) -> Any:
+    return (run.provenance if where == "provenance" else run.config).get(name)
+
+
+def _refused(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> RunError:
+    parts = []
+    for name, values in differing.items():
+        said = ", ".join(f"{visible(value, limit=60)} ({run.folder})" for run, value in zip(runs, values, strict=True))
+        parts.append(f"{name}: {said}")
+    return RunError(
+        f"the runs are not comparable, they differ in {'; '.join(parts)}; need runs of one kind on the same tokens "
+        "with the same settings. Leave some out, or run again alike."
+    )
+
+
+def _names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
+    """What each run is called: its model, and its folder where models are the same."""
+    models = [part.name for part in parts]
+    if len(set(models)) == len(models):
+        return tuple(models)
+    return tuple(visible(run.folder.resolve().name) for run in runs)
+
+
+def _row(name: str, texts: Sequence[str]) -> Row:
+    return Row(name=name, cells=tuple(Cell(text=text, differs=text != texts[0]) for text in texts))
+
+
+def _verdicts(link: str, parts: Sequence[Content]) -> Row:
+    """A link's verdict in each run, with what it rests on; runs differ where their verdicts do."""
+    cells = []
+    for part in parts:
+        row = next((row for row in part.links if row.link == link and row.primary), None)
+        if row is None:
+            cells.append(("not measured", ""))
+            continue
+        cut = f"; cut {row.cut_share} {row.cut_interval}" if row.cut else ""
+        measured = f": {row.statistic} {row.value} {row.interval}" if row.statistic else ""
+        cells.append((row.verdict, f"{measured}{cut}".rstrip()))
+    first = cells[0][0]
+    return Row(
+        name=link,
+        cells=tuple(
+            Cell(text=f"{VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != first)
+            for verdict, why in cells
+        ),
+    )
+
+
+def _summary(run: Run) -> dict[str, str]:
+    table = run.need("summary", columns=["quantity", "value"])
+    found = {}
+    for row in table.to_dict("records"):
+        value = row["value"]
+        with contextlib.suppress(TypeError, ValueError):
+            value = float(value)
+        bounds = interval(row.get("ci_low"), row.get("ci_high"))
+        found[visible(row["quantity"])] = f"{number(value)} {bounds}".strip()
+    return found

@@ -1,0 +1,351 @@
+"""What a trace found, as far as its tables say: a few numbers, sentences, and the verdict on every link."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.schema import LINKS, NODES, VERDICTS
+from sink_lens.text import interval, layers_in_words, listed, number, percent, plural, visible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """What a run found, as far as its tables say; None is what they do not say."""
+
+    model: str
+    position: int | None
+    """The studied position."""
+    others: tuple[int, ...]
+    """Further sink positions."""
+    sink_rate: float | None
+    sink_interval: tuple[float, float] | None
+    threshold: float | None
+    """Of the sink score."""
+    min_sink_rate: float
+    """The sink rate from which a position is a sink."""
+    dimensions: list[int] | None
+    """Outlier dimensions, those of most layers first."""
+    steps: list[tuple[int, int, float]] | None
+    """Growth steps: first and last layer, and by how much the norm ratio grew."""
+    super_neurons: list[str] | None
+    """As layer.neuron, the strongest first."""
+
+    @property
+    def is_sink(self) -> bool | None:
+        """Whether the studied position is a sink; None where it was not measured."""
+        return None if self.sink_rate is None else self.sink_rate >= self.min_sink_rate
+
+
+def title(story: Story) -> str:
+    """The headline: which position is the sink."""
+    if story.is_sink is None:
+        return "The sink was not measured"
+    if not story.is_sink:
+        return "No position is an attention sink"
+    return f"The attention sink is position {story.position}"
+
+
+def headline(story: Story) -> list[str]:
+    """The run in plain words, a sentence for each thing that was found."""
+    said = []
+    if story.sink_rate is not None:
+        over = "the threshold (not recorded)" if story.threshold is None else f"the threshold {story.threshold:g}"
+        rate = f"{story.sink_rate:.1%} of all heads give position {story.position} a sink score over {over}"
+        bounds = story.sink_interval
+        if bounds is not None and not any(math.isnan(end) for end in bounds):
+            rate += f" (interval over sequences: {bounds[0]:.1%} to {bounds[1]:.1%})"
+        said.append(f"{rate}.")
+    if story.others:
+        said.append(f"Further sink positions: {listed(story.others)}.")
+    if story.dimensions is not None:
+        names = listed(story.dimensions, most=4)
+        many = len(story.dimensions) > 1
+        said.append(
+            f"Outlier dimension{'s' * many} of that token: {names}."
+            if story.dimensions
+            else "That token has no outlier dimension."
+        )
+    if story.steps is not None:
+        grown = [f"{layers_in_words(first, last)} (×{number(factor)})" for first, last, factor in story.steps]
+        said.append(
+            f"Its norm, over that of other tokens, grows in {plural(len(grown), 'step')}: {listed(grown)}."
+            if grown
+            else "Its norm, over that of other tokens, has no growth step."
+        )
+    if story.super_neurons is not None:
+        found = story.super_neurons
+        said.append(
+            f"{plural(len(found), 'super neuron')} (layer.neuron): {listed(found)}."
+            if found
+            else "No super neuron was found."
+        )
+    return said
+
+
+def traced(verdicts: dict[str, str]) -> str:
+    """The sentence that says how much of the chain is traced on this model."""
+    counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
+    parts = [f"{count} {_COUNTED[name][count > 1]}" for name, count in counts.items() if count]
+    return (
+        "This model's chain is traced, not assumed: no position, layer, neuron or dimension was typed in, "
+        f"and each link has its own verdict. Of {len(verdicts)} links, {listed(parts)}."
+    )
+
+
+_COUNTED = {
+    "holds": ("holds", "hold"),
+    "fails": ("fails", "fail"),
+    "undecided": ("is undecided", "are undecided"),
+    "mixed": ("has mixed statistics", "have mixed statistics"),
+    "not measured": ("was not measured", "were not measured"),
+}
+"""Verdict -> what one link does, and what several do."""
+
+
+_NOT = "not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """An arrow of the run's chain."""
+
+    name: str
+    source: str
+    """The node that it leaves."""
+    target: str
+    """The node that it leads to."""
+    sentence: str
+    """What it claims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRow:
+    """One statistic of a link, as it is shown."""
+
+    link: str
+    claim: str
+    """What the link says; on its primary statistic only."""
+    verdict: str
+    """Of the link."""
+    own: str
+    """Verdict of the statistic; empty where it is the link's again."""
+    primary: bool = True
+    statistic: str = ""
+    value: str = ""
+    interval: str = ""
+    nulls: tuple[tuple[str, str], ...] = ()
+    """Name and value."""
+    criterion: str = ""
+    """Empty where it is the link's again."""
+    cut: str = ""
+    """What was cut, on the primary statistic, where the link was cut; the next three too."""
+    cut_share: str = ""
+    """Share of the sink that the cut makes or removes."""
+    cut_interval: str = ""
+    control_share: str = ""
+    """The same of the matched controls' mean."""
+
+
+def setting(run: Run, name: str) -> Any:
+    """A threshold or option of the run, from its configuration or its provenance; None where not recorded."""
+    thresholds = run.provenance.get("thresholds")
+    for held in (run.config, thresholds, run.provenance):
+        if isinstance(held, Mapping) and held.get(name) is not None:
+            return held[name]
+    return None
+
+
+def real(value: Any) -> float | None:
+    """A number, or None where it is none."""
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def find_story(run: Run) -> Story:
+    """What the tables of a run say, as far as they are there."""
+    model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
+    if isinstance(model, Mapping):
+        model = model.get("name") or next(iter(model.values()), "a model without a name")
+    minimum = real(setting(run, "min_sink_rate")) or 0.05
+    position, others, rate = _sink(run, minimum)
+    summary = run.optional("summary", columns=["quantity", "value", "ci_low", "ci_high"])
+    bounds = None
+    if summary is not None and rate is not None:
+        for row in summary.loc[summary["quantity"] == "sink_rate"].to_dict("records"):
+            rate, bounds = float(row["value"]), (float(row["ci_low"]), float(row["ci_high"]))
+    step_columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
+    steps = run.optional("growth_steps", columns=step_columns)
+    dimensions = run.optional("dimensions", columns=["layer", "position", "dimension", "is_outlier"])
+    neurons = run.optional("neurons", columns=["layer", "neuron", "position", "contribution", "is_super"])
+    found = None
+    if steps is not None:
+        rows = steps[step_columns].itertuples(index=False)
+        found = [(int(first), int(last), after / before) for first, last, before, after in rows]
+    return Story(
+        model=str(model),
+        position=position,
+        others=others,
+        sink_rate=rate,
+        sink_interval=bounds,
+        threshold=real(setting(run, "threshold")),
+        min_sink_rate=minimum,
+        dimensions=None if dimensions is None else outliers(dimensions, position),
+        steps=found,
+        super_neurons=None if neurons is None else _supers(neurons, position),
+    )
+
+
+def _sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float | None]:
+    """The position with the highest sink rate, the other sink positions, and the rate."""
+    heads = run.optional("heads", columns=["layer", "head", "position", "sink_rate"])
+    rates = {}
+    if heads is not None:
+        for place in sorted({int(place) for place in heads["position"].to_numpy(float)}):
+            of_heads = heads.loc[heads["position"] == place, "sink_rate"].to_numpy(float)
+            if np.isfinite(of_heads).any():
+                rates[place] = float(np.nanmean(of_heads))
+    if not rates:
+        return None, (), None
+    position = max(rates, key=lambda place: rates[place])
+    others = tuple(place for place in rates if place != position and rates[place] >= minimum)
+    return position, others, rates[position]
+
+
+def outliers(dimensions: pd.DataFrame, position: int | None) -> list[int]:
+    """Outlier dimensions of a position, or of all, those of most layers first."""
+    table = dimensions if position is None else dimensions.loc[dimensions["position"] == position]
+    found = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
+    names, counts = np.unique(found, return_counts=True)
+    return [int(name) for name in names[np.argsort(-counts, kind="stable")]]
+
+
+def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
+    table = neurons if position is None else neurons.loc[neurons["position"] == position]
+    table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
+    names = table[["layer", "neuron"]].itertuples(index=False)
+    return list(dict.fromkeys(f"{layer:.0f}.{neuron:.0f}" for layer, neuron in names))
+
+
+def chain(run: Run) -> list[Link]:
+    """The links of the run's chain in their order: from its table ``chain``, or those of runs that have none."""
+    columns = ["link", "source", "target", "sentence"]
+    table = run.optional("chain", columns=["order", *columns])
+    if table is None:
+        rows = zip(LINKS, NODES, NODES[1:], LINKS.values(), strict=False)
+    else:
+        rows = table.sort_values("order")[columns].itertuples(index=False)
+    return [Link(name=name, source=source, target=target, sentence=said) for name, source, target, said in rows]
+
+
+def nodes(links: Sequence[Link]) -> list[str]:
+    """The nodes that some links join, each once, in the order in which they are met."""
+    return list(dict.fromkeys(node for link in links for node in (link.source, link.target)))
+
+
+def walked(links: Sequence[Link], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The chain from node to node: each with the verdict on the link that leaves it, none where a branch ends."""
+    steps: list[tuple[str, str]] = []
+    for before, link in zip([None, *links], links, strict=False):
+        if before is not None and before.target != link.source:
+            steps.append((before.target, ""))
+        steps.append((link.source, verdicts.get(link.name, "")))
+    return [*steps, *((link.target, "") for link in links[-1:])]
+
+
+def link_rows(run: Run) -> list[LinkRow]:
+    """The verdict on every link, in the order of the chain, a row for each statistic.
+
+    Raises:
+        RunError: There is no such table, or it is damaged.
+    """
+    columns = (
+        "link",
+        "statistic",
+        "value",
+        "ci_low",
+        "ci_high",
+        "null_name",
+        "null_value",
+        "criterion",
+        "verdict",
+    )
+    table = run.need("links", columns=columns)
+    wanted = [*columns, *(("is_primary",) if "is_primary" in table.columns else ())]
+    rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
+    claims = {link.name: link.sentence for link in chain(run)}
+    cuts = _cuts(run)
+    return [
+        shown
+        for name in dict.fromkeys([*claims, *(str(row["link"]) for row in rows)])
+        for shown in _link(name, [row for row in rows if row["link"] == name], claim=claims.get(name, ""), cuts=cuts)
+    ]
+
+
+def _cuts(run: Run) -> dict[str, dict[str, str]]:
+    """Link -> what its cut did, as it is shown; empty where nothing was cut."""
+    table = run.optional(
+        "effects", columns=["link", "edit", "share", "ci_low", "ci_high", "control_share", "is_primary"]
+    )
+    if table is None:
+        return {}
+    table = table.loc[table["is_primary"].eq(True)]
+    return {
+        str(row["link"]): {
+            "cut": visible(row["edit"]),
+            "cut_share": percent(row["share"]),
+            "cut_interval": interval(row["ci_low"], row["ci_high"], shown=percent),
+            "control_share": percent(row["control_share"]),
+        }
+        for row in table.to_dict("records")
+    }
+
+
+def _link(name: str, rows: list[dict[str, Any]], *, claim: str, cuts: Mapping[str, dict[str, str]]) -> list[LinkRow]:
+    """The rows of a link, its primary statistic first; what the others share with it is not repeated."""
+    if not rows:
+        return [LinkRow(link=visible(name), claim=claim, verdict=_NOT, own=_NOT)]
+    rows = sorted(rows, key=lambda row: not row.get("is_primary", True))
+    own = {row["verdict"] for row in rows if _text(row["verdict"])}
+    verdict = "mixed" if len(own) > 1 else visible(next(iter(own), _NOT))
+    shown: list[LinkRow] = []
+    for statistic in dict.fromkeys(row["statistic"] for row in rows):
+        of = [row for row in rows if row["statistic"] == statistic]
+        first, primary = of[0], not shown
+        nulls = [(_text(row["null_name"]), number(row["null_value"])) for row in of]
+        criterion, decided = _text(first["criterion"]), _text(first["verdict"])
+        shown.append(
+            LinkRow(
+                link=visible(name),
+                claim=claim if primary else "",
+                verdict=verdict,
+                primary=primary,
+                statistic=_text(statistic),
+                value=number(first["value"]),
+                interval=interval(first["ci_low"], first["ci_high"]),
+                nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
+                criterion=criterion if primary or criterion != _text(rows[0]["criterion"]) else "",
+                own=decided if primary or decided != _text(rows[0]["verdict"]) else "",
+                **(cuts.get(name, {}) if primary else {}),
+            )
+        )
+    return shown
+
+
+def _text(value: Any) -> str:
+    return visible(value, limit=400) if isinstance(value, str) else ""
+
+
+def studied(story: Story) -> int:
+    """The studied position.
+
+    Raises:
+        RunError: The run does not say which.
+    """
+    if story.position is None:
+        raise RunError("the sink position is not known without the table 'heads'. Run again to see it.")
+    return story.position

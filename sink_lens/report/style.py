@@ -1,0 +1,300 @@
+"""What the figures are drawn with: palette, panels, scales, and a figure's form in an HTML page.
+
+Nothing here touches pyplot or other global state. Colours are after Okabe and Ito; heat maps are viridis.
+"""
+
+import base64
+import io
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from sink_lens.text import token
+
+INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
+BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#009e73", "#a8507f", "#8a6d00"
+WIDTH, FONT = 5.0, 9.5
+"""Inches and points of an ordinary figure."""
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, OCHRE, QUIET)
+"""Colours of several lines, in order."""
+MARKS = ("o", "s", "^", "D", "v", "P")
+"""Their marks."""
+
+_NO_GLYPH = r"Glyph \d+ .* missing from font"
+_IN_PAGE = {
+    INK: "currentColor",
+    QUIET: "var(--quiet)",
+    GRID: "var(--line)",
+    BLUE: "var(--blue)",
+    ORANGE: "var(--orange)",
+    GREEN: "var(--green)",
+    PURPLE: "var(--purple)",
+    OCHRE: "var(--ochre)",
+}
+"""Colour of a figure on paper -> what the page's light or dark style decides."""
+_AROUND = (Axis, Legend, Text)
+"""What may stick out of its panel, so that the layout leaves room for it."""
+
+
+WORDS = {"layer": "layer", "pos": "position", "head_index": "head", "src_pos": "key position"}
+"""Swept column -> its word at an axis."""
+_MOST_LABELS = 40
+"""More positions than these are numbered, not spelled out."""
+
+
+class Picture(Figure):
+    """A figure that a notebook shows although pyplot does not know it."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
+def canvas(*, width: float = WIDTH, height: float = 2.9) -> Figure:
+    """An empty figure, in inches."""
+    return Picture(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def panel(
+    figure: Figure,
+    *,
+    place: tuple[int, int, int] = (1, 1, 1),
+    xlabel: str = "",
+    ylabel: str = "",
+    grid: bool = True,
+) -> Axes:
+    """Axes at a place of a grid (rows, columns, which, from 1), in the style of every figure here."""
+    axes = figure.add_subplot(*place)
+    axes.set_xlabel(xlabel, fontsize=FONT, color=INK)
+    axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
+    axes.tick_params(which="both", labelsize=FONT - 0.5, color=QUIET, labelcolor=INK)
+    axes.patch.set_visible(False)
+    axes.spines[:].set_color(QUIET)
+    axes.set_axisbelow(True)
+    if grid:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=True, color=GRID, linewidth=0.6)
+    return axes
+
+
+def heat_map(
+    axes: Axes,
+    values: np.ndarray,
+    *,
+    square: bool = False,
+) -> ScalarMappable:
+    """Values in [0, 1] as an image, one pixel each; nan is left empty."""
+    return axes.imshow(
+        values,
+        cmap="viridis",
+        vmin=0,
+        vmax=1,
+        interpolation="none",
+        aspect="equal" if square else "auto",
+    )
+
+
+def signed_grid(
+    frame: pd.DataFrame, pair: tuple[str, str | None], *, value: str
+) -> tuple[np.ndarray, list[float], list[float], bool]:
+    """A column over one or two swept columns: the grid, its rows and columns, and whether cells share a place in it.
+
+    Of cells that share a place the strongest (largest in magnitude, with its sign) stands there.
+    """
+    down, across = pair
+    rows = sorted(frame[down].unique().tolist())
+    columns = [0] if across is None else sorted(frame[across].unique().tolist())
+    grid = np.full((len(rows), len(columns)), np.nan)
+    at_row = [rows.index(one) for one in frame[down].tolist()]
+    at_column = [0] * len(frame) if across is None else [columns.index(one) for one in frame[across].tolist()]
+    for row, column, number in zip(at_row, at_column, frame[value].to_numpy(float), strict=True):
+        if not np.isnan(number) and not abs(grid[row, column]) >= abs(number):
+            grid[row, column] = number
+    return grid, rows, columns, len(frame) > grid.size
+
+
+def map_panel(
+    figure: Figure,
+    frame: pd.DataFrame,
+    pair: tuple[str, str | None],
+    *,
+    place: tuple[int, int, int],
+    value: str,
+    limit: float,
+    labels: Mapping[int, str] | None = None,
+) -> tuple[Axes, ScalarMappable]:
+    """One panel: a column over one or two swept columns, at a place of the figure; colours run from -limit to limit."""
+    down, across = pair
+    grid, rows, columns, crowded = signed_grid(frame, pair, value=value)
+    ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
+    axes = panel(figure, place=place, xlabel="" if across is None else WORDS.get(across, across), grid=False)
+    axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
+    image = axes.imshow(grid, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="none", aspect="auto")
+    _ticks(axes, rows, name=down, labels=labels or {}, y=True)
+    _ticks(axes, columns if across else [], name=across or "", labels={}, y=False)
+    return axes, image
+
+
+def _ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
+    axis = axes.yaxis if y else axes.xaxis
+    if name in ("pos", "src_pos") and any(labels.values()) and len(values) <= _MOST_LABELS:
+        texts = [token(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
+        axis.set_ticks(range(len(values)), labels=[f"{one} {text}" for one, text in zip(values, texts, strict=True)])
+        axis.set_tick_params(labelsize=FONT - 3)
+    elif values and list(values) == list(range(len(values))):
+        axis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+    else:
+        step = max(1, -(-len(values) // 16))
+        axis.set_ticks(range(0, len(values), step), labels=[str(one) for one in values[::step]])
+
+
+def colour_scale(figure: Figure, image: ScalarMappable, axes: Axes | list[Axes], *, label: str) -> Axes:
+    """The scale of a heat map beside its axes."""
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
+    bar.set_label(label, fontsize=FONT, color=INK)
+    bar.ax.tick_params(labelsize=FONT - 0.5, color=QUIET, labelcolor=INK)
+    bar.outline.set_edgecolor(QUIET)  # type: ignore[operator]  # matplotlib types it as what builds it
+    return bar.ax
+
+
+def whole_numbers(axes: Axes, *, y: bool = True) -> None:
+    """Ticks at whole numbers only, at x and, unless told, at y."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+    if y:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+
+def logarithmic(axes: Axes, *, axis: str) -> None:
+    """A logarithmic axis with plain numbers: matplotlib writes powers as formulas, not parsed here."""
+    (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
+    low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
+    if not low > 0:  # nothing is drawn
+        low, high = 0.1, 10.0
+        (axes.set_xlim if axis == "x" else axes.set_ylim)(low, high)
+    decades = math.log10(high / low)
+    one = axes.xaxis if axis == "x" else axes.yaxis
+    subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.6 else tuple(map(float, range(1, 10)))
+    one.set_major_locator(LogLocator(subs=subs))
+    one.set_major_formatter(FuncFormatter(_plain))
+    one.set_minor_formatter(NullFormatter())
+    one.set_minor_locator(NullLocator())
+
+
+def _plain(value: float, _: int | None = None) -> str:
+    return f"{value:g}" if 1e-3 <= value < 1e6 else f"{value:.0e}"
+
+
+def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
+    """What the marks mean, above the axes, or above the whole figure."""
+    style = {
+        "fontsize": FONT - 1,
+        "frameon": False,
+        "labelcolor": INK,
+        "ncols": columns,
+        "columnspacing": 1.2,
+        "handlelength": 1.6,
+    }
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    if over is None:
+        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.2, **style)
+    else:
+        over.legend(handles, labels, loc="outside upper left", **style)
+
+
+def finished(figure: Figure) -> Figure:
+    """No text of the figure is read as a formula: a dollar sign in a token is a dollar sign."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+    return figure
+
+
+def placed(figure: Figure) -> None:
+    """Lay a figure out once and for all, so that drawing it does not do so again for every format."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        inside = [mark for axes in figure.axes for mark in axes.get_children() if not isinstance(mark, _AROUND)]
+        with mpl.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_NO_GLYPH)
+            for mark in inside:
+                mark.set_in_layout(False)
+            engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
+def picture(figure: Figure) -> str:
+    """The figure as an image in HTML, which holds it itself."""
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(png(figure)).decode()}">'
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as the content of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def svg(figure: Figure, *, name: str) -> str:
+    """The figure as an SVG element to stand in an HTML page, coloured by the page's style.
+
+    Text stays text. Its ids begin with `name`, so figures of one page do not mix; nothing points outside.
+    """
+    buffer = io.StringIO()
+    placed(figure)
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        # the reader's browser has fonts that matplotlib lacks; only the space was guessed
+        warnings.filterwarnings("ignore", message=_NO_GLYPH)
+        warnings.filterwarnings("ignore", message=r"Matplotlib currently does not support")
+        for behind in (figure.patch, *(axes.patch for axes in figure.axes)):
+            behind.set_visible(False)  # the page's paper
+        dpi = figure.dpi
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)  # savefig would draw twice
+        figure.set_dpi(dpi)
+    root = ElementTree.fromstring(buffer.getvalue())
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        for key, value in list(element.attrib.items()):
+            del element.attrib[key]
+            element.set(key.rpartition("}")[2], _in_page(key, value, name=name))
+        for child in [child for child in element if child.tag.rpartition("}")[2] in ("style", "metadata")]:
+            element.remove(child)
+    width = float(root.attrib["viewBox"].split()[2])
+    for key in ("width", "height", "version"):
+        root.attrib.pop(key, None)
+    root.set("style", f"min-width: {0.86 * width:.0f}px")
+    root.set("aria-hidden", "true")
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _in_page(key: str, value: str, *, name: str) -> str:
+    local = key.rpartition("}")[2]
+    if local == "id":
+        return f"{name}-{value}"
+    if local == "href":
+        return f"#{name}-{value[1:]}" if value.startswith("#") else re.sub(r"\s+", "", value)
+    if local == "clip-path":
+        return value.replace("url(#", f"url(#{name}-")
+    if local in ("style", "fill", "stroke"):
+        value = value.replace("url(#", f"url(#{name}-")
+        return re.sub("#[0-9a-f]{6}", lambda found: _IN_PAGE.get(found[0], found[0]), value)
+    return value

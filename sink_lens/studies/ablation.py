@@ -1,0 +1,76 @@
+"""``ablate``: which neurons must go together so that the sink goes?"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..chain.config import TraceConfig
+from ..data.tokens import TokenBatch
+from ..models.load import ModelLike
+from ..schema import LOST_FRAC
+from ..text import percent, span
+from .neuron_sets import Found, find_sets, names
+from .study import Study, prepared, written
+
+
+def ablate(
+    model: ModelLike | TraceConfig,
+    *,
+    tokens: TokenBatch | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Study:
+    """For each growth step, the smallest set of neurons whose joint ablation removes the sink (``sets``).
+
+    The table ``ablations`` has every ablation: the set in every way, its neurons alone, each left out, random sets.
+
+    Raises:
+        InputError: a mixture of experts, a model without a growth step, or sequences too short.
+        RunError: the folder is in use, or holds another run.
+    """
+    setting, config = prepared(model, tokens=tokens, position=None)
+    found, table = find_sets(setting, progress=progress)
+    summary = pd.DataFrame([_set_row(one, table) for one in found])
+    headline = "\n".join(_set_sentence(row) for row in summary.to_dict("records"))
+    frames = {"ablations": table, "summary": summary}
+    return written("ablate", setting, config, frames, asked={}, out=out, overwrite=overwrite, headline=headline)
+
+
+def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
+    of_step = f"step == {found.segment.number}"
+    usual = table.query(f"{of_step} and method == 'mean' and what == 'column' and where == 'sink'")
+
+    def removed(*kinds: str) -> np.ndarray:
+        return usual.query("kind in @kinds")["removed_share"].to_numpy(dtype=float)
+
+    random, single = removed("random, same layers", "random, same ranks outside"), removed("single")
+    return {
+        "step": found.segment.number,
+        "neurons": names(found.neurons),
+        "size": len(found.neurons),
+        "removes": found.removes,
+        "removed_share": float(removed("set")[0]),
+        "best_single": float(single.max()) if len(single) else float("nan"),
+        "random_mean": float(random.mean()),
+        "random_max": float(random.max()),
+        "read_layers": span(found.segment.layers),
+    }
+
+
+def _set_sentence(row: Mapping[Any, Any]) -> str:
+    random = f"random sets of the same size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
+    layers, removed = row["read_layers"], percent(row["removed_share"])
+    if not row["removes"]:
+        return (
+            f"growth step {row['step']}: no set of up to {row['size']} neurons removes {LOST_FRAC:.0%} of the sink "
+            f"in layers {layers}; the {row['size']} strongest remove {removed}, {random}"
+        )
+    alone = "" if np.isnan(row["best_single"]) else f", the best of them alone {percent(row['best_single'])}"
+    return (
+        f"growth step {row['step']}: {row['neurons']} together remove {removed} of the sink in layers {layers}{alone}, "
+        f"{random}"
+    )

@@ -1,0 +1,131 @@
+"""What the studies share: the result, the setting that a study is made in, and its run folder.
+
+Each study finds the model's sink and growth steps first, makes its edits on a few sequences, and reports by layer what
+became of the attention, the norms and the outlier dimension at the target and the sink position, and of the loss.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..activations.forward import check_tokens
+from ..chain.config import TraceConfig
+from ..chain.inputs import provenance
+from ..chain.measure import scout
+from ..chain.setting import Setting, setting_of, why_no_interventions
+from ..data.tokens import TokenBatch, decode_tokens
+from ..edits.effects import change_of
+from ..edits.outcome import Outcome
+from ..errors import InputError
+from ..models.inputs import default_folder, model_of, tokens_of
+from ..models.load import ModelLike, as_lens
+from ..records import create_run, display
+from ..stats import paired_difference
+from ..text import span
+
+_KERNEL = "eager"
+"""What the bridge runs on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A finished intervention; everything in it also lies in its run folder."""
+
+    folder: Path
+    kind: str
+    frames: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
+    """The run's tables by name."""
+    headline: str
+    """The result in words."""
+
+    def _repr_html_(self) -> str:
+        return display.html(self.headline, self.frames["summary"], folder=self.folder)
+
+
+def prepared(
+    model: ModelLike | TraceConfig, *, tokens: TokenBatch | None, position: int | None
+) -> tuple[Setting, TraceConfig]:
+    """The setting of a study: model, sequences, where the sink is, the clean run."""
+    if isinstance(model, TraceConfig):
+        config, lens = model, model_of(model)
+    else:
+        lens = as_lens(model)
+        config = TraceConfig(model=lens.name)
+    batch = tokens_of(lens, config=config, bos=config.bos) if tokens is None else tokens
+    check_tokens(lens, batch)
+    why_not = why_no_interventions(lens, batch)
+    if why_not is not None:
+        raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
+    location = scout(lens, batch, config=config)
+    return setting_of(lens, batch, location=location, config=config, position=position), config
+
+
+def summary_row(
+    setting: Setting, baseline: Outcome, edited: Outcome, *, new: int, reads: Sequence[int]
+) -> dict[str, Any]:
+    """Attention at both positions, the outcome and the loss, with and without the edits: a row of the summary."""
+    assert baseline.loss is not None  # both were asked for it
+    assert edited.loss is not None
+    loss = paired_difference(edited.loss.numpy(), baseline.loss.numpy(), generator=np.random.default_rng(setting.seed))
+    return {
+        "read_layers": span(reads),
+        "baseline_mass_new": float(baseline.mass_at(new, layers=reads).mean()),
+        "mass_new": float(edited.mass_at(new, layers=reads).mean()),
+        "baseline_mass_old": float(baseline.mass_at(setting.sink_position, layers=reads).mean()),
+        "mass_old": float(edited.mass_at(setting.sink_position, layers=reads).mean()),
+        "outcome": change_of(baseline, edited, new=new, old=setting.sink_position, layers=reads),
+        "baseline_loss_nats": float(baseline.loss.mean()),
+        "loss_nats": float(edited.loss.mean()),
+        "loss_change_nats": loss.estimate,
+        "loss_change_low": loss.low,
+        "loss_change_high": loss.high,
+        "n": setting.tokens.n_sequences,
+    }
+
+
+def sentence(row: Mapping[Any, Any], *, old: int) -> str:
+    """A row of the summary in words."""
+    return (
+        f"attention there {row['baseline_mass_new']:.3f} -> {row['mass_new']:.3f}, at position {old} "
+        f"{row['baseline_mass_old']:.3f} -> {row['mass_old']:.3f} (layers {row['read_layers']}): the sink is "
+        f"{row['outcome']}; loss {row['baseline_loss_nats']:.3f} -> {row['loss_nats']:.3f} nats "
+        f"(change {row['loss_change_low']:+.3f} to {row['loss_change_high']:+.3f})"
+    )
+
+
+def written(
+    kind: str,
+    setting: Setting,
+    config: TraceConfig,
+    frames: dict[str, pd.DataFrame],
+    *,
+    asked: Mapping[str, Any],
+    out: str | Path | None,
+    overwrite: bool,
+    headline: str,
+    means: Mapping[str, np.ndarray] | None = None,
+) -> Study:
+    """The study, once its run folder is written; ``asked`` is what was asked beside the configuration."""
+    lens, folder = setting.lens, Path(out) if out is not None else default_folder(setting.lens.name)
+    with create_run(
+        folder,
+        kind=kind,
+        config=dataclasses.asdict(config) | {f"{kind}_{name}": value for name, value in asked.items()},
+        provenance=provenance(lens, setting.tokens, config=config, kernel=_KERNEL),
+        expects=("tokens", *frames),
+        overwrite=overwrite,
+    ) as writer:
+        writer.write_table("tokens", decode_tokens(setting.tokens, lens.tokenizer))
+        if means:
+            writer.write_tensors("centring_means", means)
+        for name, frame in frames.items():
+            if name == "summary":
+                writer.write_csv(name, frame)
+            else:
+                writer.write_table(name, frame)
+    return Study(folder=folder, kind=kind, frames=frames, headline=headline)

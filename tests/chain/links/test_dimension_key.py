@@ -1,0 +1,158 @@
+"""What makes the studied key, and its advantage, against slow loops and the model's own scores."""
+
+import functools
+
+import lenses
+import pytest
+import torch
+
+from sink_lens.activations.record import Reading, stream
+from sink_lens.chain.links.dimension_key import DIMENSION_KEY, rotary
+from sink_lens.chain.locate import Plan
+from sink_lens.chain.readings import MeasuringPass
+from sink_lens.data.tokens import from_tensor
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, tiny
+from sink_lens.models.weights import attention_weights
+
+LINK = DIMENSION_KEY
+DIMS = (3, 17)
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+
+
+@functools.cache
+def yarn_lens():
+    return wrap(tiny("gpt_oss", rope_parameters=YARN))
+
+
+def lens_of(family):
+    return yarn_lens() if family == "gpt_oss_yarn" else lenses.lens_of(family)
+
+
+def plan(position=0, n_layers=3):
+    """Two outlier dimensions enter every layer."""
+    return Plan(positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
+
+
+def batch(sequences=3, length=8, lengths=None):
+    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(2))
+    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
+
+
+def kept(name):
+    """A reading that keeps a tensor as it is."""
+    return Reading(name=f"kept:{name}", sites=(name,), function=lambda view: view[name].float())
+
+
+def own(lens, of, *, length, seed=0):
+    """The link's own readings."""
+    generator = torch.Generator().manual_seed(seed)
+    return LINK.readings(MeasuringPass(lens=lens, plan=of, length=length, controls=5, generator=generator))
+
+
+def read(lens, tokens, *, position=0, keep=(), keys=(0,), of=None):
+    readings = own(lens, of or plan(position), length=tokens.n_positions)
+    return stream(lens, tokens, [*readings, *(kept(name) for name in keep)], keys=keys)
+
+
+# --- the parts of the logit
+
+
+@pytest.mark.parametrize("family", [*TINY_FAMILIES, "gpt_oss_yarn"])
+def test_the_parts_of_the_logit_sum_to_the_models_own_score(family):
+    lens, tokens = lens_of(family), batch()  # 8 tokens: the sliding windows still see position 0
+    found = read(lens, tokens, keep=["key_scores"])
+    cap = getattr(lens.config, "attn_logit_softcapping", None)
+    for layer in range(lens.n_layers):
+        scores = found["kept:key_scores", layer][:, :, 1:, 0]  # of the later queries on position 0
+        if cap is not None:  # the parts are those before the cap
+            scores = (scores.double() / cap).atanh() * cap
+        parts = found["logit_split", layer]
+        torch.testing.assert_close(parts[..., :3].sum(-1), scores.mean(-1).float(), rtol=1e-4, atol=1e-4)
+        assert parts.isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "opt", "gpt_neox"])
+def test_the_part_of_the_dimensions_is_their_columns_of_w_k(family):
+    lens, tokens = lens_of(family), batch(sequences=2)
+    found = read(lens, tokens, keep=["attn_in", "rotated_q"])
+    layer, groups = 1, lens.n_heads // lens.n_kv_heads
+    weights = attention_weights(lens, layer=layer)
+    x, query = found["kept:attn_in", layer], found["kept:rotated_q", layer]
+    for head in range(lens.n_heads):
+        written = sum(x[:, 0, d, None] * weights.w_k[head // groups, :, d] for d in DIMS)
+        logit = torch.stack([(query[:, head, i] * written).sum(-1) for i in range(1, 8)]).mean(0)
+        torch.testing.assert_close(found["logit_split", layer][:, head, 0], logit, rtol=1e-4, atol=1e-5)
+        logit = torch.stack([query[:, head, i] @ weights.b_k[head // groups] for i in range(1, 8)]).mean(0)
+        torch.testing.assert_close(found["logit_split", layer][:, head, 2], logit, rtol=1e-4, atol=1e-5)
+
+
+def test_the_bias_has_a_part_where_there_is_one():
+    for family, has in (("qwen2", True), ("gpt2", True), ("opt", True), ("gpt_neox", True), ("llama", False)):
+        bias = read(lens_of(family), batch())["logit_split", 1][..., 2]
+        assert bool((bias != 0).any()) == has, family
+
+
+def test_the_logit_is_not_split_where_the_key_is_turned():
+    tokens = batch(length=16)
+    assert not read(lens_of("llama"), tokens, position=2).values.get("logit_split")
+    lens = lens_of("gpt2")  # learned positions: any key can be split
+    found = read(lens, tokens, position=2, keep=["key_scores"], keys=(2,))
+    scores = found["kept:key_scores", 1][:, :, 3:, 0].mean(-1)
+    torch.testing.assert_close(found["logit_split", 1][..., :3].sum(-1), scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_rotary_families_are_known(family):
+    assert rotary(lens_of(family)) == (family not in ("gpt2", "opt"))
+
+
+# --- the key
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2", "gpt2", "phi3", "gpt_neox"])
+def test_the_key_cosine_is_that_with_the_dimensions_alone(family):
+    lens, tokens = lens_of(family), batch(sequences=2, length=12, lengths=[12, 10])
+    found = read(lens, tokens, keep=["attn_in", "k"])
+    layer = 2
+    w_k = attention_weights(lens, layer=layer).w_k
+    x, k = found["kept:attn_in", layer], found["kept:k", layer]
+
+    def slow(sequence, position, head):
+        alone = sum(x[sequence, position, d] * w_k[head, :, d] for d in DIMS)
+        return abs(torch.nn.functional.cosine_similarity(k[sequence, position, head], alone, dim=0).item())
+
+    for sequence, length in enumerate((12, 10)):
+        for head in range(lens.n_kv_heads):
+            ours = found["key_cosine", layer][sequence, head]
+            assert ours[0].item() == pytest.approx(slow(sequence, 0, head), abs=1e-4)
+            others = [slow(sequence, position, head) for position in range(8, length)]
+            assert ours[2].item() == pytest.approx(sum(others) / len(others), abs=1e-4)
+
+
+def test_all_dimensions_make_the_whole_key_of_a_model_without_biases():
+    lens = lens_of("llama")
+    everything = Plan(positions=(0,), dimensions={1: tuple(range(48))})
+    found = read(lens, batch(), of=everything)
+    torch.testing.assert_close(found["key_cosine", 1][..., 0], torch.ones(3, lens.n_kv_heads))
+    rest = found["logit_split", 1][..., 1]
+    assert rest.abs().max() < 1e-4
+    assert list(found.values["key_cosine"]) == [1]  # only the layer that they enter
+
+
+def test_without_outlier_dimensions_nothing_is_read():
+    assert own(lens_of("llama"), Plan(positions=(0,)), length=8) == []
+
+
+def test_random_dimensions_are_as_many_and_drawn_by_the_generator():
+    a, b, c = (
+        stream(
+            lens_of("llama"),
+            batch(length=12),
+            own(lens_of("llama"), plan(), length=12, seed=seed),
+        )
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(a["key_cosine", 1], b["key_cosine", 1])
+    assert not torch.equal(a["key_cosine", 1][..., 1], c["key_cosine", 1][..., 1])
+    assert torch.equal(a["key_cosine", 1][..., 0], c["key_cosine", 1][..., 0])

@@ -1,0 +1,100 @@
+"""The advantage of the studied key, against slow loops."""
+
+import math
+
+import pytest
+import torch
+from lenses import lens_of
+
+from sink_lens.activations.record import Reading, stream
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.links.key_sink import KEY_SINK
+from sink_lens.chain.locate import Plan
+from sink_lens.chain.readings import MeasuringPass, control_positions
+from sink_lens.data.tokens import from_tensor
+
+LINK = KEY_SINK
+DIMS = (3, 17)
+
+
+def plan(position=0, n_layers=3):
+    """Two outlier dimensions enter every layer."""
+    return Plan(positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
+
+
+def batch(sequences=3, length=8, lengths=None):
+    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(2))
+    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
+
+
+def kept(name):
+    """A reading that keeps a tensor as it is."""
+    return Reading(name=f"kept:{name}", sites=(name,), function=lambda view: view[name].float())
+
+
+def own(lens, of, *, length, seed=0):
+    """The link's own readings."""
+    generator = torch.Generator().manual_seed(seed)
+    return LINK.readings(MeasuringPass(lens=lens, plan=of, length=length, controls=5, generator=generator))
+
+
+def read(lens, tokens, *, position=0, keep=(), keys=(0,), of=None):
+    readings = own(lens, of or plan(position), length=tokens.n_positions)
+    return stream(lens, tokens, [*readings, *(kept(name) for name in keep)], keys=keys)
+
+
+# --- the advantage
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt", "gpt_neox"])
+@pytest.mark.parametrize("position", [0, 3])
+def test_the_advantage_is_the_logit_over_the_mean_of_the_others(family, position):
+    lens, tokens = lens_of(family), batch(sequences=2, length=14, lengths=[14, 11])
+    found = read(lens, tokens, position=position, keep=["rotated_q", "rotated_k"])
+    layer, groups = 1, lens.n_heads // lens.n_kv_heads
+    query, keys = found["kept:rotated_q", layer], found["kept:rotated_k", layer]
+
+    def slow(sequence, head, key):
+        over = []
+        for i in range(key + 1, int(tokens.lengths[sequence])):
+            logits = [float(query[sequence, head, i] @ keys[sequence, head // groups, j]) for j in range(i + 1)]
+            others = logits[:key] + logits[key + 1 :]
+            over.append(logits[key] - sum(others) / len(others))
+        return sum(over) / len(over) if over else math.nan
+
+    for sequence in range(2):
+        for head in range(lens.n_heads):
+            ours = found["logit_advantage", layer][sequence, head]
+            assert ours[0].item() == pytest.approx(slow(sequence, head, position), abs=1e-4)
+            controls = [slow(sequence, head, place) for place in control_positions(14, key=position)]
+            controls = [value for value in controls if not math.isnan(value)]
+            assert ours[1].item() == pytest.approx(sum(controls) / len(controls), abs=1e-4)
+
+
+def test_without_other_positions_the_control_is_undefined():
+    found = read(lens_of("llama"), batch(length=6))["logit_advantage", 0]
+    assert found[..., 0].isfinite().all()
+    assert found[..., 1].isnan().all()
+
+
+def test_without_outlier_dimensions_only_signs_are_read():
+    readings = own(lens_of("llama"), Plan(positions=(0,)), length=8)
+    assert [reading.name for reading in readings] == ["positive_share"]
+
+
+def test_the_share_of_positive_products_is_read_at_each_position():
+    lens, tokens = lens_of("llama"), batch(sequences=2, length=10)
+    two = Plan(positions=(0, 4))
+    found = read(lens, tokens, of=two, keep=["q", "k"])
+    q, k = found["kept:q", 0], found["kept:k", 0]
+    for index, key in enumerate((0, 4)):
+        for head in range(lens.n_heads):
+            slow = torch.stack([(q[:, i, head] * k[:, key, head // 2]).sum(-1) > 0 for i in range(key + 1, 10)])
+            torch.testing.assert_close(found["positive_share", 0][:, head, index], slow.float().mean(0))
+
+
+def test_the_needed_advantage_gives_the_threshold_among_half_the_keys():
+    # e^a / (e^a + n) = t with n = 64 / 2: e^a = 0.3 / 0.7 x 32
+    floor = LINK.floor(TraceConfig(model="m", threshold=0.3), 64)
+    assert floor == pytest.approx(math.log(0.3 / 0.7 * 32))
+    assert math.exp(floor) / (math.exp(floor) + 32) == pytest.approx(0.3)

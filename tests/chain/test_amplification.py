@@ -1,0 +1,84 @@
+"""The curve of the variance amplification at the target position."""
+
+import pandas as pd
+import pytest
+
+from sink_lens.chain.amplification import COLUMNS, amplification_curve, best_factor, strongest
+from sink_lens.edits.amplification import amplification, centring_means
+from sink_lens.engine.forward import run_with
+
+
+@pytest.fixture(scope="module")
+def made(planted_at):
+    """Centring means and curve of the planted model, over three factors."""
+    place = planted_at()
+    means = centring_means(place.lens, n_tokens=128)
+    return means, amplification_curve(place.setting, means=means, factors=(1.0, 5.0, 30.0))
+
+
+# --- text and choices, by hand
+
+
+def test_the_best_factor_is_that_of_most_mass_of_its_centre():
+    curve = pd.DataFrame(
+        {
+            "centre": ["values"] * 3 + ["none"] * 2,
+            "factor": [1.0, 2.0, 5.0, 1.0, 9.0],
+            "mass": [0.1, 0.4, 0.3, 0.2, 0.9],
+        }
+    )
+    assert best_factor(curve, centre="values") == 2.0
+    assert best_factor(curve, centre="none") == 9.0
+
+
+def test_what_is_amplified_lies_before_what_is_read(planted_at):
+    place = planted_at()
+    assert place.setting.early_layers == tuple(range(place.truth.layer + 1))
+    assert place.setting.next_layers == tuple(range(place.truth.layer + 1, 5))
+    assert planted_at(sink=False).setting.early_layers == (0,)
+
+
+def test_a_model_of_one_layer_is_amplified_in_it(tiny_at):
+    setting = tiny_at("llama", n_layers=1).setting
+    assert (setting.early_layers, setting.next_layers) == ((0,), (0,))
+
+
+# --- the curve
+
+
+def test_the_curve_has_a_row_for_every_centre_and_factor(made):
+    _, curve = made
+    assert tuple(curve.columns) == COLUMNS
+    assert curve["factor"].tolist() == [1.0, 5.0, 30.0] * 3
+    assert curve["centre"].tolist() == ["values"] * 3 + ["aggregated"] * 3 + ["none"] * 3
+    ones = curve[curve["factor"] == 1]
+    assert (ones["mass"] == ones["baseline_mass"]).all()
+    assert (curve["times"] == curve["mass"] / curve["baseline_mass"]).all()
+
+
+def test_a_point_of_the_curve_is_the_whole_run_under_that_edit(planted_at, made):
+    place = planted_at()
+    means, curve = made
+    layers = range(place.truth.layer + 1)
+    for centre in ("values", "none"):
+        one = amplification(5.0, positions=[6], layers=layers, centre=centre, means=means)
+        whole = run_with(place.lens, place.setting.tokens, one, keys=(6,))
+        row = curve[(curve["centre"] == centre) & (curve["factor"] == 5)].iloc[0]
+        assert row["mass"] == float(whole.mass_at(6, layers=place.setting.late_layers).mean())
+        assert (row["layers"], row["read_layers"], row["position"], row["n"]) == ("0-2", "3-4", 6, 3)
+
+
+# --- the strongest
+
+
+@pytest.mark.parametrize("centre", ["values", "aggregated", "none", ""])
+def test_the_strongest_is_of_a_centre_at_which_some_factor_makes_more(planted_at, made, centre):
+    means, curve = made
+    curve = curve.assign(mass=[0.1 if factor == 1 else 0.05 for factor in curve["factor"]])
+    curve.loc[(curve["centre"] == centre) & (curve["factor"] == 5), "mass"] = 0.9
+    found = strongest(planted_at().setting, means=means, curve=curve)
+    if centre in ("values", "aggregated"):
+        assert found.label == f"amplification x 5 from {centre}"
+        assert (found.positions, found.layers) == ((6,), (0, 1, 2))
+    else:  # no factor makes more, or the norm alone does
+        assert found is None

@@ -1,0 +1,257 @@
+"""Every link intervened on, on the planted model beside random places; all causal tables, resumed and empty."""
+
+import copy
+import dataclasses
+import functools
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from sink_lens.chain.amplification import amplification_curve, best_factor
+from sink_lens.chain.interventions import EFFECT_COLUMNS, TABLES, causal_tables, effect_table
+from sink_lens.chain.judge import intervention_verdict
+from sink_lens.chain.placement import kind_of
+from sink_lens.chain.setting import setting_of
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits.amplification import centring_means
+from sink_lens.edits.constructors import scalar
+from sink_lens.engine.forward import run_with
+from sink_lens.models.load import wrap
+
+REMOVING = ["variance_preserved", "variance_neurons", "neurons_dimension", "dimension_key", "key_sink"]
+
+
+@pytest.fixture(scope="module")
+def changed(planted_at, tiny_at):
+    """The builder of (curve, effects) of a model, over three factors: ``changed("planted")``, ``changed("gpt2")``."""
+
+    @functools.cache
+    def build(name):
+        place = planted_at(sink=name == "planted") if name.startswith("planted") else tiny_at(name)
+        means = centring_means(place.lens, n_tokens=128)
+        curve = amplification_curve(place.setting, means=means, factors=(1.0, 5.0, 30.0))
+        return curve, effect_table(place.setting, means=means, curve=curve)
+
+    return build
+
+
+# --- the effects
+
+
+def test_each_link_is_changed_once_in_the_order_of_the_chain(changed):
+    _, effects = changed("planted")
+    assert tuple(effects.columns) == EFFECT_COLUMNS
+    primary = effects[effects["is_primary"]]
+    assert primary["link"].tolist() == ["aggregation_variance", *REMOVING]
+    assert (primary["n_controls"] == 5).all()
+    assert primary["edit"].is_unique
+    assert (effects["n"] == 3).all()
+
+
+def test_the_planted_links_hold_under_their_interventions(changed):
+    _, effects = changed("planted")
+    rows = {row["link"]: row for row in effects.to_dict("records") if row["is_primary"]}
+    for link in REMOVING[1:]:
+        row = rows[link]
+        assert row["baseline_mass_old"] > 0.95, link
+        assert row["sink_mass_old"] < 0.2, link
+        assert row["share"] > 0.8, link
+        assert row["ci_low"] <= row["share"] <= row["ci_high"], link
+        assert row["control_mean"] > 0.95, link  # random ones leave it where it is
+        assert abs(row["control_share"]) < 0.02, link
+        assert row["outcome"] == "removed", link
+        assert intervention_verdict(row) == "holds", link
+
+
+def test_what_the_planted_model_has_no_part_in_fails_under_its_intervention(changed):
+    # its sink is a token, not a variance: an ordinary token that sees itself only is none
+    _, effects = changed("planted")
+    rows = {row["link"]: row for row in effects.to_dict("records") if row["is_primary"]}
+    for link in ("aggregation_variance", "variance_preserved"):
+        assert abs(rows[link]["share"]) < 0.02
+        assert rows[link]["outcome"] == "unchanged"
+        assert intervention_verdict(rows[link]) == "fails"
+
+
+def test_the_entries_of_the_planted_neuron_are_set_one_by_one(planted_at, changed):
+    place, (_, effects) = planted_at(), changed("planted")
+    truth, late = place.truth, place.setting.late_layers
+    one = scalar(
+        place.lens, layer=truth.layer, neurons=[truth.neuron], dimensions=[truth.outlier_dimension], positions=[0]
+    )
+    whole = run_with(place.lens, place.setting.tokens, one, keys=(6, 0))
+    row = effects.set_index("link").loc["neurons_dimension"]
+    assert row["sink_mass_old"] == pytest.approx(float(whole.mass_at(0, layers=late).mean()))
+    assert row["loss_nats"] == pytest.approx(float(whole.loss.mean()))
+    share = 1 - row["sink_mass_old"] / row["baseline_mass_old"]
+    assert row["share"] == pytest.approx(share, rel=1e-5)
+    assert (row["layers"], row["position"], row["read_layers"]) == ("2", 0, "3-4")
+
+
+def test_a_model_without_a_sink_has_no_intervention_that_holds(changed):
+    _, effects = changed("planted without")
+    rows = [row for row in effects.to_dict("records") if row["is_primary"]]
+    assert [row["link"] for row in rows] == ["aggregation_variance", "variance_preserved", "key_sink"]
+    assert "holds" not in {intervention_verdict(row) for row in rows}
+
+
+def test_an_amplification_is_a_row_where_some_factor_over_1_makes_more(changed):
+    for name in ("planted", "gpt2", "gpt_oss"):
+        curve, effects = changed(name)
+        amplified = effects[~effects["is_primary"]]
+        factors = [best_factor(curve, centre=centre) for centre in ("values", "aggregated")]
+        controls = amplified[amplified["control_of"] != ""]
+        assert len(amplified) == 2 * len(controls) == 2 * sum(factor > 1 for factor in factors)
+        assert (amplified["n_controls"] == 0).all()
+        assert controls["edit"].tolist() == [f"norm x {factor:g}" for factor in factors if factor > 1]
+        for row in controls.to_dict("records"):
+            amplification = effects.set_index("edit").loc[row["control_of"]]
+            assert not amplification["is_primary"]
+            assert f"x {row['edit'].removeprefix('norm x ')} " in row["control_of"]  # at the same factor
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_oss"])
+def test_links_without_neurons_or_dimensions_are_not_changed(changed, name):
+    _, effects = changed(name)
+    primary = effects[effects["is_primary"]]
+    assert primary["link"].tolist() == ["aggregation_variance", "variance_preserved", "key_sink"]
+    assert primary[["share", "sink_mass_old", "loss_nats", "control_mean"]].notna().all(axis=None)
+
+
+def test_one_sequence_has_shares_without_intervals(planted_at, config):
+    place = planted_at()
+    alone = setting_of(
+        place.lens, place.tokens, location=place.location, config=dataclasses.replace(config, cut_sequences=1)
+    )
+    means = centring_means(place.lens, n_tokens=64)
+    curve = pd.DataFrame({"centre": ["values", "aggregated", "none"], "factor": [1.0] * 3, "mass": [0.1] * 3})
+    effects = effect_table(alone, means=means, curve=curve)
+    assert effects["share"].notna().all()
+    assert effects["ci_low"].isna().all()
+    assert {intervention_verdict(row) for row in effects.to_dict("records")} == {"undecided"}
+    assert math.isclose(effects.set_index("link").loc["key_sink", "share"], 0.88, abs_tol=0.1)
+
+
+# --- all tables of the causal half
+
+
+class Keeper:
+    """Keeps tables as a run folder does: what is there is not made again."""
+
+    def __init__(self, tables=()):
+        self.tables = dict(tables)
+        self.made = []
+        self.means = []
+
+    def __call__(self, name, make):
+        if name not in self.tables:
+            self.tables[name] = make()
+            self.made.append(name)
+        return self.tables[name]
+
+
+def made(place, config, *, tables=(), tokens=None):
+    keeper = Keeper(tables)
+    causal_tables(
+        place.lens,
+        place.tokens if tokens is None else tokens,
+        location=place.location,
+        supers=place.supers,
+        config=config,
+        once=keeper,
+        keep_means=keeper.means.append,
+        factors=(1.0, 10.0),
+        centring_tokens=64,
+    )
+    return keeper
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss", "gpt_neox", "opt"])
+def test_every_kind_of_family_is_changed(tiny_at, config, family):
+    # learned positions and no gate; norms behind and soft caps; no neurons; fused projections; ReLU
+    found = made(tiny_at(family), dataclasses.replace(config, cut_sequences=2, cut_length=16))
+    assert found.made == list(TABLES)
+    for name, columns in TABLES.items():
+        assert tuple(found.tables[name].columns) == columns
+        assert len(found.tables[name])
+    assert found.tables["effects"][["share", "sink_mass_new", "sink_mass_old", "loss_nats"]].notna().all(axis=None)
+    assert len(found.means) == 1
+
+
+def test_a_model_of_one_layer_is_changed(tiny_at, config):
+    found = made(tiny_at("llama", n_layers=1), config)
+    assert found.made == list(TABLES)
+    assert (found.tables["amplification"]["times"] == 1).all()  # nothing is read after the only layer
+
+
+def test_half_precision_is_changed(planted_at, config):
+    place = planted_at()
+    half = wrap(copy.deepcopy(place.truth.model).to(torch.bfloat16), tokenizer=place.lens.tokenizer)
+    found = made(dataclasses.replace(place, lens=half), dataclasses.replace(config, cut_sequences=2))
+    shares = found.tables["effects"].set_index("link")["share"]
+    assert shares["variance_neurons"] > 0.8
+    z = found.tables["mediation"].query("hold == 'z' and intervention == 'isolation'").iloc[0]
+    assert z["mass"] == z["baseline_mass"]
+
+
+def test_the_planted_sink_is_told_apart(planted_at, config):
+    found = made(planted_at(), config).tables
+    assert kind_of(found["placement"]) == "token"
+    shares = found["effects"].set_index("link")["share"]
+    assert (shares[["variance_neurons", "neurons_dimension", "dimension_key", "key_sink"]] > 0.8).all()
+
+
+def test_without_a_sink_every_table_is_made(planted_at, config):
+    found = made(planted_at(sink=False), config).tables
+    assert kind_of(found["placement"]) == "no sink"
+    assert found["mediation"].query("intervention != 'natural'")["surviving_share"].isna().all()
+
+
+# --- resumed
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_at, config):
+    """All tables of a Llama of two layers, made once."""
+    return made(tiny_at("llama"), config).tables
+
+
+def test_what_is_finished_is_not_made_again(tiny_at, config, whole):
+    again = made(tiny_at("llama"), config, tables={name: whole[name] for name in ("amplification", "mediation")})
+    assert again.made == ["effects", "placement"]
+    for name in TABLES:
+        pd.testing.assert_frame_equal(again.tables[name], whole[name], check_exact=True)
+
+
+def test_where_all_is_finished_no_model_is_run(tiny_at, config, whole):
+    place, forwards = tiny_at("llama"), []
+    modules = [*place.lens.bridge.modules(), *place.lens.plain.modules()]
+    handles = [module.register_forward_pre_hook(lambda *_: forwards.append(1)) for module in modules]
+    try:
+        again = made(place, config, tables=whole)
+        assert (again.made, again.means, forwards) == ([], [], [])
+        made(place, config, tables={name: whole[name] for name in TABLES if name != "placement"})
+        assert forwards  # they are counted
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# --- nothing can be changed
+
+
+def test_short_sequences_have_empty_tables_with_their_columns(tiny_at, config):
+    place = tiny_at("llama")
+    found = made(place, config, tokens=from_tensor(place.tokens.tokens[:, :11]))
+    assert found.made == list(TABLES)
+    for name, columns in TABLES.items():
+        assert found.tables[name].empty
+        assert tuple(found.tables[name].columns) == columns
+
+
+def test_a_delegated_attention_has_empty_tables(tiny_at, config):
+    place = tiny_at("llama")
+    stock = dataclasses.replace(place, lens=dataclasses.replace(place.lens, uneditable=frozenset({"scores"})))
+    assert all(table.empty for table in made(stock, config).tables.values())

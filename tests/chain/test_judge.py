@@ -1,0 +1,273 @@
+"""Verdicts by hand, and the links of models whose truth is known."""
+
+import itertools
+import math
+
+import pandas as pd
+import pytest
+from evidences import evidence_of, planted_evidence
+
+from sink_lens import schema
+from sink_lens.chain.evidence import Statistic
+from sink_lens.chain.judge import (
+    INTERVENTION_FLOOR,
+    both,
+    chain_table,
+    intervention_verdict,
+    link_table,
+    link_values,
+    verdict,
+)
+from sink_lens.chain.links import LINKS
+from sink_lens.stats import Interval
+
+NAMES = (
+    "aggregation_variance",
+    "variance_preserved",
+    "variance_neurons",
+    "neurons_dimension",
+    "dimension_key",
+    "key_sink",
+)
+COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "is_primary", "n"]
+COLUMNS += ["verdict", "measured", "cut"]
+
+
+def statistic(low, high, *, estimate=None, nulls=None, **options):
+    middle = (low + high) / 2 if estimate is None else estimate
+    return Statistic(
+        name="x", interval=Interval(estimate=middle, low=low, high=high, n=8), nulls=nulls or {}, **options
+    )
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("given", "decided"),
+    [
+        (statistic(1.1, 2.0), "holds"),  # floor 1
+        (statistic(0.2, 0.9), "fails"),
+        (statistic(0.9, 1.1), "undecided"),
+        (statistic(1.0, 2.0), "undecided"),  # over means strictly over
+        (statistic(2.0, 3.0, nulls={"a": 1.5}), "holds"),
+        (statistic(2.0, 3.0, nulls={"a": 1.5, "b": 2.5}), "undecided"),
+        (statistic(2.0, 3.0, nulls={"a": 1.5, "b": 3.5}), "fails"),
+        (statistic(2.0, 3.0, nulls={"a": NAN}), "holds"),  # a null that is undefined says nothing
+        (statistic(NAN, NAN, estimate=5.0), "undecided"),  # one sequence has no interval
+        (statistic(NAN, NAN, estimate=NAN), "undecided"),
+        (statistic(NAN, NAN, estimate=NAN, note="not measurable"), "undecided"),
+        (statistic(NAN, NAN, estimate=NAN, note="not there", absent=True), "fails"),
+    ],
+)
+def test_verdict(given, decided):
+    assert verdict(given, floor=1.0) == decided
+
+
+def test_references_decide_nothing():
+    given = Statistic(name="x", interval=Interval(estimate=2.0, low=1.5, high=2.5, n=8), references={"other": 100.0})
+    assert verdict(given, floor=1.0) == "holds"
+
+
+def test_the_links_are_those_of_the_chain_in_order():
+    assert tuple(link.name for link in LINKS) == NAMES
+    assert all(link.target == following.source for link, following in itertools.pairwise(LINKS))
+
+
+def test_the_chain_as_a_table_is_what_the_links_say():
+    table = chain_table()
+    assert list(table.columns) == ["order", "link", "source", "target", "sentence", "question"]
+    assert table["order"].tolist() == [0, 1, 2, 3, 4, 5]
+    # runs from before the table have these
+    assert dict(zip(table["link"], table["sentence"], strict=True)) == schema.LINKS
+    assert (*table["source"], table["target"].iloc[-1]) == schema.NODES
+
+
+# --- tables
+
+
+def verdicts(evidence, length=24):
+    table = link_table(evidence, twin=None, length=length)
+    assert (table.groupby("link")["verdict"].nunique() == 1).all()
+    return table.groupby("link")["verdict"].first().to_dict()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_links_from_the_neuron_on_hold_on_the_planted_model(seed):
+    found = verdicts(planted_evidence(seed=seed))
+    for name in ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink"):
+        assert found[name] == "holds", name
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_link_from_the_neuron_on_holds_without_it(seed):
+    found = verdicts(planted_evidence(sink=False, seed=seed))
+    for name in ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink"):
+        assert found[name] == "fails", name
+
+
+def test_one_row_per_link_statistic_and_null():
+    table = link_table(planted_evidence(), twin=link_values(planted_evidence(sink=False)), length=24)
+    assert list(table.columns) == COLUMNS
+    assert not table.duplicated(["link", "statistic", "null_name"]).any()
+    assert tuple(dict.fromkeys(table["link"])) == NAMES
+    assert set(table["verdict"]) <= {"holds", "fails", "undecided"}
+    assert table["null_name"].notna().all()
+    primary = table[table["is_primary"]]
+    assert (primary.groupby("link")["statistic"].nunique() == 1).all()
+    assert len(primary["link"].unique()) == 6
+
+
+def test_the_criterion_stands_beside_the_verdict():
+    table = link_table(planted_evidence(), twin=None, length=24).set_index("link")
+    key = table.loc["dimension_key", "criterion"].iloc[0]
+    assert key == "holds if the interval of key_cosine is over 0.5 and over random_dimensions, other_positions"
+    none = link_table(planted_evidence(sink=False), twin=None, length=24).set_index("link")
+    text = none.loc["variance_neurons", "criterion"]
+    assert text == "holds if the interval of spike_ratio is over 10 (here: no growth step was found)"
+
+
+def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
+    values = link_values(planted_evidence())
+    higher = values.assign(value=values["value"] + 1000)
+    table = link_table(planted_evidence(), twin=higher, length=24)
+    twin = table[table["null_name"] == "random_twin"].set_index(["link", "statistic"])["null_value"]
+    assert set(twin.index) == set(zip(table["link"], table["statistic"], strict=True))
+    assert twin["dimension_key", "key_cosine"] == pytest.approx(1001, abs=0.1)
+    alone = link_table(planted_evidence(), twin=None, length=24)
+    assert table.groupby("link")["verdict"].first().to_dict() == alone.groupby("link")["verdict"].first().to_dict()
+
+
+def test_the_same_evidence_gives_the_same_table():
+    a, b = (link_table(planted_evidence(), twin=None, length=24) for _ in range(2))
+    pd.testing.assert_frame_equal(a, b)
+
+
+def test_the_interval_holds_the_value():
+    table = link_table(planted_evidence(), twin=None, length=24).dropna(subset=["ci_low"])
+    assert len(table) > 8
+    assert (table["ci_low"] <= table["value"] + 1e-6).all()
+    assert (table["value"] <= table["ci_high"] + 1e-6).all()
+
+
+# --- intervened on too
+
+
+def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, primary=True):
+    """A row of the effects: what the links read of it."""
+    return {
+        "link": link,
+        "edit": f"cut of {link}",
+        "baseline_mass_old": had,
+        "share": (low + high) / 2,
+        "ci_low": low,
+        "ci_high": high,
+        "control_share": control,
+        "is_primary": primary,
+        "n": 8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "decided"),
+    [
+        (effect("x"), "holds"),
+        (effect("x", low=INTERVENTION_FLOOR), "undecided"),  # over means strictly over
+        (effect("x", low=0.1, high=0.2), "fails"),
+        (effect("x", low=0.1, high=0.4), "undecided"),
+        (effect("x", control=0.7), "undecided"),  # within the interval
+        (effect("x", control=0.95), "fails"),  # random places do more
+        (effect("x", control=NAN), "holds"),  # no controls: against the floor alone
+        (effect("x", low=NAN, high=NAN), "undecided"),  # one sequence has no interval
+        (effect("x", had=0.04), "undecided"),  # a share of hardly any sink
+        (effect("x", had=NAN), "undecided"),
+        (effect("x", low=-0.3, high=-0.1), "fails"),
+    ],
+)
+def test_intervention_verdict(row, decided):
+    assert intervention_verdict(row) == decided
+
+
+@pytest.mark.parametrize(
+    ("measured", "cut", "decided"),
+    [
+        ("holds", "holds", "holds"),
+        ("holds", "undecided", "undecided"),
+        ("undecided", "holds", "undecided"),
+        ("undecided", "undecided", "undecided"),
+        ("holds", "fails", "fails"),
+        ("fails", "holds", "fails"),
+        ("undecided", "fails", "fails"),
+        ("fails", "undecided", "fails"),
+        ("fails", "fails", "fails"),
+    ],
+)
+def test_a_link_holds_only_where_both_do(measured, cut, decided):
+    assert both(measured, cut) == decided
+
+
+def with_effects(*rows, twin=None):
+    return link_table(planted_evidence(), twin=twin, effects=pd.DataFrame(rows), length=24)
+
+
+def test_the_verdict_is_that_of_both():
+    rows = [effect(name) for name in NAMES if name not in ("neurons_dimension", "dimension_key")]
+    table = with_effects(*rows, effect("neurons_dimension", low=0.0, high=0.1))
+    found = table.groupby("link")[["measured", "cut", "verdict"]].first()
+    assert (table.groupby("link")[["measured", "cut", "verdict"]].nunique() == 1).all(axis=None)
+    assert found.loc["variance_neurons"].tolist() == ["holds", "holds", "holds"]
+    assert found.loc["neurons_dimension"].tolist() == ["holds", "fails", "fails"]
+    assert found.loc["dimension_key"].tolist() == ["holds", "not cut", "undecided"]  # the others are cut
+    alone = link_table(planted_evidence(), twin=None, length=24).groupby("link")["verdict"].first()
+    assert found["measured"].to_dict() == alone.to_dict()
+
+
+def test_the_share_of_the_cut_is_a_row_of_its_own():
+    table = with_effects(*(effect(name) for name in NAMES))
+    assert list(table.columns) == COLUMNS
+    shares = table[table["statistic"] == "cut_share"]
+    assert tuple(shares["link"]) == NAMES
+    row = shares.iloc[0]
+    assert row[["value", "ci_low", "ci_high", "null_value", "n"]].tolist() == [0.75, 0.6, 0.9, 0.01, 8]
+    assert (row["null_name"], bool(row["is_primary"])) == ("matched_controls", False)
+    assert row["criterion"].endswith(", and that of the cut over 25% and over its controls")
+    assert not table.duplicated(["link", "statistic", "null_name"]).any()
+
+
+def test_only_the_primary_cut_of_a_link_decides():
+    rows = [effect(name) for name in NAMES]
+    more = effect("variance_neurons", low=0.0, high=0.1, primary=False)
+    pd.testing.assert_frame_equal(with_effects(*rows), with_effects(*rows, more))
+
+
+def test_without_effects_the_links_are_judged_by_what_is_measured():
+    alone = link_table(planted_evidence(), twin=None, length=24)
+    empty = link_table(planted_evidence(), twin=None, effects=pd.DataFrame(columns=["link", "is_primary"]), length=24)
+    pd.testing.assert_frame_equal(alone, empty)
+    assert set(alone["cut"]) == {"not cut"}
+    assert (alone["verdict"] == alone["measured"]).all()
+
+
+# --- what cannot be measured is undecided, what is not there fails
+
+
+def test_a_mixture_of_experts_is_undecided_where_its_neurons_are_asked_for():
+    found = link_table(evidence_of("gpt_oss"), twin=None, length=24).set_index("link")
+    for name in ("variance_neurons", "neurons_dimension"):
+        assert found.loc[[name], "verdict"].iloc[0] == "undecided"
+        assert "mixture of experts" in found.loc[[name], "criterion"].iloc[0]
+
+
+@pytest.mark.parametrize("length", [2, 8])
+def test_sequences_without_other_tokens_are_undecided(length):
+    found = link_table(evidence_of("llama", length=length), twin=None, length=length).set_index("link")
+    for name in ("aggregation_variance", "variance_neurons", "neurons_dimension"):
+        assert found.loc[[name], "verdict"].iloc[0] == "undecided"
+        assert "no other token at or after position 8" in found.loc[[name], "criterion"].iloc[0]
+
+
+def test_one_sequence_has_no_interval_and_nothing_holds():
+    table = link_table(evidence_of("llama", sequences=1), twin=None, length=24)
+    assert table["ci_low"].isna().all()
+    assert not (table["verdict"] == "holds").any()
+    assert table.loc[table["statistic"] == "s2_ratio", "value"].notna().all()

@@ -1,0 +1,231 @@
+"""The scout, the measuring pass, and the location made from it."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from lenses import lens_of
+
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.links import LINKS
+from sink_lens.chain.locate import Location, Plan
+from sink_lens.chain.measure import ARM_READINGS, aimed, aims, measure, scout, shortened
+from sink_lens.data.tokens import from_tensor
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted
+
+CONFIG = TraceConfig(model="tiny")
+OWN = [link.readings for link in LINKS]
+
+
+@functools.cache
+def truth():
+    return planted()
+
+
+@functools.cache
+def planted_lens():
+    return wrap(truth().model)
+
+
+def tokens_with_bos(sequences=10, length=24, *, at=0, lengths=None):
+    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(0))
+    tokens[:, at] = truth().bos_id
+    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
+
+
+def steps_of(location):
+    return [(step.first_layer, step.last_layer, step.dimension) for step in location.steps]
+
+
+# --- scouting
+
+
+def test_the_scout_finds_the_planted_truth():
+    aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
+    assert (aim.position, aim.sink_found) == (0, True)
+    assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
+    assert aim.entering(truth().layer) == ()
+    assert aim.entering(truth().layer + 1) == (truth().outlier_dimension,)
+
+
+def test_the_sink_is_found_where_it_stands():
+    aim = scout(planted_lens(), tokens_with_bos(at=5), config=CONFIG)
+    assert aim.positions == (5,)
+    assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
+
+
+def test_without_a_sink_position_0_is_looked_at():
+    aim = scout(wrap(planted(sink=False).model), tokens_with_bos(), config=CONFIG)
+    assert (aim.positions, aim.sink_found, aim.steps, aim.outliers) == ((0,), False, (), {})
+
+
+def test_a_given_position_and_steps_are_taken():
+    aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG, position=3, forced=((1, 2),))
+    assert aim.positions == (3,)
+    assert [(step.first_layer, step.last_layer) for step in aim.steps] == [(1, 2)]
+    assert sorted(aim.outliers) == [-1, 0, 1, 2, 3, 4]
+
+
+def test_a_given_position_may_be_late():
+    lens = planted_lens()
+    tokens = from_tensor(torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0)))
+    assert scout(lens, tokens, config=CONFIG, position=90).positions == (90,)
+
+
+def test_only_positions_that_every_sequence_has_can_be_sinks():
+    assert scout(planted_lens(), tokens_with_bos(at=5), config=CONFIG).sink_found
+    short = tokens_with_bos(at=5, lengths=[24] * 9 + [4])  # the last sequence ends before position 5
+    aim = scout(planted_lens(), short, config=CONFIG)
+    assert (aim.positions, aim.sink_found) == ((0,), False)
+    panel = measure(planted_lens(), short, plan=aim.plan(5), config=CONFIG)
+    assert panel.sinks(min_rate=0.05) == ()
+
+
+def test_tokens_too_few_for_a_score_have_no_sink():
+    aim = scout(planted_lens(), tokens_with_bos(length=7), config=CONFIG)
+    assert not aim.sink_found
+    assert aim.steps == ()  # no position 8 to compare with
+
+
+# --- measuring
+
+
+def test_the_panel_finds_the_planted_truth():
+    aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
+    panel = measure(planted_lens(), tokens_with_bos(), plan=aim.plan(5), config=CONFIG)
+    assert panel.location.positions == (0,)
+    assert steps_of(panel.location) == steps_of(aim)
+    assert aims(aim, at=panel.location, n_layers=5)
+    rate = panel.sink_rate(0.3)
+    assert rate.shape == (10,)
+    assert rate.mean() == pytest.approx((4 - truth().layer) / 5, abs=0.05)  # all heads of the layers after it
+
+
+def test_the_norm_ratio_is_before_layer_0_and_after_each_layer():
+    tokens = tokens_with_bos(sequences=2)
+    aim = scout(planted_lens(), tokens, config=CONFIG)
+    panel = measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG)
+    with torch.no_grad():
+        hidden = planted_lens().plain(tokens.tokens, output_hidden_states=True, use_cache=False).hidden_states
+    for index in range(5):  # Hugging Face norms the last one
+        norms = hidden[index].norm(dim=-1)
+        by_hand = norms[:, 0] / norms[:, 8:].quantile(0.5, dim=-1)
+        torch.testing.assert_close(panel.norm_ratio()[index], by_hand, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(panel.states()[2], hidden[2][:, 0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_batches_change_nothing(size):
+    tokens = tokens_with_bos(sequences=7)
+    aim = scout(planted_lens(), tokens, config=CONFIG)
+    whole, parts = (
+        measure(planted_lens(), tokens, plan=aim.plan(5), config=replace(CONFIG, batch_size=n)) for n in (7, size)
+    )
+    assert whole.location.positions == parts.location.positions
+    for name, by_layer in whole.streamed.values.items():
+        for layer, tensor in by_layer.items():
+            torch.testing.assert_close(parts.at(name, layer), tensor, equal_nan=True, rtol=1e-3, atol=1e-4, msg=name)
+    for place, s1 in whole.s1.items():
+        torch.testing.assert_close(parts.s1[place], s1, rtol=1e-3, atol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_panel():
+    tokens = tokens_with_bos(sequences=3)
+    aim = scout(planted_lens(), tokens, config=CONFIG)
+    a, b = (measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG) for _ in range(2))
+    for name, by_layer in a.streamed.values.items():
+        for layer, tensor in by_layer.items():
+            torch.testing.assert_close(b.at(name, layer), tensor, equal_nan=True, rtol=0, atol=0, msg=name)
+
+
+def test_an_arm_reads_only_what_its_row_needs():
+    tokens = tokens_with_bos(sequences=2)
+    aim = scout(planted_lens(), tokens, config=CONFIG)
+    panel = measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG, only=ARM_READINGS)
+    assert {name for name, found in panel.streamed.values.items() if found} == ARM_READINGS
+
+
+def test_eager_and_fused_agree():
+    tokens = tokens_with_bos(sequences=3)
+    aim = scout(planted_lens(), tokens, config=CONFIG)
+    fused, eager = (
+        measure(planted_lens(), tokens, plan=aim.plan(5), config=replace(CONFIG, kernel=kernel))
+        for kernel in ("fused", "eager")
+    )
+    assert (fused.streamed.kernel, eager.streamed.kernel) == ("fused", "eager")
+    for name in ("sink_mass", "sink_score", "entropy", "rate_by_key"):
+        torch.testing.assert_close(fused[name], eager[name], equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+def test_a_plan_reads_every_layer_whatever_grows():
+    everywhere = Plan(positions=(0,), layers=tuple(range(5)))
+    panel = measure(planted_lens(), tokens_with_bos(sequences=2), plan=everywhere, config=CONFIG)
+    assert panel.layers("neurons_at_keys") == [0, 1, 2, 3, 4]
+    assert steps_of(panel.location) == [(truth().layer, truth().layer, truth().outlier_dimension)]
+
+
+def test_links_add_their_own_readings():
+    tokens = tokens_with_bos(sequences=2)
+    plan = scout(planted_lens(), tokens, config=CONFIG).plan(5)
+    shared, whole = (measure(planted_lens(), tokens, plan=plan, config=CONFIG, own=own) for own in ((), OWN))
+    added = {"z_at", "positive_share", "key_cosine", "logit_split", "logit_advantage"}
+    assert whole.streamed.values.keys() - shared.streamed.values.keys() == added
+
+
+# --- aiming again
+
+
+def test_a_scout_that_looked_elsewhere_is_put_right():
+    tokens = tokens_with_bos(at=5)
+    right = aimed(planted_lens(), tokens, config=CONFIG, own=OWN)
+    wrong = Location(positions=(0,), sink_found=False, steps=(), outliers={})
+    found = aimed(planted_lens(), tokens, config=CONFIG, own=OWN, aim=wrong)
+    assert found.location == right.location
+    assert found.location.positions == (5,)
+    assert found.location.sink_found
+    assert found.streamed.values.keys() == right.streamed.values.keys()
+    torch.testing.assert_close(found["key_cosine"], right["key_cosine"], equal_nan=True)
+
+
+def test_a_second_sink_that_the_scout_missed_is_read_too():
+    tokens = tokens_with_bos()
+    tokens.tokens[:, 4] = truth().bos_id  # a second BOS takes part of the mass
+    config = replace(CONFIG, threshold=0.2)
+    right = aimed(planted_lens(), tokens, config=config)
+    assert set(right.location.positions) == {0, 4}
+    aim = scout(planted_lens(), tokens, config=config)
+    blind = replace(aim, positions=aim.positions[:1])
+    assert aimed(planted_lens(), tokens, config=config, aim=blind).location == right.location
+
+
+def test_an_aim_is_good_where_position_steps_and_dimensions_agree():
+    aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
+    assert aims(aim, at=aim, n_layers=5)
+    assert not aims(replace(aim, positions=(1,)), at=aim, n_layers=5)
+    assert not aims(replace(aim, steps=()), at=aim, n_layers=5)
+    assert not aims(replace(aim, outliers={}), at=aim, n_layers=5)
+    last = replace(aim, outliers={**aim.outliers, 4: (1,)})  # what leaves the last layer enters none
+    assert aims(last, at=aim, n_layers=5)
+
+
+# --- the first of the tokens
+
+
+def test_shortened_takes_the_first_positions_of_the_first_sequences():
+    tokens = tokens_with_bos(lengths=[24, 24, 3, *[24] * 7])
+    few = shortened(tokens, sequences=3, length=6)
+    assert torch.equal(few.tokens, tokens.tokens[:3, :6])
+    assert few.lengths.tolist() == [6, 6, 3]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_long_sequences_are_read_at_sampled_positions(family):
+    lens = lens_of(family)
+    tokens = from_tensor(torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0)))
+    panel = measure(lens, tokens, plan=scout(lens, tokens, config=CONFIG).plan(3), config=CONFIG)
+    assert len(panel.positions) <= 66
+    assert panel["std:z"].shape == (3, 2, len(panel.positions))
+    assert panel["rate_by_key"].shape == (3, 2, 100)
+    assert panel.norm_ratio().isfinite().all()

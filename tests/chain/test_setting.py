@@ -1,0 +1,283 @@
+"""The setting: segments, controls, and runs that begin late and end equal."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from sink_lens.activations.record import capture
+from sink_lens.chain import setting
+from sink_lens.chain.locate import GrowthStep, Location
+from sink_lens.chain.setting import (
+    bar,
+    from_layer,
+    interior_position,
+    random_dimensions,
+    segments,
+    setting_of,
+    why_no_interventions,
+)
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits.constructors import scale, zero
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import InputError
+
+
+def location(*spans, positions=(0,)):
+    steps = tuple(
+        GrowthStep(first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=4.0, dimension=7)
+        for first, last in spans
+    )
+    return Location(positions=positions, sink_found=True, steps=steps, outliers={})
+
+
+def of_length(*lengths):
+    return from_tensor(torch.zeros(len(lengths), max(lengths)).long() + 5, lengths=torch.tensor(lengths))
+
+
+# --- where the sink is read
+
+
+@pytest.mark.parametrize(
+    ("spans", "n_layers", "layers"),
+    [
+        ([(1, 2), (5, 5)], 8, [(3, 4), (6, 7)]),
+        ([(1, 2)], 8, [(3, 4, 5, 6, 7)]),
+        ([(1, 1), (7, 7)], 8, [(2, 3, 4, 5, 6)]),  # nothing comes after the last layer
+    ],
+)
+def test_a_segment_is_what_lies_between_two_steps(spans, n_layers, layers):
+    found = segments(location(*spans), n_layers=n_layers)
+    assert [segment.layers for segment in found] == layers
+    assert [segment.number for segment in found] == list(range(len(layers)))
+    assert [segment.first_layer for segment in found] == [first for first, _ in spans][: len(layers)]
+
+
+@pytest.mark.parametrize(
+    ("spans", "n_layers", "layers"),
+    [([], 8, (2, 3, 4, 5, 6, 7)), ([], 3, (0, 1, 2)), ([], 1, (0,)), ([(7, 7)], 8, (2, 3, 4, 5, 6, 7))],
+)
+def test_without_layers_after_a_step_it_is_the_last_three_quarters(spans, n_layers, layers):
+    (segment,) = segments(location(*spans), n_layers=n_layers)
+    assert (segment.number, segment.step, segment.layers, segment.first_layer) == (-1, None, layers, layers[0])
+
+
+def test_late_is_all_segments(planted_at):
+    place = planted_at()
+    many = dataclasses.replace(place.setting, segments=segments(location((0, 0), (3, 3)), n_layers=5))
+    assert many.late_layers == (1, 2, 4)
+    assert place.setting.late_layers == tuple(range(place.truth.layer + 1, 5))
+
+
+# --- the new position and its controls
+
+
+def test_the_new_position_is_a_third_of_the_length_and_no_sink():
+    assert interior_position(of_length(30, 24), location=location()) == 8
+    assert interior_position(of_length(30, 24), location=location(positions=(0, 8, 9))) == 10
+    assert interior_position(of_length(2), location=location()) == 1
+
+
+def test_control_positions_are_five_later_ones(planted_at):
+    place = planted_at().setting
+    assert (place.sink_position, place.target_position, place.tokens.n_positions) == (0, 6, 20)
+    assert place.control_positions(6) == [7, 10, 13, 15, 18]  # 7 to 18 in even steps: 7, 9.75, 12.5, 15.25, 18
+    assert place.control_positions(0) == [1, 5, 10, 14, 18]  # 1 to 18 without 6
+
+
+def test_controls_are_any_positions_where_few_come_later(planted_at):
+    place = dataclasses.replace(planted_at().setting, target_position=16)
+    assert place.control_positions(16) == [1, 5, 9, 13, 18]
+    assert not {0, 16} & set(place.control_positions(16))
+
+
+def test_controls_are_no_sink(planted_at):
+    place = planted_at().setting
+    several = dataclasses.replace(place.location, positions=(0, 7, 18))
+    assert not {0, 6, 7, 18} & set(dataclasses.replace(place, location=several).control_positions(6))
+
+
+# --- the clean run
+
+
+def test_the_baseline_is_a_run_of_the_first_positions_of_the_first_sequences(planted_at):
+    place = planted_at()
+    assert torch.equal(place.setting.tokens.tokens, place.tokens.tokens[:3, :20])
+    plain = run_with(place.lens, place.setting.tokens, keys=(6, 0))
+    assert torch.equal(plain.mass, place.setting.baseline.mass)
+    assert torch.equal(plain.loss, place.setting.baseline.loss)
+    assert sorted(place.setting.baseline.tensors) == [("resid_post", layer) for layer in range(5)]
+
+
+def test_sequences_are_cut_to_the_shortest(planted_at, config):
+    place = planted_at()
+    ids = place.tokens.tokens
+    unequal = from_tensor(ids, lengths=torch.tensor([24, 14, 24, 2]))  # the fourth is not among the first three
+    found = setting_of(place.lens, unequal, location=place.location, config=config)
+    assert (found.tokens.lengths.tolist(), found.target_position) == ([14, 14, 14], 4)
+
+
+def test_the_length_counts_from_the_sink_on(planted_at, config):
+    place = planted_at()
+    ids = torch.cat([place.tokens.tokens[:, 1:9], place.tokens.tokens], dim=1)  # BOS at position 8 of 32
+    later = dataclasses.replace(place.location, positions=(8,))
+    found = setting_of(place.lens, from_tensor(ids), location=later, config=config)
+    assert (found.tokens.n_positions, found.sink_position, found.target_position) == (28, 8, 9)
+
+
+@pytest.mark.parametrize(("position", "text"), [(23, "is 23; need one from 1 to 22"), (0, "is 0; need one from 1")])
+def test_a_position_without_tokens_on_both_sides_is_refused(planted_at, config, position, text):
+    place = planted_at()
+    with pytest.raises(InputError, match=text):
+        setting_of(place.lens, place.tokens, location=place.location, config=config, position=position)
+
+
+def test_a_given_position_has_tokens_after_it_where_the_sequences_have_them(planted_at, config):
+    place = planted_at()
+    found = setting_of(place.lens, place.tokens, location=place.location, config=config, position=21)
+    assert (found.target_position, found.tokens.n_positions) == (21, 24)
+
+
+def test_the_sink_as_the_new_position_is_refused(planted_at, config):
+    place = planted_at()
+    at_3 = dataclasses.replace(place.location, positions=(3,))
+    with pytest.raises(InputError, match="position 3 is the sink already; need another one"):
+        setting_of(place.lens, place.tokens, location=at_3, config=config, position=3)
+
+
+# --- runs
+
+
+@pytest.mark.parametrize("layer", [0, 2, 4])
+def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer):
+    place = planted_at()
+    one = scale("attn_out", 3.0, layers=[layer], positions=[3])
+    short = place.setting.run([one], layers=[4])
+    whole = run_with(place.lens, place.setting.tokens, [one], keys=(6, 0))
+    assert torch.equal(short.mass[0], whole.mass[4])
+    assert short.loss is None
+    assert place.setting.run([one], loss=True).loss.tolist() == whole.loss.tolist()
+
+
+def test_a_run_goes_on_from_another_run(planted_at):
+    place = planted_at()
+    early, late = (zero("neurons", layers=[layer], positions=[2]) for layer in (0, 3))
+    source = run_with(place.lens, place.setting.tokens, early, keys=(6, 0), sites=("resid_post",))
+    found = place.setting.run([late], layers=[4], of=source)
+    both = run_with(place.lens, place.setting.tokens, [early, late], keys=(6, 0))
+    assert torch.equal(found.mass[0], both.mass[4])
+    assert not torch.equal(found.mass[0], place.setting.run([late], layers=[4]).mass[0])
+
+
+def test_without_an_edit_it_is_the_baseline(planted_at):
+    place = planted_at().setting
+    assert torch.equal(place.run([], layers=[3, 4]).mass, place.baseline.mass[3:])
+
+
+def test_an_edit_that_changes_nothing_warns_unless_it_is_a_control(planted_at):
+    place = planted_at().setting
+    same = scale("attn_out", 1.0, layers=[3])
+    with pytest.warns(UserWarning, match="changed nothing"):
+        place.run([same], layers=[4])
+    place.run([same], layers=[4], quiet=True)
+
+
+def test_of_edits_the_later_layers_are_kept():
+    edits = [scale("attn_out", 2.0, layers=[0, 2]), scale("attn_out", 2.0, layers=[1]), scale("attn_out", 2.0)]
+    kept = from_layer(edits, first=2, n_layers=4)
+    assert [one.layers for one in kept] == [(2,), (2, 3)]
+
+
+def test_the_generator_is_the_seed_again_each_time(planted_at):
+    a, b = (torch.rand(3, generator=planted_at().setting.generator()) for _ in range(2))
+    assert torch.equal(a, b)
+
+
+def test_the_bar_hands_on_the_items(capsys):
+    assert list(bar([1, 2], label="cutting", progress=False)) == [1, 2]
+    assert capsys.readouterr().err == ""
+
+
+# --- what cannot be cut
+
+
+def test_twelve_tokens_can_be_cut_and_eleven_cannot(planted_at):
+    lens = planted_at().lens
+    assert why_no_interventions(lens, of_length(20, 12)) is None
+    assert why_no_interventions(lens, of_length(20, 11)) == "the shortest sequence has 11 tokens, and cuts need 12"
+
+
+def test_a_delegated_attention_cannot_be_cut(planted_at):
+    stock = dataclasses.replace(planted_at().lens, uneditable=frozenset({"pattern", "scores"}))
+    assert "delegated" in why_no_interventions(stock, of_length(20))
+
+
+# --- what is kept: frozen, or mean ablated
+
+
+def held(place, one, site, layer):
+    """What stands at a site under an edit."""
+    return run_with(place.lens, place.tokens, one, sites=(site,)).tensors[site, layer]
+
+
+def test_a_site_is_captured_once(planted_at, monkeypatch):
+    fresh, calls = dataclasses.replace(planted_at().setting), []  # without what others captured
+
+    def counted(*args, **options):
+        calls.append(options["layers"])
+        return capture(*args, **options)
+
+    monkeypatch.setattr(setting, "capture", counted)
+    first = fresh.clean("z", layers=[1, 2])
+    again = fresh.clean("z", layers=[2, 3])
+    assert calls == [[1, 2], [3]]
+    assert again[2] is first[2]
+
+
+def test_the_mean_of_others_is_over_positions_from_8_on_that_are_no_sink(planted_at):
+    clean = torch.arange(3 * 20 * 2.0).reshape(3, 20, 2)
+    # positions 8 to 19 have the mean 13.5; value = 40 sequence + 2 position + unit
+    assert planted_at().setting.mean_of_others(clean).tolist() == [[[40 + 27.0, 40 + 28.0]]]
+
+
+def test_at_the_new_position_it_is_the_clean_value(planted_at, triggered):
+    place = planted_at().setting
+    one = place.keep("k", layers=[3, 4], position=place.target_position, mean=False)
+    clean = capture(place.lens, place.tokens, sites=["k"], path="bridge")
+    found = run_with(place.lens, place.tokens, [triggered, one], sites=("k",)).tensors
+    for layer in (3, 4):
+        assert torch.equal(found["k", layer][:, place.target_position], clean["k", layer][:, place.target_position])
+    assert not torch.equal(found["k", 2][:, place.target_position], clean["k", 2][:, place.target_position])
+
+
+def test_of_the_natural_sink_it_is_the_mean_over_others(planted_at):
+    place = planted_at().setting
+    one = place.keep("attn_out", layers=[1], position=0, mean=True)
+    clean = capture(place.lens, place.tokens, sites=["attn_out"], path="bridge")["attn_out", 1]
+    found = held(place, one, "attn_out", 1)
+    torch.testing.assert_close(found[:, 0], clean[:, 8:].mean((0, 1)).expand(3, -1), rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[:, 1:], clean[:, 1:])
+
+
+def test_units_are_held_and_no_others(planted_at):
+    place = planted_at().setting
+    (one,) = place.keep_units("neurons", {2: [5, 70]}, position=0, mean=True)
+    clean = capture(place.lens, place.tokens, sites=["neurons"], path="bridge")["neurons", 2]
+    found = held(place, one, "neurons", 2)
+    assert set((found != clean).any(1).any(0).nonzero().flatten().tolist()) == {5, 70}
+    assert one.label == "hold 2 neurons at 0"
+
+
+def test_every_layer_is_labelled_with_its_own_count(planted_at):
+    place = planted_at().setting
+    edits = place.keep_units("neurons", {1: [3], 2: [5, 70]}, position=0, mean=True)
+    assert [one.label for one in edits] == ["hold 1 neurons at 0", "hold 2 neurons at 0"]
+
+
+def test_random_dimensions_are_as_many_others():
+    drawn = random_dimensions([3, 7], d_model=10, draws=5, generator=torch.Generator().manual_seed(0))
+    assert len(drawn) == 5
+    for dims in drawn:
+        assert len(set(dims)) == 2
+        assert not {3, 7} & set(dims)
+    assert len({tuple(dims) for dims in drawn}) > 1

@@ -1,0 +1,23 @@
+"""The planted model and sequences with its sink, for the tests of the studies."""
+
+import functools
+
+import torch
+
+from sink_lens.data.tokens import from_tensor
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted, tiny_tokenizer
+
+
+@functools.cache
+def planted_lens():
+    truth = planted(seed=1)
+    return truth, wrap(truth.model, tokenizer=tiny_tokenizer(), name="planted")
+
+
+@functools.cache
+def sequences(n=4, length=32):
+    """Ordinary tokens after BOS, which is the planted sink."""
+    ids = torch.randint(3, 300, (n, length), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = planted_lens()[0].bos_id
+    return from_tensor(ids)

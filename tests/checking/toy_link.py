@@ -1,0 +1,38 @@
+"""A seventh link, as anybody would add one: one file."""
+
+import numpy as np
+
+from sink_lens.chain.evidence import Evidence, Statistic
+from sink_lens.chain.links.link import Freeze, Intervention, Link, Trial
+from sink_lens.edits.constructors import zero
+
+
+def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
+    """Whether the sink raises the loss: the loss itself."""
+    return [Statistic(name="toy_loss", interval=evidence.interval(evidence.panel["loss"][0], generator=rng))]
+
+
+def _interventions(trial: Trial) -> list[Intervention]:
+    """Zero what the first layer's MLP writes at the sink."""
+    setting, position = trial.setting, trial.setting.sink_position
+    edits = (zero("mlp_out", layers=[0], positions=[position]),)
+    return [Intervention(name="toy x 0", edits=edits, position=position, reads=setting.late_layers)]
+
+
+TOY_LINK = Link(
+    name="sink_toy",
+    source="attention sink",
+    target="toy node",
+    sentence="The sink moves the toy.",
+    question="does the toy move?",
+    statistics=_statistics,
+    floor=lambda config, length: 0.0,
+    interventions=_interventions,
+    freeze=Freeze(
+        name="toy",
+        words="the toy",
+        make=lambda setting, segment, position, generator: setting.keep_site(
+            "mlp_out", layers=segment.layers, position=position, mean=position == setting.sink_position
+        ),
+    ),
+)

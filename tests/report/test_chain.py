@@ -1,0 +1,112 @@
+"""The chain of a page and a circuit is the run's: a link that no code knows is told, listed and drawn."""
+
+import re
+
+import pandas as pd
+import pytest
+
+from sink_lens.records import read_run
+from sink_lens.report import notebook
+from sink_lens.report.circuit import Circuit, circuit_of, draw
+from sink_lens.report.html import page_text
+from sink_lens.report.story import chain, link_rows, nodes, walked
+from sink_lens.schema import LINKS, NODES
+
+from .circuits import tables, traced
+from .test_page import Page
+
+KNOWN = [
+    {"order": order, "link": link, "source": source, "target": target, "sentence": sentence, "question": ""}
+    for order, (link, source, target, sentence) in enumerate(
+        zip(LINKS, NODES, NODES[1:], LINKS.values(), strict=False), start=1
+    )
+]
+TOY = {"link": "sink_output", "sentence": "A <b>toy</b> link.", "question": "does it write little?"}
+LATER = TOY | {"order": 7, "source": "attention sink", "target": "a small output"}
+BETWEEN = TOY | {"order": 3.5, "source": "super neurons", "target": "a down-projection"}
+BRANCH = TOY | {"order": 9, "source": "super neurons", "target": "a side effect"}
+
+
+def with_links(folder, *rows):
+    """A run whose table of the chain has further rows, and whose table of links measures them."""
+    frames = tables()
+    frames["chain"] = pd.DataFrame([*reversed(KNOWN), *rows])
+    measured = {"statistic": "of_toy", "value": 4.25, "is_primary": True, "verdict": "holds", "criterion": "over 4"}
+    bounds = {"ci_low": 4.0, "ci_high": 4.5, "null_name": "shuffled", "null_value": 0.5, "measured": "holds", "cut": ""}
+    share = measured | bounds | {"statistic": "cut_share", "value": 0.5, "is_primary": False}
+    frames["links"] = pd.concat([frames["links"], pd.DataFrame([measured | bounds, share]).assign(link=TOY["link"])])
+    return traced(folder, frames=frames)
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory):
+    return with_links(tmp_path_factory.mktemp("run") / "run", LATER)
+
+
+def test_a_run_without_a_chain_has_the_one_of_the_schema(tmp_path):
+    found = chain(read_run(traced(tmp_path / "run")))
+    assert [link.name for link in found] == list(LINKS)
+    assert nodes(found) == list(NODES)
+
+
+def test_a_seventh_link_stands_on_the_page_with_its_node_sentence_and_numbers(later):
+    page = Page(page_text(later))
+    said = page.text.split("The chain, link by link", 2)[-1].split("What to see")[0]
+    assert "Of 7 links, 4 hold" in said
+    (drawn,) = re.findall(r'<ol class="chain".*?</ol>', page_text(later), flags=re.S)
+    steps = [" ".join(re.sub("<[^>]+>", " ", step).split()) for step in drawn.split("</li>")]
+    assert steps[-3:] == ["attention sink ✓ holds →", "a small output", ""]
+    row = said.split("sink_output", 1)[1]
+    for text in ("A <b>toy</b> link.", "✓ holds", "of_toy 4.25 [4, 4.5]", "shuffled 0.5", "over 4"):
+        assert text in " ".join(row.split())
+
+
+def test_a_seventh_link_stands_in_a_notebook(later):
+    shown = notebook.trace(later, links=read_run(later).tables["links"])
+    assert "<b>sink_output</b>" in shown
+    assert "of_toy 4.25 [4, 4.5]" in shown
+
+
+def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(later):
+    circuit = circuit_of(read_run(later))
+    (plain,) = circuit.nodes[circuit.nodes["id"] == "node_a_small_output"].to_dict("records")
+    assert plain["label"] == "a small output"
+    arrows = circuit.edges[circuit.edges["link"] == "sink_output"]
+    assert arrows["source"].tolist() == ["heads:0", "heads:1"]
+    assert set(arrows["target"]) == {"node_a_small_output"}
+    assert set(arrows["statistic_value"]) == {4.25}
+    assert set(arrows["verdict"]) == {"holds"}
+    six = circuit_of(read_run(traced(later.parent / "six")))
+    pd.testing.assert_frame_equal(
+        circuit.edges[circuit.edges["link"] != "sink_output"].reset_index(drop=True), six.edges
+    )
+    figure = draw(Circuit.from_json(circuit.to_json()))
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert {"a small output", "sink output"} <= set(texts)
+    assert len(figure.axes[0].lines) == len(draw(six).axes[0].lines) + 2
+    assert figure.get_figwidth() > draw(six).get_figwidth()
+
+
+def test_a_node_between_the_growth_steps_joins_them(tmp_path):
+    rows = [*KNOWN[:3], BETWEEN, KNOWN[3] | {"source": "a down-projection"}, *KNOWN[4:]]
+    frames = tables() | {"chain": pd.DataFrame(rows)}
+    circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
+    arrows = circuit.edges[circuit.edges["quantity"] == "cut_share"]
+    assert arrows.loc[arrows["link"] == "neurons_dimension", "source"].tolist() == ["node_a_down_projection"] * 2
+    draw(circuit)
+
+
+def test_a_branch_starts_again_from_its_node(tmp_path):
+    found = chain(read_run(with_links(tmp_path / "run", BRANCH)))
+    steps = walked(found, {"sink_output": "holds"})
+    assert steps[-3:] == [("attention sink", ""), ("super neurons", "holds"), ("a side effect", "")]
+    assert [row.link for row in link_rows(read_run(tmp_path / "run")) if row.primary] == [*LINKS, "sink_output"]
+    draw(circuit_of(read_run(tmp_path / "run")))
+
+
+def test_a_chain_of_other_names_altogether_is_drawn(tmp_path):
+    rows = pd.DataFrame([{"order": 1, "link": "key_sink", "source": "here", "target": "there", "sentence": "It goes."}])
+    circuit = circuit_of(read_run(traced(tmp_path / "run", frames=tables() | {"chain": rows})))
+    assert circuit.nodes["label"].tolist() == ["here", "there"]
+    texts = [text.get_text() for text in draw(circuit).axes[0].texts]
+    assert {"here", "there", "key sink"} <= set(texts)

@@ -1,0 +1,73 @@
+"""What the studies share: run folders, families, refusals, notebooks, configurations."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lenses import speaking
+from planted_sequences import planted_lens, sequences
+
+from sink_lens import from_tensor, read_run
+from sink_lens.chain.config import TraceConfig
+from sink_lens.errors import InputError, RunError
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny_tokenizer
+from sink_lens.studies.amplification import amplify
+from sink_lens.studies.isolation import isolate
+from sink_lens.studies.study import Study
+
+
+def test_a_study_leaves_a_finished_run(tmp_path):
+    _, lens = planted_lens()
+    isolate(lens, positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False)
+    run = read_run(tmp_path / "run")
+    assert (run.kind, run.status, run.missing) == ("isolate", "finished", [])
+    assert run.config["isolate_positions"] == [9]
+    assert len(run.provenance["weights_sha256"]) == 64
+    with pytest.raises(RunError, match="finished"):
+        isolate(lens, positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_studies_run_on_families_without_special_cases(family, tmp_path):
+    lens = speaking(family)
+    ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+    tokens = from_tensor(ids)
+    assert len(isolate(lens, tokens=tokens, out=tmp_path / "a", progress=False).frames["summary"]) == 1
+    options = {"factors": (3.0,), "centres": ("values",), "layers": [0]}
+    study = amplify(lens, tokens=tokens, out=tmp_path / "b", progress=False, **options)
+    assert np.isfinite(study.frames["summary"]["mass_new"]).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda lens, out: isolate(lens, positions=[0], tokens=sequences(), out=out), "interior position is 0"),
+        (lambda lens, out: isolate(lens, positions=[99], tokens=sequences(), out=out), "need one from 1 to 30"),
+        (lambda lens, out: isolate(lens, positions=[9], layers=[99], tokens=sequences(), out=out), "layer 99"),
+        (lambda lens, out: amplify(lens, factors=(), tokens=sequences(), out=out), "no factor"),
+        (lambda lens, out: amplify(lens, layers=[4], tokens=sequences(), out=out), "leave no layer to read"),
+        (lambda lens, out: isolate(lens, tokens=sequences(2, 9), out=out), "9 tokens, and cuts need 12"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_written(call, text, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match=text):
+        call(planted_lens()[1], out)
+    assert not out.exists()
+
+
+def test_in_a_notebook_the_headline_is_text(tmp_path):
+    frames = {"summary": pd.DataFrame({"a": [1]})}
+    study = Study(folder=tmp_path, kind="isolate", frames=frames, headline="<b>bold</b>")
+    assert "&lt;b&gt;" in study._repr_html_()
+
+
+def test_a_study_can_be_asked_by_configuration(tmp_path):
+    planted(seed=1).model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    config = TraceConfig(
+        model=str(tmp_path / "model"), tokens="random", sequences=3, length=24, cut_length=24, device="cpu"
+    )
+    study = isolate(config, out=tmp_path / "run", progress=False)
+    assert study.frames["summary"]["n"].tolist() == [3]
+    assert len(read_run(tmp_path / "run").tables["tokens"]) == 3 * 24

@@ -1,0 +1,160 @@
+"""Every column has a type, a unit and a sentence, and a table that is written otherwise is refused."""
+
+import math
+import re
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from written_tables import complaints, family_of
+
+from sink_lens.records import create_run
+from sink_lens.schema import LINKS, NODES, TABLES, UNITS, table_of
+
+EVERY = [(kind, table) for kind, tables in TABLES.items() for table in tables]
+COLUMNS = [(f"{kind}/{table.name}", column) for kind, table in EVERY for column in table.columns]
+
+
+def law(**changed):
+    """A row of trace/law as it should be, with columns changed, or left out where they are None."""
+    right = {"layer": [0], "position": [3], "s2": [1.0], "uniform_law": [0.5], "weighted_law": [math.nan]}
+    return pd.DataFrame({name: value for name, value in (right | changed).items() if value is not None})
+
+
+def test_every_meaning_is_a_sentence():
+    # "Share of sequences ..." or "argmax ..." (a value of the column), to a full stop, and no second thought after it.
+    wrong = [(where, one.meaning) for where, one in COLUMNS if not re.fullmatch(r"[\w-].{3,}[\w)`]\.", one.meaning)]
+    assert wrong == []
+
+
+def test_every_unit_is_in_the_list_and_every_unit_of_the_list_is_used():
+    used = {column.unit for _, column in COLUMNS}
+    assert used == set(UNITS)
+
+
+def test_a_unit_of_the_row_stands_in_the_row():
+    for kind, table in EVERY:
+        if any(column.unit == "of the row" for column in table.columns):
+            assert "unit" in [column.name for column in table.columns], (kind, table.name)
+
+
+@pytest.mark.parametrize(
+    ("unit", "dtypes"),
+    [
+        ("index", {"int"}),
+        ("rank", {"int"}),
+        ("token id", {"int"}),
+        ("yes or no", {"bool"}),
+        ("text", {"str"}),
+        ("name", {"str"}),
+        ("list", {"str"}),
+        ("hash", {"str"}),
+        ("nats", {"float"}),
+        ("attention", {"float"}),
+        ("cosine", {"float"}),
+    ],
+)
+def test_a_unit_goes_with_its_type(unit, dtypes):
+    assert {column.dtype for _, column in COLUMNS if column.unit == unit} == dtypes
+
+
+def test_no_table_and_no_column_is_described_twice():
+    for kind, tables in TABLES.items():
+        names = [table.name for table in tables]
+        assert len(set(names)) == len(names), kind
+    for kind, table in EVERY:
+        names = [column.name for column in table.columns]
+        assert len(set(names)) == len(names), (kind, table.name)
+
+
+def test_a_link_joins_each_node_to_the_next():
+    assert len(NODES) == len(LINKS) + 1
+
+
+def test_the_parts_of_a_table_are_found_under_their_number():
+    assert table_of("sweep", "block-000012") is table_of("sweep", "block-*")
+    assert table_of("trace", "block-000012") is None
+
+
+def test_the_schema_loads_nothing():
+    code = "import sys, sink_lens.schema; print(*({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"pandas", "numpy", "torch"} & set(loaded)
+
+
+def test_a_table_as_it_is_described_passes():
+    assert complaints("trace", "law", law()) == []
+    assert complaints("trace", "law", law().astype("float32").astype({"layer": "int32", "position": "Int64"})) == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (law(s3=[1.0]), "trace/law has a column 's3' that the schema does not know"),
+        (law(s2=None), "trace/law lacks the column 's2'"),
+        (law(s2=[1]), "trace/law has int in the column 's2'; the schema says float"),
+        (law(s2=["1"]), "trace/law has str in the column 's2'; the schema says float"),
+        (law(layer=[0.0]), "trace/law has float in the column 'layer'; the schema says int"),
+        (law(position=[True]), "trace/law has bool in the column 'position'; the schema says int"),
+    ],
+)
+def test_a_table_that_is_written_otherwise_is_named(frame, said):
+    assert complaints("trace", "law", frame) == [said]
+
+
+def test_a_table_that_no_run_has_and_a_file_of_another_kind_are_named():
+    assert complaints("trace", "lore", law()) == ["a trace run has no table 'lore'"]
+    assert complaints("trace", "law", law(), file="csv") == ["trace/law is written as csv; the schema says parquet"]
+    assert complaints("claim", "lore", law()) == []  # analyses write what they like
+
+
+def test_what_is_missing_has_no_type_and_whole_numbers_with_gaps_may_be_floats():
+    assert complaints("trace", "law", law().iloc[:0].astype("object")) == []
+    assert complaints("trace", "law", law(s2=[None])) == []
+    assert complaints("trace", "law", pd.concat([law(layer=[1.0]), law(layer=[math.nan])])) == []
+    said = ["trace/law has float in the column 'layer'; the schema says int"]
+    assert complaints("trace", "law", pd.concat([law(layer=[1.5]), law(layer=[math.nan])])) == said
+
+
+def test_optional_columns_may_be_absent_and_open_tables_have_more():
+    frame = pd.DataFrame({"layer": [1], "changed": [True], "n": [2]})
+    assert complaints("patch", "patches", frame) == []
+    assert complaints("patch", "patches", frame.assign(mine=1)) != []
+    cells = {
+        one.name: {"int": 1, "float": 1.0, "bool": True, "str": "a"}[one.dtype] for one in TABLES["sweep"][2].columns
+    }
+    assert complaints("sweep", "cells", pd.DataFrame([cells]).assign(mine=1, place=3)) == []
+    assert complaints("sweep", "cells", pd.DataFrame([cells]).assign(effect=3)) != []
+
+
+@pytest.mark.parametrize(
+    ("values", "family"),
+    [
+        (pd.Series([1, 2]), "int"),
+        (pd.Series([1, None], dtype="Int64"), "int"),
+        (pd.Series([1.0, None]), "float"),
+        (pd.Series([True]), "bool"),
+        (pd.Series([True, None], dtype="boolean"), "bool"),
+        (pd.Series([True, None], dtype="object"), "bool"),
+        (pd.Series(["a", None]), "str"),
+        (pd.Series(["a", None], dtype="string"), "str"),
+        (pd.Series(["a", 1], dtype="object"), "mixed-integer"),
+    ],
+)
+def test_the_family_of_a_column(values, family):
+    assert family_of(values) == family
+
+
+def written(folder, module, frame):
+    """A table written by a module of that name, as the library's modules write theirs."""
+    names = {"__name__": module, "create_run": create_run, "folder": folder, "frame": frame}
+    code = "with create_run(folder, kind='trace', config={}, provenance={}) as writer: writer.write_table('law', frame)"
+    exec(code, names)
+
+
+def test_what_the_library_writes_is_checked_in_every_test(tmp_path):
+    written(tmp_path / "right", "sink_lens.chain.planted", law())
+    with pytest.raises(AssertionError, match="trace/law lacks the column 's2'"):
+        written(tmp_path / "wrong", "sink_lens.chain.planted", law(s2=None))
+    written(tmp_path / "toy", "test_of_mine", law(s2=None))
