@@ -12,14 +12,15 @@ from typer.testing import CliRunner
 
 import sink_lens
 from sink_lens import EditGrid, FingerprintConfig, Grid, TraceConfig, cli, from_tensor, read_run
+from sink_lens.edits.constructors import scalar
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.errors import InputError, SinkLensError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
-from sink_lens.records import display
 
 CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, cuts=False, twin=False)
 GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0,), heads=(0,)),))
+FIRST = sink_lens.Reading(name="first", sites=("z",), function=lambda view: view["z"][:, 0])
 SHORT = FingerprintConfig(sequences=50, length=4, coordinates=28)
 
 
@@ -44,7 +45,9 @@ KINDS = {
     "path": _folder,
 }
 TAKERS = {
-    "trace": lambda model, out: sink_lens.trace(model, config=CONFIG, tokens=batch(), out=out, progress=False).links,
+    "trace": lambda model, out: (
+        sink_lens.trace(model, config=CONFIG, tokens=batch(), out=out, report=False, progress=False).links
+    ),
     "isolate": lambda model, out: sink_lens.isolate(model, tokens=batch(), out=out, progress=False).headline,
     "amplify": lambda model, out: (
         sink_lens.amplify(
@@ -53,12 +56,21 @@ TAKERS = {
     ),
     "sweep": lambda model, out: sink_lens.sweep(model, GRID, tokens=batch(), out=out, progress=False).frame,
     "capture": lambda model, out: sink_lens.capture(model, batch(), sites=["z"])["z", 0],
+    "stream": lambda model, out: sink_lens.stream(model, batch(), [FIRST]).values["first"][1],
     "run_with": lambda model, out: sink_lens.run_with(model, batch(), logits=True).logits,
     "patch": lambda model, out: (
         sink_lens.patch(model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0], progress=False).frame
     ),
     "attribution_patch": lambda model, out: (
         sink_lens.attribution_patch(model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0]).frame
+    ),
+    "path_patch": lambda model, out: (
+        sink_lens.path_patch(
+            model, batch(), batch(1), sender=("z", 0, 1), receiver=("resid_post", 2), metric=sink_mass(0)
+        ).frame
+    ),
+    "scalar": lambda model, out: (
+        sink_lens.run_with(lens_of(), batch(), scalar(model, layer=1, neurons=[3], dimensions=[4])).state
     ),
     "generate": lambda model, out: sink_lens.generate(model, [5, 6], max_new_tokens=2).ids,
     "preference": lambda model, out: sink_lens.preference(model, sequences=64, length=12).summary,
@@ -77,15 +89,8 @@ def of_lens(tmp_path_factory):
     return functools.cache(lambda taker: TAKERS[taker](lens_of(), tmp_path_factory.mktemp("runs") / taker))
 
 
-@pytest.fixture
-def pageless(monkeypatch):
-    """Runs are written without their page, which takes longer than they do."""
-    monkeypatch.setattr(display, "page", lambda folder: None)
-
-
 @pytest.mark.parametrize(("kind", "taker"), CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.usefixtures("pageless")
 def test_everything_takes_what_load_takes(kind, taker, of_lens, tmp_path):
     """And gives what it gives for a ``LensModel``."""
     found, expected = TAKERS[taker](KINDS[kind](tmp_path), tmp_path / "found"), of_lens(taker)
@@ -103,9 +108,8 @@ def test_models_in_memory_are_fingerprinted(tmp_path):
     assert len(found.pairs) == 1
 
 
-@pytest.mark.usefixtures("pageless")
 def test_the_run_of_a_hugging_face_model_is_named_after_it(tmp_path):
-    sink_lens.trace(tiny("llama"), config=CONFIG, tokens=batch(), out=tmp_path / "run", progress=False)
+    sink_lens.trace(tiny("llama"), config=CONFIG, tokens=batch(), out=tmp_path / "run", report=False, progress=False)
     assert read_run(tmp_path / "run").provenance["model"] == "LlamaForCausalLM"
 
 
