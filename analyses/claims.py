@@ -39,9 +39,29 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.records import RUN_FILE, RunWriter, create_run, read_run, versions
 from sink_lens.stats import Interval
 from sink_lens.stats import interval as bootstrap
+from sink_lens.training.config import read_train
+from sink_lens.training.trainer import train
 
 TEXTS = ("moby-dick", "brown", "state-of-the-union", "shakespeare-milton", "king-james-bible")
 """Where a result is compared over texts: a novel, ten genres, speeches, verse, scripture; all but one are fetched."""
+
+_TINY_TRAINING: dict[str, Any] = {
+    "data": "bundled",
+    "n_layers": 2,
+    "d_model": 48,
+    "d_mlp": 64,
+    "n_heads": 4,
+    "vocab_size": 300,
+    "length": 64,
+    "batch": 4,
+    "accumulation": 1,
+    "steps": 4,
+    "warmup": 1,
+    "eval_sequences": 8,
+    "watch": True,
+    "device": "cpu",
+}
+"""What is trained in tiny mode, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +162,19 @@ class Work:
     def steps(self) -> list[Any]:
         """The growth steps of ``base``, each with first_layer, last_layer and outlier_dimension."""
         return list(self.base()["growth_steps"].itertuples(index=False))
+
+    def trained(self, arm: str, *, seed: int, **fields: Any) -> Path:
+        """The folder of a training by the claim's ``train.toml``, shared with the other analyses of the same run.
+
+        Args:
+            arm: what the run is called.
+            seed: of the weights.
+            **fields: fields of ``TrainConfig``.
+        """
+        folder = self.shared / f"{'tiny-' * self.tiny}{arm}-{seed}"
+        config = read_train(self.folder / "train.toml", seed=seed, **(fields | (_TINY_TRAINING if self.tiny else {})))
+        train(config, out=folder, progress=self.progress)
+        return folder
 
     def trace(self, tokens: TokenBatch, **fields: Any) -> Mapping[str, pd.DataFrame]:
         """The tables of a trace, without cuts or twin unless asked; shared with the other analyses of the same run.

@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from sink_lens.sweeps.grid import EditGrid, Grid, cell_of
     from sink_lens.sweeps.reads import MetricSpec
     from sink_lens.sweeps.runner import sweep
-    from sink_lens.training.checkpoints import watch
-    from sink_lens.training.compare import compare
+    from sink_lens.training.comparison import compare
     from sink_lens.training.config import TrainConfig
     from sink_lens.training.trainer import train
+    from sink_lens.training.watching import watch
 
     __version__: str
 
@@ -106,8 +106,8 @@ _MODULES = {
     "read_sweep": "sweeps.config",
     "train": "training.trainer",
     "TrainConfig": "training.config",
-    "watch": "training.checkpoints",
-    "compare": "training.compare",
+    "watch": "training.watching",
+    "compare": "training.comparison",
     "fingerprint": "identity.fingerprints",
     "Fingerprint": "identity.fingerprints",
     "FingerprintConfig": "identity.fingerprints",

@@ -26,6 +26,16 @@ MOVED = {
     "interventions.paths": "patching.path",
     "interventions.run": "engine.forward",
     "ranges": "text",
+    "training.birth": "training.sink_birth",
+    "training.checkpoints": "training.watching",
+    "training.compare": "training.comparison",
+    "training.comparison_tables": "training.comparison",
+    "training.course": "training.watching",
+    "training.curves": "training.loss_curves",
+    "training.differences": "stats",
+    "training.evaluation": "training.watching",
+    "training.saving": "training.checkpoint_files",
+    "training.schedule": "training.loop",
 }
 """Module of 0.1 -> module now, both without the package's name."""
 

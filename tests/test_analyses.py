@@ -116,3 +116,13 @@ def test_the_result_in_the_text_is_that_of_the_result_file(folder):
 def test_the_overview_is_that_of_the_result_files():
     main = runpy.run_path(str(ROOT / "__main__.py"), run_name="analyses")
     assert (ROOT / "README.md").read_text(encoding="utf-8") == main["README"] + overview(main["claims"]()) + "\n"
+
+
+def test_the_table_of_the_zoo_is_that_of_its_rows():
+    folder = ROOT / "verdict_calibration"
+    functions = runpy.run_path(str(folder / "run.py"))
+    rows = pd.read_csv(folder / "verdicts.csv")
+    assert (folder / "table.md").read_text(encoding="utf-8") == functions["markdown"](rows)
+    for row in rows.itertuples():
+        truth = functions["truth_of"](row.present, row.necessary_or_sufficient)
+        assert (row.truth, row.answer) == (truth, functions["answer_of"](truth, row.verdict))

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import sink_lens
+from sink_lens.models.zoo import ZOO
 from sink_lens.schema import TABLES, UNITS
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +92,16 @@ def test_every_example_is_listed():
     text = (DOCS / "examples.md").read_text(encoding="utf-8")
     found = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")}
     assert found == set(re.findall(r"^\| `([\w.]+)` \|", text, flags=re.M))
+
+
+def test_every_model_of_the_zoo_is_drawn():
+    text = (DOCS / "zoo.md").read_text(encoding="utf-8").partition("## What today")[0]
+    drawn = re.findall(r"^\| (?:(\w) \| )?`(\w+)` \|(.*)\|$", text, flags=re.M)
+    assert [name for _, name, _ in drawn] == list(ZOO)
+    for letter, name, cells in drawn:
+        assert letter == ("" if name.startswith("broken") else ZOO[name].letter)
+        families = {"untrained": "every family"}.get(name, ", ".join(ZOO[name].families))
+        assert families in cells or not letter
 
 
 def test_the_citation_file_says_what_is_cited():

@@ -9,8 +9,7 @@ from sink_lens import cli, read_run
 from sink_lens.cli import compare as compare_command
 from sink_lens.cli import watch as watch_command
 from sink_lens.records import display
-from sink_lens.training import checkpoints
-from sink_lens.training import compare as comparing
+from sink_lens.training import comparison, watching
 
 from .training.runs import watched, write_run
 
@@ -44,7 +43,7 @@ def asked(monkeypatch):
         made.append((folder, options))
         return watched([0.0, 0.05, 0.6])
 
-    monkeypatch.setattr(checkpoints, "watch", measure)
+    monkeypatch.setattr(watching, "watch", measure)
     return made
 
 
@@ -91,7 +90,7 @@ def test_watch_passes_its_options_on(asked, tmp_path):
 
 
 def test_a_run_without_a_sink_says_so_plainly(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "watch", lambda folder, **options: watched([0.0, 0.02]))
+    monkeypatch.setattr(watching, "watch", lambda folder, **options: watched([0.0, 0.02]))
     done = run("watch", write_run(tmp_path / "run", BASE))
     assert done.exit_code == 0
     assert "no sink at threshold 0.3; at the last checkpoint (640 tokens) 1.0% of layers and heads" in done.stdout
@@ -99,7 +98,7 @@ def test_a_run_without_a_sink_says_so_plainly(tmp_path, monkeypatch):
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_an_error(tmp_path, monkeypatch):
     frame = watched([0.1]).assign(measure="error", error="damaged")
-    monkeypatch.setattr(checkpoints, "watch", lambda folder, **options: frame)
+    monkeypatch.setattr(watching, "watch", lambda folder, **options: frame)
     done = run("watch", write_run(tmp_path / "run", BASE))
     assert done.exit_code == 2
     assert "no checkpoint of" in done.stderr
@@ -174,7 +173,7 @@ def test_arms_that_cannot_be_compared_end_with_code_2(tmp_path, change, says):
 @pytest.mark.parametrize("module", [watch_command, compare_command])
 def test_every_example_of_the_help_is_a_command_that_runs(module, asked, tmp_path, monkeypatch):
     name = module.__name__.rpartition(".")[2]
-    monkeypatch.setattr(comparing, "group", lambda runs, **options: (_ for _ in ()).throw(SystemExit(0)))
+    monkeypatch.setattr(comparison, "group", lambda runs, **options: (_ for _ in ()).throw(SystemExit(0)))
     write_run(tmp_path / "runs" / "headnorm-0", BASE)
     lines = [line.split("[dim]")[0] for line in module._EXAMPLES.splitlines() if line.startswith("sink-lens")]
     assert len(lines) == 2

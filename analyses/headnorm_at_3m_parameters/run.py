@@ -1,21 +1,25 @@
 """Three seeds of a softmax model and of one with head-wise RMSNorm, and their comparison; see claim.md."""
 
-import subprocess
-
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
+from sink_lens import compare
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, panel
 from sink_lens.stats import Interval
 
 ARMS = {"softmax": "none", "headnorm": "shared"}
 SEEDS = (0, 1, 2)
+TABLES = ("differences", "measures", "finals")
 
 
 def measure(work: Work) -> Measured:
-    """The committed comparison, or with --retrain one of models that are trained now."""
-    folder = _trained(work) if work.retrain else work.folder
-    losses, measures = (pd.read_csv(folder / f"{name}.csv") for name in ("differences", "measures"))
+    """The committed comparison, or one of models that are trained now."""
+    tables = (
+        trained(work)
+        if work.tiny or work.retrain
+        else {name: pd.read_csv(work.folder / f"{name}.csv") for name in TABLES}
+    )
+    losses, measures, finals = (tables[name] for name in TABLES)
     loss = losses.query("arm == 'shared' and curve == 'evaluation'").iloc[0]
 
     def of(measure, arm, *columns):
@@ -32,7 +36,7 @@ def measure(work: Work) -> Measured:
         "parity": of("s2_ratio", "shared", "mean", "low", "high"),
     }
 
-    finals = pd.read_csv(folder / "finals.csv").query("curve == 'evaluation'")
+    finals = finals.query("curve == 'evaluation'")
     figure = canvas(width=7.4, height=2.8)
     axes = panel(figure, place=(1, 2, 1), ylabel="evaluation loss, nats")
     for pair in finals.pivot(index="seed", columns="arm", values="loss")[list(ARMS.values())].to_numpy():
@@ -45,16 +49,10 @@ def measure(work: Work) -> Measured:
     return Measured(numbers=numbers, figure=finished(figure))
 
 
-def _trained(work):
-    """The comparison of models trained now; a stopped training goes on."""
-    runs = []
-    for seed in SEEDS:
-        for arm, value_norm in ARMS.items():
-            runs.append(str(work.shared / f"{arm}-{seed}"))
-            asked = ["--seed", str(seed), "--set", f"value_norm={value_norm}", "--out", runs[-1]]
-            subprocess.run(["sink-lens", "train", str(work.folder / "train.toml"), *asked], check=True)
-    subprocess.run(["sink-lens", "compare", *runs, "--out", str(work.shared / "comparison"), "--overwrite"], check=True)
-    return work.shared / "comparison"
+def trained(work):
+    """The tables of a comparison of models that are trained beside the run folder where they are not yet."""
+    runs = [work.trained(arm, seed=seed, value_norm=norm) for seed in SEEDS for arm, norm in ARMS.items()]
+    return compare(runs, generator=work.rng()).tables
 
 
 if __name__ == "__main__":

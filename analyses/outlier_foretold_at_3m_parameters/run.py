@@ -10,7 +10,7 @@ import torch
 from scipy.stats import rankdata
 
 from analyses.claims import Measured, Work, certain, main
-from sink_lens import Reading, contraction, from_tensor, load, read_run, stream, train, wrap
+from sink_lens import Reading, contraction, from_tensor, load, read_run, stream, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import find
 from sink_lens.measures.dimensions import dominance_ratio
@@ -19,9 +19,7 @@ from sink_lens.measures.reductions import median_where
 from sink_lens.models.tiny import BOS_ID, planted
 from sink_lens.models.weights import attention_weights, mlp_weights
 from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
-from sink_lens.training.checkpoints import checkpoints_of
-from sink_lens.training.config import read_train
-from sink_lens.training.evaluation import evaluation_tokens, run_tokenizer
+from sink_lens.training.watching import checkpoints_of, evaluation_tokens, run_tokenizer
 
 ARMS = {"softmax": "none", "headnorm": "shared", "position": "position"}
 """Arms of one seed begin with the same weights and see the same data."""
@@ -75,9 +73,7 @@ def asked(work: Work):
 
 def trained(work: Work, arm: str, seed: int):
     """Step -> what opens the checkpoint, of a model that is trained beside the run folder where it is not yet."""
-    folder = work.shared / f"{arm}-{seed}"
-    train(read_train(work.folder / "train.toml", seed=seed, value_norm=ARMS[arm]), out=folder, progress=work.progress)
-    run = read_run(folder)
+    run = read_run(work.trained(arm, seed=seed, value_norm=ARMS[arm]))
     tokenizer = run_tokenizer(run)
     opened = {step: partial(load, str(path), tokenizer=tokenizer) for step, path in checkpoints_of(run).items()}
     return opened, evaluation_tokens(run, tokenizer, sequences=32, length=64)

@@ -5,11 +5,9 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from analyses.claims import Measured, Work, main
-from sink_lens import UntrainedConfig, load, preference, train, untrained
+from sink_lens import UntrainedConfig, load, preference, untrained
 from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
-from sink_lens.stats import Interval
-from sink_lens.training.config import read_train
-from sink_lens.training.differences import difference
+from sink_lens.stats import Interval, difference
 
 ARMS = {
     "GPT-2, ReLU": {"style": "gpt2", "activation": "relu"},
@@ -19,13 +17,14 @@ ARMS = {
 }
 SEEDS = (0, 1, 2)
 STEPS = (0, 16, 64, 256, 600)
-TRAINED = {"sequences": 1000, "length": 16}
+TRAINED, FEW = {"sequences": 1000, "length": 16}, {"sequences": 50, "length": 16}
 
 
 def measure(work: Work) -> Measured:
     """Every number with its 95% t interval over seeds; factors are averaged as logarithms."""
     arms = {name: work.once(f"arm-{place}", lambda name=name: asked(work, name)) for place, name in enumerate(ARMS)}
-    course = work.once("course", lambda: trained(work)) if work.retrain else pd.read_csv(work.folder / "course.csv")
+    trains = work.tiny or work.retrain
+    course = work.once("course", lambda: trained(work)) if trains else pd.read_csv(work.folder / "course.csv")
 
     def over_seeds(values, *, factor=False):
         found = difference(np.log(values) if factor else values, generator=work.rng())
@@ -43,7 +42,7 @@ def measure(work: Work) -> Measured:
             rows = table[(table["kind"] == kind) & (table["name"] == name)]
             values = rows["value"] / rows["null"]
             numbers[f"{number} @ {arm}"] = over_seeds(values.to_numpy(), factor=True)
-    last = course[course["step"] == max(STEPS)]
+    last = course[course["step"] == course["step"].max()]
     own, other = (last[last["own"] == is_own].groupby("seed")["spearman"].mean() for is_own in (True, False))
     numbers["persists"] = over_seeds((own - other).to_numpy())
     return Measured(numbers=numbers, figure=drawn(arms, course))
@@ -68,12 +67,10 @@ def trained(work: Work) -> pd.DataFrame:
     """seed, step, initial, own, spearman: of mean probabilities at a step with those of a seed's initialisation."""
     found = {}
     for seed in SEEDS:
-        folder = work.shared / f"softmax-{seed}"
-        config = read_train(work.folder / "train.toml", seed=seed)
-        train(config, out=folder, progress=work.progress)
-        for step in STEPS:
+        folder = work.trained("softmax", seed=seed)
+        for step in work.size(STEPS, (0, 1, 4)):
             lens = load(folder / "checkpoints" / f"checkpoint-{step}")
-            found[seed, step] = preference(lens, progress=work.progress, **TRAINED).probability
+            found[seed, step] = preference(lens, progress=work.progress, **work.size(TRAINED, FEW)).probability
     rows = [
         (seed, step, initial, seed == initial, spearmanr(probability, found[initial, 0]).statistic)
         for (seed, step), probability in found.items()
@@ -99,7 +96,7 @@ def drawn(arms, course):
             mean = of_seed.groupby("step")["spearman"].mean()
             label = ("own initialisation" if own else "another seed's") if seed == SEEDS[0] else None
             axes.plot(np.arange(len(mean)), mean, marker="o", markersize=3, color=colour, label=label)
-    axes.set_xticks(range(len(STEPS)), list(map(str, STEPS)))
+    axes.set_xticks(range(course["step"].nunique()), sorted(course["step"].unique()))
     legend(axes, columns=2)
     return finished(figure)
 

@@ -4,22 +4,21 @@ import numpy as np
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
-from sink_lens import compare, contraction, load, preference, read_run, train
+from sink_lens import compare, contraction, load, preference, read_run
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, panel
-from sink_lens.stats import Interval
-from sink_lens.training.config import read_train
-from sink_lens.training.differences import difference
+from sink_lens.stats import Interval, difference
 
 ARMS = {"softmax": "none", "headnorm": "shared", "position": "position"}
 SEEDS = (0, 1, 2)
-RANDOM = {"sequences": 256, "length": 64}
+RANDOM, FEW = {"sequences": 256, "length": 64}, {"sequences": 50, "length": 16}
 FACTORS = ("preference_init", "preference_end")
 """Numbers that are compared as factors, not as differences."""
 
 
 def measure(work: Work) -> Measured:
     """Every number of ``arms.csv`` against softmax's of the same seed, or of models that are trained here."""
-    table = work.once("arms", lambda: trained(work)) if work.retrain else pd.read_csv(work.folder / "arms.csv")
+    trains = work.tiny or work.retrain
+    table = work.once("arms", lambda: trained(work)) if trains else pd.read_csv(work.folder / "arms.csv")
     wide = table.pivot(index=["number", "arm"], columns="seed", values="value")
     numbers = {}
     for name in dict.fromkeys(table["number"]):
@@ -39,9 +38,7 @@ def trained(work: Work) -> pd.DataFrame:
     runs, rows = {}, []
     for seed in SEEDS:
         for arm, norm in ARMS.items():
-            runs[arm, seed] = work.shared / f"{arm}-{seed}"
-            config = read_train(work.folder / "train.toml", seed=seed, value_norm=norm)
-            train(config, out=runs[arm, seed], progress=work.progress)
+            runs[arm, seed] = work.trained(arm, seed=seed, value_norm=norm)
     every = compare(list(runs.values()), generator=work.rng())
     measures = every.tables["finals"].query("curve == 'evaluation'")
     for (arm, seed), folder in runs.items():
@@ -49,7 +46,10 @@ def trained(work: Work) -> pd.DataFrame:
         found = {"loss": float(measures.loc[mine, "loss"].iloc[0])} | watched(read_run(folder).tables["watch"])
         steps = {"init": 0, "end": read_run(folder).config["steps"]}
         for when, step in steps.items():
-            found |= {f"{name}_{when}": value for name, value in biased(folder, step=step).items()}
+            found |= {
+                f"{name}_{when}": value
+                for name, value in biased(folder, step=step, random=work.size(RANDOM, FEW)).items()
+            }
         del found["discrepancy_end"]  # of no rule: training makes the first position special in any case
         rows += [{"arm": arm, "seed": seed, "number": name, "value": value} for name, value in found.items()]
     return pd.DataFrame(rows)
@@ -63,11 +63,11 @@ def watched(frame: pd.DataFrame) -> dict[str, float]:
     return {"mass": float(mass), "dominance": float(dominance)}
 
 
-def biased(folder, *, step: int) -> dict[str, float]:
+def biased(folder, *, step: int, random: dict) -> dict[str, float]:
     """Contraction and preference of a checkpoint."""
     lens = load(folder / "checkpoints" / f"checkpoint-{step}")
-    contracted = contraction(lens, sinks=False, **RANDOM).summary.set_index("measure")["value"]
-    preferred = preference(lens, **RANDOM).summary.set_index("measure")["value"]
+    contracted = contraction(lens, sinks=False, **random).summary.set_index("measure")["value"]
+    preferred = preference(lens, **random).summary.set_index("measure")["value"]
     return {
         "inter": float(contracted["inter_excess"]),
         "intra": float(contracted["intra_excess"]),

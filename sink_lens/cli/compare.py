@@ -11,7 +11,7 @@ from .console import app, console, reported, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..training.compare import Comparison
+    from ..training.comparison import Comparison
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -48,8 +48,8 @@ def compare(
 
     import numpy as np
 
-    from ..training.compare import compare as made
-    from ..training.compare import write
+    from ..training.comparison import compare as made
+    from ..training.comparison import write
 
     found = made(runs, generator=np.random.default_rng(seed), by=by, baseline=baseline, threshold=threshold)
     folder = Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}" if out is None else out

@@ -52,9 +52,9 @@ def watch(
     Writes watch.parquet, course.png and course.svg into the run's folder.
     """
     from ..errors import RunError
-    from ..training.birth import births
-    from ..training.checkpoints import watch as measure
-    from ..training.course import write_course
+    from ..training.sink_birth import births
+    from ..training.watching import watch as measure
+    from ..training.watching import write_course
 
     frame = measure(
         run,
@@ -83,7 +83,7 @@ def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     from rich.table import Table
 
     from ..text import number, short
-    from ..training.birth import whole
+    from ..training.sink_birth import whole
 
     title = f"sinks over {threshold:g}, mass on position 0, its ratios to other tokens, rank with and without it"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InputError
-from ..training.differences import difference
+from ..stats import difference
 from .untrained_models import ACTIVATIONS, NORMS, UntrainedConfig
 
 SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -53,7 +53,7 @@ def arm_table(summary: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
 
     Args:
         summary: measure, value, arm, seed of each model.
-        seed: of the bootstrap that ``training.differences`` draws.
+        seed: of the bootstrap that ``stats`` draws.
     """
     generator = np.random.default_rng(seed)
     rows = []

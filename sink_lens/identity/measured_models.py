@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import load
 from ..records import RUN_FILE, read_run
-from ..training.checkpoints import checkpoints_of
+from ..training.watching import checkpoints_of
 from .untrained_models import UntrainedConfig, untrained
 
 CHUNK = 64

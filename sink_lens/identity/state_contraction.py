@@ -29,7 +29,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import display
 from ..schema import SINK_THRESHOLD
-from ..training.checkpoints import chain_measures
+from ..training.watching import chain_measures
 from .cosine_sums import Ends, Place, Sums, jackknife
 from .measured_models import Draws
 from .token_preference import wilson

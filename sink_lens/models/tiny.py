@@ -118,6 +118,16 @@ def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         ModelError: The family is not in the list.
         InputError: The config has no such field.
     """
+    return build_random(config_of(family, **overrides), seed=seed, noise=0.1)
+
+
+def config_of(family: str, **overrides: Any) -> Any:
+    """The Hugging Face config of a tiny model; see `tiny`.
+
+    Raises:
+        ModelError: The family is not in the list.
+        InputError: The config has no such field.
+    """
     if family not in _CONFIGS:
         raise ModelError(f"no tiny model of the family {family!r}; need one of {', '.join(TINY_FAMILIES)}")
     model_type, defaults = _CONFIGS[family]
@@ -133,10 +143,10 @@ def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     if family in ("gemma2", "gemma3", "gpt_oss"):
         n_layers = fields["num_hidden_layers"]
         fields.setdefault("layer_types", [_ALTERNATING[layer % 2] for layer in range(n_layers)])
-    return _build(config_class(**fields), seed=seed, noise=0.1)
+    return config_class(**fields)
 
 
-def _build(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
+def build_random(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
     """The causal language model of a config, drawn from `seed`, with noise on biases and norm gains."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
@@ -214,7 +224,7 @@ def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
     """
     fields = _LLAMA | {"num_hidden_layers": 5, "initializer_range": 0.1}
     fields["rope_parameters"] = _ROPE | {"rope_theta": 1e6}
-    model: Any = _build(CONFIG_MAPPING["llama"](**fields), seed=seed, noise=0.02)
+    model: Any = build_random(CONFIG_MAPPING["llama"](**fields), seed=seed, noise=0.02)
 
     places = torch.Generator().manual_seed(seed)
     shared, trigger, outlier = torch.randperm(48, generator=places)[:3].tolist()

@@ -1,12 +1,13 @@
 """The circuit of a traced run: the nodes of its chain, joined by measured arrows, as two tables and as a drawing.
 
-Nodes and arrows are those of the run's table ``chain``. Of the nodes named in ``_KINDS`` other tables say more: growth
-steps, neurons, dimensions, heads; any other node is a plain box. An arrow stands for a link. Its number is the share of the sink that cutting the link makes (the first) or
-removes (the others), with its interval over sequences and that of the controls (``effects.parquet``, primary cuts, all
-growth steps cut together); beside it stands the statistic that the link was measured by. Nodes of a growth step say
-which share of the sink goes when the node is held at what it is at other positions (``mediation.parquet``, the natural
-sink, one step at a time). Where more than half of the sink survives such a hold, an arrow leads past the node: another
-path. Nothing here is inferred; what a run did not measure is nan, and the arrow says so.
+Nodes and arrows are those of the run's table ``chain``. Of the nodes in ``_KINDS`` other tables say more: growth steps,
+neurons, dimensions, heads; any other node is a plain box. An arrow stands for a link. Its number is the share of the
+sink that cutting the link makes (the first) or removes (the others), with its interval over sequences and that of the
+controls (``effects.parquet``, primary cuts, all growth steps cut together); beside it stands the statistic that the
+link was measured by. Nodes of a growth step say which share of the sink goes when the node is held at what it is at
+other positions (``mediation.parquet``, the natural sink, one step at a time). Where more than half of the sink survives
+such a hold, an arrow leads past the node: another path. Nothing here is inferred; what a run did not measure is nan,
+and the arrow says so.
 """
 
 import json
@@ -25,7 +26,7 @@ from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 
 from sink_lens.errors import InputError
 from sink_lens.records import Run
-from sink_lens.report.story import Link, chain, find_story, studied
+from sink_lens.report.story import Link, chain, find_story, largest_first, studied
 from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished
 from sink_lens.schema import VERDICTS
 from sink_lens.text import number, token, visible
@@ -88,7 +89,7 @@ _CLAIMS = {
 }
 """What an arrow says, in the few words that fit over it, by the kinds of nodes that it joins; else its link's name."""
 _CHARACTERS = 14
-"""What fits into a line of a box, and over a gap."""
+"""What fits over a gap; into a box two fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,6 +144,9 @@ def circuit_of(run: Run) -> Circuit:
     links = run.need("links", columns=["link", "statistic", "value", "is_primary", "verdict"])
     effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
     cuts = {} if effects is None else {row["link"]: row for row in _rows(effects.loc[effects["is_primary"].eq(True)])}
+    if effects is not None:  # of a link that it has no row of, the table of links may tell what its cut did
+        shares = links.loc[links["statistic"] == "cut_share"].rename(columns={"value": "share"})
+        cuts = {row["link"]: row for row in _rows(shares.filter(items=["link", "share", "ci_low", "ci_high"]))} | cuts
     into = {_kind(link.target): link.name for link in reversed(joined)}
     lanes = _lanes(run)
     nodes = [*_upstream(run, position, joined=joined, into=into, links=links, cuts=cuts)]
@@ -230,7 +234,7 @@ def _upstream(
     links: pd.DataFrame,
     cuts: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """The nodes that all growth steps share: the token, its aggregated values, what attention writes, and plain ones."""
+    """What all growth steps share: the token, its aggregated values, what attention writes, and plain nodes."""
     layers = _named_layers(str(cuts.get(into.get("attn_out", ""), {}).get("layers", "")))
     spreads = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     names = {_kind(node): node for link in joined for node in (link.source, link.target)}
@@ -246,7 +250,7 @@ def _upstream(
             value = rows["value"].iloc[0] if len(rows) else math.nan
             yield _node(kind, label=label, layers=layers, quantity=statistic, value=value)
         elif kind not in _BY_STEP:
-            yield _node(kind, label=textwrap.fill(visible(names[kind]), _CHARACTERS))
+            yield _node(kind, label=textwrap.fill(visible(names[kind]), _CHARACTERS - 2))
 
 
 def _downstream(
@@ -259,7 +263,7 @@ def _downstream(
     for lane in lanes:
         held = {kind: 1 - share for kind, (share, _) in lane.surviving.items()}
         own = _of_layers(neurons, position, lane.layers)
-        supers = own if own is None else _largest_first(own.loc[own["is_super"].eq(True)], "contribution_share")
+        supers = own if own is None else largest_first(own.loc[own["is_super"].eq(True)], "contribution_share")
         after = _of_layers(layers, position, (lane.layers[1], lane.layers[1]))
         known = lane.dimension is not None and after is not None and len(after)
         read = _of_layers(heads, position, lane.reads)
@@ -292,12 +296,8 @@ def _downstream(
             if kind == "neurons":
                 yield from _named_parts("neuron", supers, lane, unit="neuron", quantity="contribution_share")
             if kind == "heads" and read is not None:
-                strongest = _largest_first(read, "sink_score").head(_MOST_HEADS)
+                strongest = largest_first(read, "sink_score").head(_MOST_HEADS)
                 yield from _named_parts("head", strongest, lane, unit="head", quantity="sink_score")
-
-
-def _largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    return table.sort_values(column, key=abs, ascending=False, kind="stable")
 
 
 def _named_parts(
@@ -345,7 +345,7 @@ def _arrows(
 def _arrows_of_parts(
     nodes: list[dict[str, Any]], *, into: Mapping[str, str], joined: Sequence[Link]
 ) -> Iterator[dict[str, Any]]:
-    """Each neuron's arrow to what its step's neurons lead to, and each of the strongest heads' from what leads there."""
+    """Each neuron's arrow to where neurons lead, and each of the strongest heads' from what leads there."""
     leads_to = {_kind(link.source): link for link in joined}
     for node in nodes:
         if node["kind"] == "neuron" and "neurons" in leads_to:
@@ -412,9 +412,10 @@ def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame
         raise ValueError(f"a row has {', '.join(sorted(other))}")
     frame = pd.DataFrame(rows, columns=list(columns))
     for name in columns:
-        numeric = name in _NUMBERS
-        column = pd.to_numeric(frame[name], errors="coerce") if numeric else frame[name].fillna("")
-        frame[name] = column.astype(float if numeric else str)
+        if name in _NUMBERS:
+            frame[name] = pd.Series(pd.to_numeric(frame[name], errors="coerce"), dtype=float)
+        else:
+            frame[name] = frame[name].fillna("").astype(str)
     return frame
 
 
@@ -619,9 +620,9 @@ def _numbers(axes: Axes, edges: pd.DataFrame, *, top: float) -> None:
     lefts = _lefts(edges)
     links = edges.loc[edges["quantity"] == "cut_share"].drop_duplicates("link")
     for index, edge in enumerate(links.to_dict("records")):
-        ends = tuple(str(edge[end]).partition(":")[0] for end in ("source", "target"))
-        claim = _CLAIMS.get(ends) or textwrap.fill(visible(edge["link"]).replace("_", " "), _CHARACTERS)
-        x = (lefts[ends[0]] + _BOX + lefts[ends[1]]) / 2
+        source, target = (str(edge[end]).partition(":")[0] for end in ("source", "target"))
+        claim = _CLAIMS.get((source, target)) or textwrap.fill(visible(edge["link"]).replace("_", " "), _CHARACTERS)
+        x = (lefts[source] + _BOX + lefts[target]) / 2
         colour = _STYLES.get(edge["verdict"], (QUIET, ""))[0]
         verdict = f"{VERDICTS.get(edge['verdict'], '?')} {visible(edge['verdict'])}"
         said = [(line, {}) for line in claim.split("\n")]

@@ -110,7 +110,7 @@ def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], alph
         alpha: the p under which a pair is called the same.
     """
     unrelated = {(row["a"], row["b"]) for row in pairs.to_dict("records") if row["related"] is False}
-    mine = nulls[np.array([pair in unrelated for pair in zip(nulls["a"], nulls["b"], strict=True)], dtype=bool)]
+    mine = nulls.loc[[pair in unrelated for pair in zip(nulls["a"], nulls["b"], strict=True)]]
     curves = len(unrelated) >= _ENOUGH and len(mine) > 0
     few = len(pairs) <= _FEW
     tall = 1.0 + 0.9 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
@@ -230,7 +230,7 @@ def _pairs(run: Run) -> tuple[str, Table]:
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "tau_bar"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
     heads |= {"log10_p_pipeline": "pipeline", "log10_p_analytical": "analytical", "too_narrow": "analytical narrow by"}
-    scaled = int(pairs["shares_scale"].eq(True).sum())
+    scaled = len(pairs.loc[pairs["shares_scale"].eq(True)])
     see = "The effect is tau_bar; p only says how sure that it is not 0. Nothing shown is no proof of two seeds."
     if scaled:
         see += (

@@ -95,7 +95,7 @@ def _headline(run: Run) -> list[str]:
         where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
         share = f", {best['normalised_effect']:.0%} of the way" if "normalised_effect" in table.columns else ""
         said.append(f"Largest effect at {where}: {number(float(best['effect']))}{share}.")
-    same = int((~table["changed"].eq(True)).sum())
+    same = len(table.loc[~table["changed"].eq(True)])
     if same:
         said.append(f"{same} patches changed nothing: the two prompts are the same there.")
     return said

@@ -216,6 +216,11 @@ def _sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float 
     return position, others, rates[position]
 
 
+def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The rows by the magnitude of a column, equal ones in their order, undefined ones last."""
+    return table.sort_values(column, key=abs, ascending=False, kind="stable")
+
+
 def outliers(dimensions: pd.DataFrame, position: int | None) -> list[int]:
     """Outlier dimensions of a position, or of all, those of most layers first."""
     table = dimensions if position is None else dimensions.loc[dimensions["position"] == position]

@@ -61,9 +61,8 @@ def mass_by_layer(layers: pd.DataFrame) -> Figure:
     axes = panel(figure, xlabel="layer", ylabel="attention")
     for name, label, colour, style, mark in _LINES:
         axes.plot(
-            layers["layer"].to_numpy(float), layers[name].to_numpy(float), color=colour, linestyle=style, marker=mark, markersize=3.5,
-            label=label,
-        )  # fmt: skip
+            layers["layer"], layers[name], color=colour, linestyle=style, marker=mark, markersize=3.5, label=label
+        )
     axes.set_ylim(bottom=0)
     whole_numbers(axes, y=False)
     legend(axes, columns=2)
@@ -186,8 +185,9 @@ def _strongest(run: Run) -> pd.DataFrame:
 def _strongest_curves(run: Run) -> tuple[str, Figure]:
     layers = _strongest(run)
     first = layers.iloc[0]
+    centre = figures.NAMES[first["centre"]]
     see = (
-        f"The cell that makes the largest sink, factor {first['factor']:g} from {figures.NAMES[first['centre']]}, layer "
+        f"The cell that makes the largest sink, factor {first['factor']:g} from {centre}, layer "
         "by layer: dashed without the edit, solid with it."
     )
     return see, mass_by_layer(layers)

@@ -112,14 +112,14 @@ def heat_map(
 
 def signed_grid(
     frame: pd.DataFrame, pair: tuple[str, str | None], *, value: str
-) -> tuple[np.ndarray, list[float], list[float], bool]:
+) -> tuple[np.ndarray, list[Any], list[Any], bool]:
     """A column over one or two swept columns: the grid, its rows and columns, and whether cells share a place in it.
 
     Of cells that share a place the strongest (largest in magnitude, with its sign) stands there.
     """
     down, across = pair
     rows = sorted(frame[down].unique().tolist())
-    columns = [0] if across is None else sorted(frame[across].unique().tolist())
+    columns: list[Any] = [0] if across is None else sorted(frame[across].unique().tolist())
     grid = np.full((len(rows), len(columns)), np.nan)
     at_row = [rows.index(one) for one in frame[down].tolist()]
     at_column = [0] * len(frame) if across is None else [columns.index(one) for one in frame[across].tolist()]

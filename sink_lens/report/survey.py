@@ -68,13 +68,13 @@ def coverage(table: pd.DataFrame) -> Figure:
             alpha=0.3,
             linewidth=0,
         )
-        axes.plot(x, chance["null"].to_numpy(float), color=QUIET, linewidth=1.4, label="chance")
+        axes.plot(x, chance["null"], color=QUIET, linewidth=1.4, label="chance")
         for arm, style in styles(arms).items():
             lines = list(rows.loc[rows["arm"] == arm].groupby("model", sort=False))
             for index, (_, one) in enumerate(lines):
                 label = name_of(arm, among=arms) if index == len(lines) - 1 else None
                 fade = (index + 1) / len(lines) if bool(one["step"].notna().any()) else 1 / len(lines) ** 0.5
-                axes.plot(one["tokens"].to_numpy(float), one["share"].to_numpy(float), label=label, alpha=fade, linewidth=1.4,
+                axes.plot(one["tokens"], one["share"], label=label, alpha=fade, linewidth=1.4,
                           color=style["color"], linestyle=style["linestyle"])  # fmt: skip
         axes.axhline(0.8, color=GRID, linewidth=1)
         logarithmic(axes, axis="x")
@@ -188,7 +188,7 @@ def by_layer(layers: pd.DataFrame) -> Figure:
                 alpha=0.2,
                 linewidth=0,
             )
-            axes.plot(x, found["mean"].to_numpy(float), color=style["color"], linestyle=style["linestyle"], linewidth=1.5,
+            axes.plot(x, found["mean"], color=style["color"], linestyle=style["linestyle"], linewidth=1.5,
                       marker=".", markersize=4, label=name_of(arm, among=arms))  # fmt: skip
         axes.axhline(0, color=QUIET, linewidth=0.9)
     legend(figure.axes[0], columns=4, over=figure)
@@ -222,7 +222,7 @@ def by_position(positions: pd.DataFrame) -> Figure:
     for place, (quantity, label) in enumerate(quantities, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position", ylabel=label)
         for arm, style in styles(arms).items():
-            rows = positions.loc[positions["arm"] == arm].query("place == 'mlp'")
+            rows = positions.loc[(positions["arm"] == arm) & (positions["place"] == "mlp")]
             rows = rows.loc[rows["layer"] == rows["layer"].to_numpy(float).max()]
             means: Any = rows.groupby("position")[quantity].mean()
             found = means.reset_index()
@@ -287,7 +287,7 @@ def direction_course(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     for arm, style in styles(arms).items():
         one = frame.loc[frame["arm"] == arm].sort_values("step")
         label = name_of(arm, among=arms)
-        axes.plot(steps(one), one["cosine"].to_numpy(float), markersize=4, linewidth=1.4, label=label, **style)
+        axes.plot(steps(one), one["cosine"], markersize=4, linewidth=1.4, label=label, **style)
     step_axis(axes)
     axes.set_ylim(top=1.03)
     legend(axes, columns=3)
@@ -355,7 +355,7 @@ def _arm_table(run: Run) -> tuple[str, Table]:
 
 
 def _mean(arms: pd.DataFrame, arm: str, measure: str) -> dict[str, float]:
-    rows = arms.loc[arms["arm"] == arm].query("measure == @measure").to_dict("records")
+    rows = arms.loc[(arms["arm"] == arm) & (arms["measure"] == measure)].to_dict("records")
     return {str(name): value for name, value in rows[0].items()} if rows else {}
 
 
@@ -544,7 +544,7 @@ def _contraction_headline(run: Run) -> list[str]:
     if apart:
         said.append(
             f"The directions of {plural(len(apart), 'pair')} of models of different seeds have a cosine of at most "
-            f"{number(max(apart))} (two random directions: {number(2 * float(pairs['chance'].to_numpy(float).max()))} in 95%)."
+            f"{number(max(apart))} (two random directions: {number(2 * pairs['chance'].to_numpy(float).max())} in 95%)."
         )
     return said
 

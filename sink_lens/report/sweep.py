@@ -85,7 +85,7 @@ def _blocks(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if not keys:
         return [("", frame)]
     names = [" ".join(str(part) for part in row if isinstance(part, str)) for row in frame[keys].to_numpy().tolist()]
-    return [(name, frame[np.array([one == name for one in names])]) for name in dict.fromkeys(names)]
+    return [(name, frame.loc[[one == name for one in names]]) for name in dict.fromkeys(names)]
 
 
 def _height(rows: pd.DataFrame, axes: list[str]) -> float:

@@ -13,7 +13,18 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report import circuit, figures
 from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
-from sink_lens.report.story import Story, find_story, headline, link_rows, outliers, real, setting, studied, title
+from sink_lens.report.story import (
+    Story,
+    find_story,
+    headline,
+    largest_first,
+    link_rows,
+    outliers,
+    real,
+    setting,
+    studied,
+    title,
+)
 from sink_lens.text import interval, listed, number, plural, token
 
 _OTHERS_FROM = 8
@@ -26,7 +37,7 @@ def _sink_scores(run: Run) -> tuple[str, Figure]:
     story = find_story(run)
     heads = run.need("heads", columns=["layer", "head", "position", "sink_score"])
     position = studied(story)
-    best = _largest_first(heads.loc[heads["position"] == position], "sink_score").iloc[0]
+    best = largest_first(heads.loc[heads["position"] == position], "sink_score").iloc[0]
     layer, head, score = (float(best[name]) for name in ("layer", "head", "sink_score"))
     see = (
         f"Each cell is a head; bright heads attend to position {position}. Look for the layer from which "
@@ -85,7 +96,7 @@ def _curve(run: Run, position: int) -> pd.DataFrame:
     curve = pd.DataFrame(rows, columns=["layer", "norm_ratio"])
     dimensions = run.optional("dimensions", columns=["layer", "position", "value"])
     if dimensions is not None:
-        largest = _largest_first(dimensions.loc[dimensions["position"] == position], "value").drop_duplicates("layer")
+        largest = largest_first(dimensions.loc[dimensions["position"] == position], "value").drop_duplicates("layer")
         value_of = dict(zip(largest["layer"], largest["value"], strict=True))
         curve["outlier_value"] = [value_of.get(layer, np.nan) for layer in curve["layer"]]
     return curve
@@ -125,9 +136,7 @@ def _thinned(table: pd.DataFrame) -> pd.DataFrame:
     if len(known) <= _MOST_POSITIONS:
         return table
     wanted = np.geomspace(known[0] + 1, known[-1] + 1, _MOST_POSITIONS) - 1
-    return table.loc[
-        np.isin(table["position"].to_numpy(float), known[np.searchsorted(known, wanted.clip(max=known[-1]))])
-    ]
+    return table.loc[np.isin(table["position"], known[np.searchsorted(known, wanted.clip(max=known[-1]))])]
 
 
 def _neurons(run: Run) -> tuple[str, Figure]:
@@ -167,7 +176,7 @@ def _dimensions(run: Run) -> tuple[str, Figure]:
     here = table.loc[table["position"] == studied(story)]
     if not len(here):
         raise RunError("the table 'dimensions' has no row of the sink position. Run again to see it.")
-    layer, dominance = (_largest_first(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio"))
+    layer, dominance = (largest_first(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio"))
     see = (
         f"The largest of the sink token's residual values after layer {layer:.0f}, where one dimension "
         f"dominates most: it is {number(dominance)} times the mean. Few long bars: dimension disparity."
@@ -182,7 +191,7 @@ def _shown_heads(run: Run) -> tuple[np.ndarray, list[tuple[int, int, float]]]:
         raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
     patterns = tensors[0]
     heads = run.need("heads", columns=["layer", "head", "position", "sink_score"])
-    ranked = _largest_first(heads.loc[heads["position"] == studied(find_story(run))], "sink_score")
+    ranked = largest_first(heads.loc[heads["position"] == studied(find_story(run))], "sink_score")
     places = [
         (int(layer), int(head), score)
         for layer, head, score in ranked[["layer", "head", "sink_score"]].itertuples(index=False)
@@ -206,11 +215,6 @@ def _patterns(run: Run) -> tuple[str, Figure]:
     )
 
 
-def _largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The rows by the magnitude of a column, undefined ones last."""
-    return table.sort_values(column, key=abs, ascending=False, kind="stable")
-
-
 def drawn_tokens(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
     """Position and text of the first sequence's first tokens; none where the table is not there."""
     table = run.optional("tokens", columns=["sequence", "position", "text"])
@@ -226,8 +230,8 @@ def _columns(run: Run) -> tuple[str, Figure]:
     if not len(table):
         raise RunError("no super neuron was found, so there is no column to show.")
     outliers = tuple(story.dimensions or ())
-    largest = _largest_first(table, "weight").drop_duplicates(["layer", "neuron"])
-    into = int(largest["dimension"].isin(outliers).sum())
+    largest = largest_first(table, "weight").drop_duplicates(["layer", "neuron"])
+    into = int(np.isin(largest["dimension"], outliers).sum())
     see = (
         "The largest entries of each super neuron's column of the down-projection: where it writes when it fires. "
         f"The largest entry is named; in {into} of {plural(len(largest), 'super neuron')} it is an outlier dimension "
@@ -253,7 +257,7 @@ def _qk(run: Run) -> tuple[str, Figure]:
         "and random dimensions. Right: the logit that later queries give it, split; the link from dimension to key "
         "holds where the outlier dimensions carry most of it."
     )
-    if "dimension" not in table.columns or not table["dimension"].notna().any():
+    if "dimension" not in table.columns or bool(table["dimension"].isna().all()):
         see += " Here the key is turned by its position, so only its advantage over other keys is shown."
     return see, figures.qk_split(table)
 
@@ -281,12 +285,12 @@ def _mass_rows(run: Run) -> pd.DataFrame:
     if run.optional("layers", columns=["position", "sink_mass"]) is not None:
         return _rows("layers", ["layer", "sink_score", "sink_mass"])(run)
     heads = _rows("heads", ["layer", "sink_score", "sink_mass"])(run)
-    return heads.groupby("layer", as_index=False).mean()
+    return pd.DataFrame(heads.groupby("layer", as_index=False).mean())
 
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
     table = run.need("neurons", columns=["position", "contribution"])
-    return _largest_first(table.loc[table["position"] == studied(find_story(run))], "contribution").head(500)
+    return largest_first(table.loc[table["position"] == studied(find_story(run))], "contribution").head(500)
 
 
 def _pattern_rows(run: Run) -> pd.DataFrame:
@@ -354,7 +358,7 @@ def _amplification(run: Run) -> tuple[str, Figure]:
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "position", "read_layers", "times"]
     )
     first = table.iloc[0]
-    best = _largest_first(table.loc[table["centre"] != "none"], "mass").iloc[0]
+    best = largest_first(table.loc[table["centre"] != "none"], "mass").iloc[0]
     see = (
         f"Position {first['position']}: its aggregated values are moved away from a mean by a factor, up to the end "
         f"of the first growth step, and its attention is read in layers {first['read_layers']}. "
@@ -562,7 +566,7 @@ def _super_table(run: Run) -> tuple[str, Table]:
     }
     table = run.need("neurons", columns=["layer", "neuron", "position", "contribution", "is_super"])
     chosen = table.loc[table["is_super"].eq(True) & (table["position"] == studied(find_story(run)))]
-    chosen = _largest_first(chosen, "contribution")
+    chosen = largest_first(chosen, "contribution")
     see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
     see += more(len(chosen), "neurons") if len(chosen) else " There are none."
     return see, shown_table(chosen, heads)
@@ -572,7 +576,7 @@ def _outlier_table(run: Run) -> tuple[str, Table]:
     columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
     table = table.loc[table["is_outlier"].eq(True) & (table["position"] == studied(find_story(run)))]
-    table = _largest_first(table, "value")
+    table = largest_first(table, "value")
     rows = []
     for dimension in outliers(table, None):
         one = table.loc[table["dimension"] == dimension]
@@ -625,7 +629,8 @@ def _summary_table(run: Run) -> tuple[str, Table]:
     if {"ci_low", "ci_high"} <= set(table.columns):
         bounds = zip(table["ci_low"], table["ci_high"], strict=True)
         table = table.assign(interval=[interval(low, high) for low, high in bounds])
-    values = zip(table["value"].tolist(), pd.to_numeric(table["value"], errors="coerce").tolist(), strict=True)
+    numbers = pd.Series(pd.to_numeric(table["value"], errors="coerce"))
+    values = zip(table["value"].tolist(), numbers.tolist(), strict=True)
     table = table.assign(value=[number(value) if value == value else text for text, value in values])
     heads = {"quantity": "quantity", "value": "value", "interval": "interval", "unit": "unit", "note": "note"}
     return "The run in numbers, as in summary.csv.", shown_table(table, heads, most=100)

@@ -133,7 +133,7 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str], by: s
         if index:
             _band(gap, of_arm.loc[of_arm["quantity"] == "difference"], scale, label=arm, colour=colour, mark=mark)
             _by_seed(gap, tables["curves"], arm, curve, scale, colour=colour)
-    base_end = finals.loc[finals["arm"] == arms[0]].query("curve == @curve")["loss"].to_numpy(float).mean()
+    base_end = finals.loc[(finals["arm"] == arms[0]) & (finals["curve"] == curve), "loss"].mean()
     top.axhline(base_end, color=QUIET, linestyle=":", linewidth=1.2)
     gap.axhline(0, color=COLOURS[0], linewidth=1.4)
     _ends(panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, arms, curve)
@@ -217,7 +217,7 @@ def _most(rows: pd.DataFrame) -> float:
 def _line(axes: Axes, rows: pd.DataFrame, scale: _Tokens, **style: Any) -> None:
     rows = rows.sort_values("tokens")
     style = {"markersize": 3.5, "linewidth": 1.5} | style
-    axes.plot(scale.places(rows["tokens"].to_numpy(float)), rows["value"].to_numpy(float), **style)
+    axes.plot(scale.places(rows["tokens"].to_numpy(float)), rows["value"], **style)
 
 
 def _losses(axes: Axes, watched: pd.DataFrame | None, log: pd.DataFrame | None, scale: _Tokens) -> None:
@@ -301,14 +301,13 @@ def _by_seed(axes: Axes, curves: pd.DataFrame, arm: str, curve: str, scale: _Tok
 
 def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], arms: Sequence[str], curve: str) -> None:
     """Each seed's difference as a dot, the mean and its interval as a line."""
+    finals, differences = tables["finals"], tables["differences"]
     for place, arm in enumerate(arms[1:]):
         colour, mark = COLOURS[(place + 1) % len(COLOURS)], MARKS[(place + 1) % len(MARKS)]
-        dots = (
-            tables["finals"].loc[tables["finals"]["arm"] == arm].query("curve == @curve")["difference"].to_numpy(float)
-        )
+        dots = finals.loc[(finals["arm"] == arm) & (finals["curve"] == curve), "difference"].to_numpy(float)
         axes.scatter(np.full(len(dots), place - 0.12), dots, color=colour, marker=mark, s=22, label="one seed")
-        found = tables["differences"].loc[tables["differences"]["arm"] == arm].query("curve == @curve")
-        mean, low, high = (float(found[name].to_numpy(float)[0]) for name in ("mean", "low", "high"))
+        found = differences.loc[(differences["arm"] == arm) & (differences["curve"] == curve)]
+        mean, low, high = (float(found[name].iloc[0]) for name in ("mean", "low", "high"))
         if np.isfinite([low, high]).all():
             axes.vlines(place + 0.12, low, high, color=colour, linewidth=2)
         axes.plot([place + 0.12], [mean], color=colour, marker="_", markersize=14, markeredgewidth=2)
@@ -345,7 +344,7 @@ def _said(run: Run) -> list[str]:
             values = log[column].to_numpy(float) if column in log.columns else np.array([])
             if np.isfinite(values).any():
                 parts.append(f"{name} loss {values[np.isfinite(values)][-1]:.4f} nats")
-        at = f"{log['step'].to_numpy(float).max():,.0f} steps, {short(float(log['tokens'].to_numpy(float).max()))} tokens"
+        at = f"{log['step'].max():,.0f} steps, {short(log['tokens'].to_numpy(float).max())} tokens"
         said.append(f"After {at}: {listed(parts) or 'no loss was logged'}.")
     watch = run.optional("watch", columns=_WATCH)
     return said if watch is None else [*said, _sink(watch)]

@@ -23,7 +23,7 @@ import numpy as np
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.story import find_story, studied
+from sink_lens.report.story import find_story, largest_first, studied
 from sink_lens.text import token
 
 _LOADER = """(async () => {
@@ -417,7 +417,7 @@ def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarr
     if heads is None:
         table = run.need("heads", columns=["layer", "head", "position", "sink_score"])
         table = table.loc[table["position"] == studied(find_story(run))]
-        table = table.sort_values("sink_score", key=abs, ascending=False, kind="stable")
+        table = largest_first(table, "sink_score")
         ranked = [(int(layer), int(head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
         ranked = [(layer, head) for layer, head in ranked if layer < kept.shape[0] and head < kept.shape[1]]
         heads = ranked[:_STRONGEST] + ranked[_STRONGEST:][-_WEAKEST:]

@@ -7,7 +7,7 @@ was never stopped.
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,10 +33,9 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from ..errors import RunError
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter
-from . import saving
+from . import checkpoint_files
 from .batches import Rows
 from .config import TrainConfig
-from .schedule import Order, learning_rate, stacked
 
 COLUMNS = {
     "step": "int64",
@@ -94,7 +93,7 @@ class Loop(Trainer):
         self._folder, self._writer, self._watch, self._progress = folder, writer, watch, progress
         self._tokenizer = tokenizer
         self._undecayed = frozenset(undecayed)
-        self._resumed: saving.Checkpoint | None = None
+        self._resumed: checkpoint_files.Checkpoint | None = None
         self._done = -1
         self._seconds, self._begun, self._written = 0.0, time.perf_counter(), 0.0
         self._part = folder
@@ -111,7 +110,7 @@ class Loop(Trainer):
         )
         self.remove_callback(PrinterCallback)
 
-    def run(self, checkpoint: saving.Checkpoint | None) -> None:
+    def run(self, checkpoint: checkpoint_files.Checkpoint | None) -> None:
         """Train to the end, from a checkpoint or from the initial weights.
 
         Raises:
@@ -120,7 +119,7 @@ class Loop(Trainer):
         """
         self._resumed = checkpoint
         if checkpoint is not None:
-            self.rows = rows_of(pd.read_parquet(checkpoint.folder / saving.LOG))
+            self.rows = rows_of(pd.read_parquet(checkpoint.folder / checkpoint_files.LOG))
             self._seconds, self._done = float(checkpoint.facts["seconds"]), checkpoint.step
         try:
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
@@ -182,9 +181,9 @@ class Loop(Trainer):
             self._check_finite()
             self._row(tr_loss, lr=learning_rate, grad_norm=grad_norm, evaluated=evaluated)
         if kept:
-            self._checkpoint(model, tr_loss, prefix=saving.KEPT)
+            self._checkpoint(model, tr_loss, prefix=checkpoint_files.KEPT)
         elif self.stopping or (config.save_every and step % config.save_every == 0):
-            self._checkpoint(model, tr_loss, prefix=saving.LATEST)
+            self._checkpoint(model, tr_loss, prefix=checkpoint_files.LATEST)
         if self.stopping and not last:
             raise KeyboardInterrupt
 
@@ -226,7 +225,7 @@ class Loop(Trainer):
             return
         self._done = 0
         self._row(self._tr_loss, lr=None, grad_norm=None, evaluated=self.config.eval_every > 0)
-        self._checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=saving.KEPT)
+        self._checkpoint(cast("nn.Module", self.model), self._tr_loss, prefix=checkpoint_files.KEPT)
 
     def _end(self) -> None:
         if self._bar is not None:
@@ -307,18 +306,18 @@ class Loop(Trainer):
             self.accelerator.wait_for_everyone()
             if first:
                 written = self._part / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-                self.log_frame().to_parquet(written / saving.LOG, index=False)
-                saving.seal(written, step=step, facts={"since_row": since_row, "seconds": self._clock()})
+                self.log_frame().to_parquet(written / checkpoint_files.LOG, index=False)
+                checkpoint_files.seal(written, step=step, facts={"since_row": since_row, "seconds": self._clock()})
                 if target.exists():
                     shutil.rmtree(target)
                 written.replace(target)
                 self._part.rmdir()
-                saving.tidy(self._folder, finished=step == self.config.steps)
+                checkpoint_files.tidy(self._folder, finished=step == self.config.steps)
         except _UNWRITTEN as error:
             shutil.rmtree(self._part, ignore_errors=True)
             raise self._unwritten(target, str(error).splitlines()[0]) from error
         self.accelerator.wait_for_everyone()
-        if first and prefix == saving.KEPT and self._watch is not None:
+        if first and prefix == checkpoint_files.KEPT and self._watch is not None:
             begun = time.perf_counter()
             with random_state_kept():
                 self._watch()
@@ -347,7 +346,7 @@ class Loop(Trainer):
         )
 
     def _last_good(self) -> str:
-        there = saving.checkpoints(self._folder)
+        there = checkpoint_files.checkpoints(self._folder)
         if not there:
             return "There is no checkpoint yet."
         return f"The last good checkpoint is {there[max(there)]}."
@@ -381,3 +380,41 @@ def _plain_name(name: str) -> str:
 
 def _whole(norm: Any) -> Tensor:
     return norm.full_tensor() if hasattr(norm, "full_tensor") else torch.as_tensor(norm)
+
+
+def learning_rate(step: int, *, config: TrainConfig) -> float:
+    """The rate of an update, counted from 0.
+
+    Linear to ``lr`` over the warm-up (never 0: the first update counts), then a cosine that would reach ``min_lr``
+    at the update after the last.
+    """
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    done = min(1.0, (step - config.warmup) / (config.steps - config.warmup))
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+class Order(Sampler[int]):
+    """Which sequence comes when: passes over all of them, each in an order drawn from the seed, one after the other.
+
+    The order does not depend on how a step is cut into forwards and processes.
+    """
+
+    def __init__(self, *, n_sequences: int, drawn: int, seed: int) -> None:
+        self._n_sequences, self._drawn, self._seed = n_sequences, drawn, seed
+
+    def __len__(self) -> int:
+        return self._drawn
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed)
+        left = self._drawn
+        while left > 0:
+            passed = torch.randperm(self._n_sequences, generator=generator)[:left].tolist()
+            yield from passed
+            left -= len(passed)
+
+
+def stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch of sequences of one length."""
+    return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}

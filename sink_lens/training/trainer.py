@@ -25,8 +25,9 @@ from ..errors import InputError, RunError, SinkLensError
 from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter, create_run, display, versions
-from . import saving
+from . import checkpoint_files
 from .batches import Corpus, Rows, corpus_of, given_corpus, tokenizer_hash
+from .checkpoint_files import Checkpoint
 from .config import TrainConfig, read_train
 from .loop import Loop
 from .model import model_of
@@ -248,7 +249,7 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _opened(
     config: TrainConfig, corpus: Corpus, args: TrainingArguments, *, folder: Path, overwrite: bool
-) -> Iterator[tuple[RunWriter | None, saving.Checkpoint | None]]:
+) -> Iterator[tuple[RunWriter | None, Checkpoint | None]]:
     """The run folder, held by the first process, and the checkpoint that all go on from."""
     writer: RunWriter | None = None
     said: list[Any] = [None, None]
@@ -292,7 +293,7 @@ def _writer(
     )
 
 
-def _prepared(config: TrainConfig, corpus: Corpus, writer: RunWriter, *, overwrite: bool) -> saving.Checkpoint | None:
+def _prepared(config: TrainConfig, corpus: Corpus, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
     """Put what a run begins with into its folder, and find where it goes on."""
     folder = writer.folder / "checkpoints"
     if overwrite:
@@ -301,24 +302,24 @@ def _prepared(config: TrainConfig, corpus: Corpus, writer: RunWriter, *, overwri
     writer.write_text("config.json", json.dumps(asdict(config), indent=2) + "\n")
     if corpus.tokenizer is not None:
         corpus.tokenizer.save_pretrained(str(writer.folder / "tokenizer"))
-    checkpoint = saving.newest(folder)
-    if checkpoint is None and any(saving.checkpoints(folder)):
+    checkpoint = checkpoint_files.newest(folder)
+    if checkpoint is None and any(checkpoint_files.checkpoints(folder)):
         raise RunError(
             f"{folder} has checkpoints and none that training can go on from; need a whole one. Train into another "
             "folder, or overwrite=True (--overwrite) to begin again."
         )
-    saving.drop_after(folder, -1 if checkpoint is None else checkpoint.step)
+    checkpoint_files.drop_after(folder, -1 if checkpoint is None else checkpoint.step)
     return checkpoint
 
 
 def _kept(folder: Path) -> dict[int, Path]:
-    found = saving.checkpoints(folder)
-    return {step: path for step, path in reversed(found.items()) if path.name.startswith(saving.KEPT)}
+    found = checkpoint_files.checkpoints(folder)
+    return {step: path for step, path in reversed(found.items()) if path.name.startswith(checkpoint_files.KEPT)}
 
 
 def _watch(config: TrainConfig, folder: Path, writer: RunWriter) -> Callable[[], object]:
     def measure() -> object:
-        from .checkpoints import watch  # with the chain, which nothing else here needs
+        from .watching import watch  # with the chain, which nothing else here needs
 
         return watch(folder, writer=writer, device=config.device, progress=False)
 

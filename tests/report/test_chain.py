@@ -70,19 +70,20 @@ def test_a_seventh_link_stands_in_a_notebook(later):
 def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(later):
     circuit = circuit_of(read_run(later))
     (plain,) = circuit.nodes[circuit.nodes["id"] == "node_a_small_output"].to_dict("records")
-    assert plain["label"] == "a small output"
+    assert plain["label"] == "a small\noutput"
     arrows = circuit.edges[circuit.edges["link"] == "sink_output"]
     assert arrows["source"].tolist() == ["heads:0", "heads:1"]
     assert set(arrows["target"]) == {"node_a_small_output"}
     assert set(arrows["statistic_value"]) == {4.25}
     assert set(arrows["verdict"]) == {"holds"}
+    assert arrows[["quantity", "value", "ci_low", "ci_high"]].to_numpy().tolist() == [["cut_share", 0.5, 4.0, 4.5]] * 2
     six = circuit_of(read_run(traced(later.parent / "six")))
     pd.testing.assert_frame_equal(
         circuit.edges[circuit.edges["link"] != "sink_output"].reset_index(drop=True), six.edges
     )
     figure = draw(Circuit.from_json(circuit.to_json()))
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert {"a small output", "sink output"} <= set(texts)
+    assert {"a small", "output", "sink output", "cut −50%"} <= set(texts)
     assert len(figure.axes[0].lines) == len(draw(six).axes[0].lines) + 2
     assert figure.get_figwidth() > draw(six).get_figwidth()
 

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.report.patch import patch_map
@@ -59,7 +58,10 @@ def test_the_scale_is_even_around_zero_and_undefined_values_are_empty():
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
 def test_a_sweep_without_any_effect_is_drawn(value):
-    assert isinstance(patch_map(sweep(layer=2, pos=2).assign(effect=value), by=("layer", "pos")), Figure)
+    figure = patch_map(sweep(layer=2, pos=2).assign(effect=value), by=("layer", "pos"))
+    image = next(axes.images[0] for axes in figure.axes if axes.images)
+    assert image.get_clim() == (-1.0, 1.0)
+    assert np.array_equal(images(figure)[0], np.full((2, 2), value), equal_nan=True)
 
 
 def test_only_chosen_layers_and_positions_are_numbered():

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from sink_lens.report.style import ORANGE, png
 from sink_lens.report.training import comparison, course
@@ -91,7 +90,8 @@ def test_the_birth_and_the_uniform_level_are_marked():
 
 @pytest.mark.parametrize("masses", [[0.1], [0.0], [0.1, np.nan], [np.nan, 0.1]])
 def test_short_and_undefined_courses_are_drawn(masses):
-    assert isinstance(course(watched(masses, layers=1)), Figure)
+    line = panels(course(watched(masses, layers=1)))["attention to position 0"].get_lines()[0]
+    assert np.array_equal(line.get_ydata(), np.array(masses) / 2, equal_nan=True)  # layer 0 has half of the mass
 
 
 def test_arms_are_drawn_with_their_differences_and_sinks():
@@ -115,7 +115,9 @@ def test_what_was_not_watched_says_so():
 
 
 def test_one_seed_is_drawn_without_an_interval():
-    assert isinstance(comparison(tables(low=np.nan), arms=("none", "shared")), Figure)
+    ends = panels(comparison(tables(low=np.nan), arms=("none", "shared")))["final evaluation loss − baseline"]
+    assert [type(one).__name__ for one in ends.collections] == ["PathCollection"]  # the dots, and no interval
+    assert ends.get_lines()[0].get_ydata().tolist() == [-0.5]
 
 
 def test_the_training_loss_is_drawn_where_nothing_was_evaluated():
@@ -124,6 +126,6 @@ def test_the_training_loss_is_drawn_where_nothing_was_evaluated():
 
 
 def test_comparing_and_drawing_load_no_torch():
-    code = "import sys, sink_lens.report.training, sink_lens.training.compare; print('torch' in sys.modules)"
+    code = "import sys, sink_lens.report.training, sink_lens.training.comparison; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -21,12 +21,11 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.models.headnorm import undecayed
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
+from sink_lens.training import checkpoint_files
 from sink_lens.training import loop as loop_module
-from sink_lens.training import saving
 from sink_lens.training.batches import corpus_of, tokenizer_hash
-from sink_lens.training.loop import Loop
+from sink_lens.training.loop import Loop, Order, learning_rate
 from sink_lens.training.model import model_of
-from sink_lens.training.schedule import Order, learning_rate
 from sink_lens.training.trainer import arguments, check_device, check_processes, train
 
 HERE = Path(__file__).parent
@@ -244,7 +243,7 @@ def test_checkpoints_are_those_of_the_powers_of_two_and_the_end_and_hold_no_argu
     assert same(weights(whole.checkpoints[0]), first)
     assert [step for step, path in whole.checkpoints.items() if (path / "optimizer.pt").exists()] == [12]
     for path in whole.checkpoints.values():
-        assert saving.read_checkpoint(path).folder == path
+        assert checkpoint_files.read_checkpoint(path).folder == path
         assert json.loads((path / "config.json").read_text())["use_cache"] is True
 
 
@@ -312,7 +311,7 @@ def killed(tmp_path_factory):
 def test_a_killed_training_goes_on_bit_for_bit(whole, killed, place):
     out = killed[place]
     assert read_run(out).status == "running"
-    assert max(saving.checkpoints(out / "checkpoints")) == 5
+    assert max(checkpoint_files.checkpoints(out / "checkpoints")) == 5
     assert bool(list((out / "checkpoints").glob(".part-*"))) == (place == "saving")
     again = trained(out)
     assert again.log["step"].tolist() == whole.log["step"].tolist()
@@ -333,7 +332,7 @@ def test_an_interrupt_ends_the_step_saves_it_and_the_same_call_goes_on(whole, tm
         trained(out)
     assert signal.getsignal(signal.SIGINT) is before
     assert read_run(out).status == "interrupted"
-    assert max(saving.checkpoints(out / "checkpoints")) == 7
+    assert max(checkpoint_files.checkpoints(out / "checkpoints")) == 7
     monkeypatch.setattr(Loop, "training_step", forward)
     trained(out)
     same_run(whole.folder, out)
@@ -431,7 +430,7 @@ def test_a_loss_that_is_no_number_stops_with_its_step_and_nothing_later_is_saved
     with pytest.raises(RunError, match=r"the loss is not finite at step 7; .*The last good checkpoint is .*latest-5\."):
         trained(out)
     assert read_run(out).status == "failed"
-    assert max(saving.checkpoints(out / "checkpoints")) == 5
+    assert max(checkpoint_files.checkpoints(out / "checkpoints")) == 5
     assert all(torch.isfinite(tensor).all() for tensor in weights(out / "checkpoints/latest-5").values())
     assert pd.read_parquet(out / "log.parquet")["step"].max() == 6
 
@@ -466,7 +465,7 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_is_whole(whole, tmp_pa
     ):
         trained(out)
     assert not list((out / "checkpoints").glob(".part-*"))
-    assert saving.newest(out / "checkpoints").step == 5
+    assert checkpoint_files.newest(out / "checkpoints").step == 5
     monkeypatch.setattr(torch, "save", save)
     trained(out)
     same_run(whole.folder, out)
@@ -482,20 +481,18 @@ def test_too_little_room_is_seen_before_anything_is_written(tmp_path, monkeypatc
 
 
 def test_watching_changes_nothing_and_measures_every_kept_checkpoint(whole, tmp_path, monkeypatch):
-    from sink_lens.training import checkpoints
+    from sink_lens.training import watching
 
     seen = []
 
     def measured(folder, *, writer, device, progress):
         torch.rand(3)
         np.random.rand(3)  # noqa: NPY002
-        assert pd.read_parquet(folder / "log.parquet")["step"].max() == max(
-            checkpoints.checkpoints_of(read_run(folder))
-        )
-        seen.append(sorted(checkpoints.checkpoints_of(read_run(folder))))
+        assert pd.read_parquet(folder / "log.parquet")["step"].max() == max(watching.checkpoints_of(read_run(folder)))
+        seen.append(sorted(watching.checkpoints_of(read_run(folder))))
         writer.write_table("watch", pd.DataFrame({"step": seen[-1]}))
 
-    monkeypatch.setattr(checkpoints, "watch", measured)
+    monkeypatch.setattr(watching, "watch", measured)
     watched = trained(tmp_path / "run", config=config_of(watch=True))
     assert seen == [KEPT[: n + 1] for n in range(len(KEPT))]
     assert read_run(watched.folder).missing == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sink_lens.training import saving
+from sink_lens.training import checkpoint_files
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.loop import Loop
 from sink_lens.training.trainer import train
@@ -77,14 +77,14 @@ def _main(out, place):
 
         Loop.training_step = step
     if place == "saving":
-        seal = saving.seal
+        seal = checkpoint_files.seal
 
         def half(folder, *, step, facts):
             if step == 8:
                 _kill()
             seal(folder, step=step, facts=facts)
 
-        saving.seal = half
+        checkpoint_files.seal = half
     trained(Path(out))
 
 

@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..activations.record import Streamed
@@ -23,7 +24,8 @@ from ..chain.config import TraceConfig
 from ..chain.locate import Plan
 from ..chain.measure import Panel, measure
 from ..chain.neurons import split_layers, super_neurons
-from ..data.tokens import TokenBatch
+from ..data.corpora import bundled_text
+from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, RunError, SinkLensError
 from ..measures.dimensions import dominance_ratio
 from ..measures.table import MEASURES
@@ -31,11 +33,15 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
-from ..records import Run, RunWriter, add_to_run, read_run
+from ..records import Run, RunWriter, add_to_run, display, read_run
+from .batches import corpus_of
+from .checkpoint_files import read_checkpoint
+from .config import train_config
+from .sink_birth import Birth, births
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 from ..schema import SINK_THRESHOLD
-from .birth import Birth, births
-from .evaluation import evaluation_tokens, run_tokenizer
-from .saving import read_checkpoint
 
 __all__ = ["THRESHOLDS", "Birth", "births", "chain_measures", "checkpoints_of", "measure_checkpoint", "watch"]
 
@@ -374,3 +380,80 @@ def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.Da
     if len(whole) and threshold not in levels:
         raise RunError(f"{what} at the thresholds {', '.join(f'{one:g}' for one in levels)}, not {threshold:g}. {todo}")
     return whole.astype(COLUMNS).reset_index(drop=True)
+
+
+def run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that lies in a training run's folder; None where there is none.
+
+    Raises:
+        RunError: its files cannot be read.
+    """
+    folder = run.folder / "tokenizer"
+    if not folder.is_dir():
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # tokenizers raises a bare Exception
+        raise RunError(f"{folder} cannot be read ({error}); need the tokenizer's files as they were saved") from error
+
+
+def evaluation_tokens(
+    run: Run, tokenizer: PreTrainedTokenizerBase | None, *, sequences: int, length: int
+) -> TokenBatch:
+    """The beginnings of a run's evaluation sequences, or pieces of the bundled prose where those cannot be had.
+
+    The data is packed again where the cache has lost it. Where it is not what the run was trained on, or was given
+    to ``train`` as rows, a warning says that the bundled prose stands in. Of fewer sequences than asked for, all.
+
+    Raises:
+        RunError: there is neither evaluation data nor a tokenizer.
+        InputError: the prose is too short for so many sequences.
+    """
+    context = run.config.get("length")
+    length = min(length, context) if isinstance(context, int) else length
+    why = "it was given as rows" if run.provenance.get("data_source") == "given" else ""
+    if not why:
+        try:
+            corpus = corpus_of(train_config(run.config, where=str(run.folder)), progress=False)
+        except SinkLensError as error:
+            why = str(error)
+        else:
+            if corpus.sha256 == run.provenance.get("data_sha256"):
+                rows: Any = corpus.evaluation
+                ids = torch.stack([rows[index]["input_ids"][:length] for index in range(min(sequences, len(rows)))])
+                return replace(from_tensor(ids, tokenizer=tokenizer), source=f"evaluation:{corpus.source}")
+            why = f"{corpus.source} has changed since"
+    if tokenizer is None:
+        raise RunError(
+            f"the data of {run.folder} cannot be had ({why}) and it has no tokenizer for other text; need one of them. "
+            "Pass tokens=..."
+        )
+    warnings.warn(f"{run.folder} is measured on the bundled prose: its own data cannot be had ({why})", stacklevel=3)
+    return from_text(bundled_text(), tokenizer, sequences=sequences, length=length, name="moby_dick")
+
+
+def write_course(
+    run_folder: str | Path, frame: pd.DataFrame, *, born: Birth, writer: RunWriter | None = None
+) -> "Figure":
+    """Draw ``course.png`` and ``course.svg`` of a run from what was watched, and its log where it has one.
+
+    Args:
+        run_folder: the run.
+        frame: what ``watch`` gives.
+        born: what ``births`` gives.
+        writer: the run's own, where it is open here already.
+    """
+    run = read_run(run_folder)
+    whole = frame.loc[frame["error"].isna()]
+    figure = display.figure(
+        "course",
+        whole,
+        log=run.tables.get("log"),
+        threshold=born.threshold,
+        born=born.tokens,
+        title=f"{run.folder.name}: {born.brief}",
+    )
+    with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
+        kept.write_bytes("course.png", display.image(figure, "png"))
+        kept.write_bytes("course.svg", display.image(figure, "svg"))
+    return figure

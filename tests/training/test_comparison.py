@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
-from sink_lens.training.compare import compare, write
-from sink_lens.training.curves import reached, smoothed
-from sink_lens.training.differences import difference
+from sink_lens.stats import difference
+from sink_lens.training.comparison import compare, write
+from sink_lens.training.loss_curves import reached, smoothed
 from sink_lens.training.variants import flat, group
 
 from .runs import EACH, write_run

@@ -13,16 +13,17 @@ from sink_lens.errors import InputError, RunError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
-from sink_lens.training import checkpoints
-from sink_lens.training.checkpoints import (
+from sink_lens.training import watching
+from sink_lens.training.watching import (
     births,
     chain_measures,
     checkpoints_of,
+    evaluation_tokens,
     measure_checkpoint,
+    run_tokenizer,
     tokens_by_step,
     watch,
 )
-from sink_lens.training.evaluation import evaluation_tokens, run_tokenizer
 
 from .runs import CONFIG, EACH, PROVENANCE, log, watched, write_run
 
@@ -254,7 +255,7 @@ def test_watching_again_goes_on_where_it_stopped(run, monkeypatch):
         measured.append(step)
         return measure_checkpoint(path, *given, step=step, **named)
 
-    monkeypatch.setattr(checkpoints, "measure_checkpoint", counted)
+    monkeypatch.setattr(watching, "measure_checkpoint", counted)
     frame = watch(run, tokens=batch(), progress=False)
     assert measured == [30]
     assert sorted(set(frame["step"])) == [0, 10, 20, 30]
@@ -268,7 +269,7 @@ def test_a_stopped_watch_keeps_what_it_had(run, monkeypatch):
             raise KeyboardInterrupt
         return measure_checkpoint(path, *given, step=step, **named)
 
-    monkeypatch.setattr(checkpoints, "measure_checkpoint", stopped)
+    monkeypatch.setattr(watching, "measure_checkpoint", stopped)
     with pytest.raises(KeyboardInterrupt):
         watch(run, tokens=batch(), progress=False, resume=False)
     assert sorted(set(read_run(run).tables["watch"]["step"])) == [0, 10]

@@ -1,0 +1,236 @@
+"""The sink that averaging makes, written link by link, and the six models in which one of the links is broken.
+
+Every token has a code: 32 signs. The heads of one layer look at all tokens alike, so the first position keeps its code
+whole and position t has an average of t + 1 codes, whose squared length is about 1 / (t + 1). W_O writes the average
+into 32 dimensions. Pairs of neurons read them with either sign: `silu(x) x + silu(-x) (-x) = x**2`, so together they
+write the squared length into one dimension. In the next layer a single neuron fires where that is over 0.82 of what a
+whole code gives, and writes the outlier dimension. After the norm the token is a basis vector, W_K reads it, W_Q reads
+what all tokens share. Nothing knows the position or the token: isolate any other position and it gets half of the sink.
+
+In post-norm models (`olmo2`) the layers that matter write a constant as well, since their outputs are normed; see
+`writing`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .truth import BROKEN, FIRST_ORDINARY, LINKS, NOTHING, SEEN, YES, Maker, Truth, ZooModel
+from .writing import D_HEAD, HUGE, N_CODES, N_HEADS, SHARED, Draft, draft, last_layers, load_ballast, lock, neuron
+
+BREAKS = (
+    "aggregation_variance",
+    "variance_preserved",
+    "variance_neurons",
+    "neurons_dimension",
+    "dimension_key",
+    "key_sink",
+)
+"""The links that can be broken."""
+_WHOLE = 2.0
+"""What the gathering neurons write for a whole code."""
+_THRESHOLD = 0.82
+_PER_HEAD = N_CODES // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Where the parts of the chain stand."""
+
+    layer: int
+    """The layer that averages and gathers."""
+    gathering: tuple[int, ...]
+    """Its neurons that measure the length."""
+    fires: int
+    """The neuron of the next layer that writes the outlier dimension."""
+
+
+def variance(*, seed: int, family: str) -> ZooModel:
+    """(c) Values differ at the first position by averaging alone; every link of the chain holds."""
+    made = draft(family=family, seed=seed, coded=True)
+    chain = write_chain(made)
+    return ZooModel(
+        name="variance",
+        family=family,
+        seed=seed,
+        model=made.model,
+        bos_id=None,
+        truth=chain_truth(made, chain),
+    )
+
+
+def first_window(*, seed: int, family: str) -> ZooModel:
+    """(n) The same with windows of 12: queries of the first window attend to the first position, later ones cannot."""
+    made = draft(family=family, seed=seed, coded=True, sliding_window=12)
+    truth = replace(chain_truth(made, write_chain(made)), reach=12)
+    return ZooModel(name="first_window", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
+
+
+def unread_variance(*, seed: int, family: str) -> ZooModel:
+    """(k) The variance is there and W_O writes it; no neuron and no key reads it."""
+    made = draft(family=family, seed=seed, coded=True)
+    layer = made.pick(2)
+    write_values(made, layer=layer)
+    links = dict.fromkeys(LINKS, NOTHING) | dict.fromkeys(LINKS[:2], SEEN) | {LINKS[2]: BROKEN}
+    truth = Truth(sink="none", feeding=(layer,), outliers={}, links=links)
+    return ZooModel(name="unread_variance", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
+
+
+def broken(link: str, *, seed: int, family: str) -> ZooModel:
+    """The model `variance` of the same seed with one link broken; all other weights are equal to the last bit.
+
+    aggregation_variance: all tokens have one code, which no average shrinks. variance_preserved: W_O writes one and
+    the same vector at every position. variance_neurons: the gathering neurons read nothing. neurons_dimension: the
+    neuron that fires writes nothing. dimension_key: W_K does not read the dimension. key_sink: W_Q does not read what
+    the tokens share.
+    """
+    made = draft(family=family, seed=seed, coded=True)
+    chain = write_chain(made)
+    _BREAKING[link](made, chain)
+    whole = chain_truth(made, chain)
+    place = LINKS.index(link)
+    links = {name: SEEN if LINKS.index(name) < place else NOTHING for name in LINKS} | {link: BROKEN}
+    has_outlier = place > LINKS.index("neurons_dimension")
+    truth = replace(
+        whole,
+        sink="none",
+        locked=(),
+        enough=(),
+        makers=whole.makers if has_outlier else (),
+        outliers=whole.outliers if has_outlier else {},
+        links=links,
+    )
+    return ZooModel(name=f"broken_{link}", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
+
+
+def write_chain(made: Draft) -> Chain:
+    """All links."""
+    layer = made.pick(2)
+    write_values(made, layer=layer)
+    gathering = _write_gathering(made, layer=layer)
+    fires = _write_trigger(made, layer=layer + 1)
+    lock(made, layers=last_layers(made, after=layer + 1), reads={made.outlier: made.sign})
+    return Chain(layer=layer, gathering=gathering, fires=fires)
+
+
+@torch.no_grad()
+def write_values(made: Draft, *, layer: int) -> None:
+    """Values that read the codes, and W_O that writes them into the carried dimensions; each of two heads does half."""
+    block = made.model.model.layers[layer]
+    value, output = block.self_attn.v_proj.weight, block.self_attn.o_proj.weight
+    per_unit = 1.0 if made.post_norm else 0.27
+    for place, (code, carried) in enumerate(zip(made.codes, made.carried, strict=True)):
+        row = place // _PER_HEAD * D_HEAD + place % _PER_HEAD
+        value[row] = 0.0
+        value[row, code] = 1.0
+        for head in (2 * (place // _PER_HEAD), 2 * (place // _PER_HEAD) + 1):
+            output[:, head * D_HEAD + place % _PER_HEAD] = 0.0
+            output[carried, head * D_HEAD + place % _PER_HEAD] = per_unit / 2
+    if made.post_norm:
+        value[_PER_HEAD] = 0.0
+        value[_PER_HEAD, made.shared] = 1.0
+        output[:, _PER_HEAD] = 0.0
+        output[made.ballast, _PER_HEAD] = 8.0 / SHARED
+        block.post_attention_layernorm.weight[list(made.carried)] = 0.6
+
+
+def _write_gathering(made: Draft, *, layer: int) -> tuple[int, ...]:
+    """Two neurons for each carried dimension, which write its square."""
+    reads = 2.0 if made.post_norm else 1.0
+    chosen = made.neurons(2 * N_CODES + 1)
+    for place, carried in enumerate(made.carried):
+        for index, sign in ((chosen[2 * place], reads), (chosen[2 * place + 1], -reads)):
+            given = {carried: sign}
+            neuron(made, layer=layer, index=index, gate=given, up=given, down={made.gathered: 1.0})
+    load_ballast(made, layer=layer, index=chosen[-1], size=30.0, gains={made.gathered: 0.44})
+    if not made.post_norm:
+        _scale(made, layer=layer, neurons=chosen[:-1], dimension=made.gathered, size=_WHOLE)
+    return tuple(chosen[:-1])
+
+
+def _write_trigger(made: Draft, *, layer: int) -> int:
+    """A neuron that fires where the gathered length is over the threshold, and writes the outlier dimension."""
+    fires, ballast = made.neurons(2)
+    steep = 60.0 if made.post_norm else 28.0
+    reads = {made.gathered: steep, made.shared: -steep * _THRESHOLD * _WHOLE / SHARED}
+    neuron(made, layer=layer, index=fires, gate=reads, up=reads, down={made.outlier: made.sign})
+    if not made.post_norm:
+        _scale(made, layer=layer, neurons=[fires], dimension=made.outlier, size=HUGE)
+    load_ballast(made, layer=layer, index=ballast, size=30.0, gains={made.outlier: HUGE / 96**0.5})
+    return fires
+
+
+@torch.no_grad()
+def _scale(made: Draft, *, layer: int, neurons: list[int], dimension: int, size: float) -> None:
+    """Make the mean over 64 tokens of what the neurons write where a token sees only itself equal to a size."""
+    alone = torch.arange(FIRST_ORDINARY, FIRST_ORDINARY + 64)[:, None]
+    stream = made.model(alone, output_hidden_states=True).hidden_states
+    written = stream[layer + 1][:, 0, dimension].abs().mean()
+    made.model.model.layers[layer].mlp.down_proj.weight[dimension, neurons] *= size / written
+
+
+def chain_truth(made: Draft, chain: Chain) -> Truth:
+    """Of the whole chain. The gathering neurons make the sink together; no small set of them is enough."""
+    fires = Maker(kind="neuron", layer=chain.layer + 1, index=chain.fires)
+    gathering = tuple(Maker(kind="neuron", layer=chain.layer, index=index) for index in chain.gathering)
+    heads = tuple(Maker(kind="head", layer=chain.layer, index=head) for head in range(N_HEADS))
+    locked = last_layers(made, after=chain.layer + 1)
+    makers = (*heads, *gathering, fires)
+    return Truth(
+        sink="first",
+        locked=locked,
+        feeding=(chain.layer,),
+        makers=makers,
+        enough=(makers,),
+        outliers=dict.fromkeys(range(chain.layer + 1, made.n_layers), (made.outlier,)),
+        links=dict.fromkeys(LINKS, YES),
+    )
+
+
+def _one_code(made: Draft, chain: Chain) -> None:
+    del chain
+    embedding = made.model.model.embed_tokens.weight
+    embedding[:, list(made.codes)] = embedding[:1, list(made.codes)].clone()
+
+
+def _one_output(made: Draft, chain: Chain) -> None:
+    block = made.model.model.layers[chain.layer]
+    value, output = block.self_attn.v_proj.weight, block.self_attn.o_proj.weight
+    value[_PER_HEAD] = 0.0
+    value[_PER_HEAD, made.shared] = 1.0
+    vector = torch.zeros(output.shape[0])
+    vector[list(made.free)] = torch.randn(len(made.free), generator=made.generator) * 0.05
+    if made.post_norm:
+        vector[made.ballast] = 8.0 / SHARED
+    output.zero_()
+    output[:, _PER_HEAD] = vector
+
+
+def _unread_length(made: Draft, chain: Chain) -> None:
+    mlp = made.model.model.layers[chain.layer].mlp
+    for index in chain.gathering:
+        mlp.gate_proj.weight[index] = 0.0
+        mlp.up_proj.weight[index] = 0.0
+
+
+def _unwritten(made: Draft, chain: Chain) -> None:
+    made.model.model.layers[chain.layer + 1].mlp.down_proj.weight[:, chain.fires] = 0.0
+
+
+def _unread_dimension(made: Draft, chain: Chain) -> None:
+    for layer in last_layers(made, after=chain.layer + 1):
+        made.model.model.layers[layer].self_attn.k_proj.weight[:, made.outlier] = 0.0
+
+
+def _blind(made: Draft, chain: Chain) -> None:
+    for layer in last_layers(made, after=chain.layer + 1):
+        made.model.model.layers[layer].self_attn.q_proj.weight[:, made.shared] = 0.0
+
+
+_BREAKING: dict[str, Any] = {
+    link: torch.no_grad()(breaks)
+    for link, breaks in zip(
+        BREAKS, (_one_code, _one_output, _unread_length, _unwritten, _unread_dimension, _blind), strict=True
+    )
+}

@@ -1,0 +1,68 @@
+"""Models without a sink that look as if they had one, or parts of one: spikes, sigmoid attention, no training."""
+
+from typing import Any
+
+import torch
+
+from ..tiny import BOS_ID, build_random, config_of
+from .truth import BROKEN, LINKS, NOTHING, SEEN, Maker, Truth, ZooModel
+from .with_sink import fire, mark
+from .writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, last_layers, lock
+
+_UNTRAINED_STD = 0.1
+"""Hugging Face's 0.02 at a width of 1200: with 48 dimensions, products of weights are as large as there."""
+_STD_FIELD = {"opt": "init_std"}
+_LEVELLED = ("olmo2", "gemma2", "gemma3", "headnorm", "headnorm_gate")
+"""Families in which a norm behind the average makes all positions alike."""
+
+
+def spike(*, seed: int, family: str) -> ZooModel:
+    """(l) A neuron that BOS triggers writes a massive activation, and the norm before the keys removes it.
+
+    In `llama` the norm before the attention has the gain 0 in that dimension; behind a QK-norm the keys' norm has the
+    gain 0 in the coordinate that reads it.
+    """
+    made = draft(family=family, seed=seed)
+    layer, index = 1 + made.pick(2), made.pick(D_MLP)
+    mark(made, [BOS_ID])
+    fire(made, layer=layer, index=index, reads=made.trigger, writes={made.outlier: made.sign * HUGE}, token=BOS_ID)
+    after = last_layers(made, after=layer)
+    lock(made, layers=after, reads={made.outlier: made.sign})
+    with torch.no_grad():
+        for later in after:
+            block = made.model.model.layers[later]
+            if made.qk_norm:
+                block.self_attn.k_norm.weight[SLOWEST::D_HEAD] = 0.0
+            else:
+                block.input_layernorm.weight[made.outlier] = 0.0
+    truth = Truth(
+        sink="none",
+        feeding=tuple(range(layer + 1)),
+        makers=(Maker(kind="neuron", layer=layer, index=index),),
+        outliers=dict.fromkeys((layer, *after), (made.outlier,)),
+        links=dict(zip(LINKS, (SEEN, BROKEN if made.post_norm else SEEN, SEEN, SEEN, BROKEN, NOTHING), strict=True)),
+    )
+    return ZooModel(name="spike", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
+
+
+def sigmoid(*, seed: int, family: str) -> ZooModel:
+    """(m) Sigmoid attention with scores near 0: every key gets about one half, and values add up instead of averaging.
+
+    The first position has the smallest aggregated value, not the largest.
+    """
+    model = draft(family=family, seed=seed, attention="sigmoid").model
+    links = dict.fromkeys(LINKS, NOTHING) | {LINKS[0]: BROKEN, LINKS[2]: BROKEN}
+    truth = Truth(sink="none", feeding=(0,), outliers={}, links=links)
+    return ZooModel(name="sigmoid", family=family, seed=seed, model=model, bos_id=None, truth=truth)
+
+
+def untrained(*, seed: int, family: str) -> ZooModel:
+    """(o) As Hugging Face begins training: standard deviation 0.02, no biases, gains of 1; every family of `tiny`."""
+    fields: dict[str, Any] = {_STD_FIELD.get(family, "initializer_range"): _UNTRAINED_STD}
+    model = build_random(config_of(family, **fields), seed=seed, noise=0.0)
+    first = BROKEN if family == "headnorm_sigmoid" else SEEN
+    links = dict.fromkeys(LINKS, NOTHING) | {LINKS[0]: first, LINKS[2]: BROKEN}
+    if first is SEEN:
+        links[LINKS[1]] = BROKEN if family in _LEVELLED else SEEN
+    truth = Truth(sink="none", feeding=(0,), outliers={}, links=links)
+    return ZooModel(name="untrained", family=family, seed=seed, model=model, bos_id=None, truth=truth)

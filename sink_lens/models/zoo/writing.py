@@ -1,0 +1,282 @@
+"""How a mechanism is written into a small random model: token embeddings, neurons, value paths, and heads that lock.
+
+A few residual dimensions are reserved. Random weights hardly write them (and the outlier dimensions not at all), every
+ordinary token has the same component `shared`, and what is planted is read from and written to the others. Three
+architectures can be written:
+
+- `llama`: a norm before each sublayer. One huge dimension makes everything else of the token small for its readers.
+- `qwen3`: the same, and a norm of queries and keys in each head. A key is then a direction and never long.
+- `olmo2`: no norm before a sublayer, a norm of what it writes, and one of the queries and keys of all heads together.
+  Readers see the raw stream. A sublayer always writes a vector of one length, so every planted layer also writes a
+  constant into the dimension `ballast`, beside which the rest keeps its size; a dimension gets large by its gain.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ...errors import ModelError
+from ..headnorm import HeadNormConfig
+from ..tiny import BOS_ID, EOS_ID, VOCAB_SIZE, build_random
+
+D_MODEL, N_HEADS, N_KV_HEADS, D_HEAD, D_MLP = 96, 4, 2, 24, 160
+"""Sizes of every model that is written here."""
+WRITTEN = ("llama", "qwen3", "olmo2")
+"""The architectures: pre-norm, pre-norm with a QK-norm, post-norm with a QK-norm."""
+N_CODES = 32
+"""Dimensions of the tokens' codes, and of what is gathered of them."""
+SHARED = 2.0
+"""The component that every token has."""
+HUGE = 60.0
+"""Size of a massive activation; an ordinary token's norm is about 3 to 5."""
+_CODE = 0.5
+_CLOSEST = 0.4
+_CANDIDATES = 8192
+_CONTENT = 1.6
+_TYPES = {"llama": "llama", "qwen3": "qwen3", "olmo2": "olmo2", "mistral": "mistral", "headnorm": "sink_lens_headnorm"}
+_QUIET = 0.02
+"""What is left of random weights that write a reserved dimension."""
+SLOWEST = D_HEAD // 2 - 1
+"""The coordinate of a head that rotary positions turn least: 3e-6 a position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A model that is being written, and its reserved places."""
+
+    model: Any
+    family: str
+    generator: torch.Generator
+    """Draws the places and signs."""
+    shared: int
+    trigger: int
+    outlier: int
+    second: int
+    gathered: int
+    ballast: int
+    codes: tuple[int, ...]
+    """The dimensions in which tokens differ by signs."""
+    carried: tuple[int, ...]
+    """The dimensions into which the averaged codes are written."""
+    free: tuple[int, ...]
+    """All others."""
+    sign: float
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers."""
+        return len(self.model.model.layers)
+
+    @property
+    def post_norm(self) -> bool:
+        """Whether a sublayer reads the raw stream and what it writes is normed."""
+        return self.family == "olmo2"
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normed."""
+        return self.family in ("qwen3", "olmo2")
+
+    def pick(self, below: int) -> int:
+        """A random index."""
+        return int(torch.randint(below, (), generator=self.generator))
+
+    def neurons(self, count: int) -> list[int]:
+        """Random neurons, none twice."""
+        return torch.randperm(D_MLP, generator=self.generator)[:count].tolist()
+
+
+@torch.no_grad()
+def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **fields: Any) -> Draft:
+    """A random model whose reserved dimensions hold nothing but the shared component, and the codes where asked.
+
+    Args:
+        family: One of `WRITTEN`, or `mistral` and `headnorm`, which are Llama with a window or other attention.
+        seed: Draws weights, places and signs.
+        n_layers: Number of layers.
+        coded: Whether every token has a code of random signs.
+        **fields: Fields of the Hugging Face config.
+
+    Raises:
+        ModelError: The family cannot be written.
+    """
+    if family not in _TYPES:
+        raise ModelError(f"no mechanism can be written into {family!r}; need one of {', '.join(_TYPES)}")
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": D_MODEL,
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": N_HEADS,
+        "num_key_value_heads": N_KV_HEADS,
+        "head_dim": D_HEAD,
+        "intermediate_size": D_MLP,
+        "initializer_range": 0.05,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 256,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    if family == "olmo2":
+        del sizes["head_dim"]
+    config = HeadNormConfig if family == "headnorm" else CONFIG_MAPPING[_TYPES[family]]
+    model: Any = build_random(config(**(sizes | fields)), seed=seed, noise=0.02)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(D_MODEL, generator=generator).tolist()
+    sign = 1.0 if torch.rand((), generator=generator) < 0.5 else -1.0
+    names = ("shared", "trigger", "outlier", "second", "gathered", "ballast")
+    reserved, order = dict(zip(names, order, strict=False)), order[len(names) :]
+    codes: tuple[int, ...] = ()
+    carried: tuple[int, ...] = ()
+    if coded:
+        codes, carried, order = tuple(order[:N_CODES]), tuple(order[N_CODES : 2 * N_CODES]), order[2 * N_CODES :]
+    made = Draft(
+        model=model,
+        family=family,
+        generator=generator,
+        codes=codes,
+        carried=carried,
+        free=tuple(order),
+        sign=sign,
+        **reserved,
+    )
+    quiet = [*reserved.values(), *codes, *carried]
+    embedding = model.model.embed_tokens.weight
+    content = torch.randn(VOCAB_SIZE, len(order), generator=generator)
+    embedding[:, made.free] = _CONTENT * content / content.norm(dim=-1, keepdim=True)
+    embedding[:, quiet] = 0.0
+    embedding[:, made.shared] = SHARED
+    if coded:
+        embedding[:, list(codes)] = _code_words(generator) * _CODE
+    for block in model.model.layers:
+        for writer in (block.self_attn.o_proj, block.mlp.down_proj):
+            writer.weight.mul_(0.5)
+            writer.weight[quiet] *= _QUIET
+            writer.weight[[made.outlier, made.second]] = 0.0
+        block.self_attn.v_proj.weight[:, made.shared] = 0.0
+        for reader in (block.mlp.gate_proj, block.mlp.up_proj, block.self_attn.v_proj):
+            reader.weight[:, [made.outlier, made.second, made.ballast]] = 0.0
+        if made.post_norm:
+            for norm in (block.post_attention_layernorm, block.post_feedforward_layernorm):
+                norm.weight.mul_(0.1)
+                norm.weight[quiet] *= _QUIET
+        _level(made, block)
+    return made
+
+
+def _code_words(generator: torch.Generator) -> Float[Tensor, "vocab dimension"]:
+    """Signs for every token, so drawn that no two tokens agree in more than 70% of them (cosine under 0.4)."""
+    drawn = torch.randint(2, (_CANDIDATES, N_CODES), generator=generator) * 2.0 - 1.0
+    free, chosen = torch.ones(_CANDIDATES, dtype=torch.bool), []
+    while len(chosen) < VOCAB_SIZE:
+        chosen.append(int(free.int().argmax()))  # the first that is left; there are always enough
+        free &= drawn @ drawn[chosen[-1]] < _CLOSEST * N_CODES
+    return drawn[chosen]
+
+
+def _level(made: Draft, block: Any) -> None:
+    """Heads that have no preference: scores near 0."""
+    block.self_attn.q_proj.weight.mul_(0.3)
+    if made.qk_norm:
+        block.self_attn.q_norm.weight.mul_(0.1)
+    else:
+        block.self_attn.k_proj.weight.mul_(0.3)
+
+
+@torch.no_grad()
+def neuron(
+    made: Draft,
+    *,
+    layer: int,
+    index: int,
+    gate: Mapping[int, float],
+    up: Mapping[int, float],
+    down: Mapping[int, float] | Float[Tensor, " d_model"],
+) -> None:
+    """Write one neuron: what its gate and up projections read, by dimension, and what its column writes."""
+    mlp = made.model.model.layers[layer].mlp
+    for projection, reads in ((mlp.gate_proj, gate), (mlp.up_proj, up)):
+        projection.weight[index] = 0.0
+        for dimension, weight in reads.items():
+            projection.weight[index, dimension] = weight
+    if isinstance(down, Tensor):
+        mlp.down_proj.weight[:, index] = down
+        return
+    mlp.down_proj.weight[:, index] = 0.0
+    for dimension, weight in down.items():
+        mlp.down_proj.weight[dimension, index] = weight
+
+
+def load_ballast(made: Draft, *, layer: int, index: int, size: float, gains: Mapping[int, float]) -> None:
+    """Behind a post-norm: a neuron that writes a constant, and the gains of what the layer is to write.
+
+    A dimension into which the MLP writes w comes out as `gain * sqrt(96) * w / sqrt(size**2 + w**2)`.
+    """
+    if not made.post_norm:
+        return
+    reads = {made.shared: 2.0}
+    neuron(made, layer=layer, index=index, gate=reads, up=reads, down={made.ballast: size / (4 * SHARED**2)})
+    with torch.no_grad():
+        norm = made.model.model.layers[layer].post_feedforward_layernorm
+        for dimension, gain in gains.items():
+            norm.weight[dimension] = gain
+
+
+def activation(made: Draft, *, token: int, layer: int, index: int) -> float:
+    """What a neuron gives for a token that stands first, and so sees only itself."""
+    found: list[float] = []
+    down = made.model.model.layers[layer].mlp.down_proj
+    handle = down.register_forward_pre_hook(lambda _, given: found.append(float(given[0][0, 0, index])))
+    config = made.model.config
+    n_layers, config.num_hidden_layers = config.num_hidden_layers, layer + 1  # those after it are not run
+    with torch.no_grad():
+        made.model.model(torch.tensor([[token]]))
+    config.num_hidden_layers = n_layers
+    handle.remove()
+    return found[0]
+
+
+@torch.no_grad()
+def lock(
+    made: Draft,
+    *,
+    layers: Sequence[int],
+    reads: Mapping[int, float] | Float[Tensor, " d_model"],
+    weight: float = 1.5,
+    gain: float = 1.5,
+) -> None:
+    """Heads whose queries read the shared component, and whose keys read one direction, in the slowest coordinate.
+
+    Args:
+        made: The draft.
+        layers: Where.
+        reads: What the keys read: dimensions with their signs, or a direction.
+        weight: How strongly the keys read it.
+        gain: The gain of the keys' norm there, where they have one.
+    """
+    for layer in layers:
+        attention = made.model.model.layers[layer].self_attn
+        query, key = attention.q_proj.weight, attention.k_proj.weight
+        query[SLOWEST::D_HEAD] = 0.0
+        key[SLOWEST::D_HEAD] = 0.0
+        query[SLOWEST::D_HEAD, made.shared] = 1.0
+        if isinstance(reads, Tensor):
+            key[SLOWEST::D_HEAD] = weight * reads
+        else:
+            for dimension, sign in reads.items():
+                key[:, dimension] = 0.0
+                key[SLOWEST::D_HEAD, dimension] = weight * sign
+        if made.qk_norm:
+            attention.q_norm.weight[SLOWEST::D_HEAD] = 2.0
+            attention.k_norm.weight[SLOWEST::D_HEAD] = gain
+
+
+def last_layers(made: Draft, *, after: int) -> tuple[int, ...]:
+    """All layers after one."""
+    return tuple(range(after + 1, made.n_layers))

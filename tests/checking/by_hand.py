@@ -1,0 +1,394 @@
+"""What a model of the zoo does, read and broken by hand: transformers' own forward and torch's hooks, nothing of ours.
+
+A run is read at seven places of every layer; an edit changes one of them. Everything is averaged over sequences.
+"""
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+
+EARLIEST = 8
+"""Positions before it are not compared with."""
+INTERIOR = 19
+"""The position that is isolated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What was read: the pattern [layer batch head query key] and, by (site, layer), [batch position width]."""
+
+    pattern: torch.Tensor
+    sites: dict
+
+
+def blocks(model):
+    """The layers, whatever the family calls them."""
+    for path in ("model.layers", "transformer.h", "gpt_neox.layers", "model.decoder.layers"):
+        with contextlib.suppress(AttributeError):
+            return model.get_submodule(path)
+    raise AssertionError(type(model))
+
+
+def place(model, site, layer):
+    """The module of a site, None where the family has none, and whether it is its input."""
+    block = blocks(model)[layer]
+    attention = next(getattr(block, name) for name in ("self_attn", "attention", "attn") if hasattr(block, name))
+    output = next(
+        getattr(attention, name) for name in ("o_proj", "dense", "c_proj", "out_proj") if hasattr(attention, name)
+    )
+    # olmo2 and gemma norm what is written.
+    post_norm = hasattr(block, "post_feedforward_layernorm")
+    down = getattr(getattr(block, "mlp", None), "down_proj", None)
+    down = down if isinstance(down, torch.nn.Linear) else None  # the experts of gpt_oss are no module of neurons
+    key = getattr(attention, "k_proj", None)
+    return {
+        "z": (getattr(attention, "head_out", None) or output, True),
+        "attn_out": (block.post_attention_layernorm if post_norm else output, False),
+        "neurons": (down, True),
+        "written": (down, False),
+        "stream": (block, False),
+        "key_in": (key, True),
+        "k": (key, False),
+        "q": (getattr(attention, "q_proj", None), False),
+        "normed_k": (getattr(attention, "k_norm", None) or key, False),
+    }[site]
+
+
+SITES = ("z", "attn_out", "neurons", "written", "stream", "key_in", "k", "q", "normed_k")
+
+
+def hook(module, is_input, function):
+    if is_input:
+        return module.register_forward_pre_hook(lambda _, given: (function(given[0]), *given[1:]))
+
+    def after(_, __, out):
+        return (function(out[0]), *out[1:]) if isinstance(out, tuple) else function(out)
+
+    return module.register_forward_hook(after)
+
+
+@torch.no_grad()
+def run(model, tokens, *, edits=(), mask=None, reads=True):
+    """One forward on the eager kernel; ``edits`` are (site, layer, function of the value)."""
+    model.set_attn_implementation("eager")
+    sites = {}
+    with contextlib.ExitStack() as stack:
+        for site, layer, function in edits:
+            stack.callback(hook(*place(model, site, layer), function).remove)
+        for layer in range(len(blocks(model))) if reads else ():
+            for site in SITES:
+                module, is_input = place(model, site, layer)
+                if module is not None:
+                    keep = lambda value, at=(site, layer): sites.setdefault(at, value)  # noqa: E731
+                    stack.callback(hook(module, is_input, keep).remove)
+        stack.callback(
+            model.get_input_embeddings()
+            .register_forward_hook(lambda _, __, out: sites.update({("stream", -1): out}))
+            .remove
+        )
+        out = model(tokens, attention_mask=mask, output_attentions=True)
+    return Run(pattern=torch.stack(out.attentions), sites=sites)
+
+
+def isolating(tokens, position, *, reach=None):
+    """The additive mask, [batch 1 query key], under which a position sees only itself."""
+    n = tokens.shape[1]
+    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    if reach is not None:
+        seen &= torch.ones(n, n, dtype=torch.bool).triu(1 - reach)
+    seen[position] = False
+    seen[position, position] = True
+    mask = torch.zeros(n, n).masked_fill(~seen, torch.finfo(torch.float32).min)
+    return mask.expand(len(tokens), 1, n, n).clone()
+
+
+def studied(zoo, tokens):
+    """[batch position]: its sinks; in a model without one, the first position, or its delimiters."""
+    at = zoo.sinks(tokens)
+    if not at.any():
+        at[:, 0] = True
+    return at
+
+
+def mass(zoo, ran, at, *, layers=None):
+    """Attention to the keys ``at``, of later queries from 8 on that can see one and are none: by layer and head."""
+    by_query = (ran.pattern * at[None, :, None, None, :]).sum(-1)  # layer batch head query
+    n = at.shape[1]
+    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    if zoo.truth.reach is not None:
+        seen &= torch.ones(n, n, dtype=torch.bool).triu(1 - zoo.truth.reach)
+    asks = (at[:, None] & seen).any(-1) & ~at
+    asks[:, :EARLIEST] = False
+    found = (by_query * asks[None, :, None]).sum((1, 3)) / asks.sum()
+    return found if layers is None else found[list(layers)]
+
+
+def null_mass(ran):
+    """What a row of the pattern lacks to 1, by layer and head."""
+    return (1 - ran.pattern[..., EARLIEST:, :].sum(-1)).mean((1, 3))
+
+
+def elsewhere(at):
+    """The positions that a studied one is compared with."""
+    others = ~at
+    others[:, :EARLIEST] = False
+    return others
+
+
+def put(at, value):
+    """An edit: the value at the studied positions."""
+    return lambda x: torch.where(at[..., None], value, x)
+
+
+def mean_of(x, at):
+    return x[elsewhere(at)].mean(0)
+
+
+@contextlib.contextmanager
+def without(zoo, makers):
+    """The model with these makers ablated in its weights: columns of neurons and heads, a row, biases, logits."""
+    model, kept = zoo.model, []
+
+    def keep(parameter):
+        kept.append((parameter, parameter.detach().clone()))
+        return parameter
+
+    with torch.no_grad():
+        for maker in makers:
+            block = None if maker.layer is None else blocks(model)[maker.layer]
+            if maker.kind == "neuron":
+                keep(block.mlp.down_proj.weight)[:, maker.index] = 0.0
+            elif maker.kind == "head":
+                weight = keep(block.self_attn.o_proj.weight)
+                size = weight.shape[1] // model.config.num_attention_heads
+                weight[:, maker.index * size : (maker.index + 1) * size] = 0.0
+            elif maker.kind == "key bias":
+                bias = keep(block.self_attn.k_proj.bias)
+                size = len(bias) // model.config.num_key_value_heads
+                bias[maker.index * size : (maker.index + 1) * size] = 0.0
+            elif maker.kind == "embedding":
+                weight = keep(model.model.embed_tokens.weight)
+                weight[maker.index] = weight[3:].mean(0)
+            elif maker.kind == "sink logit":
+                keep(block.self_attn.sinks)[maker.index] = -1e4
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, before in reversed(kept):
+                parameter.copy_(before)
+
+
+def written_by(truth, layer):
+    """The outlier dimensions after a layer; where none dominates yet, those of later layers."""
+    return truth.outliers.get(layer) or sorted({d for dims in truth.outliers.values() for d in dims})
+
+
+def neurons_of(zoo):
+    """Layer -> the neurons that are makers."""
+    found = {}
+    for maker in zoo.truth.makers:
+        if maker.kind == "neuron":
+            found.setdefault(maker.layer, []).append(maker.index)
+    return found
+
+
+@torch.no_grad()
+def present(zoo, tokens):
+    """By link, the number in which it is seen, where it has something to be read on; the test has the bounds."""
+    truth, at = zoo.truth, studied(zoo, tokens)
+    ran, supers, model = run(zoo.model, tokens), neurons_of(zoo), zoo.model
+    others = elsewhere(at)
+
+    alike = at.clone()
+    if zoo.delimiters:  # an early one averages less than the positions that it is compared with
+        alike[:, :EARLIEST] = False
+
+    def spread(site):
+        sizes = [ran.sites[site, layer].flatten(2).std(-1) for layer in truth.feeding]
+        return float(torch.stack([one[alike].mean() / one[others].mean() for one in sizes]).mean())
+
+    found = {"aggregation_variance": spread("z"), "variance_preserved": spread("attn_out")}
+    found["key_sink"] = float(mass(zoo, ran, at, layers=truth.locked or None).mean())
+    if ("neurons", 0) in ran.sites:
+        values = {layer: ran.sites["neurons", layer].abs() for layer in range(len(blocks(model)))}
+        loud = [one[at].mean(0) for one in values.values()]
+        quiet = [one[others].mean(0) for one in values.values()]
+        if supers:
+            ratios = [
+                loud[layer][units].mean() / quiet[layer][units].mean().clamp(min=1e-9)
+                for layer, units in supers.items()
+            ]
+            found["variance_neurons"] = float(min(ratios))
+        else:  # no neuron that matters stands out from the loudest of the other positions
+            found["variance_neurons"] = max(float(one[at].mean(0).max() / one[others].max()) for one in values.values())
+    if truth.outliers and ("neurons", 0) in ran.sites:
+        shares = []
+        for layer, units in (supers or dict.fromkeys(range(len(blocks(model))), slice(None))).items():
+            for dimension in written_by(truth, layer):
+                column = blocks(model)[layer].mlp.down_proj.weight[dimension]
+                if not column[units].any():
+                    continue
+                given = (ran.sites["neurons", layer][at][:, units] * column[units]).sum(-1)
+                of = ran.sites["written" if supers else "stream", layer][at][:, dimension]
+                shares.append(float((given / of).abs().mean()))
+        found["neurons_dimension"] = min(shares) if supers else max(shares, default=0.0)
+    elif supers:  # how much larger the largest dimension is than the next
+        top = [ran.sites["stream", layer][at].abs().mean(0).topk(2).values for layer in range(len(blocks(model)))]
+        found["neurons_dimension"] = max(float(one[0] / one[1]) for one in top)
+    if truth.outliers:
+        found["dimension_key"] = _key_cosine(zoo, ran, at)
+    return found
+
+
+@torch.no_grad()
+def shares_removed(zoo, tokens):
+    """By link, the share of the sink that its break makes elsewhere (the first link) or removes (the others)."""
+    truth, at, model = zoo.truth, studied(zoo, tokens), zoo.model
+    clean = run(model, tokens)
+    whole = float(mass(zoo, clean, at, layers=truth.locked).mean())
+
+    def removed(edits):
+        return (
+            1 - float(mass(zoo, run(model, tokens, edits=edits, reads=False), at, layers=truth.locked).mean()) / whole
+        )
+
+    def as_elsewhere(site, layers):
+        return [(site, layer, put(at, mean_of(clean.sites[site, layer], at))) for layer in layers]
+
+    there = torch.zeros_like(at)
+    there[:, INTERIOR] = True
+    mask = isolating(tokens, INTERIOR, reach=truth.reach)
+    alone = float(mass(zoo, run(model, tokens, mask=mask, reads=False), there, layers=truth.locked).mean())
+    before = float(mass(zoo, clean, there, layers=truth.locked).mean())
+    found = {
+        "aggregation_variance": (alone - before) / whole,
+        "variance_preserved": removed(as_elsewhere("attn_out", truth.feeding)),
+        "key_sink": removed(as_elsewhere("k", truth.locked)),
+    }
+    if ("neurons", 0) in clean.sites:
+        supers = neurons_of(zoo) or {layer: slice(None) for layer in range(len(blocks(model)))}
+        found["variance_neurons"] = removed([_units(clean, at, layer, units) for layer, units in supers.items()])
+        with _without_entries(zoo, clean, at):
+            found["neurons_dimension"] = removed([])
+    if truth.outliers:
+        found["dimension_key"] = removed(_given(zoo, clean, at))
+    return found
+
+
+def _units(clean, at, layer, units):
+    value = mean_of(clean.sites["neurons", layer], at)
+
+    def edit(x):
+        x = x.clone()
+        some = x[..., units]
+        x[..., units] = torch.where(at[..., None], value[units], some)
+        return x
+
+    return "neurons", layer, edit
+
+
+@contextlib.contextmanager
+def _without_entries(zoo, clean, at):
+    """No entry from the makers (all neurons where none is one) to the outlier dimensions, or the largest one."""
+    supers, kept = neurons_of(zoo), []
+    for layer, block in enumerate(blocks(zoo.model)):
+        largest = int(clean.sites["stream", layer][at].abs().mean(0).argmax())
+        weight = block.mlp.down_proj.weight
+        kept.append((weight, weight.detach().clone()))
+        for dimension in written_by(zoo.truth, layer) or [largest]:
+            weight[dimension, supers.get(layer, [] if supers else slice(None))] = 0.0
+    try:
+        yield
+    finally:
+        for weight, before in kept:
+            weight.copy_(before)
+
+
+def _given(zoo, clean, at):
+    """What the outlier dimensions give the key, as elsewhere."""
+    edits = []
+    for layer in zoo.truth.locked:
+        dims = list(zoo.truth.outliers.get(layer - 1, ()))
+        value = mean_of(clean.sites["key_in", layer], at)[dims]
+        weight = blocks(zoo.model)[layer].self_attn.k_proj.weight[:, dims].detach()
+
+        def edit(k, layer=layer, dims=dims, value=value, weight=weight):
+            change = (clean.sites["key_in", layer][..., dims] - value) @ weight.T
+            return k - change * at[..., None]
+
+        edits.append(("k", layer, edit))
+    return edits
+
+
+@torch.no_grad()
+def shares_carried(zoo, tokens):
+    """By link, the share of a sink that goes when the quantity is what it is in a run without that sink.
+
+    Where a token makes the sink, the run without it has an ordinary token there. Where any first position is one, a
+    position is isolated, and the run without has no isolation. Where position alone makes it (``key_bias`` of llama),
+    there is no such run, and other positions stand in for it.
+    """
+    truth, at, model = zoo.truth, studied(zoo, tokens), zoo.model
+    mask, other, spared = None, tokens, None
+    if truth.sink == "token":
+        ordinary = torch.tensor([i for i in range(3, 300) if i not in zoo.delimiters])
+        other = torch.where(at, ordinary[: tokens.shape[1]].expand_as(tokens), tokens)
+    elif truth.links["aggregation_variance"].carries == "yes":
+        mask = isolating(tokens, INTERIOR, reach=truth.reach)
+        at = torch.zeros_like(at)
+        at[:, INTERIOR] = True
+    else:
+        spared = at
+    clean, without_sink = run(model, tokens, mask=mask), run(model, other)
+    whole = float(mass(zoo, clean, at, layers=truth.locked).mean())
+    base = 0.0 if spared is not None else float(mass(zoo, without_sink, at, layers=truth.locked).mean())
+
+    def value(site, layer):
+        of = without_sink.sites[site, layer]
+        return of if spared is None else mean_of(of, at).expand_as(of)
+
+    def carried(edits):
+        left = float(mass(zoo, run(model, tokens, edits=edits, mask=mask, reads=False), at, layers=truth.locked).mean())
+        return (whole - left) / (whole - base)
+
+    def units(site, layer, some):
+        def edit(x):
+            x = x.clone()
+            x[..., some] = torch.where(at[..., None], value(site, layer)[..., some], x[..., some])
+            return x
+
+        return site, layer, edit
+
+    found = {
+        "aggregation_variance": carried([units("z", layer, slice(None)) for layer in truth.feeding]),
+        "variance_preserved": carried([units("attn_out", layer, slice(None)) for layer in truth.feeding]),
+        "key_sink": carried([units("k", layer, slice(None)) for layer in truth.locked]),
+    }
+    if ("neurons", 0) in clean.sites:
+        supers = neurons_of(zoo) or {layer: slice(None) for layer in range(len(blocks(model)))}
+        found["variance_neurons"] = carried([units("neurons", layer, some) for layer, some in supers.items()])
+    if truth.outliers:
+        found["neurons_dimension"] = carried(
+            [units("stream", layer, list(dims)) for layer, dims in truth.outliers.items() if layer >= 0]
+        )
+        found["dimension_key"] = carried(
+            [units("key_in", layer, list(truth.outliers.get(layer - 1, ()))) for layer in truth.locked]
+        )
+    return found
+
+
+def _key_cosine(zoo, ran, at):
+    """Cosine of the studied key, after its norm, with what the outlier dimensions alone would make of it."""
+    cosines = []
+    for layer in range(1, len(blocks(zoo.model))):
+        if dims := list(zoo.truth.outliers.get(layer - 1, ())):
+            attention = blocks(zoo.model)[layer].self_attn
+            part = ran.sites["key_in", layer][at][:, dims] @ attention.k_proj.weight[:, dims].T
+            if hasattr(attention, "k_norm"):
+                gain = attention.k_norm.weight
+                part = part * gain.repeat(part.shape[-1] // len(gain))
+            key = ran.sites["normed_k", layer].flatten(2)[at]
+            cosines.append(torch.cosine_similarity(key, part, dim=-1).mean())
+    return float(torch.stack(cosines).mean())
