@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from sink_lens.training.checkpoints import watch
     from sink_lens.training.compare import compare
     from sink_lens.training.config import TrainConfig
+    from sink_lens.training.monitor import SinkMonitor
+    from sink_lens.training.monitor_callback import SinkMonitorCallback
     from sink_lens.training.trainer import train
 
     __version__: str
@@ -104,6 +106,8 @@ _MODULES = {
     "read_sweep": "sweeps.config",
     "train": "training.trainer",
     "TrainConfig": "training.config",
+    "SinkMonitor": "training.monitor",
+    "SinkMonitorCallback": "training.monitor_callback",
     "watch": "training.checkpoints",
     "compare": "training.compare",
     "fingerprint": "identity.fingerprints",
@@ -145,6 +149,8 @@ __all__ = [
     "OriginConfig",
     "Reading",
     "SinkLensError",
+    "SinkMonitor",
+    "SinkMonitorCallback",
     "Site",
     "Study",
     "SweepConfig",
