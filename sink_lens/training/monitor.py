@@ -8,6 +8,7 @@ are not called, as in a compiled model, the model is called once more on the few
 """
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,10 +26,12 @@ from ..activations.forward import evaluating
 from ..errors import InputError, KernelError, ModelError
 from ..models.families import FAMILIES, Family, family_of_model
 from ..records import RunWriter, create_run, versions
+from .monitor_alarms import Alarm, Alarms
 from .monitor_keys import KEYS, ON_REQUEST, PREFIX, SAMPLED, Sums
 
 __all__ = ["SinkMonitor"]
 
+_LOGGER = logging.getLogger(__name__)
 _NAME = "sink_lens_monitor"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _SAVED_EVERY = 10
@@ -73,7 +76,7 @@ class SinkMonitor:
                 read.
             threshold: of the sink score, in (0, 1).
             extras: keys that are read on request.
-            folder: run folder for ``monitor.parquet``, written by the first process; none if None.
+            folder: run folder for ``monitor.parquet`` and ``alarms.parquet``, which the first process writes.
             first_step: the number of the first step, for a training that goes on.
 
         Raises:
@@ -89,6 +92,9 @@ class SinkMonitor:
             raise InputError(f"extras has {', '.join(unknown)}; need some of {', '.join(ON_REQUEST)}")
         self.readings: list[dict[str, float]] = []
         """Every reading so far, with its ``step``."""
+        self.alarms: list[Alarm] = []
+        """What the rules of ``monitor_alarms`` have found; each is logged as a warning too."""
+        self._rules = Alarms()
         self.compiled = False
         """The model is compiled, though what was given does not show it; saves a graph that is compiled with hooks."""
         self._outer, self._model = model, _unwrapped(model)
@@ -139,8 +145,8 @@ class SinkMonitor:
             device = next(self._model.parameters()).device
             self._replay({"input_ids": self._tokens.to(device)}, call=_callable(self._outer))
             return
-        self._hook(self._model.register_forward_pre_hook(self._before, with_kwargs=True))
-        self._hook(self._model.register_forward_hook(self._after, always_call=True))
+        self._hook(self._model.register_forward_pre_hook(torch.compiler.disable(self._before), with_kwargs=True))
+        self._hook(self._model.register_forward_hook(torch.compiler.disable(self._after), always_call=True))
         if not (self.compiled or _compiled(self._outer)):
             self._listen()
 
@@ -187,6 +193,10 @@ class SinkMonitor:
             sums = sums.reduced(device=device)
         reading = sums.numbers(n_layers=n_layers)
         self.readings.append({"step": float(self._step), **reading})
+        raised = self._rules.see(reading, step=self._step)
+        self.alarms.extend(raised)
+        for alarm in raised if _rank() == 0 else ():
+            _LOGGER.warning(alarm.sentence)
         if len(self.readings) % _SAVED_EVERY == 0:
             self._save()
         return reading
@@ -194,6 +204,10 @@ class SinkMonitor:
     def _save(self) -> None:
         if self._writer is not None:
             self._writer.write_table("monitor", self.frame())
+            columns = ["step", "rule", "sentence"]
+            rows = [(alarm.step, alarm.rule, alarm.sentence) for alarm in self.alarms]
+            types = {"step": "int64", "rule": "str", "sentence": "str"}
+            self._writer.write_table("alarms", pd.DataFrame(rows, columns=columns).astype(types))
 
     def _run_folder(self, folder: Path) -> RunWriter:
         config = {
@@ -212,7 +226,7 @@ class SinkMonitor:
             "kernel": str(self._model.config._attn_implementation),
             "versions": versions(),
         }
-        return create_run(folder, kind="monitor", config=config, provenance=provenance, expects=("monitor",))
+        return create_run(folder, kind="monitor", config=config, provenance=provenance, expects=("monitor", "alarms"))
 
     # --- hooks ---
 
@@ -235,7 +249,6 @@ class SinkMonitor:
             self._hook(attention.register_forward_pre_hook(self._attention_before(index), with_kwargs=True))
             self._hook(layer.register_forward_hook(self._stream_after(index)))
 
-    @torch.compiler.disable
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Of the whole model: keep its inputs for the few sequences, and see which tokens are real."""
         named = dict(zip(("input_ids", "attention_mask"), args, strict=False)) | kwargs
@@ -249,7 +262,6 @@ class SinkMonitor:
         self._inputs = found
         self._valid = _valid(found, length=tokens.shape[1])
 
-    @torch.compiler.disable
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Of the whole model: the hooks come off; where those of the layers were not called, it is called once more."""
         inputs, seen = self._inputs, self._sums is not None and self._whole(self._sums)

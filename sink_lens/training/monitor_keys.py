@@ -17,7 +17,7 @@ from ..measures import attention
 from ..measures.dimensions import dominance_ratio
 from ..measures.neurons import column_kurtosis
 from ..measures.rank import effective_rank
-from ..measures.reductions import mean_where, median_where
+from ..measures.reductions import median_where
 
 PREFIX = "sinks/"
 """What every key begins with."""
@@ -136,14 +136,24 @@ class Sums:
         self._mean("mass_first", attention.sink_mass(column, valid=valid, key=0), layer)
         real = valid[:, row_positions]
         self._mean("entropy", attention.mean_rows(attention.entropy(rows), row_valid=real), layer)
-        kept = scores.masked_fill(~real[:, None, :, None], -math.inf)
-        self._most("max_logit", kept.amax(), layer)
+        highest = scores.amax(-1).masked_fill(~real[:, None], -math.inf)
+        self._most("max_logit", highest.amax(), layer)
+        self._take_keys(rows, row_positions=row_positions, real=real, layer=layer)
+
+    def _take_keys(self, rows: Tensor, *, row_positions: Tensor, real: Tensor, layer: int) -> None:
+        """Score, mass and rate of every key, from the sampled rows; entries after the query are 0."""
         keys = torch.arange(rows.shape[-1], device=rows.device)
-        for name, seen in (("score", row_positions[:, None] >= keys), ("mass", row_positions[:, None] > keys)):
-            where = real[:, :, None] & seen
-            by_key = mean_where(rows, where=where[:, None], dim=2)  # batch head key
+        total = (real[:, None, None].to(rows.dtype) @ rows)[:, :, 0]
+        own = rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0] * real[:, None]
+        later = total.index_add(-1, row_positions, own, alpha=-1)
+        for name, sums, seen in (
+            ("score", total, row_positions[:, None] >= keys),
+            ("mass", later, row_positions[:, None] > keys),
+        ):
+            count = real.float() @ seen.float()
+            by_key = sums / count[:, None]
             # A late key is averaged over very few queries, and a head that looks at its own token would pass there.
-            enough = (where.sum(1) >= max(_MIN_QUERIES, 2 / self.threshold))[:, None].expand_as(by_key)
+            enough = (count >= max(_MIN_QUERIES, 2 / self.threshold))[:, None].expand_as(by_key)
             self._by_key(f"{name}_by_key", by_key, where=enough, layer=layer)
             if name == "score":
                 self._by_key("rate_by_key", (by_key > self.threshold).float(), where=enough, layer=layer)

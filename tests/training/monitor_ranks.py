@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
-from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed import barrier, destroy_process_group, init_process_group
 from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -45,6 +45,7 @@ def main(out, how):
             optimizer.zero_grad()
             readings.append(monitor.step())
     Path(out).with_suffix(f".{rank}").write_text(json.dumps(readings))
+    barrier()  # or one of them may leave while the other still talks to it
     destroy_process_group()
 
 

@@ -22,6 +22,7 @@ from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import planted, tiny
 from sink_lens.records import read_run
 from sink_lens.training.checkpoints import chain_measures
+from sink_lens.training.monitor_alarms import RULES, Alarms
 from sink_lens.training.monitor_keys import KEYS
 
 HERE = Path(__file__).parent
@@ -429,6 +430,59 @@ def test_trainer_without_trackers_or_with_other_callbacks_logs_history_only(tmp_
 
     watched = trained(tmp_path, [Other(), SinkMonitorCallback(every=5)])
     assert sum("sinks/entropy" in entry for entry in watched.state.log_history) == 2
+
+
+# --- alarms
+
+
+def alarms_of(key, values, *, every=50):
+    alarms = Alarms()
+    return [one for i, value in enumerate(values) for one in alarms.see({f"sinks/{key}": value}, step=every * i)]
+
+
+def test_a_birth_is_said_once_and_again_after_it_has_gone():
+    (alarm,) = alarms_of("rate_strongest", [0, 0.01, 0, 0.125, 0.2, 0.2])
+    assert (alarm.rule, alarm.step) == ("sink_born", 150)
+    assert alarm.sentence.startswith("sink born by step 150")
+    # 0.125 - 0 - 0.02 is over 0.05; each 0 takes 0.02 away, so six of them end it.
+    assert [one.step for one in alarms_of("rate_strongest", [0, 0.125, *[0] * 6, 0.125])] == [50, 400]
+
+
+def test_a_sink_that_was_there_from_the_first_reading_is_no_birth():
+    assert alarms_of("rate_strongest", [0.4, 0.42, 0.38, 0.41, 0.4]) == []
+
+
+def test_small_steady_excess_adds_up():
+    # Excess 0.04 - 0 - 0.02 at each reading: over 0.05 at the third; the median of what came before is still 0.
+    assert [one.step for one in alarms_of("rate_strongest", [0, 0, 0, 0, 0, 0.04, 0.04, 0.04])] == [350]
+
+
+def test_layers_of_an_alarm_are_those_that_changed():
+    alarms = Alarms()
+    for step, rate in ((0, 0.0), (50, 0.25)):
+        reading = {"rate_strongest": rate, "rate_strongest/layer_0": 0.0, "rate_strongest/layer_1": 2 * rate}
+        found = alarms.see({f"sinks/{name}": value for name, value in reading.items()}, step=step)
+    assert [one.layers for one in found] == [(1,)]
+
+
+def test_growth_of_an_outlier_is_told_by_its_factor():
+    assert [one.rule for one in alarms_of("max_activation", [5, 5, 5, 5, 40])] == ["outlier_grows"]
+    assert alarms_of("max_activation", [5, 5.5, 6, 7, 8, 9, 10]) == []
+
+
+def test_committed_births_are_found_and_copy_trainings_have_no_alarm():
+    path = HERE.parents[1] / "benchmarks" / "monitor_births.py"
+    spec = spec_from_file_location("monitor_births", path)
+    births = module_from_spec(spec)
+    spec.loader.exec_module(births)
+    frame = pd.read_csv(births.READINGS)
+    rule = next(rule for rule in RULES if rule.name == "sink_born")
+    trigger, copied = (frame[(frame["task"] == task) & (frame["seed"] >= 100)] for task in ("trigger", "copy"))
+    assert births.score(copied, rule, every=10).false == 0
+    assert births.score(copied, rule, every=10).trainings == 20
+    found = births.score(trigger, rule, every=50)
+    assert found.births >= 19
+    assert found.found == found.births
 
 
 # --- refusals
