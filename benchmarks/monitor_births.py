@@ -10,7 +10,7 @@ the answer is always the vector of the token before. The truth is the sink rate 
 kept apart: the birth is the first reading from which it stays at or over 0.05, as in ``watch``. The alarms see what the
 monitor reads of four sequences of the training batch, every 10 steps or every 50.
 
-An alarm of a birth is right where it comes less than one interval before the birth and at most one after it. The rule
+An alarm of a birth is right where it comes at most one interval before or after it (both are readings). The rule
 was chosen on seeds 0 to 9, as the largest limit among those with no false alarm and the fewest births missed or late;
 the numbers that count are those of seeds from 100 on.
 """
@@ -98,7 +98,7 @@ class Score:
     steps: int = 0
     births: int = 0
     found: int = 0
-    """Births with an alarm less than one interval before and at most one after."""
+    """Births with an alarm at most one interval before or after."""
     false: int = 0
     """Alarms with no birth there."""
     delays: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ def score(frame: pd.DataFrame, rule: Rule, *, every: int) -> Score:
         for row in training[training["step"] % every == 0].to_dict("records"):
             reading = {f"sinks/{name}": float(row[name]) for name in SEEN}
             raised += [alarm.step for alarm in alarms.see(reading, step=int(row["step"]))]
-        right = [step for step in raised if birth is not None and birth - every < step <= birth + every]
+        right = [step for step in raised if birth is not None and birth - every <= step <= birth + every]
         result.trainings += 1
         result.steps += int(training["step"].max()) + EVERY
         result.births += birth is not None
@@ -142,7 +142,7 @@ def judge(frame: pd.DataFrame) -> None:
             told = f"{rule.name}, {task}, every {every}: {one.trainings} trainings, {one.steps:,} steps"
             if rule.name == "sink_born":
                 told += f"; births found {one.found} of {one.births}"
-                told += f", after {min(one.delays)} to {max(one.delays)} steps" * bool(one.delays)
+                told += f", {min(one.delays)} to {max(one.delays)} steps after" if one.delays else ""
                 told += f"; false alarms {one.false}, {1000 * one.false / one.steps:.2f} in 1,000 steps"
             else:
                 alarms = one.false + one.found

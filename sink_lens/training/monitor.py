@@ -32,6 +32,7 @@ from .monitor_keys import KEYS, ON_REQUEST, PREFIX, SAMPLED, Sums
 __all__ = ["SinkMonitor"]
 
 _LOGGER = logging.getLogger(__name__)
+_UNCOMPILED: Any = torch.compiler.disable  # its type takes no bound method
 _NAME = "sink_lens_monitor"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _SAVED_EVERY = 10
@@ -145,8 +146,8 @@ class SinkMonitor:
             device = next(self._model.parameters()).device
             self._replay({"input_ids": self._tokens.to(device)}, call=_callable(self._outer))
             return
-        self._hook(self._model.register_forward_pre_hook(torch.compiler.disable(self._before), with_kwargs=True))
-        self._hook(self._model.register_forward_hook(torch.compiler.disable(self._after), always_call=True))
+        self._hook(self._model.register_forward_pre_hook(_UNCOMPILED(self._before), with_kwargs=True))
+        self._hook(self._model.register_forward_hook(_UNCOMPILED(self._after), always_call=True))
         if not (self.compiled or _compiled(self._outer)):
             self._listen()
 
