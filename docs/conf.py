@@ -56,7 +56,7 @@ ROOMS = {
     "report": "Pages and figures",
     "": "Errors, statistics, text and schema",
 }
-"""Room (empty: what all share) -> the title of its page in the reference, which is made of what the room's modules define for others."""
+"""Room (empty: what all share) -> the title of its page in the reference."""
 
 
 def _write_reference() -> None:
