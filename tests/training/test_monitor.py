@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sink_lens.training.checkpoints import chain_measures
+from sink_lens.training.watching import chain_measures
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
