@@ -28,7 +28,7 @@ from ..models.sites import SITES, bridge_hook, site_of
 from .hooks import Applied, check_edits
 
 _TOKENS_A_FORWARD = 1024
-"""Largest number of pattern entries in one pass; the bridge's eager patterns grow with the squared length."""
+"""Default number of tokens per pass; small, since the bridge's eager patterns grow with the squared length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

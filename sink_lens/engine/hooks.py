@@ -116,9 +116,7 @@ class Applied:
         version = _version(old)
         new = one.change(old, at)
         if _version(old) != version:
-            raise EditError(
-                f"the edit {one.label!r} changed its values in place; need a new tensor: clone the values first"
-            )
+            raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
         new = _checked(new, old=old, one=one, layer=layer)
         if torch.equal(new, old):
             return None

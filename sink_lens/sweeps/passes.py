@@ -33,13 +33,13 @@ class Clean:
 
     part: TokenBatch
     prompts: slice
-    """Which of the sweep's sequences these are."""
+    """The indices of these sequences in the sweep."""
     path: Path
     outcome: Outcome
     known: Known | None = None
-    """Of the layer that was needed last."""
+    """Unedited values inside the layer that was needed last."""
     stream: tuple[int, Float[Tensor, "batch position d_model"]] | None = None
-    """The bridge's, before the layer that was needed last, and which layer that is."""
+    """The layer that was needed last, and the bridge's stream before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Passes:
     needs: Needs
     mode: Mode
     n_sequences: int
-    """Of the whole sweep."""
+    """The sequences of the whole sweep."""
 
     def clean(self, part: TokenBatch, *, prompts: slice, path: Path) -> Clean:
         """The unedited run, on the path of the cells that are compared with it."""

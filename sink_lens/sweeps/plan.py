@@ -23,7 +23,7 @@ _GPU_TOKENS = 65536
 _MOST_LANES = 8
 """Forwards at once on a CPU; where it has more cores, each forward has several."""
 _MEMORY_FRAC = 0.25
-"""Of the memory that is free."""
+"""Share of the free memory that forward passes may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +34,18 @@ class Plan:
     path: Path
     """On which module those cells run that both can run."""
     prompts: int
-    """Sequences of a batch of prompts."""
+    """Number of sequences in a batch of prompts."""
     pack: int
-    """Cells of a forward."""
+    """Number of cells in a forward pass."""
     lanes: int = 1
     """Forwards side by side on the cores of a CPU, see ``lanes``."""
 
 
 def check_mode(mode: object) -> None:
-    """Refuse a mode that there is not.
+    """Refuse an unknown mode.
 
     Raises:
-        InputError: always then.
+        InputError: the mode is unknown.
     """
     if mode not in MODES:
         raise InputError(f"mode is {mode!r}; need one of {', '.join(MODES)}")

@@ -38,8 +38,8 @@ class HeadNormConfig(LlamaConfig):
     """Norm of each head's aggregated values, ``z / RMS(z) * gamma``, before the gate and W_O: ``none``, ``shared``
     (gamma has d_head numbers) or ``per_head`` (gamma has n_heads x d_head numbers). ``position`` is a scale without
     weights: it multiplies z by ``sqrt(position + 1)``, since averaging that many independent values shrinks their
-    standard deviation by the same factor. The model counts positions itself unless position ids are given, which left-padded
-    sequences need."""
+    standard deviation by the same factor. The model counts positions itself unless position ids are given, which
+    left-padded sequences need."""
     value_norm_init: str = "first_token"
     """Initial gamma: ``first_token`` (the size of the first token's head output on random inputs) or ``ones``."""
     value_norm_eps: float = 1e-6
