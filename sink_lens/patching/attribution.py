@@ -70,7 +70,7 @@ class AttributionResult:
     """The first-order approximation of every patch's effect on the metric."""
 
     frame: pd.DataFrame
-    """One row per patch: the swept columns, ``approximation`` (of ``effect`` in ``PatchResult``), ``changed``, ``n``."""
+    """One row per patch: the swept columns, ``approximation`` of the effect of ``patch``, ``changed``, ``n``."""
     site: str
     metric: str
     unit: str

@@ -23,7 +23,7 @@ class Cost:
     """The estimated cost of a sweep."""
 
     cells: int
-    """Of the table."""
+    """Number of cells in the table."""
     controls: int
     """Number of random controls that are not also cells of the table."""
     sequences: int

@@ -193,9 +193,9 @@ class Grid:
     edits: tuple[EditGrid, ...]
     """The kinds of edit with their axes; their cells follow each other in the table."""
     controls: int = 5
-    """Number of random controls per cell: equally many units (or heads, or positions) in the same layers. 0 for none."""
+    """Number of random controls per cell: as many units (or heads, or positions) in the same layers; 0 for none."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     def __post_init__(self) -> None:
         """Refuse a number of controls that cannot be.

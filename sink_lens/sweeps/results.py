@@ -28,8 +28,8 @@ class SweepResult:
     frame: pd.DataFrame = field(repr=False)
     """One row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over sequences),
     ``effect`` (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd``
-    (mean and standard deviation over the cell's random controls), ``over_control`` (effect - control_effect) with its interval;
-    ``changed`` (whether the edit changed anything that was run), ``n``, ``error``."""
+    (mean and standard deviation over the cell's random controls), ``over_control`` (effect - control_effect) with its
+    interval; ``changed`` (whether the edit changed anything that was run), ``n``, ``error``."""
     controls: pd.DataFrame = field(repr=False)
     """The random controls, with the same columns."""
     values: pd.DataFrame = field(repr=False)
