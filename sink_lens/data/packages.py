@@ -48,7 +48,7 @@ class Package:
     registry: str
     """npm or pypi."""
     package: str
-    """Its name there."""
+    """Name of the package on its index."""
     version: str
     archive_sha256: str
 

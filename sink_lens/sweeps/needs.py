@@ -73,7 +73,7 @@ class Needs:
         return n_layers + 1 if self.whole else self.last
 
     def scored(self, part: TokenBatch) -> tuple[int, ...] | None:
-        """The positions to unembed of some sequences; None is all."""
+        """The positions of the sequences at which to unembed; None means all."""
         if self.positions is None:
             return None
         lengths = part.lengths.tolist()

@@ -33,7 +33,7 @@ class SweepResult:
     controls: pd.DataFrame = field(repr=False)
     """The random controls, with the same columns."""
     values: pd.DataFrame = field(repr=False)
-    """cell, sequence, metric, value: every number."""
+    """Every single value, with the columns cell, sequence, metric and value."""
     headline: str
     """The result in words."""
 
