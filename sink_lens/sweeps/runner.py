@@ -170,7 +170,7 @@ def _asked(
     mode: Mode | None,
     seed: int | None,
 ) -> tuple[LensModel, Grid | Sequence[Cell], TokenBatch, list[Measured], Mode, int]:
-    """Everything that decides the numbers, from a model or from a configuration."""
+    """Collect everything that determines the numbers, from a model or from a configuration."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     if isinstance(model, SweepConfig):
         for name, found in (("grid", what), ("mode", mode), ("seed", seed)):
@@ -196,7 +196,7 @@ def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> t
         return what.cells(lens, n_positions=batch.n_positions)
     cells = list(what)
     if not cells or len({cell.identity for cell in cells}) < len(cells):
-        raise InputError("there are no cells, or two of one name and place; need different ones")
+        raise InputError("there are no cells, or two cells have the same name and place; need different ones")
     return cells, []
 
 
@@ -216,11 +216,11 @@ def _plan(
     *,
     mode: Mode,
 ) -> Plan:
-    """How the sweep is cut: as it was, where it goes on; else by the memory there is, and checked."""
+    """Plan the forward passes: keep the plan of a resumed sweep; else plan by the free memory and check the plan."""
     if writer.has("plan"):
         found = json.loads((writer.folder / "plan.json").read_text(encoding="utf-8"))
         return Plan(**{name: found[name] for name in ("mode", "path", "prompts", "pack", "lanes") if name in found})
-    writer.clear()  # blocks that are there all the same were cut by a plan that is gone
+    writer.clear()  # blocks without a plan were made by a plan that is lost
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), mode=mode, n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
     writer.write_text("plan.json", json.dumps(asdict(plan) | {"deviation": deviation}, indent=2) + "\n")
@@ -302,7 +302,7 @@ def _part(block: Block) -> str:
 
 
 def _left(writer: RunWriter, block: Block, *, retry_failed: bool) -> Block | None:
-    """What of a block has to be computed; None where nothing has."""
+    """The part of a block that must be computed; None if all of it exists."""
     if not writer.has(_part(block)):
         return block
     if retry_failed:
@@ -363,7 +363,7 @@ def _finished(
 
 
 def headline(frame: pd.DataFrame, engine: Engine) -> str:
-    """How many cells, how many failed or changed nothing, and the strongest effect on each metric."""
+    """Summarise a sweep: how many cells ran, failed or changed nothing, and the strongest effect on each metric."""
     n, failed = len(set(frame["cell"].tolist())), len(failed_cells(frame))
     idle = frame["error"].isna().to_numpy(dtype=bool) & ~frame["changed"].to_numpy(dtype=bool)
     still = len(set(frame["cell"][idle].tolist()))
