@@ -131,9 +131,7 @@ def test_a_change_in_place_is_refused(lens_of, where):
     "one", [zero("scores"), set_value("scores", 1.0, positions=[4], keys=[9]), scale("scores", -1.0)]
 )
 def test_opening_what_the_mask_blocks_is_refused(lens_of, family, one):
-    with pytest.raises(
-        EditError, match=r"changes masked scores at layer 0, so that tokens would see later"
-    ):
+    with pytest.raises(EditError, match=r"changes masked scores at layer 0, so that tokens would see later"):
         run_with(lens_of(family), tokens(), one)
 
 
