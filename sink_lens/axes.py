@@ -1,4 +1,4 @@
-"""The closed list of axis words. A tensor's axes in a signature are spelled with these and nothing else."""
+"""The closed list of axis words. Every tensor annotation names its axes with these words only."""
 
 AXES = {
     "batch": "sequences of one batch",

@@ -1,10 +1,10 @@
-"""What can go wrong, by kind. Every message says what was found, what was needed and what to do."""
+"""Every error class of sink_lens. Each message says what was found, what was needed and what to do."""
 
 import os
 from pathlib import Path
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000
-"""Bytes that file systems take."""
+"""Longest file name, in bytes, that file systems accept."""
 
 
 class SinkLensError(Exception):
@@ -16,38 +16,38 @@ class InputError(SinkLensError):
 
 
 class ModelError(SinkLensError):
-    """A model that cannot be loaded, is of no known family, or fails a check at load."""
+    """A model that cannot be loaded, belongs to no known family, or fails a check while it is loaded."""
 
 
 class SiteError(SinkLensError):
-    """A site that this model lacks, or that cannot be edited on it."""
+    """A site that this model does not have, or that cannot be edited in this model."""
 
 
 class KernelError(SinkLensError):
-    """An attention kernel that gives no log-sum-exp, where one is needed."""
+    """An attention kernel that returns no log-sum-exp where a log-sum-exp is needed."""
 
 
 class RunError(SinkLensError):
-    """A run folder that is in use, damaged, finished already, or of other inputs."""
+    """A run folder that is in use, is damaged, is already finished, or was made from other inputs."""
 
 
 class UndrawnError(RunError):
-    """A run that is finished and answers the very question that is asked again, without its page.
+    """The folder already holds this exact run, finished, but its page is missing.
 
-    A command that meets it draws the page and ends with 0.
+    The command line then draws the page and exits with code 0.
     """
 
     def __init__(self, message: str, *, folder: Path) -> None:
         super().__init__(message)
         self.folder = folder
-        """The run that only needs its page."""
+        """Folder of the finished run, of which only the page is missing."""
 
 
 def check_name(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse what is too long to name a file.
+    """Refuse a text that is too long for a file name.
 
     Raises:
-        InputError: how long it is.
+        InputError: the text is too long.
     """
     text = os.fspath(path)
     longest = max((len(part.encode()) for part in Path(text).parts), default=0)

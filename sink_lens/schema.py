@@ -1,8 +1,9 @@
-"""Names that rooms share: links, nodes and verdicts of the chain, thresholds, and the columns of every table.
+"""Names that several packages share: the chain's links, nodes and verdicts, thresholds, and every table's columns.
 
-A table is described once, here: `TABLES` says of each kind of run which tables it writes, what a row is, and of each
-column its type, unit and meaning. The tests refuse a table that is written otherwise, and the documentation's
-reference is made from it. To add a column: write it where the table is made, and its line here.
+Each table is described once, here. `TABLES` lists, for each kind of run, the tables that it writes, what one row is,
+and the type, unit and meaning of each column. The tests refuse a table that does not match its description, and the
+reference in the documentation is generated from it. To add a column, write it where the table is made and describe it
+here.
 """
 
 import re
@@ -20,7 +21,7 @@ NODES = (
     "the sink's key",
     "attention sink",
 )
-"""What the chain's links join, in order."""
+"""The nodes that the chain's links join, in order."""
 LINKS = {
     "aggregation_variance": "Averaging over more tokens lowers the variance of what attention reads, so the "
     "first token keeps the most.",
@@ -30,39 +31,39 @@ LINKS = {
     "dimension_key": "After the norm, the outlier dimension alone fixes the sink's key.",
     "key_sink": "Queries meet that key, so attention goes to it.",
 }
-"""Name of a link -> what it claims; one more node of NODES each."""
+"""Name of a link -> its claim. Link i leads from node i to node i + 1 of NODES."""
 VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not measured": "–"}
 """Verdict -> its sign."""
 HOLDS = ("z", "neurons", "dimensions", "key")
-"""What mediation keeps at its clean value, in the order of the chain."""
+"""Quantities that mediation freezes at their clean value, in the order of the chain."""
 
 SINK_THRESHOLD = 0.3
-"""A head has a sink where its sink score is above this, unless asked otherwise (Gu et al., arXiv 2410.10781)."""
+"""Default threshold: a head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
 MIN_SINK_RATE = 0.05
-"""A position is a sink position where at least this share of (layer, head, sequence) has its sink there."""
+"""A position is a sink position if at least this share of all (layer, head, sequence) have their sink at it."""
 LEAST_SINK = 0.05
-"""Where the model's own sink has less attention than this, a share of it means nothing."""
+"""Shares of the sink's attention are undefined if the model's own sink gets less attention than this."""
 INTERVENTION_FLOOR = 0.25
-"""An intervention shows its link where it makes or removes more than this share of the sink."""
+"""An intervention confirms its link if it makes or removes more than this share of the sink."""
 LOST_FRAC = 0.5
-"""A sink is gone from a position that lost at least this share of its mass."""
+"""A sink counts as removed from a position that lost at least this share of its mass."""
 GAINED_FRAC = 0.25
-"""A sink has come to a position that gained at least this share of what the old one had."""
+"""A sink counts as made at a position that gained at least this share of the mass of the model's own sink."""
 ANOTHER_PATH = 0.5
-"""A link does not carry the sink where more than this share survives while it is held."""
+"""A link does not carry the sink if more than this share of the sink survives while the link is frozen."""
 LEAST_ADDED = 0.02
-"""Where an intervention adds less attention than this, shares of it mean nothing."""
+"""Surviving shares are undefined if an intervention adds less attention than this."""
 NORM_ALONE = 2.0
-"""Where the norm-only control brings this many times the attention, it is said."""
+"""The page warns if the norm-only control multiplies the attention by at least this factor."""
 
 Dtype = Literal["int", "float", "bool", "str", "any"]
-"""Family of a column's type, of any width; *any* holds numbers and text. An *int* with missing values may be stored
-as whole floats, as pandas does."""
+"""The kinds of column type, whatever their width; *any* holds numbers and text. An *int* column with missing values may
+be stored as whole floats, as pandas does."""
 
 UNITS: Mapping[str, str] = MappingProxyType(
     {
         "1": "a pure number, such as a ratio",
-        "share": "a part of a whole, 0 to 1; a part of a change has either sign and may pass 1",
+        "share": "a part of a whole, 0 to 1; a share of a change may be negative or above 1",
         "attention": "attention that a position receives, 0 to 1",
         "cosine": "-1 to 1",
         "tau": "Kendall's tau-b, -1 to 1",
@@ -91,7 +92,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "of the metric": "the unit of the metric",
     }
 )
-"""Unit -> what it is; the closed list."""
+"""Unit -> its meaning. Columns use only these units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,9 @@ class Column:
     unit: str
     """One of `UNITS`."""
     meaning: str
-    """A sentence: what the number is, over what it is averaged, and when it is nan."""
+    """One sentence: what the number is, what it is averaged over, and when it is nan."""
     optional: bool = False
-    """Some runs of this kind write the table without it."""
+    """Whether some runs of this kind write the table without this column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,23 +114,23 @@ class Table:
     """One table of a run folder."""
 
     name: str
-    """Its file without the ending; * stands for a number."""
+    """File name without the ending; * stands for a number."""
     row: str
-    """What one row is."""
+    """What one row describes."""
     columns: tuple[Column, ...]
     when: str = ""
-    """Which runs have it; all if empty."""
+    """Which runs write the table; all of them if empty."""
     file: Literal["parquet", "csv"] = "parquet"
     open: bool = False
-    """The caller may have named further columns, or put values of its own into the optional ones."""
+    """Whether the caller may add columns of its own, or put its own values into the optional columns."""
 
     def column(self, name: str) -> Column:
-        """The column of that name."""
+        """The column with this name."""
         return next(column for column in self.columns if column.name == name)
 
 
 def table_of(kind: str, name: str) -> Table | None:
-    """The table that a kind of run writes under a name; None where none is described."""
+    """The table that a kind of run writes under this name; None if no such table is described."""
     for table in TABLES.get(kind, ()):
         start, star, end = table.name.partition("*")
         if name == table.name or (star and name.startswith(start) and name.endswith(end)):
@@ -149,9 +150,9 @@ def _table(
     file: Literal["parquet", "csv"] = "parquet",
     open: bool = False,
 ) -> Table:
-    """A table whose columns are lines `name: type, unit. Meaning.`; a long line goes on in the next one.
+    """Make a table from lines of the form `name: type, unit. Meaning.`; a long line continues on the next one.
 
-    `name?` is optional. `low/high` are two columns: the ends of the interval that the line names.
+    A name that ends in `?` is an optional column. `low/high` makes two columns, the ends of an interval.
     """
     lines: list[str] = []
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -165,7 +166,7 @@ def _table(
         given = {"dtype": dtype, "unit": unit, "optional": bool(optional)}
         if last:
             columns += [
-                Column(name=each, meaning=f"{end} end of the {meaning[:-1]}; nan where there is none.", **given)
+                Column(name=each, meaning=f"{end} end of the {meaning[:-1]}; nan if there is no interval.", **given)
                 for each, end in ((first, "Lower"), (last, "Upper"))
             ]
         else:
@@ -173,7 +174,7 @@ def _table(
     return Table(name=name, row=row, columns=tuple(columns), when=when, file=file, open=open)
 
 
-_NEW = "the position where the edit is to make a sink"
+_NEW = "the target position, where the edit tries to make a sink"
 
 _OLD = "the model's own sink position"
 
@@ -194,24 +195,24 @@ _HEADS = _table(
     """
     layer: int, index. Layer.
     head: int, index. Query head.
-    position: int, index. Sink position; the studied one is in the first rows.
-    sink_score: float, attention. Mean attention to the position from the queries at and after it.
+    position: int, index. Sink position; the sink position under study comes first.
+    sink_score: float, attention. Mean attention to the position from queries at the position and after it.
     sink_rate: float, share. Share of sequences whose sink score is above the run's threshold.
-    sink_mass: float, attention. Mean attention to the position from the queries after it.
-    key_rank: float, keys. How many keys draw more attention than the position, over later queries.
-    value_norm_ratio: float, 1. Norm of the position's value after W_O over the mean of the other positions' norms.
+    sink_mass: float, attention. Mean attention to the position from queries after the position.
+    key_rank: float, keys. Number of keys that get more attention than the position, over later queries.
+    value_norm_ratio: float, 1. Norm of the position's value after W_O, over the mean of that norm at other positions.
     positive_share: float, share. Share of later queries whose product with the position's key, before rotation, is
         positive.
     entropy: float, nats. Entropy of an attention row, mean over sampled rows.
     gini: float, 1. Gini coefficient of an attention row over its visible keys, 0 where uniform, mean over sampled rows
         of the first few sequences.
-    null_mass: float, attention. 1 less the sum of an attention row; nan where rows are no softmax.
-    stable_rank: float, directions. Stable rank of what the head writes over a sequence, mean over the first few
-        sequences.
-    qk_alignment: float, cosine. Magnitude of the cosine between the direction that most queries share and the key that
-        the strongest outlier dimension of the studied position writes; nan where no outlier dimension enters the layer.
-    label: str, name. What a sink head writes: no-op (value_norm_ratio up to 0.2), broadcast (above), or undecided;
-        empty where the head has no sink here.
+    null_mass: float, attention. 1 minus the sum of an attention row; nan if the attention is not a softmax.
+    stable_rank: float, directions. Stable rank of the head's outputs over the positions of a sequence, mean over the
+        first few sequences.
+    qk_alignment: float, cosine. Magnitude of the cosine between the direction that the queries share most and the key
+        made by the strongest outlier dimension of the sink position; nan if no outlier dimension enters the layer.
+    label: str, name. Type of sink head: no-op (value_norm_ratio at most 0.2), broadcast (above 0.2) or undecided;
+        empty if the head has no sink at the position.
     """,
 )
 
@@ -226,7 +227,7 @@ _TRACE = (
         source: str, name. Node that the link leads from.
         target: str, name. Node that the link leads to.
         sentence: str, text. What the link claims.
-        question: str, text. What its primary statistic asks.
+        question: str, text. Question that the link's primary statistic answers.
         """,
     ),
     _HEADS,
@@ -235,38 +236,38 @@ _TRACE = (
         "one sampled position at one site after one layer; numbers are means over sequences",
         """
         layer: int, index. Layer.
-        site: str, name. Where it is read: z, attn_out, mlp_out or resid_post.
-        position: int, index. Sampled position: all up to 64 positions, else the first and some later.
-        s1: float, stream. S1: standard deviation over sequences, mean over values; nan where fewer than two sequences
-            reach.
-        s2: float, stream. S2: standard deviation within the token.
-        norm: float, stream. Euclidean norm of the token.
+        site: str, name. Site that is read: z, attn_out, mlp_out or resid_post.
+        position: int, index. Sampled position: every position up to 64 positions, else the first and some later ones.
+        s1: float, stream. S1: standard deviation over sequences, mean over coordinates; nan if fewer than two sequences
+            reach the position.
+        s2: float, stream. S2: standard deviation over the coordinates of one token.
+        norm: float, stream. Euclidean norm of the token's vector.
         """,
     ),
     _table(
         "layers",
-        "one layer at the studied position; numbers are means over sequences, and of attention over heads",
+        "one layer at the sink position under study; numbers are means over sequences, attention also over heads",
         """
         layer: int, index. Layer.
-        position: int, index. Sink position that is studied.
-        sink_score: float, attention. Mean attention to it from the queries at and after it.
-        sink_mass: float, attention. Mean attention to it from the queries after it.
-        norm: float, stream. Norm of its residual stream after the layer.
-        norm_ratio: float, 1. That norm over the median norm of the other positions from 8 on.
-        outlier_dimension: int, index. Dimension with the most energy after the layer.
-        outlier_value: float, stream. Value of that dimension.
-        dominance_ratio: float, 1. Largest magnitude of its stream over the mean magnitude.
-        dominance_ratio_fixed: float, 1. Mean magnitude of that one dimension over the mean magnitude of the others: a
-            ratio of means.
+        position: int, index. Sink position under study.
+        sink_score: float, attention. Mean attention to the position from queries at the position and after it.
+        sink_mass: float, attention. Mean attention to the position from queries after the position.
+        norm: float, stream. Norm of the residual stream at the position, after the layer.
+        norm_ratio: float, 1. norm over the median norm of the other positions from 8 on.
+        outlier_dimension: int, index. Dimension of the residual stream with the most energy after the layer.
+        outlier_value: float, stream. Value of the outlier dimension.
+        dominance_ratio: float, 1. Largest magnitude of the position's residual stream over its mean magnitude.
+        dominance_ratio_fixed: float, 1. Mean magnitude of the outlier dimension over the mean magnitude of all other
+            dimensions, a ratio of means.
         dominance_elsewhere: float, 1. Median dominance ratio of the positions from 8 on.
-        massive_ratio: float, 1. Largest magnitude of its stream over the median magnitude.
-        massive_activations: float, count. Entries of its stream over 100 in magnitude and at least 1000 times the
-            median.
+        massive_ratio: float, 1. Largest magnitude of the position's residual stream over its median magnitude.
+        massive_activations: float, count. Number of entries of the position's residual stream above 100 in magnitude
+            and at least 1000 times the median magnitude.
         effective_rank: float, directions. Effective rank of a sequence's states after the layer, mean over the first
             few sequences.
-        effective_rank_without: float, directions. The same without the studied position.
+        effective_rank_without: float, directions. Effective rank computed without the sink position.
         value_std: float, stream. Standard deviation within a value vector, positions from 8 on.
-        z_std: float, stream. Standard deviation within its aggregated value z (its S2).
+        z_std: float, stream. Standard deviation within the position's aggregated value z (its S2).
         """,
     ),
     _table(
@@ -275,10 +276,10 @@ _TRACE = (
         """
         layer: int, index. Layer.
         position: int, index. Sampled query position.
-        s2: float, stream. S2 of the aggregated value z there, mean over sequences.
-        uniform_law: float, stream. What uniform attention would give: value_std over sqrt(position + 1).
-        weighted_law: float, stream. What the real attention would give over independent values: value_std times the
-            root of the mean sum of squared weights.
+        s2: float, stream. S2 of the aggregated value z at the position, mean over sequences.
+        uniform_law: float, stream. S2 predicted for uniform attention, value_std over sqrt(position + 1).
+        weighted_law: float, stream. S2 predicted for the measured attention over independent values, value_std times
+            the square root of the mean sum of squared attention weights.
         """,
     ),
     _table(
@@ -288,24 +289,24 @@ _TRACE = (
         layer: int, index. Layer.
         position: int, index. Sink position.
         dimension: int, index. Dimension of the residual stream.
-        value: float, stream. Its value there, mean over sequences.
-        dominance_ratio: float, 1. Dominance ratio of the whole token there, mean over sequences.
-        is_outlier: bool, yes or no. Whether it is an outlier dimension by the run's thresholds.
+        value: float, stream. Value of the dimension at the position, mean over sequences.
+        dominance_ratio: float, 1. Dominance ratio of the token at the position, mean over sequences.
+        is_outlier: bool, yes or no. Whether the dimension is an outlier dimension by the run's thresholds.
         """,
     ),
     _table(
         "growth_steps",
-        "one growth step of the studied position; no row where there is none",
+        "one growth step of the sink position under study; no rows if there is no growth step",
         """
         step: int, index. Number of the growth step.
         first_layer: int, index. First layer of the step.
         last_layer: int, index. Last layer of the step.
         ratio_before: float, 1. Norm ratio of the position before the first layer.
         ratio_after: float, 1. Norm ratio of the position after the last layer.
-        position: int, index. Sink position that is studied.
+        position: int, index. Sink position under study.
         outlier_dimension: int, index. Dimension with the most energy after the last layer.
-        split_error: float, share. Largest gap between the sum of the neurons' contributions and the MLP's output, over
-            the change of the dimension; nan where neurons have no site.
+        split_error: float, share. Largest difference between the sum of the neurons' contributions and the MLP's
+            output, over the change of the outlier dimension; nan if the model's neurons cannot be read.
         """,
     ),
     _table(
@@ -315,19 +316,20 @@ _TRACE = (
         layer: int, index. Layer.
         neuron: int, index. Neuron of the layer's MLP.
         position: int, index. Sink position.
-        activation: float, stream. Activation there, as the down-projection reads it.
-        spike_ratio: float, 1. Mean magnitude of the activation there over that at the positions that are no sink;
-            infinite for a neuron that is silent elsewhere, nan for one that is always silent.
-        contribution: float, stream. What the neuron adds to the step's outlier dimension there.
-        contribution_share: float, share. Contribution over the layer's change of that dimension, a ratio of means; nan
-            where nothing changes.
+        activation: float, stream. Activation at the position, as the down-projection reads it.
+        spike_ratio: float, 1. Mean magnitude of the activation at the sink position over its mean magnitude at
+            positions without a sink; infinite for a neuron that is silent elsewhere, nan for an always silent neuron.
+        contribution: float, stream. Amount that the neuron adds to the step's outlier dimension at the position.
+        contribution_share: float, share. contribution over the layer's change of the outlier dimension, a ratio of
+            means; nan if the dimension does not change.
         outlier_dimension: int, index. The growth step's outlier dimension.
-        gate_norm_rank: int, rank. Rank of the norm of its gate row in the layer; missing where the MLP has no gate.
-        up_norm_rank: int, rank. Rank of the norm of its up row in the layer.
-        column_kurtosis: float, 1. Excess kurtosis of its down-projection column, 0 for a Gaussian one; nan for a
-            constant one.
-        top_dimension: int, index. Dimension that its down-projection column writes most to.
-        is_super: bool, yes or no. Whether it is a super neuron, at any of the sink positions.
+        gate_norm_rank: int, rank. Rank, within the layer, of the norm of the neuron's gate row; missing if the MLP has
+            no gate.
+        up_norm_rank: int, rank. Rank, within the layer, of the norm of the neuron's up row.
+        column_kurtosis: float, 1. Excess kurtosis of the neuron's down-projection column, 0 for Gaussian entries; nan
+            for a constant column.
+        top_dimension: int, index. Dimension that the neuron's down-projection column writes to most strongly.
+        is_super: bool, yes or no. Whether the neuron is a super neuron at any of the sink positions.
         """,
     ),
     _table(
@@ -337,9 +339,10 @@ _TRACE = (
         layer: int, index. Layer.
         neuron: int, index. Neuron of the layer's MLP.
         position: int, index. Position in the sequence.
-        cosine: float, cosine. Cosine of the MLP's input with the gate row (the up row without gate).
+        cosine: float, cosine. Cosine between the MLP's input and the gate row (the up row if there is no gate).
         up: float, stream. Projection of the MLP's input on the up row.
-        gate: float, stream. Projection on the gate row (the up row without gate), pre-activation.
+        gate: float, stream. Pre-activation, which is the projection of the MLP's input on the gate row (the up row if
+            there is no gate).
         """,
     ),
     _table(
@@ -349,20 +352,20 @@ _TRACE = (
         layer: int, index. Layer.
         neuron: int, index. Neuron of the layer's MLP.
         dimension: int, index. Dimension that the entry writes to.
-        weight: float, weights. The entry.
-        energy_share: float, share. Its square over the column's sum of squares; nan for zeros.
+        weight: float, weights. Value of the entry.
+        energy_share: float, share. Square of the entry over the column's sum of squares; nan for a column of zeros.
         """,
     ),
     _table(
         "criteria",
-        "one other criterion for super neurons in one growth layer that has them",
+        "one alternative criterion for super neurons, in one growth layer that has super neurons",
         """
         layer: int, index. Layer.
         criterion: str, name. gate_norm, up_norm, spike_ratio or column_kurtosis.
-        n_super: int, count. Super neurons of the layer; as many of the criterion's top are looked at.
-        found: int, count. Super neurons among them.
-        missed: str, list. Super neurons that are not among them, as layer.neuron.
-        invented: str, list. Neurons among them that are not super, as layer.neuron.
+        n_super: int, count. Super neurons of the layer; the same number of neurons is taken from the criterion's top.
+        found: int, count. Super neurons among the criterion's top neurons.
+        missed: str, list. Super neurons that are not among the criterion's top neurons, as layer.neuron.
+        invented: str, list. Neurons among the criterion's top that are no super neurons, as layer.neuron.
         """,
     ),
     _table(
@@ -370,31 +373,32 @@ _TRACE = (
         "one layer that outlier dimensions enter; numbers are means over sequences and heads",
         """
         layer: int, index. Layer.
-        key_cosine_sink: float, cosine. Magnitude of the cosine between the studied key and what its outlier dimensions
-            alone make of it.
-        key_cosine_random_dimensions: float, cosine. The same with as many random dimensions.
-        key_cosine_other_positions: float, cosine. The same at the positions from 8 on.
-        dimension: float, logits. Part of the key's logit, over later queries, that its outlier dimensions make; nan
-            where the key is rotated.
-        rest: float, logits. Part that all other dimensions make; nan where the key is rotated.
-        bias: float, logits. Part that the key's bias makes; nan where the key is rotated.
-        random_dimensions: float, logits. Part that as many random dimensions make; nan likewise.
-        logit_advantage_sink: float, logits. Logit of the key over the mean logit of the other keys that a later query
-            sees.
-        logit_advantage_other_positions: float, logits. The same of five other keys.
+        key_cosine_sink: float, cosine. Magnitude of the cosine between the sink's key and the key computed from its
+            outlier dimensions alone.
+        key_cosine_random_dimensions: float, cosine. The same cosine with equally many random dimensions instead.
+        key_cosine_other_positions: float, cosine. The same cosine, with the outlier dimensions, at positions from 8 on.
+        dimension: float, logits. Part of the sink key's logit, over later queries, that comes from its outlier
+            dimensions; nan if the key is rotated.
+        rest: float, logits. Part of the logit that comes from all other dimensions; nan if the key is rotated.
+        bias: float, logits. Part of the logit that comes from the key's bias; nan if the key is rotated.
+        random_dimensions: float, logits. Part of the logit that comes from equally many random dimensions; nan if the
+            key is rotated.
+        logit_advantage_sink: float, logits. Logit of the sink's key minus the mean logit of the other keys that a later
+            query sees.
+        logit_advantage_other_positions: float, logits. The same difference, computed for five other keys.
         """,
     ),
     _table(
         "arms",
-        "one BOS arm: the traced one, and the other where the tokenizer has BOS",
+        "one BOS condition: the traced one, and the other one if the tokenizer has BOS",
         """
-        arm: str, name. with or without BOS.
-        chosen: bool, yes or no. Whether the other tables are of this arm.
-        sink_rate: float, share. Share of (layer, head, sequence) whose sink score at the arm's sink position is above
-            the threshold.
-        s2_ratio: float, 1. S2 of z at the sink position over the median of other positions, in the layers that feed the
-            growth (the growth layers, else the first quarter).
-        outlier_dimensions: str, list. Outlier dimensions, those of most layers first.
+        arm: str, name. BOS condition, with or without.
+        chosen: bool, yes or no. Whether the other tables describe this condition.
+        sink_rate: float, share. Share of (layer, head, sequence) whose sink score at the condition's sink position is
+            above the threshold.
+        s2_ratio: float, 1. S2 of z at the sink position over the median S2 of other positions, in the growth layers (in
+            the first quarter of layers if nothing grows).
+        outlier_dimensions: str, list. Outlier dimensions, starting with those found in most layers.
         growth_steps: str, list. Layers of the growth steps.
         loss_nats: float, nats. Mean next-token loss.
         """,
@@ -404,25 +408,26 @@ _TRACE = (
         "one statistic of one link beside one null",
         """
         link: str, name. Name of the link.
-        statistic: str, name. Name of the statistic; cut_share is the intervention's.
-        value: float, of the measure. The statistic; nan where it is undefined.
+        statistic: str, name. Name of the statistic; cut_share is the share of the sink that the intervention moves.
+        value: float, of the measure. Value of the statistic; nan if it is undefined.
         ci_low/ci_high: float, of the measure. 95% interval of the value over sequences.
-        null_name: str, name. What the value is compared with; none where there is nothing.
-        null_value: float, of the measure. The statistic there.
-        criterion: str, text. When the link holds.
-        is_primary: bool, yes or no. Whether the measured verdict hangs on this statistic.
-        n: int, count. Sequences that the numbers are taken over.
-        verdict: str, name. holds, fails or undecided: measured and intervened, the same on all rows.
-        measured: str, name. The same of the primary statistic alone.
-        cut: str, name. The same of the intervention alone; not cut where there was none.
+        null_name: str, name. Null that the value is compared with; none if there is no null.
+        null_value: float, of the measure. Value of the statistic under the null.
+        criterion: str, text. Condition under which the link holds.
+        is_primary: bool, yes or no. Whether this statistic decides the measured verdict.
+        n: int, count. Sequences that the numbers are averaged over.
+        verdict: str, name. Overall verdict from measurement and intervention, the same on all rows of a link: holds,
+            fails or undecided.
+        measured: str, name. Verdict from the primary statistic alone.
+        cut: str, name. Verdict from the intervention alone; not cut if there was no intervention.
         """,
     ),
     _table(
         "summary",
         "one headline number or text",
         """
-        quantity: str, name. What it is.
-        value: any, of the row. The number, text, or empty where there is none.
+        quantity: str, name. Name of the quantity.
+        value: any, of the row. The number or text; empty if the quantity has no value.
         ci_low/ci_high: float, of the row. 95% interval of the value over sequences.
         unit: str, text. Unit of the row's numbers.
         note: str, text. How to read it.
@@ -430,31 +435,34 @@ _TRACE = (
         file="csv",
     ),
     replace(
-        _HEADS, name="twin_heads", row="the same as heads, of the randomly initialised model", when="with the twin"
+        _HEADS,
+        name="twin_heads",
+        row="like heads, for the random-init baseline",
+        when="with the twin",
     ),
     _table(
         "twin_links",
-        "one statistic of one link, of the randomly initialised model",
+        "one statistic of one link, measured on the random-init baseline",
         """
         link: str, name. Name of the link.
         statistic: str, name. Name of the statistic.
-        value: float, of the measure. The statistic; nan where it is undefined.
+        value: float, of the measure. Value of the statistic; nan if it is undefined.
         """,
         when="with the twin",
     ),
     _table(
         "amplification",
-        "one factor from one centre",
+        "one amplification factor and one centre",
         """
-        centre: str, name. What is amplified away from: values, aggregated, or none (norm only).
-        factor: float, 1. Factor; 1 is no edit.
+        centre: str, name. Mean that the deviation is taken from: values, aggregated, or none (norm only).
+        factor: float, 1. Factor by which the deviation is multiplied; 1 is no edit.
         layers: str, list. Layers that are edited.
         position: int, index. Position that is edited.
-        read_layers: str, list. Layers in which attention is read: at most five after the first step.
+        read_layers: str, list. Layers in which attention is read, at most five after the first growth step.
         baseline_mass: float, attention. Attention to the position without an edit.
         mass: float, attention. Attention to the position with the edit.
-        times: float, 1. mass over baseline_mass; nan where that is 0.
-        n: int, count. Sequences that the numbers are taken over.
+        times: float, 1. mass over baseline_mass; nan if baseline_mass is 0.
+        n: int, count. Sequences that the numbers are averaged over.
         """,
         when="with interventions",
     ),
@@ -462,54 +470,55 @@ _TRACE = (
         "effects",
         "one intervention on one link",
         f"""
-        link: str, name. Link that is broken or made.
-        edit: str, text. What is done.
+        link: str, name. Link that the intervention breaks or makes.
+        edit: str, text. What the intervention does.
         layers: str, list. Layers that are edited.
         position: int, index. Position that is edited.
         read_layers: str, list. Layers in which attention is read.
         baseline_mass_new: float, attention. Attention without an edit to {_NEW}.
-        sink_mass_new: float, attention. The same with the edit.
+        sink_mass_new: float, attention. Attention with the edit to {_NEW}.
         baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
-        sink_mass_old: float, attention. The same with the edit.
+        sink_mass_old: float, attention. Attention with the edit to {_OLD}.
         baseline_loss_nats: float, nats. Mean next-token loss without an edit.
         loss_nats: float, nats. Mean next-token loss with the edit.
-        control_of: str, text. The edit that this one is a control of; empty for all others.
-        control_mean: float, attention. Mean over controls of the attention to the position that is judged; nan
-            without controls.
-        control_sd: float, attention. Standard deviation over controls; nan with fewer than two.
-        n_controls: int, count. Matched random controls.
-        share: float, share. Attention that came to the new position, or left the old one, over what the old one has
-            without an edit; a ratio of means.
+        control_of: str, text. Edit that this row is a control of; empty if the row is no control.
+        control_mean: float, attention. Mean over controls of the attention to the position that decides the verdict;
+            nan without controls.
+        control_sd: float, attention. Standard deviation over controls; nan with fewer than two controls.
+        n_controls: int, count. Number of matched random controls.
+        share: float, share. Attention that the target position gained, or that the sink position lost, over the
+            unedited attention to the sink position; a ratio of means.
         ci_low/ci_high: float, share. 95% interval of the share over sequences.
         control_share: float, share. Mean share of the controls; nan without controls.
-        outcome: str, name. What became of the sink: removed, relocated, shared or unchanged.
-        is_primary: bool, yes or no. Whether the link's verdict hangs on it.
-        n: int, count. Sequences that the numbers are taken over.
+        outcome: str, name. What happened to the sink: removed, relocated, shared or unchanged.
+        is_primary: bool, yes or no. Whether this intervention decides the link's verdict.
+        n: int, count. Sequences that the numbers are averaged over.
         """,
         when="with interventions",
     ),
     _table(
         "mediation",
-        "one quantity held under one intervention, in the layers after one growth step",
+        "one quantity frozen under one intervention, with attention read after one growth step",
         f"""
         intervention: str, name. What makes the sink: isolation, amplification, or natural.
-        hold: str, name. What is held: {", ".join(HOLDS)}.
-        step: int, index. Growth step whose sink is read; -1 where the model has none.
+        hold: str, name. Quantity that is frozen: {", ".join(HOLDS)}.
+        step: int, index. Growth step whose sink is read; -1 if the model has no growth step.
         position: int, index. Position of the sink that is read.
         layers_from: int, index. First layer in which attention is read.
         layers_to: int, index. Last layer in which attention is read.
-        baseline_mass: float, attention. Attention to the position in the clean run; for the natural sink, to an
-            ordinary position.
-        mass_without_hold: float, attention. Attention under the intervention, nothing held.
-        mass: float, attention. Attention under the intervention with the quantity held.
-        surviving_share: float, share. What survives of the attention that the intervention adds; nan where it adds
+        baseline_mass: float, attention. Attention to the position in the clean run; for the natural sink, attention to
+            an ordinary position.
+        mass_without_hold: float, attention. Attention under the intervention with nothing frozen.
+        mass: float, attention. Attention under the intervention with the quantity frozen.
+        surviving_share: float, share. Share of the attention added by the intervention that survives the freezing; nan
+            if the intervention adds less than {LEAST_ADDED:g}.
+        control_mean: float, attention. Mean attention when random quantities of the same size are frozen.
+        control_sd: float, attention. Standard deviation over the random controls; nan with fewer than two controls.
+        control_surviving_share: float, share. Mean surviving share of the random controls; nan if the intervention adds
             less than {LEAST_ADDED:g}.
-        control_mean: float, attention. Mean attention with random holds of the same size.
-        control_sd: float, attention. Standard deviation over those; nan with fewer than two.
-        control_surviving_share: float, share. Share that survives in their mean; nan likewise.
-        n_controls: int, count. Random holds.
-        size: int, count. Numbers of a token that are held.
-        n: int, count. Sequences that the numbers are taken over.
+        n_controls: int, count. Number of random controls.
+        size: int, count. Numbers per token that are frozen.
+        n: int, count. Sequences that the numbers are averaged over.
         """,
         when="with interventions",
     ),
@@ -517,16 +526,16 @@ _TRACE = (
         "placement",
         "one kind of token at one position",
         """
-        position: int, index. Where it stands: 0 or the interior position.
-        token: str, name. ordinary, or bos where the tokenizer has it.
+        position: int, index. Position of the token, either 0 or an interior position.
+        token: str, name. Kind of token, either ordinary or (if the tokenizer has it) bos.
         isolated: bool, yes or no. Whether the attention mask isolates the position.
-        sink_mass: float, attention. Attention to it, mean over the layers in which the sink is read.
-        ordinary_mass: float, attention. Mean attention to up to five other positions in that run.
-        norm_ratio: float, 1. Norm there over the median norm of those, at the layer where it is largest; nan without
-            others.
-        loss_nats: float, nats. Mean next-token loss of that run.
+        sink_mass: float, attention. Attention to the position, mean over the layers in which the sink is read.
+        ordinary_mass: float, attention. Mean attention to up to five other positions in the same run.
+        norm_ratio: float, 1. Norm at the position over the median norm at those other positions, in the layer where the
+            ratio is largest; nan without other positions.
+        loss_nats: float, nats. Mean next-token loss of the run.
         is_sink: bool, yes or no. Whether sink_mass is over 0.1 and over four times ordinary_mass.
-        n: int, count. Sequences that the numbers are taken over.
+        n: int, count. Sequences that the numbers are averaged over.
         """,
         when="with interventions",
     ),
@@ -550,23 +559,23 @@ value_old: float, stream. The model's own sink position's value in the outlier d
 """
 
 _EDITED = f"""
-layers: str, list. Layers that are edited; all where every one is.
+layers: str, list. Layers that are edited, or all.
 read_layers: str, list. Layers in which attention is read.
 baseline_mass_new: float, attention. Attention without an edit to the edited position.
 mass_new: float, attention. Attention with the edit to the edited position.
 baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
 mass_old: float, attention. Attention with the edit to {_OLD}.
-outcome: str, name. What became of the sink: removed, relocated, shared or unchanged.
+outcome: str, name. What happened to the sink: removed, relocated, shared or unchanged.
 baseline_loss_nats: float, nats. Mean next-token loss without an edit.
 loss_nats: float, nats. Mean next-token loss with the edit.
-loss_change_nats: float, nats. Paired change of the loss, edited less unedited.
+loss_change_nats: float, nats. Paired change of the loss, edited minus unedited.
 loss_change_low/loss_change_high: float, nats. 95% interval of the change of the loss over sequences.
-n: int, count. Sequences that the numbers are taken over.
+n: int, count. Sequences that the numbers are averaged over.
 """
 
 _CENTRED = """
-centre: str, name. What is amplified away from: values, aggregated, or none (norm only).
-factor: float, 1. Factor; 1 is no edit.
+centre: str, name. Mean that the deviation is taken from: values, aggregated, or none (norm only).
+factor: float, 1. Factor by which the deviation is multiplied; 1 is no edit.
 """
 
 _ISOLATE = (
@@ -605,7 +614,7 @@ _AMPLIFY = (
         "one centre and factor",
         f"""
         {_CENTRED}
-        times: float, 1. mass_new over baseline_mass_new; nan where that is 0.
+        times: float, 1. mass_new over baseline_mass_new; nan if baseline_mass_new is 0.
         {_EDITED}
         """,
         file="csv",
@@ -619,22 +628,23 @@ _ABLATE = (
         "one set of neurons ablated in one way",
         """
         step: int, index. Growth step whose sink is to be removed.
-        kind: str, name. set (the smallest that removes the sink), single, leave one out, or one of two kinds of random
-            sets.
+        kind: str, name. Kind of set: set (the smallest that removes the sink), single, leave one out, or one of two
+            kinds of random sets.
         neurons: str, list. Neurons, as layer.neuron.
-        size: int, count. How many neurons they are.
-        method: str, name. What they are set to: their mean over other positions, or zero.
-        what: str, name. column (all that they write) or scalar (into the outlier dimension alone).
-        where: str, name. sink (at its position) or everywhere.
+        size: int, count. Number of neurons in the set.
+        method: str, name. What the neurons are set to, either their mean over other positions or zero.
+        what: str, name. Which outputs of the neurons are ablated, either column (all of them) or scalar (only the
+            outlier dimension).
+        where: str, name. Positions of the ablation, either sink (the sink position) or everywhere.
         layers_from: int, index. First layer in which attention is read.
-        layers_to: int, index. Last layer in which attention is read; a next step's are left out.
+        layers_to: int, index. Last layer in which attention is read; layers after the next growth step are left out.
         baseline_mass: float, attention. Attention to the sink without an ablation.
-        mass: float, attention. Attention to the sink with it.
-        removed_share: float, share. Attention that is gone over baseline_mass; a ratio of means.
+        mass: float, attention. Attention to the sink with the ablation.
+        removed_share: float, share. Attention lost through the ablation over baseline_mass; a ratio of means.
         ci_low/ci_high: float, share. 95% interval of removed_share over sequences.
         baseline_loss_nats: float, nats. Mean next-token loss without an ablation.
-        loss_nats: float, nats. Mean next-token loss with it; nan where it was not asked for.
-        n: int, count. Sequences that the numbers are taken over.
+        loss_nats: float, nats. Mean next-token loss with the ablation; nan if the loss was not requested.
+        n: int, count. Sequences that the numbers are averaged over.
         """,
     ),
     _table(
@@ -643,12 +653,12 @@ _ABLATE = (
         f"""
         step: int, index. Growth step whose sink is to be removed.
         neurons: str, list. Neurons, as layer.neuron.
-        size: int, count. How many neurons they are.
-        removes: bool, yes or no. Whether the set removes at least {LOST_FRAC:g} of the sink.
-        removed_share: float, share. Share of the sink that the set removes.
-        best_single: float, share. The most that one of them removes alone; nan for a set of one.
-        random_mean: float, share. Mean that random sets of the same size remove.
-        random_max: float, share. The most that one of those removes.
+        size: int, count. Number of neurons in the set.
+        removes: bool, yes or no. Whether ablating the set removes at least {LOST_FRAC:g} of the sink.
+        removed_share: float, share. Share of the sink that the ablation removes.
+        best_single: float, share. Largest share removed by one neuron of the set alone; nan for a set of one.
+        random_mean: float, share. Mean share removed by random sets of the same size.
+        random_max: float, share. Largest share removed by such a random set.
         read_layers: str, list. Layers in which attention is read.
         """,
         file="csv",
@@ -656,21 +666,21 @@ _ABLATE = (
 )
 
 _PATCHED = """
-layer?: int, index. Layer of the patch, where layers are swept.
-pos?: int, index. Position of the patch (the query of scores and pattern), where positions are swept.
-head_index?: int, index. Head of the patch, where heads are swept.
-src_pos?: int, index. Key of the patched scores or pattern, where keys are swept.
+layer?: int, index. Layer of the patch, if layers are swept.
+pos?: int, index. Position of the patch (the query position for scores and pattern), if positions are swept.
+head_index?: int, index. Head of the patch, if heads are swept.
+src_pos?: int, index. Key position of the patched scores or pattern, if keys are swept.
 """
 
 _PATCHES = f"""
 {_PATCHED}
-value?: float, of the metric. Metric of the patched run, mean over sequences; not with --approximate.
-effect?: float, of the metric. value less the unpatched run's; not with --approximate.
-normalised_effect?: float, 1. effect over that of taking the whole other run: 0 as unpatched, 1 as the run that values
-    come from; nan where both are equal.
+value?: float, of the metric. Metric of the patched run, mean over sequences; absent with --approximate.
+effect?: float, of the metric. value minus the metric of the unpatched run; absent with --approximate.
+normalised_effect?: float, 1. effect over the difference between the source run and the unpatched run: 0 means as
+    unpatched, 1 means as the source run; nan if the two runs have the same metric.
 approximation?: float, of the metric. First-order approximation of effect; only with --approximate.
-changed: bool, yes or no. Whether the values that were put there differ from those that stood there.
-n: int, count. Sequences that have a number.
+changed: bool, yes or no. Whether the patched-in values differ from the values that they replace.
+n: int, count. Sequences for which the metric is defined.
 """
 
 _PATCH = (
@@ -681,12 +691,12 @@ _PATCH = (
     ),
     _table(
         "check",
-        "one patch that was approximated and really made",
+        "one patch that was both approximated and really run",
         f"""
         {_PATCHED}
         approximation: float, of the metric. First-order approximation of the effect.
         effect: float, of the metric. Effect of the real patch.
-        error: float, of the metric. approximation less effect.
+        error: float, of the metric. approximation minus effect.
         """,
         when="with --approximate",
     ),
@@ -706,10 +716,10 @@ _PATCH = (
         f"""
         {_PATCHES}
         site: str, name. Site that is patched.
-        metric: str, text. What is measured.
-        direction: str, name. denoising (clean into corrupted) or noising.
-        unpatched: float, of the metric. Metric of the run that is patched, without a patch.
-        source: float, of the metric. Metric of the run that the values come from.
+        metric: str, text. Metric of the patch.
+        direction: str, name. Either denoising (clean values into the corrupted run) or noising (the reverse).
+        unpatched: float, of the metric. Metric of the patched run before it is patched.
+        source: float, of the metric. Metric of the run that the patched-in values come from.
         """,
         file="csv",
     ),
@@ -720,32 +730,32 @@ _CELLS = _table(
     "one cell of the grid and one metric",
     """
     cell: int, index. Number of the cell.
-    name?: str, text. Name of a cell of one's own.
+    name?: str, text. Name of a cell that the caller defined.
     kind?: str, name. Kind of edit.
     site?: str, name. Site that is edited.
-    place?: str, text. Where, in words; empty where everything is edited.
-    layer?: int, index. Layer, where one is edited; else missing.
-    position?: int, index. Position, where one is edited; else missing.
-    head?: int, index. Head, where one is edited; else missing.
-    unit?: int, index. Unit, such as a neuron, where one is edited; else missing.
-    key?: int, index. Key, where one is edited; else missing.
-    factor?: float, 1. Strength of the edit; nan for a kind without one.
-    seed?: int, index. Seed of the edit's random draw; missing for a kind without one.
-    centre?: str, name. What is amplified away from; missing for a kind without one.
-    metric: str, text. What is measured.
+    place?: str, text. Edited layers, positions, heads and units, in words; empty if everything is edited.
+    layer?: int, index. Layer of the edit; missing unless exactly one layer is edited.
+    position?: int, index. Position of the edit; missing unless exactly one position is edited.
+    head?: int, index. Head of the edit; missing unless exactly one head is edited.
+    unit?: int, index. Unit of the edit, such as a neuron; missing unless exactly one unit is edited.
+    key?: int, index. Key position of the edit; missing unless exactly one key is edited.
+    factor?: float, 1. Strength of the edit; nan for a kind of edit without a strength.
+    seed?: int, index. Seed of the edit's random draw; missing for a kind of edit without a random draw.
+    centre?: str, name. Mean that the amplified deviation is taken from; missing for a kind of edit without a centre.
+    metric: str, text. Metric of the row.
     metric_unit: str, text. Unit of the metric; empty for a pure number.
     baseline: float, of the metric. Metric of the unedited run, mean over sequences.
-    value: float, of the metric. Metric of the cell, mean over sequences; nan where it failed.
-    effect: float, of the metric. Paired difference of the two.
+    value: float, of the metric. Metric of the cell, mean over sequences; nan if the cell failed.
+    effect: float, of the metric. Paired difference, value minus baseline.
     ci_low/ci_high: float, of the metric. 95% interval of the effect over sequences.
-    control_effect: float, of the metric. Mean effect of the cell's random controls; nan without.
-    control_sd: float, of the metric. Standard deviation over those; nan with fewer than two.
-    n_controls: int, count. Random controls that have a number.
-    over_control: float, of the metric. effect less control_effect, paired; nan without controls.
+    control_effect: float, of the metric. Mean effect of the cell's random controls; nan without controls.
+    control_sd: float, of the metric. Standard deviation over the random controls; nan with fewer than two controls.
+    n_controls: int, count. Random controls for which the metric is defined.
+    over_control: float, of the metric. Paired difference, effect minus control_effect; nan without controls.
     over_low/over_high: float, of the metric. 95% interval of over_control over sequences.
-    changed: bool, yes or no. Whether the edit changed anything that was run.
-    n: int, count. Sequences that have a number in both runs.
-    error: str, text. Why the cell failed; missing where it did not.
+    changed: bool, yes or no. Whether the edit changed any tensor in the run.
+    n: int, count. Sequences for which the metric is defined in both runs.
+    error: str, text. Why the cell failed; missing if it did not fail.
     """,
     open=True,
 )
@@ -756,27 +766,27 @@ _SWEEP = (
         "one sequence and metric of the unedited run",
         """
         sequence: int, index. Sequence of the run.
-        metric: str, text. What is measured.
-        value: float, of the metric. The metric; nan where it is undefined.
+        metric: str, text. Metric of the row.
+        value: float, of the metric. Value of the metric; nan if it is undefined.
         """,
     ),
     _table(
         "block-*",
-        "one sequence and metric of one cell, as a block of the sweep left it",
+        "one sequence and metric of one cell, as one block of the sweep wrote it",
         """
-        cell: int, index. Number of the cell among cells and controls together.
-        sequence: int, index. Sequence of the run; -1 where the cell failed.
-        metric: str, text. What is measured; empty where the cell failed.
-        value: float, of the metric. The metric; nan where it is undefined.
-        changed: bool, yes or no. Whether the edit changed anything that was run.
-        error: str, text. Why the cell failed; missing where it did not.
+        cell: int, index. Number of the cell; cells and controls share one numbering.
+        sequence: int, index. Sequence of the run; -1 if the cell failed.
+        metric: str, text. Metric of the row; empty if the cell failed.
+        value: float, of the metric. Value of the metric; nan if it is undefined.
+        changed: bool, yes or no. Whether the edit changed any tensor in the run.
+        error: str, text. Why the cell failed; missing if it did not fail.
         """,
     ),
     _CELLS,
     replace(
         _CELLS,
         name="controls",
-        row="one random control, with its own number as cell, and one metric; it has no controls itself",
+        row="one random control and one metric; a control has its own number in the column cell and no controls itself",
     ),
     _table(
         "values",
@@ -784,8 +794,8 @@ _SWEEP = (
         """
         cell: int, index. Number of the cell in cells.
         sequence: int, index. Sequence of the run.
-        metric: str, text. What is measured.
-        value: float, of the metric. The metric; nan where it is undefined.
+        metric: str, text. Metric of the row.
+        value: float, of the metric. Value of the metric; nan if it is undefined.
         """,
     ),
 )
@@ -797,11 +807,11 @@ _TRAIN = (
         """
         step: int, steps. Optimiser steps so far.
         tokens: int, tokens. Tokens trained on so far.
-        loss: float, nats. Training loss, mean over the steps since the row before.
+        loss: float, nats. Training loss, mean over the steps since the previous row.
         lr: float, 1. Learning rate of the step.
-        grad_norm: float, 1. Norm of the gradient before it is clipped; nan where there is none.
+        grad_norm: float, 1. Norm of the gradient before clipping; nan if it was not computed.
         seconds: float, seconds. Time spent in training so far.
-        eval_loss: float, nats. Loss on the held-out sequences; nan where it was not evaluated.
+        eval_loss: float, nats. Loss on the held-out sequences; nan if it was not evaluated at this step.
         """,
     ),
     _table(
@@ -810,13 +820,13 @@ _TRAIN = (
         """
         step: int, steps. Optimiser steps so far.
         tokens: int, tokens. Tokens trained on so far.
-        measure: str, name. Name of the measure; error where the checkpoint could not be read.
-        layer: int, index. Layer, -1 before the first; missing for the whole model.
-        position: int, index. Position, for s2; missing elsewhere.
-        threshold: float, attention. Threshold of the sink score, for sink_rate; nan elsewhere.
-        value: float, of the row. The measure, mean over sequences; nan where it is undefined.
+        measure: str, name. Name of the measure, or error if the checkpoint could not be read.
+        layer: int, index. Layer, or -1 for the stream before the first layer; missing for measures of the whole model.
+        position: int, index. Position that s2 is measured at; missing for other measures.
+        threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
+        value: float, of the row. Value of the measure, mean over sequences; nan if it is undefined.
         unit: str, text. Unit of the row's numbers.
-        error: str, text. Why the checkpoint could not be read; missing where it could.
+        error: str, text. Why the checkpoint could not be read; missing if it could.
         tokens_sha256: str, hash. Hash of the sequences that were read.
         """,
         when="that were watched",
@@ -828,19 +838,19 @@ _COMPARE = (
         "curves",
         "one run at one number of tokens",
         """
-        arm: str, name. What the runs of one arm have in common.
+        arm: str, name. Training variant, shared by its runs with different seeds.
         seed: int, index. Seed of the run.
         curve: str, name. evaluation, or training (smoothed).
         tokens: float, tokens. Tokens trained on so far.
         loss: float, nats. The run's loss.
-        difference: float, nats. Loss less that of the baseline's run with the same seed.
+        difference: float, nats. Loss minus the loss of the baseline's run with the same seed.
         """,
     ),
     _table(
         "bands",
-        "one arm at one number of tokens",
+        "one variant at one number of tokens",
         """
-        arm: str, name. What the runs of one arm have in common.
+        arm: str, name. Training variant, shared by its runs with different seeds.
         curve: str, name. evaluation, or training (smoothed).
         quantity: str, name. loss, or difference to the baseline.
         tokens: float, tokens. Tokens trained on so far.
@@ -851,43 +861,43 @@ _COMPARE = (
     ),
     _table(
         "finals",
-        "one run's end on one curve",
+        "the end of one run, on one curve",
         """
-        arm: str, name. What the runs of one arm have in common.
+        arm: str, name. Training variant, shared by its runs with different seeds.
         seed: int, index. Seed of the run.
         curve: str, name. evaluation, or training (smoothed).
         tokens: float, tokens. Tokens at the run's last point.
-        loss: float, nats. Loss there.
-        difference: float, nats. Loss less the final loss of the baseline with the same seed.
-        target: float, nats. The baseline's final loss.
-        reached: float, tokens. Tokens from which the loss stays at the target or under; nan if never.
-        baseline_reached: float, tokens. The same of the baseline.
-        acceleration: float, 1. baseline_reached over reached; nan where it was not reached.
+        loss: float, nats. Loss at the run's last point.
+        difference: float, nats. Loss minus the final loss of the baseline with the same seed.
+        target: float, nats. Final loss of the baseline with the same seed.
+        reached: float, tokens. Tokens after which the run's loss stays at or below the target; nan if it never does.
+        baseline_reached: float, tokens. Tokens after which the baseline's loss stays at or below the target.
+        acceleration: float, 1. baseline_reached over reached; nan if the target was not reached.
         """,
     ),
     _table(
         "differences",
-        "one arm on one curve: its final loss less the baseline's, paired by seed",
+        "the final loss of one variant minus the baseline's, paired by seed, on one curve",
         """
-        arm: str, name. What the runs of one arm have in common.
+        arm: str, name. Training variant, shared by its runs with different seeds.
         curve: str, name. evaluation, or training (smoothed).
         mean: float, nats. Mean difference.
         low: float, nats. Lower end of the 95% t interval over seeds; nan for one seed.
         high: float, nats. Upper end of the 95% t interval over seeds; nan for one seed.
-        boot_low/boot_high: float, nats. 95% interval of the mean, bootstrapped, over seeds.
+        boot_low/boot_high: float, nats. 95% bootstrap interval of the mean over seeds.
         t_p: float, p. Two-sided p of the paired t test; nan where all differences are equal.
         flip_p: float, p. Two-sided p of the sign-flip test; nan for one seed.
-        flip_smallest: float, p. The smallest p that so many seeds can give in that test.
+        flip_smallest: float, p. Smallest p that the sign-flip test can give with this number of seeds.
         n: int, count. Seeds that the mean is taken over.
         """,
     ),
     _table(
         "measures",
-        "one measure of one arm at the last checkpoint that all runs have",
+        "one measure of one variant at the last checkpoint that all runs have",
         """
         measure: str, name. Name of the measure.
-        threshold: float, attention. Threshold of the sink score, for sink_rate; nan elsewhere.
-        arm: str, name. What the runs of one arm have in common.
+        threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
+        arm: str, name. Training variant, shared by its runs with different seeds.
         step: int, steps. Optimiser steps so far.
         mean: float, of the row. Mean over seeds of the whole model's measure.
         low/high: float, of the row. 95% interval of the mean over seeds.
@@ -900,11 +910,11 @@ _COMPARE = (
     ),
     _table(
         "course",
-        "one measure of one arm at one checkpoint",
+        "one measure of one variant at one checkpoint",
         """
-        arm: str, name. What the runs of one arm have in common.
+        arm: str, name. Training variant, shared by its runs with different seeds.
         measure: str, name. Name of the measure.
-        threshold: float, attention. Threshold of the sink score, for sink_rate; nan elsewhere.
+        threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
         tokens: float, tokens. Tokens trained on so far.
         mean: float, of the measure. Mean over seeds.
         low/high: float, of the measure. 95% interval of the mean over seeds.
@@ -916,16 +926,16 @@ _COMPARE = (
         "births",
         "one run",
         f"""
-        arm: str, name. What the runs of one arm have in common.
+        arm: str, name. Training variant, shared by its runs with different seeds.
         seed: int, index. Seed of the run.
         threshold: float, attention. Threshold of the sink score.
-        step: int, steps. First checkpoint from which the sink rate stays at {MIN_SINK_RATE:g} or over; missing if
-            none.
-        tokens: int, tokens. Tokens of that checkpoint; missing if there is none.
+        step: int, steps. First checkpoint from which the sink rate stays at or above {MIN_SINK_RATE:g}; missing if no
+            checkpoint does.
+        tokens: int, tokens. Tokens trained on at that checkpoint; missing if no checkpoint does.
         rate: float, share. Sink rate at the last checkpoint.
-        mass: float, attention. Attention to position 0 there, in the layer that has most.
-        layer: int, index. That layer.
-        sentence: str, text. The same in words.
+        mass: float, attention. Attention to position 0 at the last checkpoint, in the layer with the most attention.
+        layer: int, index. Layer with the most attention to position 0 at the last checkpoint.
+        sentence: str, text. Summary of the row in words.
         """,
         when="that compare watched runs",
     ),
@@ -933,9 +943,9 @@ _COMPARE = (
 
 _SUBJECT = """
 model: str, text. Name of the model.
-arm: str, text. What a model has in common with its repetitions.
-seed: int, index. Seed of the weights; missing where it is not known.
-step: int, steps. Step of a training's checkpoint; missing for any other model.
+arm: str, text. Variant of the model, shared by its repetitions with other seeds.
+seed: int, index. Seed of the weights; missing if it is not known.
+step: int, steps. Training step of the checkpoint; missing for a model that is no checkpoint.
 """
 
 _MODELS = _table(
@@ -943,45 +953,45 @@ _MODELS = _table(
     "one model",
     f"""
     {_SUBJECT}
-    n_layers: int, count. Layers; missing where the model failed.
-    d_model: int, count. Width of the residual stream; missing where the model failed.
-    d_vocab: int, count. Size of the vocabulary; missing where the model failed.
-    weights_sha256: str, hash. Hash of the weights; missing where the model failed.
-    seconds: float, seconds. Time that the measuring took; nan where the model failed.
-    error: str, text. Why the model failed; missing where it did not.
+    n_layers: int, count. Layers; missing if the model failed.
+    d_model: int, count. Width of the residual stream; missing if the model failed.
+    d_vocab: int, count. Size of the vocabulary; missing if the model failed.
+    weights_sha256: str, hash. Hash of the weights; missing if the model failed.
+    seconds: float, seconds. Time that the measurement took; nan if the model failed.
+    error: str, text. Why the model failed; missing if it did not fail.
     """,
     file="csv",
 )
 
 _COMPARED = """
-n: int, count. Models that the mean is taken over: seeds.
+n: int, count. Models (seeds) that the mean is taken over.
 mean: float, of the measure. Mean over seeds.
 low/high: float, of the measure. 95% interval of the mean over seeds.
-difference: float, of the measure. Mean difference to the first, paired by seed; nan for the first.
+difference: float, of the measure. Mean difference to the first variant, paired by seed; nan for the first variant.
 difference_low/difference_high: float, of the measure. 95% interval of the difference over seeds.
-p: float, p. Two-sided p of the paired t test; nan for the first, and for one seed.
+p: float, p. Two-sided p of the paired t test; nan for the first variant and for a single seed.
 """
 
 _ARMS = _table(
     "arms",
-    "one measure of one arm; checkpoints of a training are no repetitions and are left out",
+    "one measure of one variant; training checkpoints are left out, since they are no repetitions",
     f"""
     measure: str, name. Name of the measure.
-    arm: str, text. Arm; the first is the one to compare with.
+    arm: str, text. Variant; the others are compared with the first one.
     {_COMPARED}
     """,
     file="csv",
 )
 
 _NULL = """
-null: float, of the row. Mean of what chance gives.
-null_low: float, of the row. Lower end of where 95% of chance lies.
-null_high: float, of the row. Upper end of where 95% of chance lies.
+null: float, of the row. Mean of the measure under chance.
+null_low: float, of the row. Lower end of the range that holds 95% of the values under chance.
+null_high: float, of the row. Upper end of the range that holds 95% of the values under chance.
 """
 
 _MEASURED = """
 measure: str, name. Name of the measure.
-value: float, of the row. The measure.
+value: float, of the row. Value of the measure.
 low/high: float, of the row. 95% interval of the value over sequences.
 """
 
@@ -1000,12 +1010,12 @@ _PREFERENCE = (
     ),
     _table(
         "coverage",
-        "one number of tokens of one model",
+        "one model and one number of most frequent tokens",
         f"""
         {_SUBJECT}
         kind: str, name. argmax (the most probable token) or argmin (the least probable).
-        tokens: int, count. How many of the most frequent tokens.
-        share: float, share. Share of the sequences whose prediction is one of them.
+        tokens: int, count. Number of most frequently predicted tokens.
+        share: float, share. Share of the sequences whose predicted token is one of these tokens.
         {_NULL.replace("of the row", "share")}
         """,
     ),
@@ -1016,18 +1026,18 @@ _PREFERENCE = (
         {_SUBJECT}
         kind: str, name. argmax (the most probable token) or argmin (the least probable).
         token: int, token id. The token's id.
-        count: int, count. Sequences after which it is predicted.
-        share: float, share. The same as a share of the sequences.
-        probability_ratio: float, 1. Its mean probability times the size of the vocabulary.
-        text: str, text. The token decoded; `<id>` where no tokenizer knows it.
+        count: int, count. Sequences after which the token is predicted.
+        share: float, share. Share of the sequences after which the token is predicted.
+        probability_ratio: float, 1. Mean probability of the token times the size of the vocabulary.
+        text: str, text. The decoded token; `<id>` if no tokenizer knows it.
         """,
     ),
     _ARMS,
 )
 
 _PLACE = """
-layer: int, index. Layer; -1 before the first, the number of layers after the last norm.
-place: str, name. What it is read after: embedding, attention, mlp or final (the last norm).
+layer: int, index. Layer; -1 for the embedding, the number of layers for the final norm.
+place: str, name. Step after which the state is read: embedding, attention, mlp or final (the final norm).
 """
 
 _CONTRACTION = (
@@ -1052,10 +1062,10 @@ _CONTRACTION = (
             sequence).
         value: float, cosine. Mean cosine between the states.
         low/high: float, cosine. 95% interval of the value over sequences.
-        floor: float, cosine. The same before the first layer.
-        excess: float, cosine. value less floor.
+        floor: float, cosine. Mean cosine between the states before the first layer.
+        excess: float, cosine. value minus floor.
         excess_low/excess_high: float, cosine. 95% interval of the excess over sequences.
-        gain: float, cosine. value less that of the place before; 0 at the first.
+        gain: float, cosine. value minus the value at the previous step; 0 at the first step.
         """,
     ),
     _table(
@@ -1065,28 +1075,28 @@ _CONTRACTION = (
         {_SUBJECT}
         {_PLACE}
         position: int, index. Position: 0, the powers of two, and the last.
-        inter: float, cosine. Mean cosine between the states of two sequences there.
-        excess: float, cosine. inter less that of the same position before the first layer.
+        inter: float, cosine. Mean cosine between the states of two sequences at the position.
+        excess: float, cosine. inter minus its value at the same position before the first layer.
         norm: float, stream. Mean norm of the states.
         """,
     ),
     _table(
         "alignment",
-        "one thing that the contraction direction of one model is compared with",
+        "one token or dimension that the contraction direction of one model is compared with",
         f"""
         {_SUBJECT}
-        what: str, text. A preferred token, or the largest dimension of position 0 and its layer.
-        which: int, index. Its token id or its dimension.
-        cosine: float, cosine. Cosine of its unembedding, or of its axis, with the direction.
-        rank: int, rank. Rank of that among all tokens or dimensions, the most aligned first.
-        of: int, count. How many tokens or dimensions there are.
+        what: str, text. A preferred token, or the largest dimension of position 0 together with its layer.
+        which: int, index. Token id, or index of the dimension.
+        cosine: float, cosine. Cosine of the token's unembedding, or of the dimension's axis, with the direction.
+        rank: int, rank. Rank of this cosine among all tokens or dimensions, the most aligned first.
+        of: int, count. Number of tokens or dimensions that are ranked.
         event_frac: float, share. Share of sequences that predict the token; nan for a dimension.
         """,
     ),
     _ARMS,
     _table(
         "agreement",
-        "two models of one width at one place",
+        "two models of the same width, at one place",
         """
         a: str, text. Name of the first model.
         b: str, text. Name of the second model.
@@ -1107,7 +1117,7 @@ _CALIBRATION = (
         {_SUBJECT}
         calibration: str, name. none, amplify, attenuate or head_rms.
         {_MEASURED}
-        effect: float, of the row. value less that without calibration.
+        effect: float, of the row. value minus the value without calibration.
         effect_low/effect_high: float, of the row. 95% interval of the effect over sequences.
         unit: str, text. Unit of the row's numbers.
         tokens: str, text. Where the sequences come from.
@@ -1116,22 +1126,22 @@ _CALIBRATION = (
     ),
     _table(
         "arms",
-        "one measure under one calibration of one arm",
+        "one measure of one variant under one calibration",
         f"""
         measure: str, name. Name of the measure.
-        calibration: str, name. Calibration; none is the one to compare with.
+        calibration: str, name. Calibration; the others are compared with none.
         {_COMPARED}
-        arm: str, text. What the models have in common.
+        arm: str, text. Variant that the models share.
         """,
         file="csv",
     ),
 )
 
 NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")
-"""What a mean Kendall tau is compared with in a fingerprint, the published ones first."""
+"""Null distributions for the mean Kendall tau of a fingerprint; the published nulls come first."""
 
 _OF_NULLS = "\n".join(
-    f"z_{name}: float, 1. Standard deviations of tau_bar over the {name} null's mean; nan without an answer.\n"
+    f"z_{name}: float, 1. tau_bar minus the mean of the {name} null, in standard deviations; nan without an answer.\n"
     f"log10_p_{name}: float, log10 p. One-sided p under the {name} null; nan without an answer."
     for name in NULLS
 )
@@ -1146,14 +1156,14 @@ _FINGERPRINT = (
         "one model",
         """
         model: str, text. Name of the model.
-        lineage: str, text. Label of its lineage; missing where it is not known.
-        seed: int, index. Seed of the weights; missing where it is not known.
-        step: int, steps. Step of a training's checkpoint; missing for any other model.
+        lineage: str, text. Label of the model's lineage; missing if it is not known.
+        seed: int, index. Seed of the weights; missing if it is not known.
+        step: int, steps. Training step of the checkpoint; missing for a model that is no checkpoint.
         d_model: int, count. Width of the residual stream.
-        ids: int, count. Ordinary token ids that it knows.
-        dtype: str, name. Type of its weights.
+        ids: int, count. Ordinary token ids in the model's vocabulary.
+        dtype: str, name. Type of the model's weights.
         weights_sha256: str, hash. Hash of the weights.
-        cached: bool, yes or no. Whether its states were in the cache.
+        cached: bool, yes or no. Whether the model's states were already in the cache.
         """,
         file="csv",
     ),
@@ -1162,19 +1172,19 @@ _FINGERPRINT = (
         "two models",
         f"""
         {_A_AND_B}
-        related: bool, yes or no. Whether they share an initialisation; missing where not known.
-        verdict: str, name. same lineage, no common lineage shown, or no answer.
-        why: str, text. What decided, or why there is no answer.
-        shared: int, count. Coordinates that both have for their own.
-        expected: float, count. How many they would share by chance; nan for two widths.
+        related: bool, yes or no. Whether the two models share an initialisation; missing if not known.
+        verdict: str, name. Either same lineage, no common lineage shown, or no answer.
+        why: str, text. What decided the verdict, or why there is no answer.
+        shared: int, count. Identity coordinates that the two models have in common.
+        expected: float, count. Number of common coordinates expected by chance; nan if the models differ in width.
         tau_bar: float, tau. Mean tau over the shared coordinates; nan without an answer.
-        across: float, tau. The same between different coordinates; nan without an answer.
-        too_narrow: float, 1. Standard deviation of tau_bar if no coordinate matched, over the formula's; nan without
-            an answer.
-        scale_tau: float, tau. tau of the sizes of the states; nan without an answer.
+        across: float, tau. Mean tau between different coordinates; nan without an answer.
+        too_narrow: float, 1. Standard deviation of tau_bar when no coordinates match, over the formula's standard
+            deviation; nan without an answer.
+        scale_tau: float, tau. Kendall tau between the sizes of the two models' states; nan without an answer.
         scale_log10_p: float, log10 p. Two-sided p of scale_tau; nan without an answer.
-        shares_scale: bool, yes or no. Whether inputs scale all coordinates of both alike and nothing beyond that is
-            shared.
+        shares_scale: bool, yes or no. Whether the two models share only the overall size of their states, and nothing
+            beyond it.
         {_OF_NULLS}
         """,
     ),
@@ -1186,10 +1196,10 @@ _FINGERPRINT = (
         null: str, name. One of {", ".join(NULLS)}.
         mean: float, tau. Mean of tau_bar under the null.
         sd: float, tau. Standard deviation of tau_bar under the null.
-        z: float, 1. Standard deviations of tau_bar over that mean; nan where sd is 0.
+        z: float, 1. tau_bar minus the null's mean, in standard deviations of the null; nan if sd is 0.
         log10_p_paper: float, log10 p. One-sided p, as in the paper's text.
         log10_p_code: float, log10 p. Two-sided p, as in the paper's released code.
-        p_draws: float, p. Share of draws at tau_bar or over; nan for a null without draws.
+        p_draws: float, p. Share of the null's draws at or above tau_bar; nan for a null without draws.
         """,
     ),
     _table(
@@ -1198,10 +1208,10 @@ _FINGERPRINT = (
         f"""
         null: str, name. One of {", ".join(NULLS)}.
         pairs: int, count. Pairs that are known to be unrelated.
-        p_over_01: float, share. Share of them with p over 0.01.
-        p_over_05: float, share. Share of them with p over 0.05.
-        p_over_50: float, share. Share of them with p over 0.5.
-        too_narrow: float, 1. Root mean square of z: by how much the null is too narrow.
+        p_over_01: float, share. Share of these pairs with p above 0.01.
+        p_over_05: float, share. Share of these pairs with p above 0.05.
+        p_over_50: float, share. Share of these pairs with p above 0.5.
+        too_narrow: float, 1. Root mean square of z, the factor by which the null is too narrow.
         largest_z: float, 1. Largest magnitude of z.
         """,
         when="with unrelated pairs",
@@ -1209,11 +1219,11 @@ _FINGERPRINT = (
     ),
     _table(
         "scores",
-        "one score by which pairs are told apart",
+        "one score that separates related from unrelated pairs, under one measure",
         """
         score: str, name. tau_bar, or z under one of the nulls.
         measure: str, name. auc, or tpr (true positives at 1% false positives).
-        value: float, share. The measure.
+        value: float, share. Value of the measure.
         low/high: float, share. 95% interval of the value over models.
         related: int, count. Pairs that are known to be related.
         unrelated: int, count. Pairs that are known to be unrelated.

@@ -1,9 +1,9 @@
-"""Bootstrap intervals over sequences or seeds: the unit is the first axis, the generator is passed in.
+"""Bootstrap intervals over sequences or seeds. The first axis holds the units; the caller passes the generator.
 
 An interval is the percentile bootstrap (Efron and Tibshirani 1993, chapter 13): the units are drawn with
-replacement, the statistic is computed on each draw, and the interval runs between the (1 - level) / 2 and
-(1 + level) / 2 quantiles of what comes out. It assumes that the units are independent. With fewer than about
-20 units it is somewhat too narrow; with fewer than two it is undefined.
+replacement, the statistic is computed on each draw, and the interval runs from the (1 - level) / 2 quantile to the
+(1 + level) / 2 quantile of these values. The method assumes independent units. With fewer than about 20 units the
+interval is somewhat too narrow; with fewer than two units it is undefined.
 """
 
 import math
@@ -18,21 +18,21 @@ from numpy.typing import ArrayLike
 from sink_lens.errors import InputError
 
 _DRAWS_AT_ONCE = 4_000_000
-"""Upper bound of resamples x units held in memory at a time."""
+"""Largest number of drawn values (resamples x units) kept in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate with the bounds of its bootstrap interval; a bound that is undefined is nan."""
+    """An estimate with the bounds of its bootstrap interval; an undefined bound is nan."""
 
     estimate: float
-    """The statistic of all units that are defined; nan where there is none."""
+    """The statistic over all units that have a value; nan if no unit has one."""
     low: float
     """The lower bound; nan with fewer than two units."""
     high: float
     """The upper bound; nan with fewer than two units."""
     n: int
-    """How many units the estimate stands on, after those that hold a nan were dropped."""
+    """Number of units in the estimate; units with a nan are dropped and not counted."""
 
 
 def interval(
@@ -43,25 +43,25 @@ def interval(
     n_resamples: int = 2000,
     level: float = 0.95,
 ) -> Interval:
-    """The statistic of the units and its percentile bootstrap interval over them.
+    """Compute a statistic over units, with its percentile bootstrap interval.
 
     Args:
-        values: Numbers, one unit (sequence, seed) an entry of the first axis; a unit may hold several
-            numbers, which are drawn together. Units that hold a nan are dropped.
-        generator: Where the draws come from.
-        statistic: Takes the drawn units, shaped as `values` but for how many, and returns one number. On
-            one-dimensional values a statistic that knows `axis`, as numpy's do, runs once for all draws.
-        n_resamples: Draws.
+        values: Numbers with one unit (sequence or seed) per entry of the first axis. A unit may hold several
+            numbers, which are always drawn together. Units with a nan are dropped.
+        generator: Source of the random draws.
+        statistic: Function from the drawn units (the shape of `values`, with another first axis) to one number. A
+            statistic that accepts `axis`, as numpy's do, runs once for all draws if the values are one-dimensional.
+        n_resamples: Number of draws.
         level: Share of draws between the bounds, in (0, 1).
 
     Returns:
-        The interval. All units alike: low = high = estimate. A statistic that is undefined (nan) on some draw
-        has nan bounds.
+        The interval. If all units are equal, low = high = estimate. If the statistic is undefined (nan) on any
+        draw, the bounds are nan.
 
     Raises:
         InputError: `values` is a single number, `level` is outside (0, 1) or `n_resamples` is not positive.
     """
-    from scipy.stats import bootstrap  # takes a second to import, and only this function needs it
+    from scipy.stats import bootstrap  # scipy.stats takes a second to import, and only this function needs it
 
     _check_draws(n_resamples, level=level)
     units = _defined(np.asarray(values, dtype=np.float64))
@@ -102,12 +102,12 @@ def paired_difference(
     n_resamples: int = 2000,
     level: float = 0.95,
 ) -> Interval:
-    """The interval of a - b, unit by unit: what the units share cancels before anything is drawn.
+    """Interval of the paired difference a - b. Pairing removes the variation that the two conditions share.
 
-    A unit that is nan in either is dropped from both.
+    A unit that is nan in `a` or `b` is dropped from both.
 
     Raises:
-        InputError: `a` and `b` differ in shape, so their units are not pairs; and what `interval` raises.
+        InputError: `a` and `b` differ in shape, so their units are not pairs. The errors of `interval` also apply.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape:
@@ -123,19 +123,19 @@ def paired_difference(
 def paired_differences(
     a: Any, b: Any, *, generator: np.random.Generator, n_resamples: int = 2000, level: float = 0.95
 ) -> list[Interval]:
-    """The interval of the mean of a - b of each row, unit by unit: ``paired_difference`` of many rows at once.
+    """Interval of the mean paired difference a - b for each row: ``paired_difference`` for many rows at once.
 
-    All rows are drawn alike, so that thousands of them cost what one does. Rows that hold a nan are drawn one by one.
+    All rows share the same draws, so thousands of rows cost about as much as one. Rows with a nan are drawn one by one.
 
     Args:
         a: numbers, shape (rows, units).
-        b: the same of what is compared with; one row serves for all.
-        generator: Where the draws come from.
-        n_resamples: Draws.
+        b: the numbers to subtract, in the same shape; a single row is compared with every row of `a`.
+        generator: Source of the random draws.
+        n_resamples: Number of draws.
         level: Share of draws between the bounds.
 
     Raises:
-        InputError: the shapes do not fit; and what `interval` raises.
+        InputError: the shapes do not fit. The errors of `interval` also apply.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.ndim != 2 or second.ndim != 2 or second.shape not in (first.shape, (1, first.shape[1])):
@@ -172,45 +172,45 @@ def _check_draws(n_resamples: int, *, level: float) -> None:
 
 def _defined(units: np.ndarray) -> np.ndarray:
     if units.ndim == 0:
-        raise InputError(f"an interval of the single number {units}; need one number a unit, as a list or array.")
+        raise InputError(f"an interval of the single number {units}; need one number per unit, as a list or array.")
     return units[~np.isnan(units).any(axis=tuple(range(1, units.ndim)))]
 
 
 def strongest(frame: pd.DataFrame, column: str, *, n: int) -> pd.DataFrame:
-    """The rows with the largest magnitudes in a column, undefined last."""
+    """The rows with the largest magnitudes in a column; undefined values come last."""
     order = np.argsort(-frame[column].abs().fillna(-1).to_numpy(), kind="stable")
     return frame.iloc[order[:n]].reset_index(drop=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The mean of paired differences; what is undefined is nan."""
+    """The mean of paired differences with its intervals and tests; an undefined number is nan."""
 
     mean: float
     low: float
-    """Of the 95% t interval: it assumes that differences are normal, and is wide with few seeds, as it should be."""
+    """Lower end of the 95% t interval, which assumes normal differences. With few seeds it is wide, as it should be."""
     high: float
     boot_low: float
-    """Of the 95% bootstrap interval, which with so few seeds lies within the smallest and largest difference."""
+    """Lower end of the 95% bootstrap interval, which always lies between the smallest and the largest difference."""
     boot_high: float
     t_p: float
-    """Of the paired t test, two-sided."""
+    """Two-sided p-value of the paired t test."""
     flip_p: float
-    """Of the sign-flip permutation test, two-sided, exact up to 12 seeds."""
+    """Two-sided p-value of the sign-flip permutation test, exact up to 12 seeds."""
     flip_smallest: float
-    """The smallest p that so many seeds can give in that test: 2 / 2^n."""
+    """The smallest p-value that the sign-flip test can give with n seeds: 2 / 2^n."""
     n: int
 
     @property
     def told(self) -> bool:
-        """Whether the t interval leaves out 0."""
+        """Whether the t interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def difference(values: ArrayLike, *, generator: np.random.Generator) -> Difference:
-    """The mean of differences, one a seed; nan are left out.
+    """Summarise paired differences, one per seed; nan values are left out.
 
-    Where all are alike there is no spread to estimate: the interval is the value, and the t test undefined.
+    If all differences are equal, their standard deviation is 0: the interval is that value and the t test is undefined.
     """
     from scipy import stats
 

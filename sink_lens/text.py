@@ -12,11 +12,11 @@ _NAMED = {"\n": "↵", "\r": "↵", "\t": "⇥"}
 
 
 def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
-    """Text from elsewhere as one line that can be read: nothing invisible, nothing that reorders, and cut.
+    """Make text from elsewhere safe to show: one line, cut to length, with every invisible character spelled out.
 
-    Control, format (right-to-left marks, zero-width), private and unpaired characters are written as
-    ⟨U+202E⟩; cut text ends with its full length where that is counted. Markup is left as it is: whoever
-    writes HTML escapes it.
+    Control characters, format characters (right-to-left marks, zero-width characters), private and unpaired
+    characters are written as ⟨U+202E⟩. Cut text ends with its full length where the length is counted. Markup is
+    left as it is: the code that writes HTML escapes it.
     """
     text = str(text)
     shown, length = [], 0
@@ -32,12 +32,12 @@ def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
 
 
 def token(text: object, *, limit: int = 24, counted: bool = True) -> str:
-    """A token as it is shown: its spaces as dots, short, never empty."""
+    """A token as the pages show it: short, never empty, with dots for spaces."""
     return visible(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
 
 
 def number(value: Any) -> str:
-    """A number to three digits, or text; what has no value is 'undefined'."""
+    """A number to three digits, or a text as it is; 'undefined' for a missing value."""
     if isinstance(value, str):
         return visible(value, limit=400)
     if value is None or (isinstance(value, Real) and math.isnan(value)):
@@ -62,12 +62,12 @@ def number(value: Any) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent, whole; 'undefined' where it has no value."""
+    """A share in whole percent; 'undefined' for a missing value."""
     return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
 
 
 def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
-    """An interval in brackets; nothing where there is none."""
+    """An interval in brackets; an empty text where there is no interval."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
         return ""
     return f"[{shown(low)}, {shown(high)}]"
@@ -82,7 +82,7 @@ def short(count: float | int) -> str:
 
 
 def listed(names: Iterable[object], *, most: int = 6) -> str:
-    """Names in a sentence: 'a, b and c', the rest counted."""
+    """Names in a sentence: 'a, b and c'. A long list ends with the number of names left out."""
     shown = [str(name) for name in names]
     rest = len(shown) - most
     if rest > 0:
@@ -96,20 +96,20 @@ def plural(count: int, noun: str) -> str:
 
 
 def layers_in_words(first: int, last: int) -> str:
-    """Layers in words: 'layer 11', 'layers 1 to 2'."""
+    """Layers in words, such as 'layer 11' or 'layers 1 to 2'."""
     return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
 def ranges(text: str, *, name: str, also: str = "") -> list[int]:
-    """``0-3,7`` as [0, 1, 2, 3, 7], in the order in which it is written.
+    """Parse a set of indices: ``0-3,7`` gives [0, 1, 2, 3, 7], in the order written.
 
     Args:
-        text: what was written.
-        name: what it is called, for the message.
-        also: words that would do too, for the message: ``each, all, or ``.
+        text: the text to parse.
+        name: name of the option, for the error message.
+        also: other words that the option accepts, for the error message, such as ``each, all, or ``.
 
     Raises:
-        InputError: it is something else.
+        InputError: the text is not a list of numbers and ranges.
     """
     found: list[int] = []
     for piece in text.split(","):
@@ -121,7 +121,7 @@ def ranges(text: str, *, name: str, also: str = "") -> list[int]:
 
 
 def span(indices: Sequence[int]) -> str:
-    """Indices as text: ``0-11``, or ``1-2,11`` where there are gaps."""
+    """Write indices as text: ``0-11``, or ``1-2,11`` if there are gaps."""
     parts: list[list[int]] = []
     for index in sorted(set(indices)):
         if parts and index == parts[-1][-1] + 1:

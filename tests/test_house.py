@@ -159,6 +159,15 @@ def test_a_module_is_named_after_an_idea(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
+def test_no_docstring_opens_with_of(path):
+    # Docstrings of fields count too: a string that stands alone. Two packages are still to be rewritten.
+    alone = [node.value for node in nodes(path) if isinstance(node, ast.Expr)]
+    strings = [node.value for node in alone if isinstance(node, ast.Constant)]
+    opened = [text for text in strings if isinstance(text, str) and text.lstrip().startswith("Of ")]
+    assert opened == [] or {"chain", "cli"} & set(path.parts)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
 def test_only_the_command_line_prints(path):
     calls = [node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     assert "print" not in calls or "cli" in path.parts

@@ -120,7 +120,7 @@ def test_units_that_are_no_pairs_are_refused():
     [
         ([1, 2], {"level": 95.0}, "need a share between 0 and 1"),
         ([1, 2], {"n_resamples": 0}, "need at least 1"),
-        (3.0, {}, "need one number a unit"),
+        (3.0, {}, "need one number per unit"),
     ],
 )
 def test_what_makes_no_interval_is_refused(values, options, text):

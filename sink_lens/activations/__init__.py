@@ -1,1 +1,1 @@
-"""Reading a model: tensors kept (capture) or reduced on the fly (stream), and attention mass without the pattern."""
+"""Read activations: keep tensors (capture), reduce them on the fly (stream), or get attention without the pattern."""

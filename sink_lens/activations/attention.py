@@ -1,14 +1,14 @@
 """Attention mass, scores and sampled rows without the pattern.
 
-The mass that query i puts on key j is ``exp(s q_i.k_j - lse_i)``, where ``lse`` is the log-sum-exp of the
-row, which a fused kernel has at hand. So the columns of a few keys cost one small product each, and the
-T x T matrix is never built. A custom attention function, registered through the Hugging Face attention
-interface, runs in place of the model's own while a pass is observed, and gives the same output.
+The mass that query i puts on key j is ``exp(s q_i.k_j - lse_i)``, where ``lse`` is the log-sum-exp of the row, which
+fused kernels return. The column of a key therefore costs one small product, and the T x T matrix is never built. While
+a pass is observed, a custom attention function, registered through the Hugging Face attention interface, replaces the
+model's own and gives the same output.
 
-Two kernels give a log-sum-exp: ``fused`` (the flash kernel on CPU, the memory-efficient one on CUDA), and
-``eager``, which goes over blocks of query rows and is exact for every family, soft-capped scores included.
-A learned sink logit needs no other kernel: it enters the log-sum-exp, and scales the output. Sigmoid attention has
-no log-sum-exp: its mass is ``sigmoid(s q_i.k_j)``, and only the eager kernel does it.
+Two kernels return a log-sum-exp: ``fused`` (the flash kernel on CPU, the memory-efficient kernel on CUDA) and
+``eager``, which processes blocks of query rows and is exact for every family, including soft-capped scores. A learned
+sink logit works with both: it enters the log-sum-exp and scales the output. Sigmoid attention has no log-sum-exp; its
+mass is ``sigmoid(s q_i.k_j)``, which only the eager kernel supports.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from ..errors import KernelError
 from ..models.families import Family
 
 OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "pattern")
-"""What an observed pass can read of a layer's attention, beside the sites.
+"""Names, beside the sites, that an observed pass can read from a layer's attention.
 
-``mass`` and ``key_scores`` "batch head query key" (the chosen keys only), ``rows`` "batch head row key"
-(explicit rows of the pattern), ``rotated_q`` "batch head query d_head" and ``rotated_k`` "batch kv_head key
-d_head" (as they enter the product, the scale in the query), ``scores`` and ``pattern`` "batch head query key"
-(the whole matrix). What is masked is -inf in ``key_scores``, and the least number of the model's type in
-``scores``, as on the bridge.
+``mass`` and ``key_scores`` are "batch head query key", for the chosen keys only. ``rows`` is "batch head row key":
+explicit rows of the pattern. ``rotated_q`` "batch head query d_head" and ``rotated_k`` "batch kv_head key d_head" are
+as they enter the product, with the scale in the query. ``scores`` and ``pattern`` are the whole matrix, "batch head
+query key". Masked entries are -inf in ``key_scores``, and the lowest number of the model's type in ``scores``, as on
+the bridge.
 """
 
 _NAME = "sink_lens"
@@ -47,30 +47,30 @@ Put = Callable[[int, str, Tensor], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What to read of the attention in an observed pass, and with which kernel."""
+    """The attention tensors that an observed pass reads, and the kernel that it uses."""
 
     kernel: Kernel
     names: Callable[[int], frozenset[str]]
-    """Layer -> which of ``OBSERVED`` to read there."""
+    """Layer -> the names of ``OBSERVED`` to read in it."""
     keys: tuple[int, ...]
     """Key positions whose columns are read."""
     rows: Int[Tensor, " row"] | None
     """Query positions whose rows are read."""
     put: Put
-    """Called with layer, name and tensor."""
+    """Function that receives layer, name and tensor."""
 
 
 _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
 
 
 def choose_kernel(family: Family, *, device: torch.device, asked: str = "auto") -> Kernel:
-    """The kernel for a family on a device.
+    """Choose the attention kernel for a family on a device.
 
-    ``auto`` takes the fused kernel where it is exact and gives a log-sum-exp, else the eager one; what was
-    taken is recorded with the run.
+    ``auto`` takes the fused kernel if it is exact and returns a log-sum-exp, else the eager kernel. The run records
+    the choice.
 
     Raises:
-        KernelError: if ``fused`` was asked for and is not exact, or gives no log-sum-exp on this device.
+        KernelError: ``fused`` was requested but is not exact, or returns no log-sum-exp on this device.
     """
     if asked not in ("auto", "fused", "eager"):
         raise KernelError(f"kernel {asked!r} is not known; need auto, fused or eager")
@@ -85,14 +85,14 @@ def choose_kernel(family: Family, *, device: torch.device, asked: str = "auto") 
         return "eager" if asked == "eager" else "fused"
     if asked == "fused":
         raise KernelError(
-            f"{reason}; need one that is exact and gives it. Use kernel='eager', which goes over blocks of rows"
+            f"{reason}; need an exact kernel with a log-sum-exp. Use kernel='eager', which processes blocks of rows"
         )
     return "eager"
 
 
 @contextlib.contextmanager
 def observed(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
-    """Within it, forward passes of the model go through the observed attention function."""
+    """Within the block, forward passes of the model use the observed attention function."""
     AttentionInterface.register(_NAME, _observed_attention)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     before = str(model.config._attn_implementation)
@@ -137,7 +137,7 @@ def _observed_attention(
         total = torch.logaddexp(lse, sink[:, None])
         output = output * (lse - total).exp()[..., None].to(output.dtype)
         lse = total
-    names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # set by every attention of transformers
+    names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # every attention of transformers sets it
     for name in names:
         watch.put(int(module.layer_idx), name, _observe(name, score, lse, watch))  # type: ignore[arg-type]
     return output.transpose(1, 2).contiguous(), None
@@ -169,23 +169,23 @@ def _observe(name: str, score: "Scores", lse: Tensor | None, watch: Watch) -> Te
 def _weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
-    """Entries of the pattern from their scores; without a log-sum-exp they are sigmoids."""
+    """Compute entries of the pattern from their scores; without a log-sum-exp, as sigmoids."""
     return scores.sigmoid() if lse is None else (scores - lse[..., None]).exp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Attention scores of one layer, computed only where they are asked for, in float32."""
+    """Attention scores of one layer, computed on demand in float32."""
 
     query: Float[Tensor, "batch head query d_head"]
     key: Float[Tensor, "batch kv_head key d_head"]
     mask: Float[Tensor, "#batch 1 query key"] | None
-    """Additive; None is plainly causal."""
+    """Additive mask; None means causal."""
     scale: float
     softcap: float | None
 
     def columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
-        """Scores of every query on a few keys; -inf where masked."""
+        """Scores of every query for a few keys; masked scores are -inf."""
         index = torch.tensor(keys, device=self.key.device)
         scores = self._product(self.query, self.key[:, :, index])
         if self.mask is not None:
@@ -194,7 +194,7 @@ class Scores:
         return scores.masked_fill(queries[:, None] < index, -math.inf)
 
     def block(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
-        """Scores of a few queries on every key; -inf where masked."""
+        """Scores of a few queries for every key; masked scores are -inf."""
         scores = self._product(self.query[:, :, rows], self.key)
         if self.mask is not None:
             return scores + self.mask[:, :, rows].float()
@@ -202,13 +202,13 @@ class Scores:
         return scores.masked_fill(rows[:, None] < keys, -math.inf)
 
     def _product(self, query: Tensor, key: Tensor) -> Tensor:
-        grouped = query.float().unflatten(1, (key.shape[1], -1))  # query heads by the kv head that they share
+        grouped = query.float().unflatten(1, (key.shape[1], -1))  # group query heads by the kv head that they share
         scores = (grouped @ key.float().transpose(-1, -2)[:, :, None] * self.scale).flatten(1, 2)
         return scores if self.softcap is None else (scores / self.softcap).tanh() * self.softcap
 
 
 def _by_rows(score: Scores, value: Tensor) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Attention output and log-sum-exp over blocks of query rows, in memory linear in the length."""
+    """Attention output and log-sum-exp, computed in blocks of query rows so that memory is linear in the length."""
     outputs, sums = [], []
     for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
         block = score.block(rows)
@@ -220,7 +220,7 @@ def _by_rows(score: Scores, value: Tensor) -> tuple[Tensor, Float[Tensor, "batch
 
 
 def _sigmoid_by_rows(score: Scores, value: Tensor) -> Tensor:
-    """Output of sigmoid attention over blocks of query rows."""
+    """Output of sigmoid attention, computed in blocks of query rows."""
     outputs = []
     for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
         pattern = _weights(score.block(rows), None).unflatten(1, (value.shape[1], -1))
@@ -264,23 +264,23 @@ def _fused(
     output, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, 0.0, mask is None, scale=scale
     )
-    return output, lse[..., : query.shape[2]]  # the kernel pads its rows
+    return output, lse[..., : query.shape[2]]  # the kernel pads the rows of its log-sum-exp
 
 
 def _aligned(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#batch 1 query key"]:
-    """The same mask with rows that begin at multiples of 16 numbers, as the kernel of CUDA needs them."""
+    """The same mask, laid out so that its rows begin at multiples of 16 numbers, as the CUDA kernel requires."""
     length = mask.shape[-1]
     return nn.functional.pad(mask, (0, -length % 16))[..., :length]
 
 
 @functools.cache
 def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
-    """Believe no kernel: it is compared with the explicit way, once a device, type and width of head.
+    """Check the fused kernel against explicit attention, once per device, type and head width.
 
-    Both are run with a mask and without, on a length that is no multiple of anything.
+    Both run with and without a mask, on a length that is no multiple of a block size.
 
     Raises:
-        KernelError: if they differ, or the kernel does not run.
+        KernelError: the results differ, or the kernel does not run.
     """
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
@@ -295,19 +295,19 @@ def _check_fused(device: str, dtype: torch.dtype, d_head: int) -> None:
         except RuntimeError as error:
             raise KernelError(
                 f"the fused kernel on {device} does not take {dtype} with heads of {d_head} "
-                f"({str(error).splitlines()[0]}); use kernel='eager', which goes over blocks of rows"
+                f"({str(error).splitlines()[0]}); use kernel='eager', which processes blocks of rows"
             ) from error
         errors = [(a.float() - b.float()).abs().max() for a, b in zip(fused, explicit, strict=True)]
         off = torch.stack(errors).max().item()  # nan if there is one
         if not off <= (1e-5 if dtype in (torch.float32, torch.float64) else 5e-2):
             raise KernelError(
                 f"the fused kernel on {device} in {dtype} with heads of {d_head} is off by {off:.1e}; "
-                "need one that is right. Use kernel='eager', which goes over blocks of rows"
+                "need a correct kernel. Use kernel='eager', which processes blocks of rows"
             )
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask to add to scores: 0 where a boolean mask keeps, -inf elsewhere."""
+    """Turn a boolean mask into one that is added to scores: 0 where it is True, -inf elsewhere."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)

@@ -1,4 +1,4 @@
-"""One forward pass of either path, its tensors handed over as they are computed."""
+"""One forward pass of either path; each tensor is passed to a function as soon as it is computed."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ from .attention import OBSERVED, Kernel, Put, Watch, observed
 
 
 class _FinishedError(Exception):
-    """Ends a forward pass after the last layer that is needed."""
+    """Raised to end a forward pass after the last layer that is needed."""
 
 
 def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
     """Refuse sequences that the model cannot take.
 
     Raises:
-        InputError: longer than its context, or with ids outside its vocabulary.
+        InputError: the sequences are longer than the model's context, or have ids outside its vocabulary.
     """
     limit = lens.n_context
     if limit is not None and batch.n_positions > limit:
@@ -48,23 +48,23 @@ def plain_forward(
     rows: Tensor | None = None,
     kernel: Kernel | None,
 ) -> None:
-    """One pass of the plain model's body, which ends after the last layer of the plan.
+    """Run the plain model without its unembedding, up to the last layer of the plan.
 
     Args:
         lens: the model; dropout is off during the pass.
         part: the sequences of this pass.
-        plan: layer -> sites and observed names; the last norm's output is at layer ``n_layers``.
+        plan: layer -> sites and observed names to read; the final norm's output is at layer ``n_layers``.
         put: called with layer, name and tensor.
-        keys: key positions of ``mass`` and ``key_scores``.
-        rows: query positions of ``rows``.
-        kernel: of the observed attention; None leaves the model's own.
+        keys: key positions for ``mass`` and ``key_scores``.
+        rows: query positions for ``rows``.
+        kernel: kernel of the observed attention; None keeps the model's own attention.
     """
     with contextlib.ExitStack() as stack:
         for layer, names in plan.items():
             for name in sorted(names - set(OBSERVED)):
                 site = SITES[name]
                 address = site.address(lens.family)
-                assert address is not None  # site_of has refused the others
+                assert address is not None  # site_of has refused sites that the family lacks
                 root = lens.layer(layer) if site.per_layer else lens.plain
                 take = partial(_take, lens=lens, address=address, place=(layer, name), part=part, put=put)
                 handle = _listen(root.get_submodule(address.module), address=address, take=take)
@@ -88,7 +88,7 @@ def plain_forward(
 
 
 def bridge_forward(lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put) -> None:
-    """One pass of the bridge, its tensors handed to ``put``."""
+    """Run the bridge once and pass its tensors to ``put``."""
     hooks = []
     for layer, names in wanted.items():
         for name in sorted(names):

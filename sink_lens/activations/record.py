@@ -1,9 +1,8 @@
-"""``capture`` keeps tensors, ``stream`` keeps only numbers.
+"""``capture`` keeps tensors; ``stream`` keeps only numbers computed from them.
 
-Both run the plain model, whose layers are read by module hooks and whose attention is read by
-``capture.attention``; ``capture`` can also read the bridge. ``stream`` hands each layer's tensors to the
-readings as they are computed and drops them at once, so that its memory does not grow with the number of
-sequences, and hardly with their length.
+Both run the plain model: module hooks read its layers, and ``capture.attention`` reads its attention. ``capture`` can
+also read the bridge. ``stream`` passes each layer's tensors to the readings and then drops them, so its memory does
+not grow with the number of sequences, and hardly grows with their length.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,28 +41,28 @@ def stream(
     progress: bool = False,
     label: str = "reading",
 ) -> Streamed:
-    """The readings of every layer over any number of sequences, in bounded memory.
+    """Compute readings of every layer, over any number of sequences, in bounded memory.
 
-    One pass over the tokens on the plain model, without the unembedding, which ends after the last layer
-    that a reading needs. Nothing of size layers x tokens x width is kept. The attention function is replaced
-    by the observed one for the pass, and dropout is off.
+    This takes one pass of the plain model, without the unembedding, up to the last layer that a reading needs. No
+    tensor of size layers x tokens x width is kept. During the pass the observed attention function replaces the
+    model's own, and dropout is off.
 
     Args:
         lens: the model.
-        tokens: the sequences; a bare tensor has no padding.
-        readings: what to read; names must differ.
-        keys: key positions of ``mass`` and ``key_scores``.
-        rows: query positions of ``rows``.
+        tokens: the sequences; a plain tensor is taken to have no padding.
+        readings: the readings to compute; their names must differ.
+        keys: key positions for ``mass`` and ``key_scores``.
+        rows: query positions for ``rows``.
         kernel: ``auto``, ``fused`` or ``eager``; see ``capture.attention``.
-        batch_size: sequences a forward; chosen by length if None.
-        progress: show a bar.
-        label: the bar's text.
+        batch_size: sequences per forward pass; None chooses it by their length.
+        progress: show a progress bar.
+        label: text of the progress bar.
 
     Raises:
-        SiteError: a site that the family lacks.
-        KernelError: ``fused`` where it is not exact.
-        InputError: a layer, key or row that does not exist, two readings of one name, a reading of nothing,
-            or a result without the sequences in front.
+        SiteError: the family lacks a site.
+        KernelError: ``fused`` was requested but is not exact.
+        InputError: a layer, key or row does not exist, two readings have the same name, a reading names no site, or a
+            result does not have the sequences as its first axis.
     """
     lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
@@ -74,7 +73,7 @@ def stream(
     if "rows" in needed and (rows is None or len(rows) == 0):
         raise InputError("a reading needs 'rows' and no query positions were given; pass rows=torch.tensor([...])")
     if needed & {"mass", "key_scores"} and not keys:
-        raise InputError("a reading needs the columns of keys and none was given; pass keys=(0,)")
+        raise InputError("a reading needs the columns of keys and no key was given; pass keys=(0,)")
     watching = not needed.isdisjoint(OBSERVED)
     chosen = choose_kernel(lens.family, device=lens.device, asked=kernel) if watching else None
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
@@ -99,25 +98,26 @@ def capture(
     max_bytes: int | None = None,
     progress: bool = False,
 ) -> Captured:
-    """The tensors of sites, kept on the CPU for all sequences, in the type of the model.
+    """Keep the tensors of sites for all sequences, on the CPU, in the model's type.
 
-    The bytes that they take are computed first and refused where they would not fit.
+    The size of the result is computed first; a capture that would not fit into memory is refused.
 
     Args:
         lens: the model.
-        tokens: the sequences; padded positions are kept as they come.
-        sites: names of ``sink_lens.models.sites``.
-        layers: which layers; None is all.
-        positions: which positions (queries, in scores and pattern); None is all.
-        path: ``bridge``, ``plain``, or ``auto``: the plain model, and for scores and pattern the bridge,
-            unless its attention is delegated (the hook of the scores then carries the pattern).
-        batch_size: sequences a forward; chosen by length if None.
-        max_bytes: the most that may be kept; by default 80% of the memory that is free.
-        progress: show a bar.
+        tokens: the sequences; padded positions are captured too.
+        sites: names from ``sink_lens.models.sites``.
+        layers: layers to capture; None means all.
+        positions: positions to capture (query positions for scores and pattern); None means all.
+        path: ``bridge``, ``plain`` or ``auto``. ``auto`` takes the plain model, except for scores and pattern, which it
+            reads from the bridge unless the bridge delegates its attention (the hook of the scores would then carry
+            the pattern).
+        batch_size: sequences per forward pass; None chooses it by their length.
+        max_bytes: largest size of the result in bytes; by default 80% of the free memory.
+        progress: show a progress bar.
 
     Raises:
-        SiteError: a site that the family lacks, or that this model's bridge does not show.
-        InputError: layers or positions outside the model or the sequences; more bytes than allowed.
+        SiteError: the family lacks a site, or this model's bridge does not show it.
+        InputError: layers or positions do not exist, or the result would be larger than allowed.
     """
     lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
@@ -170,7 +170,7 @@ def estimate_bytes(
     layers: Sequence[int],
     positions: Sequence[int] | None = None,
 ) -> int:
-    """Bytes that ``capture`` keeps: exactly the sizes of its tensors."""
+    """The exact size in bytes of the tensors that ``capture`` keeps."""
     length = batch.n_positions
     kept = length if positions is None else len(positions)
     sizes = {
@@ -185,7 +185,7 @@ def estimate_bytes(
 
 
 class _Desk:
-    """Takes the tensors of one pass, gives each reading what it waits for, drops what none waits for."""
+    """Collects the tensors of one pass: gives each reading the tensors that it waits for, and drops all others."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class _Desk:
             del held[done]
 
     def _keep(self, result: Tensor, *, reading: Reading, layer: int) -> None:
-        """A copy, since a view would keep the whole tensor that it looks into."""
+        """A copy of the tensor, since a view would keep the whole underlying tensor in memory."""
         if result.dim() == 0 or len(result) != len(self.tokens):
             raise InputError(
                 f"the reading {reading.name!r} gave a tensor of shape {tuple(result.shape)} for "
@@ -240,7 +240,7 @@ def _reads(reading: Reading, layer: int) -> bool:
 
 
 def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[str]]:
-    """Layer -> what to read there; the last norm's output is at layer ``n_layers``."""
+    """Layer -> the names to read in it; the final norm's output is at layer ``n_layers``."""
     names = [reading.name for reading in readings]
     if len(set(names)) != len(names):
         raise InputError(f"readings have the same name: {sorted(names)}; need different ones")
@@ -266,13 +266,13 @@ def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[s
 
 
 def _path(lens: LensModel, names: Sequence[str], *, asked: str) -> Literal["plain", "bridge"]:
-    """Which path shows the sites."""
+    """Choose the path that shows the sites."""
     if asked not in ("auto", "plain", "bridge"):
         raise InputError(f"path {asked!r} is not known; need auto, plain or bridge")
     hidden = [name for name in names if name in lens.uneditable]
     if asked == "bridge" and hidden:
         raise SiteError(
-            f"the attention of this bridge is delegated, so that it does not show {', '.join(hidden)} as the "
+            f"this bridge delegates its attention to Hugging Face, so it does not show {', '.join(hidden)} as the "
             "model uses them; need path='plain', or a model from load or wrap(model) of Hugging Face"
         )
     if asked == "auto":

@@ -1,4 +1,4 @@
-"""What a pass over a model gives: a layer's view for a reading, streamed numbers, kept tensors."""
+"""Results of a pass over a model: the view of one layer for a reading, streamed numbers, captured tensors."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ from ..records import display
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerView:
-    """What a reading sees: the tensors of one layer for the sequences of one forward pass."""
+    """The input of a reading: the tensors of one layer for the sequences of one forward pass."""
 
     layer: int
     tensors: Mapping[str, Tensor]
-    """Site or observed name -> tensor. They are the model's own: a reading never changes one in place."""
+    """Site or observed name -> tensor. These are the model's own tensors: a reading must not change them in place."""
     valid: Bool[Tensor, "batch position"]
     """True at real tokens, false at padding."""
     tokens: Int[Tensor, "batch position"]
     rows: Int[Tensor, " row"] | None
-    """The query positions of ``rows``."""
+    """The query positions for ``rows``."""
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor of a site."""
@@ -32,25 +32,25 @@ class LayerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A function of one layer's tensors, to be streamed."""
+    """A function of one layer's tensors, for ``stream``."""
 
     name: str
     sites: tuple[str, ...]
     """Sites of ``sink_lens.models.sites``, or names of ``capture.attention.OBSERVED``."""
     function: Callable[[LayerView], Tensor | None]
-    """Gives a tensor whose first axis is the sequence, or None if it keeps its own sums."""
+    """Function that returns a tensor with the sequence as first axis, or None if it keeps sums itself."""
     layers: frozenset[int] | None = None
-    """Where to read; None is every layer."""
+    """Layers to read; None means every layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
-    """What the readings gave, over all sequences."""
+    """Results of the readings over all sequences."""
 
     values: Mapping[str, Mapping[int, Tensor]]
-    """Reading -> layer -> tensor, its first axis the sequences in their order."""
+    """Reading -> layer -> tensor, whose first axis is the sequences in their order."""
     kernel: str
-    """The attention kernel of the pass: fused, eager, or the model's own where no attention was read."""
+    """The attention kernel of the pass: fused, eager, or the model's own if no attention was read."""
 
     def _repr_html_(self) -> str:
         rows = [
@@ -66,15 +66,15 @@ class Streamed:
         return self.values[name][layer]
 
     def stacked(self, name: str) -> Tensor:
-        """A reading at all its layers, the layer in front of the sequence."""
+        """The tensors of a reading at all its layers, stacked along a new first axis."""
         by_layer = self.values[name]
         return torch.stack([by_layer[layer] for layer in sorted(by_layer)])
 
     def frame(self, name: str, *, axes: Sequence[str] = ()) -> pd.DataFrame:
-        """A tidy table: layer, sequence, one column an axis (indices), value.
+        """A tidy table of a reading: layer, sequence, one column of indices per further axis, value.
 
         Raises:
-            InputError: as many names of axes are needed as the tensor has after the sequence.
+            InputError: the number of axis names differs from the number of axes after the sequence.
         """
         by_layer = self.values[name]
         frames = []
@@ -96,11 +96,11 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """Tensors that were kept, on the CPU. ``captured["resid_post", 3]``; ``captured["final"]``."""
+    """Captured tensors, on the CPU, indexed as ``captured["resid_post", 3]`` or ``captured["final"]``."""
 
     tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
     positions: tuple[int, ...] | None
-    """The positions that were kept (of the queries in scores and pattern); None is all."""
+    """The captured positions (query positions for scores and pattern); None means all."""
     path: str
     """``plain`` or ``bridge``."""
 

@@ -1,6 +1,6 @@
-"""The token batch: what a model is run on, with its BOS arm, its lengths and a hash that names it.
+"""Token batches: the sequences that a model is run on, with their BOS condition, their lengths and a hash.
 
-Sequences are padded on the right; under causal attention padding there changes nothing at the real positions.
+Sequences are padded on the right. Under causal attention, padding on the right does not affect the real positions.
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ _INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBatch:
-    """Sequences of token ids with their lengths and where they came from; compare two by `hash`."""
+    """Sequences of token ids, with their lengths and their source; compare two batches by `hash`."""
 
     tokens: Int[Tensor, "batch position"]
-    """Token ids, int64, padded on the right; what stands at padding has no meaning."""
+    """Token ids, int64, padded on the right; ids at padded positions have no meaning."""
     lengths: Int[Tensor, "batch"]
     """Number of real tokens of each sequence, BOS included, from 1 to the number of positions."""
     source: str
@@ -33,12 +33,12 @@ class TokenBatch:
     bos: bool
     """Whether the first token of every sequence is BOS."""
     bos_arm: str
-    """What was asked: "auto", "with" or "without"."""
+    """The requested BOS condition: "auto", "with" or "without"."""
     seed: int | None
-    """Seed of the generator that drew the tokens; None where nothing was drawn."""
+    """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
 
     def __post_init__(self) -> None:
-        """Refuses tensors of the wrong kind.
+        """Refuse tensors of the wrong kind.
 
         Raises:
             InputError: tokens are not two-dimensional int64, an id is negative, or a length is out of range.
@@ -74,7 +74,7 @@ class TokenBatch:
         return digest.hexdigest()
 
     def batches(self, size: int) -> "Iterator[TokenBatch]":
-        """The same sequences in order, at most `size` at a time; every piece keeps the full width.
+        """The same sequences in order, in pieces of at most `size`; every piece keeps the full width.
 
         Raises:
             InputError: size below 1.
@@ -95,18 +95,18 @@ def from_tensor(
     attention_mask: Tensor | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> TokenBatch:
-    """A batch of a caller's own token ids, copied; the BOS arm is "auto", as nothing is added.
+    """Make a batch from a copy of the caller's token ids. No BOS is added, and the BOS condition is "auto".
 
     Args:
-        tokens: integers of shape (sequences, positions), padded on the right, or as ``attention_mask`` says.
-        lengths: real tokens of each sequence; by default all positions.
-        attention_mask: 1 at real tokens, as tokenizers of Hugging Face give it, instead of ``lengths``. Sequences
-            padded on the left are moved, so that the first real token is position 0: the position that a model
-            gives it, and that a sink at position 0 has.
-        tokenizer: only to tell whether every sequence begins with BOS; without one that counts as no.
+        tokens: integers of shape (sequences, positions), padded on the right or as ``attention_mask`` says.
+        lengths: number of real tokens of each sequence; by default all positions.
+        attention_mask: 1 at real tokens, as Hugging Face tokenizers return it; replaces ``lengths``. Sequences padded
+            on the left are moved so that their first real token is at position 0, where the model expects it.
+        tokenizer: used only to detect whether every sequence begins with BOS; without a tokenizer the answer is no.
 
     Raises:
-        InputError: tokens, lengths or mask are no integers, of the wrong shape or out of range; a mask with a gap.
+        InputError: tokens, lengths or mask are not integers, have the wrong shape or are out of range; or the mask
+            has a gap.
     """
     if attention_mask is not None:
         if lengths is not None:
@@ -135,9 +135,9 @@ def from_tensor(
 
 
 def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) -> pd.DataFrame:
-    """One row per real token: sequence, position, token_id, text.
+    """Table with one row per real token: sequence, position, token_id, text.
 
-    The text of an id that the tokenizer does not know, or of any id without a tokenizer, is `<id>`.
+    The text is `<id>` if there is no tokenizer, or if the tokenizer does not know the id.
     """
     sequence, position = torch.nonzero(batch.valid.cpu(), as_tuple=True)
     token_id = batch.tokens.cpu()[sequence, position]
@@ -157,7 +157,7 @@ def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) 
 
 
 def _unpadded(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The sequences with their padding on the right, and their lengths."""
+    """Move the padding of every sequence to the right; return the sequences and their lengths."""
     if tokens.ndim != 2 or mask.shape != tokens.shape:
         raise InputError(f"tokens are {_kind(tokens)}, the mask is {_kind(mask)}; need (sequences, positions) twice.")
     real = mask.bool()
@@ -173,7 +173,7 @@ def _unpadded(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(tokens: Tensor, lengths: Tensor) -> None:
-    """Refuses tensors that no model can read (any shape may come in: the shape is what is checked)."""
+    """Refuse tensors that no model can read. The shape is part of the check, so any shape may be passed in."""
     if tokens.ndim != 2 or tokens.dtype != torch.int64 or 0 in tokens.shape:
         raise InputError(
             f"tokens are {_kind(tokens)}; need int64 of shape (sequences, positions), neither 0. "
@@ -201,5 +201,5 @@ def _check(tokens: Tensor, lengths: Tensor) -> None:
 
 
 def _kind(tensor: Tensor) -> str:
-    """The tensor's type and shape, for an error text."""
+    """The type and shape of a tensor, for an error message."""
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,8 +1,8 @@
-"""BOS, and text to token ids: how many BOS tokens a sequence begins with is known, never left to a tokenizer.
+"""BOS handling and tokenisation, such that the number of BOS tokens at the start of a sequence is always known.
 
-A tokenizer's own string path hides BOS. Here text is tokenised without special tokens, and BOS is put in
-front by the caller. Three arms: "auto" does what the tokenizer does with plain text, "with" puts BOS first,
-"without" does not. A text that brings its own BOS is refused in every arm.
+A tokenizer that is given a string may add BOS silently. This module therefore tokenises text without special tokens,
+and the caller adds BOS. There are three conditions: "auto" does what the tokenizer does with plain text, "with" puts
+BOS first, "without" adds none. A text that begins with BOS itself is refused in every condition.
 """
 
 from collections.abc import Sequence
@@ -12,37 +12,37 @@ from transformers import PreTrainedTokenizerBase
 from sink_lens.errors import InputError
 
 BOS_ARMS = ("auto", "with", "without")
-"""What can be asked about BOS."""
+"""The BOS conditions that a caller can choose."""
 
 
 def bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of the tokenizer's BOS token, or None where it has none."""
+    """The id of the tokenizer's BOS token; None if it has no BOS token."""
     bos = tokenizer.bos_token_id
     return bos if isinstance(bos, int) else None
 
 
 def tokenizer_adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer puts exactly its BOS token in front of a plain text; False without a BOS."""
+    """Whether the tokenizer puts exactly its BOS token in front of plain text; False if it has no BOS token."""
     bos = bos_id(tokenizer)
     return bos is not None and _added_prefix(tokenizer) == [bos]
 
 
 def check_arm(arm: str) -> None:
-    """Refuses a BOS arm that does not exist.
+    """Refuse an unknown BOS condition.
 
     Raises:
-        InputError: the arm is not one of `BOS_ARMS`.
+        InputError: the condition is not one of `BOS_ARMS`.
     """
     if arm not in BOS_ARMS:
         raise InputError(f"bos is {arm!r}; need 'auto', 'with' or 'without'. Choose one of them.")
 
 
 def first_ids(tokenizer: PreTrainedTokenizerBase | None, arm: str) -> list[int]:
-    """What stands before the text: [BOS] or [], as the arm asks; without a tokenizer "auto" is [].
+    """The ids to put in front of a text under a BOS condition: [BOS] or []. Without a tokenizer "auto" gives [].
 
     Raises:
-        InputError: the arm is unknown, is "with" where there is no BOS, or is "auto" where the tokenizer puts
-            something else than BOS in front.
+        InputError: the condition is unknown, is "with" although there is no BOS token, or is "auto" although the
+            tokenizer puts something other than BOS in front.
     """
     check_arm(arm)
     bos = None if tokenizer is None else bos_id(tokenizer)
@@ -64,15 +64,15 @@ def first_ids(tokenizer: PreTrainedTokenizerBase | None, arm: str) -> list[int]:
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of the text alone, without special tokens and however long (it is cut later)."""
+    """Token ids of the text alone, without special tokens and at full length; the caller cuts them."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
-    """Refuses text ids that begin with BOS, also after white space.
+    """Refuse the ids of a text that begins with BOS, even after white space.
 
     Raises:
-        InputError: they do, so that BOS would be doubled, or counted as absent.
+        InputError: the text begins with BOS, which would then be doubled or counted as absent.
     """
     bos = bos_id(tokenizer)
     if bos is None or bos not in ids:
@@ -86,7 +86,7 @@ def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, wh
 
 
 def _added_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that the tokenizer puts in front of a plain text by itself."""
+    """The ids that the tokenizer itself puts in front of plain text."""
     alone = text_ids("a", tokenizer)
     whole = list(tokenizer("a", verbose=False)["input_ids"])
     if not alone:
@@ -96,10 +96,10 @@ def _added_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def single_id(text: str, tokenizer: PreTrainedTokenizerBase, *, what: str) -> int:
-    """The id of a text that is one token.
+    """The token id of a text that is exactly one token.
 
     Raises:
-        InputError: it is none, or several.
+        InputError: the text has no token, or more than one.
     """
     ids = text_ids(text, tokenizer)
     if len(ids) != 1:

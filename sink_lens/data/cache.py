@@ -1,7 +1,7 @@
-"""The user's cache, and folders in it that are whole or not there: written as ``.part``, then renamed.
+"""The user's cache. A cache folder is either complete or absent: it is written as ``.part`` and then renamed.
 
-Every such folder has a lock beside it and a manifest with size, time stamp and hash of each of its files. The cache
-has a folder for each kind of what it keeps: models, data, packed, vocabularies and what later rooms put beside them.
+Each cache folder has a lock beside it, and a manifest with the size, time stamp and hash of each of its files. The
+cache has one folder for each kind of entry: models, data, packed, vocabularies and others that later packages add.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from sink_lens.errors import InputError, RunError
 
 MANIFEST = "manifest.json"
-"""Name of the file that says what a folder holds."""
+"""Name of the file that lists the content of a cache folder."""
 _PART = ".part"
 
 
@@ -29,31 +29,31 @@ class CacheEntry:
     """One folder of the cache."""
 
     kind: str
-    """The folder of the cache that it lies in."""
+    """The kind of entry, which is the name of the enclosing cache folder."""
     name: str
-    """What its manifest calls it; the folder's own name where it does not say."""
+    """The name in the entry's manifest, or the folder's own name if the manifest gives none."""
     path: Path
     bytes: int
     complete: bool
-    """Every file is there at its full size; False for what a killed process left, or a damaged folder."""
+    """Whether every file is present at its full size; False for a damaged folder or leftovers of a killed process."""
 
 
 def cache_folder() -> Path:
-    """Where what was converted, fetched and packed lies: ``SINK_LENS_CACHE``, else the user's cache directory."""
+    """The folder for converted, fetched and packed files: ``SINK_LENS_CACHE``, else the user's cache directory."""
     chosen = os.environ.get("SINK_LENS_CACHE")
     return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("sink_lens")
 
 
 @contextlib.contextmanager
 def locked(folder: Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
-    """One process at a time at this folder; a second one waits. The lock's file stays beside it.
+    """Lock a cache folder for one process; a second process waits. The lock file stays beside the folder.
 
     Args:
-        folder: what is to be read or written.
-        waiting: called once where another process has the lock.
+        folder: the folder to read or write.
+        waiting: called once if another process has the lock.
 
     Raises:
-        OSError: the place cannot be written.
+        OSError: the lock file cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock(folder)
@@ -71,12 +71,12 @@ def locked(folder: Path, *, waiting: Callable[[], object] | None = None) -> Iter
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A ``.part`` folder to write into, which takes the place of ``folder`` where the block ends without an error.
+    """Open a ``.part`` folder to write into; it replaces ``folder`` if the block ends without an error.
 
-    Use it inside `locked`. Whatever ends the block otherwise, Ctrl-C too, leaves nothing behind.
+    Use it inside `locked`. If the block ends with any error, including Ctrl-C, nothing is left behind.
 
     Raises:
-        OSError: the place cannot be written.
+        OSError: the folder cannot be written.
     """
     part = folder.with_name(f"{folder.name}{_PART}")
     if part.exists():  # of a process that was killed: the lock is ours
@@ -93,10 +93,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder, with every file that lies in it, its size, time stamp and hash.
+    """Write the manifest of a folder: the size, time stamp and hash of every file in it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the manifest cannot be written.
     """
     files = {path.name: {**stamp(path), "sha256": sha256_of(path)} for path in sorted(folder.iterdir())}
     text = json.dumps({**content, "files": files}, indent=2, ensure_ascii=False)
@@ -104,7 +104,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder; None where there is none that lists files of this folder."""
+    """Read the manifest of a folder; None if there is no valid manifest."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         names = manifest["files"]
@@ -115,9 +115,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False) -> str | None:
-    """What is wrong with a folder whose manifest was read: a file missing, of another size, or changed; else None.
+    """Check a folder against its manifest: say which file is missing, has another size or was changed; None if all fit.
 
-    A file with the time stamp that was recorded is not hashed again.
+    A file that still has its recorded time stamp is not hashed again.
     """
     for name, recorded in manifest["files"].items():
         path = folder / name
@@ -133,7 +133,7 @@ def fault(folder: Path, manifest: Mapping[str, Any], *, sizes_only: bool = False
 
 
 def stamp(path: Path) -> dict[str, int]:
-    """Size and time of the last change, by which a file is known again without being read."""
+    """Size and time of the last change, by which an unchanged file is recognised without reading it."""
     status = path.stat()
     return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
@@ -145,7 +145,7 @@ def sha256_of(path: Path) -> str:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """What lies in the cache, by kind and name, with what killed processes left; never a link."""
+    """The entries of the cache, by kind and name, including the leftovers of killed processes; links are skipped."""
     cache = cache_folder()
     found = [
         _entry(path, kind=kind.name)
@@ -158,17 +158,16 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def clear_cache(*, name: str | None = None) -> int:
-    """Remove what was converted, fetched and packed; bytes freed.
+    """Remove converted, fetched and packed files; return the number of bytes freed.
 
-    Only folders that sink_lens made (a lock lies beside them) are removed, only inside the cache, and links are not
-    followed.
+    Only folders inside the cache that sink_lens made (with a lock beside them) are removed. Links are not followed.
 
     Args:
-        name: only entries of this name or kind, as ``cache_entries`` gives it; all of them if None.
+        name: remove only entries with this name or kind, as ``cache_entries`` lists them; None removes all.
 
     Raises:
-        InputError: no entry of that name, or a folder of the cache is a link out of it.
-        RunError: an entry is being made at this moment, or cannot be removed.
+        InputError: there is no entry with this name, or a cache folder is a link that leads out of the cache.
+        RunError: another process is writing an entry, or an entry cannot be removed.
     """
     chosen = [entry for entry in cache_entries() if name in (None, entry.name, entry.kind)]
     if name is not None and not chosen:
@@ -207,4 +206,4 @@ def _lock_file(folder: Path) -> Path:
 
 
 def _lock(folder: Path) -> FileLock:
-    return FileLock(_lock_file(folder))  # left behind: removing a lock that another waits for is a race
+    return FileLock(_lock_file(folder))  # the lock file stays: removing it while another process waits for it is a race

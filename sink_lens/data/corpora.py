@@ -1,4 +1,4 @@
-"""Text to study or train a model on: bundled, fetched, a file, a folder, a saved data set, or one of the model hub.
+"""Texts to study or to train on: bundled, fetched, from a file or folder, a saved data set, or one on the model hub.
 
 The bundled prose is the beginning of Herman Melville's *Moby-Dick; or, The Whale* (1851), from the first word
 of chapter 1: its first 300,000 bytes as UTF-8, newlines normalised, cut at a whole word. The novel is in the
@@ -27,18 +27,18 @@ _HUB = re.compile(r"(?P<name>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:\[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """A text that lies inside the package, with its licence and where it came from."""
+    """A text inside the package, with its licence and its origin."""
 
     name: str
-    """Short name, as it stands in the source of a token batch: `text:<name>`."""
+    """Short name; a token batch cut from the text has the source `text:<name>`."""
     licence: str
-    """Terms under which the text may be used and passed on."""
+    """Terms for using and sharing the text."""
     source: str
     """Author, title and the package it was taken from."""
     file: str
     """File name inside `sink_lens/data`."""
     sha256: str
-    """Hash of the UTF-8 bytes with newlines as a single line feed."""
+    """SHA-256 of the UTF-8 bytes, with every line ending as one line feed."""
 
     def text(self) -> str:
         """The whole text, read from the installed package; newlines are line feeds."""
@@ -62,13 +62,13 @@ def bundled_text() -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file; a byte order mark is dropped and newlines become line feeds.
+    """Read a UTF-8 text file. A byte order mark is dropped, and every line ending becomes a line feed.
 
     Args:
         path: a plain text file.
 
     Raises:
-        InputError: the file is missing, a folder, unreadable, not UTF-8 text, or has nothing but white space.
+        InputError: the file is missing, is a folder, cannot be read, is not UTF-8 text, or is only white space.
     """
     path = Path(path)
     if path.is_dir():
@@ -96,7 +96,7 @@ def read_text(path: str | Path) -> str:
 
 
 class Texts:
-    """Documents in a fixed order, read again at every pass."""
+    """Documents in a fixed order; every pass over them reads the source again."""
 
     def __init__(self, source: str, read: Callable[[], Iterable[str]]) -> None:
         self.source = source
@@ -107,17 +107,20 @@ class Texts:
 
 
 def texts_of(source: str) -> Texts:
-    """The documents of a source. Rows have theirs in the column ``text``.
+    """Open the documents of a source. In tabular files the text is in the column ``text``.
 
     Args:
-        source: ``bundled`` (the beginning of Moby-Dick), ``fetched`` (every public-domain source in the cache),
-            ``fetched:all`` or ``fetched:brown,moby-dick`` (these), a file (.txt is one document; .jsonl and .parquet
-            have one a row), a folder of such files or one that ``datasets`` saved, or a data set of the model hub:
-            ``OWNER/NAME`` or ``OWNER/NAME:CONFIG`` downloads its split train, and ``OWNER/NAME[:1000]`` streams the
-            first 1,000 documents and keeps them in memory.
+        source: one of:
+            ``bundled``, the beginning of Moby-Dick;
+            ``fetched``, every public-domain source in the cache; ``fetched:all``, or named ones as in
+            ``fetched:brown,moby-dick``;
+            a file (.txt is one document; .jsonl and .parquet have one document per row);
+            a folder of such files, or one that ``datasets`` saved;
+            a data set of the model hub: ``OWNER/NAME`` or ``OWNER/NAME:CONFIG`` downloads its train split, and
+            ``OWNER/NAME[:1000]`` streams the first 1,000 documents and keeps them in memory.
 
     Raises:
-        InputError: there is no such source, it has no documents, or it is damaged; some of it only when read.
+        InputError: the source does not exist, has no documents, or is damaged. Some damage shows only while reading.
     """
     if source == "bundled":
         return Texts(source, lambda: [bundled_text()])
@@ -137,7 +140,7 @@ def texts_of(source: str) -> Texts:
 
 
 def text_hash(texts: Iterable[str]) -> str:
-    """SHA-256 (hex) over documents in order, each with its length in bytes before it."""
+    """SHA-256 (hex) over the documents in order; the length of each document in bytes is hashed before its text."""
     digest = hashlib.sha256()
     for content in map(str.encode, texts):
         digest.update(f"{len(content)}:".encode())
@@ -146,7 +149,7 @@ def text_hash(texts: Iterable[str]) -> str:
 
 
 def _fetched(source: str) -> list[Path]:
-    """The files of the fetched sources that are named."""
+    """The files of the named fetched sources."""
     from sink_lens.data.sources import DOCUMENTS, choose, data_folder, fetched
 
     there = fetched()
@@ -166,7 +169,7 @@ def _fetched(source: str) -> list[Path]:
 
 
 def _hub(source: str) -> Callable[[], Iterable[str]]:
-    """A data set of the model hub: downloaded whole, or the first documents streamed."""
+    """Open a data set of the model hub: download all of it, or stream the first documents."""
     asked = _HUB.fullmatch(source)
     if asked is None or source.endswith(_ENDINGS):
         raise InputError(
@@ -186,7 +189,7 @@ def _hub(source: str) -> Callable[[], Iterable[str]]:
 
 
 def _saved(folder: Path) -> Callable[[], Iterable[str]]:
-    """A data set that ``datasets`` saved, or the split train of several."""
+    """Open a data set that ``datasets`` saved; if it has several splits, its train split."""
     from datasets import DatasetDict, load_from_disk
 
     with _refused(f"{folder} is no whole data set that datasets saved"):
@@ -201,7 +204,7 @@ def _saved(folder: Path) -> Callable[[], Iterable[str]]:
 
 @contextlib.contextmanager
 def _refused(what: str) -> Iterator[None]:
-    """Makes one line of whatever ``datasets`` raises: its own errors, the hub's, those of files."""
+    """Turn any error of ``datasets``, the hub or the file system into one readable InputError."""
     try:
         yield
     except InputError:
@@ -225,7 +228,7 @@ def _strings(rows: Iterable[Any], *, what: str) -> Iterator[str]:
 
 
 def _documents(path: Path) -> Iterator[str]:
-    """The documents of one file, a few at a time in memory."""
+    """Read the documents of one file, keeping only a few at a time in memory."""
     if path.suffix == ".jsonl":
         yield from _lines(path)
     elif path.suffix == ".parquet":
@@ -267,5 +270,5 @@ def _rows(path: Path) -> Iterator[str]:
 
 
 def _unix_newlines(text: str) -> str:
-    """The text with every line ending as one line feed."""
+    """Replace every line ending of a text by one line feed."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

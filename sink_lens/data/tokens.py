@@ -1,7 +1,7 @@
 """Token batches from text, prompts, a data set, uniform random tokens or one repeated token.
 
-Nothing is substituted or cut short in silence: a text with too few tokens is refused. BOS is put in front
-here, by the arm that was asked ("auto", "with", "without"), and counts as one of a sequence's tokens.
+A text with too few tokens is refused: nothing is silently substituted or shortened. These functions add BOS
+according to the requested condition ("auto", "with", "without"). BOS counts as one of a sequence's tokens.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,15 +46,15 @@ def from_text(
     bos: str = "auto",
     name: str = "text",
 ) -> TokenBatch:
-    """Pieces of one text, all of the same length, spread evenly over it.
+    """Cut pieces of equal length from one text, spread evenly over it.
 
-    The text is tokenised once, without special tokens. Of its N tokens, sequence i of S takes consecutive
-    ones from floor(i N / S) on, so the sequences never overlap, keep the order of the text and reach over all
-    of it rather than its beginning only. They begin wherever they fall, mostly within a sentence. BOS, where
-    the arm has it, counts as one of the `length` tokens.
+    The text is tokenised once, without special tokens. If it has N tokens, sequence i of S takes consecutive tokens
+    from floor(i N / S) on. The sequences therefore never overlap, keep the order of the text and cover all of it,
+    not only its beginning. Most begin in the middle of a sentence. BOS, if added, counts as one of the `length`
+    tokens.
 
     Args:
-        text: what to cut.
+        text: the text to cut.
         tokenizer: the model's own.
         sequences: number of pieces, at least 1.
         length: tokens of each piece, at least 2.
@@ -62,8 +62,8 @@ def from_text(
         name: name of the text, recorded as `text:<name>`.
 
     Raises:
-        InputError: the text is too short (nothing is cut shorter or left out), begins with BOS itself, or an
-            argument is out of range.
+        InputError: the text is too short (sequences are never shortened or left out), the text begins with BOS, or
+            an argument is out of range.
     """
     _check_size(sequences, length)
     first = first_ids(tokenizer, bos)
@@ -73,11 +73,11 @@ def from_text(
 
 
 def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto") -> TokenBatch:
-    """One sequence per prompt, of its own length, padded on the right with the pad token, else EOS, else 0.
+    """Make one sequence per prompt, padded on the right with the pad token, else EOS, else 0.
 
     Raises:
-        InputError: no prompt, an empty one, one of a single token (nothing could attend to it), or one that
-            begins with BOS itself.
+        InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
+            or begins with BOS itself.
     """
     if isinstance(prompts, str):
         raise InputError("prompts is one string; need a list of them. Put it into a list.")
@@ -118,15 +118,15 @@ def random_tokens(
     bos: str = "auto",
     vocab_size: int | None = None,
 ) -> TokenBatch:
-    """Independent uniform draws from the ordinary ids: no special tokens, after BOS where the arm has it.
+    """Draw tokens uniformly and independently from the ordinary ids (no special tokens), after BOS if it is added.
 
     Args:
-        tokenizer: the model's own; None where the model has none (then "auto" has no BOS).
+        tokenizer: the model's own; None if the model has no tokenizer ("auto" then adds no BOS).
         sequences: number of sequences, at least 1.
-        length: tokens of each, BOS included, at least 2.
+        length: tokens per sequence, BOS included, at least 2.
         generator: a CPU generator; its seed is recorded.
         bos: "auto", "with" or "without".
-        vocab_size: ids from here on are not drawn (the model's vocabulary); needed without a tokenizer.
+        vocab_size: draw only ids below this, the size of the model's vocabulary; required without a tokenizer.
 
     Raises:
         InputError: an argument is out of range, the generator is not on the CPU, or no id can be drawn.
@@ -143,7 +143,7 @@ def repeated_tokens(
     bos: str = "auto",
     vocab_size: int | None = None,
 ) -> TokenBatch:
-    """One ordinary id per sequence, drawn uniformly and repeated, after BOS where the arm has it.
+    """Draw one ordinary id per sequence uniformly and repeat it, after BOS if it is added.
 
     Arguments and errors are those of `random_tokens`.
     """
@@ -160,9 +160,9 @@ def from_dataset(
     bos: str = "auto",
     name: str | None = None,
 ) -> TokenBatch:
-    """Pieces of a data set's documents, joined by an empty line and cut as `from_text` does.
+    """Join the documents of a data set by empty lines and cut the result as `from_text` does.
 
-    Documents are read in order until there are enough tokens, and no further; empty ones add nothing.
+    Documents are read in order until there are enough tokens; empty documents are skipped.
 
     Args:
         dataset: a Hugging Face `Dataset` (one split) or any iterable of mappings.
@@ -171,7 +171,7 @@ def from_dataset(
         sequences: number of pieces, at least 1.
         length: tokens of each, BOS included, at least 2.
         bos: "auto", "with" or "without".
-        name: recorded as `dataset:<name>`; by default the name the data set gives itself, else "iterable".
+        name: recorded as `dataset:<name>`; by default the data set's own name, else "iterable".
 
     Raises:
         InputError: the column is missing or holds no text, the documents have too few tokens, or an argument
@@ -209,7 +209,7 @@ def _cut(
     first: Sequence[int],
     what: str,
 ) -> list[list[int]]:
-    """Sequences of `length` tokens that begin at floor(i N / S) of the N ids."""
+    """Cut S sequences of `length` tokens; sequence i begins at floor(i N / S) of the N ids."""
     body = length - len(first)
     if len(ids) < sequences * body:
         fit = len(ids) // body
@@ -249,7 +249,7 @@ def _drawn(
     *,
     source: str,
 ) -> TokenBatch:
-    """Uniform draws of ordinary ids: one per position for "random", one per sequence for "repeated"."""
+    """Draw ordinary ids uniformly: one per position for "random", one per sequence for "repeated"."""
     _check_size(sequences, length)
     first = first_ids(tokenizer, bos)
     if generator.device.type != "cpu":
@@ -272,7 +272,7 @@ def _drawn(
 
 
 def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
-    """Ids that a plain text can have, ascending: in the vocabulary and not special."""
+    """The ids that plain text can have, ascending: ids in the vocabulary that are not special."""
     if vocab_size is not None and vocab_size < 1:
         raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
     if tokenizer is None:
@@ -310,7 +310,7 @@ def _document(row: object, index: int, column: str) -> str:
 
 
 def _check_size(sequences: int, length: int) -> None:
-    """Refuses fewer than one sequence or fewer than two tokens."""
+    """Refuse fewer than one sequence or fewer than two tokens."""
     if sequences < 1:
         raise InputError(f"{sequences} sequences asked for; need at least 1. Ask for more.")
     if length < 2:

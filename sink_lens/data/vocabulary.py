@@ -1,7 +1,7 @@
-"""A vocabulary of our own: byte-level BPE, trained on the text that the model will see.
+"""Train a vocabulary, a byte-level BPE, on the text that the model will see.
 
-Every byte has a token, so that any text comes back as it was. The same texts give the same vocabulary on every
-machine: pairs are counted, and ties go to the smaller pair of ids.
+Every byte has a token, so any text can be decoded exactly. The same texts give the same vocabulary on every machine:
+pairs are counted, and ties go to the smaller pair of ids.
 """
 
 from collections.abc import Iterable
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 BOS, EOS = "<bos>", "<eos>"
 """The special tokens: ids 0 and 1."""
 SMALLEST = 258
-"""Every byte, BOS and EOS."""
+"""Size of the smallest vocabulary: every byte, BOS and EOS."""
 _LARGEST = 1 << 20
 _PIECE = 100_000
-"""Characters that are counted at once; a long document is cut at a line end."""
+"""Number of characters counted at once; a longer document is cut at a line end."""
 
 
 def train_vocabulary(texts: Iterable[str], *, vocab_size: int) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE tokenizer with BOS (id 0) and EOS (id 1), which puts BOS in front of a text by itself.
+    """Train a byte-level BPE tokenizer with BOS (id 0) and EOS (id 1) that puts BOS in front of a text itself.
 
     Args:
-        texts: documents to count pairs in; about six seconds for each 10 MB on one core.
-        vocab_size: tokens, special ones included. Where the texts have too few pairs, it is smaller.
+        texts: documents to train on; training takes about six seconds per 10 MB on one core.
+        vocab_size: number of tokens, special ones included. The vocabulary is smaller if the texts have too few pairs.
 
     Raises:
         InputError: the size is out of range, or there is no text.

@@ -1,1 +1,1 @@
-"""An edit changes a site of a forward pass: the constructors, the metrics that judge a run, and what an edit did."""
+"""Edits that change a site in a forward pass, the metrics of a run, and the effects of edits."""

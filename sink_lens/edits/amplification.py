@@ -1,8 +1,8 @@
-"""Variance amplification: a token's aggregated value moved away from, or towards, a centre.
+"""Variance amplification: move a token's aggregated value away from a centre, or towards it.
 
-``z_p <- mu + factor (z_p - mu)`` at the input of W_O (arXiv 2605.06611). The centre mu is the mean of the *value*
-vectors over random tokens (what the paper's code does), the mean of the aggregated values, or none, which is the
-norm-only control: it scales the token and leaves its direction as it is.
+The edit is ``z_p <- mu + factor (z_p - mu)`` at the input of W_O (arXiv 2605.06611). The centre mu is the mean of the
+*value* vectors over random tokens (as in the paper's code), the mean of the aggregated values, or none. Without a
+centre the edit is the norm-only control: it scales the token's vector and keeps its direction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,27 +30,27 @@ _LENGTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentringMeans:
-    """Means over random tokens, by layer; of a run they are kept beside its tables."""
+    """Means over random tokens, by layer; a run saves them beside its tables."""
 
     values: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
-    """Of the value vectors, each key-value head repeated for the query heads that share it."""
+    """Mean value vectors; each key-value head is repeated for the query heads that share it."""
     aggregated: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
-    """Of the aggregated values z, before a head norm or gate."""
+    """Mean aggregated values z, before a head norm or gate."""
     n_tokens: int
     seed: int
 
     def of(self, centre: Centre) -> Mapping[int, Tensor]:
-        """The means of a centre.
+        """The means of one kind of centre.
 
         Raises:
-            InputError: it is none of the two that have means.
+            InputError: this kind of centre has no means.
         """
         if centre not in ("values", "aggregated"):
             raise InputError(f"the centre {centre!r} has no means; need values or aggregated")
         return self.values if centre == "values" else self.aggregated
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is written into a run folder: a name and a tensor a layer, for safetensors."""
+        """The means as named tensors, one per layer, for a safetensors file in the run folder."""
         named = {f"values.{layer}": tensor for layer, tensor in self.values.items()}
         return named | {f"aggregated.{layer}": tensor for layer, tensor in self.aggregated.items()}
 
@@ -67,7 +67,7 @@ class CentringMeans:
 def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, progress: bool = False) -> CentringMeans:
     """Means of values and aggregated values over uniformly random tokens, in sequences of 64 without BOS.
 
-    One pass of the plain model over ``n_tokens`` tokens.
+    This takes one pass of the plain model over ``n_tokens`` tokens.
 
     Raises:
         InputError: fewer than 64 tokens.
@@ -119,19 +119,19 @@ def amplification(
     heads: Sequence[int] | None = None,
     label: str = "",
 ) -> Edit:
-    """Amplify (factor over 1) or attenuate (under 1) the variance of some tokens' aggregated values.
+    """Amplify (factor above 1) or attenuate (factor below 1) the variance of some tokens' aggregated values.
 
     Args:
-        factor: 1 changes nothing.
-        positions: the tokens.
-        layers: the layers below those that are observed.
-        centre: ``values``, ``aggregated``, or ``none``, the norm-only control.
-        means: from ``centring_means``; not needed where the centre is ``none``.
-        heads: query heads; None is all.
-        label: what the edit is called.
+        factor: factor of the deviation from the centre; 1 changes nothing.
+        positions: the token positions to edit.
+        layers: the layers to edit; they should come before the layers that are observed.
+        centre: ``values``, ``aggregated``, or ``none`` (the norm-only control).
+        means: the result of ``centring_means``; not needed if the centre is ``none``.
+        heads: query heads; None means all.
+        label: name of the edit.
 
     Raises:
-        InputError: an unknown centre, a factor that is not finite, or means that are missing.
+        InputError: the centre is unknown, the factor is not finite, or means are missing.
     """
     if centre not in CENTRES:
         raise InputError(f"the centre is {centre!r}; need one of {', '.join(CENTRES)}")

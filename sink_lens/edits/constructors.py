@@ -1,13 +1,13 @@
-"""An edit: a site, where in it, and the function that changes what stands there.
+"""Edits: an edit names a site, the part of it to change, and the function that computes the new values.
 
-Edits compose: at each layer they are applied in the order in which it computes their sites, and at one site in the
-order in which they are given, each on what the one before left. None changes a tensor in place, so that nothing that
-was read before is changed behind the reader's back.
+Edits compose. Within a layer they are applied in the order in which the layer computes their sites. At one site they
+are applied in the given order, each to the result of the previous one. No edit changes a tensor in place, so tensors
+that were read earlier keep their values.
 
-Everywhere, ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` are indices, and None is all of them:
-``positions`` are token positions (the queries, in ``scores`` and ``pattern``), ``heads`` the heads of that site
-(key-value heads in ``k`` and ``v``), ``units`` the last axis of an activation (neurons, dimensions of the stream,
-dimensions of a head), ``keys`` the keys of ``scores`` and ``pattern``.
+The arguments ``layers``, ``positions``, ``heads``, ``units`` and ``keys`` are always indices, and None means all.
+``positions`` are token positions (query positions in ``scores`` and ``pattern``). ``heads`` are the heads of the site
+(key-value heads in ``k`` and ``v``). ``units`` index the last axis of an activation (neurons, dimensions of the stream,
+dimensions of a head). ``keys`` are the key positions of ``scores`` and ``pattern``.
 """
 
 import operator
@@ -29,11 +29,11 @@ ORDER = {name: place for place, name in enumerate(SITES)}
 
 
 class EditError(InputError):
-    """An edit whose result cannot be used: not a number, or of another shape."""
+    """An edit whose result cannot be used because it is not finite or has another shape."""
 
 
 class Where(TypedDict, total=False):
-    """The part of a site that an edit changes; what is left out is all of it."""
+    """The part of a site that an edit changes; an axis that is not given is changed completely."""
 
     layers: Sequence[int] | None
     positions: Sequence[int] | None
@@ -45,23 +45,23 @@ class Where(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class At:
-    """Where a change is made: what it may need to know beside the values that it changes."""
+    """The context of a change: facts that the function may need in addition to the values."""
 
     layer: int
     sequences: slice
-    """Which sequences of the whole batch this pass runs."""
+    """The sequences of the whole batch that this pass runs."""
     n_sequences: int
-    """How many sequences the whole batch has."""
+    """Number of sequences in the whole batch."""
     positions: Int[Tensor, " value"]
     """The positions of the values that are changed."""
     valid: Bool[Tensor, "batch position"]
-    """True at real tokens, at all positions."""
+    """True at real tokens; covers all positions, not only the changed ones."""
     read: Tensor | None
-    """All values of the edit's ``reads`` in this layer and pass, after the edits of that site."""
+    """All values of the site that the edit ``reads``, in this layer and pass, after the edits of that site."""
 
 
 Change = Callable[[Tensor, At], Tensor]
-"""From the values of the chosen part to new ones of the same shape."""
+"""Function from the values of the chosen part to new values of the same shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +78,20 @@ class Edit:
     reads: str | None = None
     """A site of the same layer, computed before this one, whose values the change needs."""
     label: str = ""
-    """What the edit is called in tables and messages."""
+    """Name of the edit in tables and messages."""
 
     def over(self, n_layers: int) -> tuple[int, ...]:
-        """The layers that it changes."""
+        """The layers that the edit changes."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
 
 def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack[Where]) -> Edit:
-    """An edit with a function of one's own: ``change(values, at)`` gives new values of the same shape.
+    """Make an edit from your own function: ``change(values, at)`` returns new values of the same shape.
 
-    ``values`` is the chosen part, its axes those of the site. It must not be changed in place.
+    ``values`` is the chosen part, with the axes of the site. The function must not change it in place.
 
     Raises:
-        InputError: a chosen set is empty or names something twice.
+        InputError: a chosen set of indices is empty or has an index twice.
         SiteError: there is no such site.
     """
     for name in (site, *([] if reads is None else [reads])):
@@ -112,28 +112,28 @@ def edit(site: str, change: Change, *, reads: str | None = None, **where: Unpack
 
 
 def zero(site: str, **where: Unpack[Where]) -> Edit:
-    """Set to 0. Of ``neurons``, this removes the whole column of the down-projection; see ``scalar`` for one entry."""
+    """Set values to 0. A zeroed neuron loses its whole down-projection column; ``scalar`` changes single entries."""
     where.setdefault("label", f"zero {site}")
     return edit(site, lambda x, at: torch.zeros_like(x), **where)
 
 
 def set_value(site: str, value: float, **where: Unpack[Where]) -> Edit:
-    """Set to a number."""
+    """Set values to a number."""
     where.setdefault("label", f"{site} = {value:g}")
     return edit(site, lambda x, at: torch.full_like(x, value), **where)
 
 
 def scale(site: str, factor: float, **where: Unpack[Where]) -> Edit:
-    """Multiply by a factor."""
+    """Multiply values by a factor."""
     where.setdefault("label", f"{site} x {factor:g}")
     return edit(site, lambda x, at: x * factor, **where)
 
 
 def clamp(site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]) -> Edit:
-    """Cut values at bounds.
+    """Limit values to a range.
 
     Raises:
-        InputError: neither bound is given, or the lower is over the upper one.
+        InputError: no bound is given, or the lower bound is above the upper bound.
     """
     if low is None and high is None:
         raise InputError("clamp was given neither low nor high; need at least one bound")
@@ -144,13 +144,13 @@ def clamp(site: str, *, low: float | None = None, high: float | None = None, **w
 
 
 def hold(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> Edit:
-    """Replace by given values, such as those of another run, or a mean.
+    """Replace values by given ones, such as a mean or the values of another run.
 
     Args:
-        site: where.
-        values: layer -> the new values of the chosen part, with the site's axes; an axis of size 1 is repeated.
-            Where the first axis has the size of the whole batch, each sequence gets its own.
-        **where: the chosen part; ``layers`` are those of ``values`` if not given.
+        site: the site to edit.
+        values: layer -> the new values of the chosen part, with the site's axes. An axis of size 1 is repeated. If
+            the first axis has the size of the whole batch, each sequence gets its own values.
+        **where: the chosen part; ``layers`` defaults to the layers of ``values``.
     """
     if where.get("layers") is None:
         where["layers"] = tuple(values)
@@ -164,7 +164,7 @@ def hold(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> Edi
         whole = (at.n_sequences, *x.shape[1:])
         if new.dim() != x.dim() or any(found not in (1, size) for found, size in zip(new.shape, whole, strict=True)):
             raise EditError(
-                f"the values held at {site!r} of layer {at.layer} have the shape {tuple(new.shape)}; "
+                f"the new values for {site!r} of layer {at.layer} have the shape {tuple(new.shape)}; "
                 f"the chosen part has {whole}: need that, or 1 where a value is repeated"
             )
         return (new[at.sequences] if new.shape[0] > 1 else new).expand(x.shape)
@@ -176,9 +176,9 @@ def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Genera
     """Replace each sequence's values by those of another sequence, drawn without replacement.
 
     Args:
-        site: where.
-        values: layer -> the chosen part's own values, the sequences in front.
-        generator: where the order comes from.
+        site: the site to edit.
+        values: layer -> the current values of the chosen part, with the sequences as first axis.
+        generator: source of the random order.
         **where: the chosen part.
 
     Raises:
@@ -190,7 +190,7 @@ def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Genera
     shift = int(torch.randint(1, n, (), generator=generator))
     order = torch.randperm(n, generator=generator)
     source = torch.empty_like(order)
-    source[order] = order.roll(shift)  # no sequence keeps its own
+    source[order] = order.roll(shift)  # no sequence keeps its own values
     where.setdefault("label", f"resample {site}")
     return hold(site, {layer: tensor[source.to(tensor.device)] for layer, tensor in values.items()}, **where)
 
@@ -205,19 +205,19 @@ def scalar(
     positions: Sequence[int] | None = None,
     label: str = "",
 ) -> Edit:
-    """Multiply single entries of the down-projection: what each neuron writes to each of the dimensions, no more.
+    """Multiply single entries of the down-projection: only what each neuron writes to each of the dimensions.
 
-    The weights stay as they are: the MLP's output loses ``(1 - factor) * activation * w_down[dimension, neuron]``,
-    before the norm that some families put behind it.
+    The weights do not change. Instead, ``(1 - factor) * activation * w_down[dimension, neuron]`` is subtracted from the
+    MLP's output, before the norm that some families apply to it.
 
     Raises:
-        InputError: no neuron or dimension, one named twice, or one that does not exist.
-        SiteError: a mixture of experts, whose neurons have no site.
+        InputError: no neuron or dimension is given, one is given twice, or one does not exist.
+        SiteError: the model is a mixture of experts, whose neurons have no site.
     """
     lens = as_lens(lens)
     site_of("neurons", family=lens.family)
     weights = mlp_weights(lens, layer=in_range("layer", layer, lens.n_layers))
-    assert weights is not None  # site_of has refused the others
+    assert weights is not None  # site_of has refused families without neurons
     for name, indices, size in (("neuron", neurons, lens.d_mlp or 0), ("dimension", dimensions, lens.d_model)):
         if not indices or len(set(indices)) < len(indices):
             raise InputError(f"scalar was given the {name}s {list(indices)}; need at least one, and each once")
@@ -247,10 +247,10 @@ def relabelled(one: Edit, label: str) -> Edit:
 
 
 def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
-    """The index, if there is such a thing.
+    """Return the index if it exists.
 
     Raises:
-        InputError: there is none.
+        InputError: the index does not exist.
     """
     if not 0 <= index < size:
         whose = f" of the edit {of!r}" if of else ""

@@ -1,6 +1,6 @@
-"""What edits did: the edited run beside the baseline, by layer, at a new and an old sink position.
+"""Effects of edits: compare the edited run with the baseline, by layer, at the target and at the sink position.
 
-An intervention may remove a sink or move it: attention is reported at both positions, and the loss beside it.
+An intervention may remove a sink or move it, so attention is reported at both positions, together with the loss.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,11 @@ Change = Literal["removed", "relocated", "shared", "unchanged"]
 
 
 def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator) -> pd.DataFrame:
-    """Every number that both runs have: baseline, edited, and their paired difference with its 95% interval.
+    """Compare every number that both runs have: baseline, edited, and the paired difference with its 95% interval.
 
-    One row per (quantity, layer, key): ``mass`` (mean attention to the key over heads), ``norm`` (of the stream at
-    the key), and ``loss_nats`` (layer and key are missing). The unit of the interval is the sequence.
+    The table has one row per (quantity, layer, key). The quantities are ``mass`` (mean attention to the key over
+    heads), ``norm`` (norm of the residual stream at the key) and ``loss_nats`` (without layer and key). The interval
+    is over sequences.
 
     Raises:
         InputError: the runs read different keys or layers, or have different numbers of sequences.
@@ -49,13 +50,13 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
 
 
 def layer_table(baseline: Outcome, edited: Outcome, *, new: int, old: int) -> pd.DataFrame:
-    """One row a layer: attention mass, norm and outlier value at the new and the old position, before and after.
+    """Table of attention mass, norm and outlier value by layer, at the target and sink positions, before and after.
 
-    The outlier dimension of a layer is the one with the most energy at the old position in the baseline. Means
-    over sequences.
+    Numbers are means over sequences. The outlier dimension of a layer is the one with the most energy at the sink
+    position in the baseline.
 
     Raises:
-        InputError: see ``effect``; or a position was not read.
+        InputError: a position was not read. The errors of ``effect`` also apply.
     """
     _check_pair(baseline, edited)
     for position in (new, old):
@@ -82,7 +83,7 @@ def made_share(
     layers: Sequence[int],
     generator: np.random.Generator,
 ) -> Interval:
-    """Attention that came to the new position, over what the old one has in the baseline; ratio of means."""
+    """Attention that the target position gained, over the sink position's in the baseline; a ratio of means."""
     gained = edited.mass_at(new, layers=layers) - baseline.mass_at(new, layers=layers)
     return _ratio(gained, baseline.mass_at(old, layers=layers), generator=generator)
 
@@ -90,16 +91,17 @@ def made_share(
 def removed_share(
     baseline: Outcome, edited: Outcome, *, old: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
-    """Attention that left the old position, over what it has in the baseline; ratio of means."""
+    """Attention that the sink position lost, over its attention in the baseline; a ratio of means."""
     before = baseline.mass_at(old, layers=layers)
     return _ratio(before - edited.mass_at(old, layers=layers), before, generator=generator)
 
 
 def change_of(baseline: Outcome, edited: Outcome, *, new: int, old: int, layers: Sequence[int]) -> Change:
-    """Whether the sink was removed, relocated to the new position, is shared by both, or is unchanged.
+    """Classify what happened to the sink: removed, relocated, shared or unchanged.
 
-    Removed: the old position lost half of its mass or more, and the new one gained less than a quarter of what
-    the old one had. Relocated: both. Shared: the new one gained that, and the old one kept more than half.
+    The sink position "lost" the sink if it lost at least half of its mass. The target position "gained" it if it gained
+    at least a quarter of the sink position's baseline mass. Removed: lost and not gained. Relocated: lost and gained.
+    Shared: gained and not lost. Unchanged: neither.
     """
     had = float(baseline.mass_at(old, layers=layers).nanmean())
     lost = had - float(edited.mass_at(old, layers=layers).nanmean())

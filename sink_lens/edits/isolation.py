@@ -1,6 +1,6 @@
-"""Mask isolation: a token that attends to itself only, and so varies as the first token does.
+"""Mask isolation: make a token attend only to itself, so that its output varies as much as the first token's.
 
-arXiv 2605.06611: an additive mask whose row p sees only column p; later tokens see everything.
+In arXiv 2605.06611 this is an additive mask whose row p sees only column p; later tokens see everything.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from .constructors import At, Edit, edit
 
 
 def isolation(positions: Sequence[int], *, layers: Sequence[int] | None = None, label: str = "isolation") -> Edit:
-    """Isolate each of some positions: it sees no token before it.
+    """Isolate positions: each of them sees no token before it.
 
-    The edit is made on the scores, behind the model's own mask, so that sliding windows and padding stay. A
-    learned sink logit (gpt-oss) keeps its share. Position 0 is isolated already.
+    The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect. A learned
+    sink logit (gpt-oss) keeps its share. Position 0 is always isolated.
 
     Args:
-        positions: the tokens to isolate, each from 1 on.
-        layers: in which layers; None is all.
-        label: what the edit is called.
+        positions: the positions to isolate, each 1 or later.
+        layers: layers in which to isolate them; None means all.
+        label: name of the edit.
 
     Raises:
-        InputError: no position, or position 0.
+        InputError: no position is given, or position 0.
     """
     chosen = sorted({int(position) for position in positions})
     if not chosen:

@@ -1,8 +1,8 @@
-"""What a patch is judged by: one number a sequence, read of a run.
+"""Metrics of a run: one number per sequence, used to judge patches and edits.
 
-A metric says what it needs of an ``Outcome``, so that a sweep computes no more than that: a metric of attention at
-layer 3 ends every run there, one of logits runs all layers. Every built-in metric can be differentiated, as
-attribution patching asks. Positions below 0 count from the last real token of each sequence.
+A metric declares the parts of an ``Outcome`` that it reads, and a sweep computes only those. A metric of attention at
+layer 3 ends every run at that layer; a metric of logits runs all layers. Every built-in metric is differentiable, as
+attribution patching requires. Negative positions count back from the last real token of each sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,39 +35,39 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A number of a run, and what of the run it reads."""
+    """A metric of a run, and the parts of the run that it reads."""
 
     name: str
     function: Callable[[Outcome], Any]
-    """Outcome -> one number a sequence; or one number in all, and then there is no number by sequence."""
+    """Function from an Outcome to one number per sequence, or to a single number for all sequences."""
     unit: str = ""
     keys: tuple[int, ...] = (0,)
-    """Positions whose attention and state it reads."""
+    """Positions whose attention and residual stream the metric reads."""
     layers: tuple[int, ...] | None = None
-    """Layers at which it reads attention, state and sites; None is all, () none."""
+    """Layers at which the metric reads attention, stream and sites; None means all, () means none."""
     sites: tuple[str, ...] = ()
-    """Sites whose tensors it reads."""
+    """Sites whose tensors the metric reads."""
     loss: bool = False
-    """Whether it reads the loss."""
+    """Whether the metric reads the loss."""
     logits: bool = False
-    """Whether it reads the logits."""
+    """Whether the metric reads the logits."""
     state: bool = True
-    """Whether it reads the stream at the keys, so that its last layer must be run to the end."""
+    """Whether the metric reads the stream at the keys; its last layer must then be run to the end."""
     scored: int | None = None
-    """The one position at which it reads logits; None is every position."""
+    """The single position at which the metric reads logits; None means every position."""
 
     def over(self, n_layers: int) -> tuple[int, ...]:
-        """The layers that it reads."""
+        """The layers that the metric reads."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     @property
     def whole(self) -> bool:
-        """Whether it reads something behind the last layer, so that every run must go to the end."""
+        """Whether the metric reads anything after the last layer; every run must then go to the end."""
         return self.loss or self.logits or any(not SITES[site].per_layer for site in self.sites)
 
 
 def sink_mass(key: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
-    """Mean attention to a key over the queries after it, over heads and layers (all if None); in [0, 1]."""
+    """Mean attention to a key, over the queries after it, the heads and the layers (all if None); in [0, 1]."""
     chosen = _chosen(layers)
     return Metric(
         name=f"sink mass at position {key}" + ("" if chosen is None else f", layers {span(chosen)}"),
@@ -79,12 +79,12 @@ def sink_mass(key: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
 
 
 def logit_difference(correct: int | Sequence[int], incorrect: int | Sequence[int], *, position: int = -1) -> Metric:
-    """Logit of one token less that of another, at a position.
+    """Logit of one token minus the logit of another, at a position.
 
     Args:
-        correct: a token id, or one for each sequence.
-        incorrect: the same of the other token.
-        position: where the next token is predicted.
+        correct: the token id whose logit counts positively, or one id for each sequence.
+        incorrect: the token id whose logit is subtracted, or one id for each sequence.
+        position: the position at which the next token is predicted.
     """
 
     def function(run: Outcome) -> Tensor:
@@ -98,8 +98,9 @@ def logit_difference(correct: int | Sequence[int], incorrect: int | Sequence[int
 def loss() -> Metric:
     """Mean next-token loss of the sequence, in nats.
 
-    Its targets are the tokens that are run. Clean and corrupted tokens differ, and so do the targets: patching
-    everything gives the other run's predictions, not its loss. ``kl_to`` and ``logit_difference`` have no such gap.
+    Its targets are the run's own tokens. Clean and corrupted tokens differ, so their targets differ too: patching
+    everything reproduces the predictions of the other run, but not its loss. ``kl_to`` and ``logit_difference`` do not
+    have this problem.
     """
 
     def function(run: Outcome) -> Tensor:
@@ -110,11 +111,11 @@ def loss() -> Metric:
 
 
 def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None = None) -> Metric:
-    """KL divergence of a run's predictions from those of the given logits, KL(given || run), in nats.
+    """KL divergence between the given predictions and those of the run, KL(given || run), in nats.
 
     Args:
-        logits: of the run to compare with, of the same sequences: ``run_with(..., logits=True).logits``.
-        position: at one position; None is the mean over the real ones.
+        logits: logits of the run to compare with, on the same sequences: ``run_with(..., logits=True).logits``.
+        position: position of the predictions; None takes the mean over real positions.
     """
     given = logits.detach().float().cpu().log_softmax(-1)
 
@@ -137,10 +138,10 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
 
 
 def norm(key: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
-    """Euclidean norm of a position's activation, over all heads where the site has heads.
+    """Euclidean norm of the activation at a position; if the site has heads, over all heads together.
 
     Raises:
-        InputError: a site that has no positions of its own, as ``pattern``, or lies behind the layers.
+        InputError: the site has no axis of token positions, such as ``pattern``, or comes after the layers.
     """
     if site not in SITES or not SITES[site].axes.startswith("batch position") or not SITES[site].per_layer:
         fit = ", ".join(name for name, one in SITES.items() if one.axes.startswith("batch position") and one.per_layer)
@@ -160,7 +161,7 @@ def norm(key: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
 
 
 def dominance(key: int = 0, *, layer: int) -> Metric:
-    """Dominance ratio of the stream at a key after a layer: its largest magnitude over its mean one."""
+    """Dominance ratio of the residual stream at a key after a layer: largest over mean magnitude."""
     return Metric(
         name=f"dominance at position {key}, layer {layer}",
         function=lambda run: dominance_ratio(run.state_at(key)[run.layers.index(layer)]),
@@ -170,11 +171,11 @@ def dominance(key: int = 0, *, layer: int) -> Metric:
 
 
 def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
-    """A metric, checked; a function of one's own reads position 0 of all layers, loss and logits.
+    """Check a metric; a plain function becomes a metric that reads position 0 of all layers, the loss and the logits.
 
     Raises:
-        InputError: it is neither, or reads layers or positions that do not exist.
-        SiteError: it reads a site that the family lacks.
+        InputError: the argument is neither, or it reads layers or positions that do not exist.
+        SiteError: the metric reads a site that the family lacks.
     """
     if not isinstance(metric, Metric):
         if not callable(metric):
@@ -200,10 +201,10 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
 
 
 def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
-    """The metric of a run: one number a sequence, or a single one where the metric gives one in all.
+    """Compute the metric of a run: one number per sequence, or a single number for all sequences.
 
     Raises:
-        InputError: it gave something else.
+        InputError: the metric returned something else.
     """
     found = metric.function(run)
     n = run.valid.shape[0]
@@ -213,7 +214,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
     if not fits:
         shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise InputError(
-            f"the metric {metric.name!r} gave {shown} for {n} sequences; need one number a sequence, shape "
+            f"the metric {metric.name!r} gave {shown} for {n} sequences; need one number per sequence, shape "
             f"({n},), or a single number. Take the mean over the other axes"
         )
     return found.float().reshape(-1)
@@ -221,7 +222,7 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
 
 def _chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:
     if layers is not None and len(layers) == 0:
-        raise InputError("sink mass was asked of no layers; need at least one, or None for all")
+        raise InputError("sink mass was requested for no layers; need at least one, or None for all")
     return None if layers is None else tuple(sorted({int(layer) for layer in layers}))
 
 
@@ -231,7 +232,7 @@ def _check_key(run: Outcome, key: int) -> None:
 
 
 def _at(run: Outcome, position: int) -> Tensor:
-    """The position in every sequence, counted from its last real token where it is below 0."""
+    """The position in every sequence; a negative position counts back from the last real token."""
     lengths = run.valid.sum(1)
     at = lengths + position if position < 0 else torch.full_like(lengths, position)
     if bool((at < 0).any()) or bool((at >= lengths).any()):

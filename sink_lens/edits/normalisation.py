@@ -1,10 +1,10 @@
-"""Variance calibration and head-wise RMSNorm as edits: their effect on sink and loss is read without training.
+"""Variance calibration and head-wise RMSNorm as edits, to measure their effect on sink and loss without training.
 
 Both change the aggregated values z of a token before W_O. Calibration moves z towards a centre or away from it,
-``z <- mu + factor (z - mu)``: an amplification or attenuation of its variance (the claim is that of arXiv 2602.05927;
-the formula is ours). Head-wise RMSNorm gives every token's z the same size, ``z <- z / RMS(z) * gamma`` in each head
-(arXiv 2605.06611, where a model is trained with it). A trained model expects z at the size that it has: ``natural_rms``
-measures it, so that the norm takes away the difference between tokens and not the size.
+``z <- mu + factor (z - mu)``, which attenuates or amplifies its variance (the claim is from arXiv 2602.05927; the
+formula is ours). Head-wise RMSNorm gives every token's z the same size, ``z <- z / RMS(z) * gamma`` in each head
+(arXiv 2605.06611, which trains a model with it). A trained model expects z at its usual size. ``natural_rms`` measures
+this size, so that the norm removes the differences between tokens but keeps the size.
 """
 
 import math
@@ -24,7 +24,7 @@ from ..models.load import ModelLike, as_lens
 from .constructors import At, Edit, EditError, edit
 
 FIRST_POSITION = 8
-"""Where the natural size is measured from: a sink at the first positions does not set it."""
+"""First position at which the natural size is measured, so that a sink at the first positions does not affect it."""
 
 
 def variance_calibration(
@@ -36,19 +36,19 @@ def variance_calibration(
     centre: Mapping[int, Float[Tensor, "head d_head"]] | None = None,
     label: str = "",
 ) -> Edit:
-    """Amplify (factor over 1) or attenuate (under 1) aggregated values around a centre.
+    """Amplify (factor above 1) or attenuate (factor below 1) aggregated values around a centre.
 
     Args:
-        factor: one number, or one for each head of the model, the heads that are not chosen among them; 1 changes
-            nothing, to the last bit.
-        layers: None is all, or with a centre those that it has.
-        positions: tokens; None is all.
-        heads: query heads; None is all.
-        centre: layer -> mu of each head of the model; without one mu is 0, and the edit scales z.
-        label: what the edit is called.
+        factor: one number, or one for each head of the model (also for heads that are not chosen). With a factor of 1
+            the result is bit-identical.
+        layers: layers to edit; None means all, or the layers of the centre if one is given.
+        positions: token positions; None means all.
+        heads: query heads; None means all.
+        centre: layer -> mu for each head of the model; without a centre mu is 0, and the edit scales z.
+        label: name of the edit.
 
     Raises:
-        InputError: a factor that is not finite or has no head axis, or a layer without a centre.
+        InputError: the factor is not finite or has no head axis, or a layer has no centre.
 
     Reference: arXiv 2602.05927 (variance calibration removes sinks; definition ours).
     """
@@ -77,20 +77,20 @@ def head_rms_norm(
     eps: float = 1e-6,
     label: str = "",
 ) -> Edit:
-    """Divide aggregated values by their root mean square over the head, and multiply by a target.
+    """Divide aggregated values by their root mean square over the head, and multiply them by a target.
 
-    The target is the paper's gamma. Without training it is no more than a guess; ``natural_rms`` measures one.
+    The target is the paper's gamma. Without training, its value is a guess; ``natural_rms`` measures a good one.
 
     Args:
-        target: one number, or layer -> a tensor [head], [d_head] or [head d_head], the heads all those of the model.
-        layers: None is all, or those of the target where it has layers.
-        heads: query heads; None is all.
-        positions: tokens; None is all.
-        eps: added to the mean square.
-        label: what the edit is called.
+        target: one number, or layer -> a tensor [head], [d_head] or [head d_head] with all heads of the model.
+        layers: layers to edit; None means all, or the layers of the target if it has layers.
+        heads: query heads; None means all.
+        positions: token positions; None means all.
+        eps: number added to the mean square.
+        label: name of the edit.
 
     Raises:
-        InputError: a target that is not finite, an eps below 0, or a layer without a target.
+        InputError: the target is not finite, eps is below 0, or a layer has no target.
 
     Reference: arXiv 2605.06611 (z_hat = z / RMS(z) * gamma per head, after aggregation and before W_O).
     """
@@ -120,13 +120,13 @@ def natural_rms(
     first_position: int = FIRST_POSITION,
     progress: bool = False,
 ) -> dict[int, Float[Tensor, " head"]]:
-    """Layer -> the mean root mean square of each head's aggregated values, over real tokens: a target of the norm.
+    """Measure a target for the norm: layer -> mean root mean square of each head's aggregated values, over real tokens.
 
-    One pass of the plain model. Tokens before ``first_position`` are left out: they average few values, or are the
-    sink, and are larger than the others.
+    This takes one pass of the plain model. Tokens before ``first_position`` are left out, because they average few
+    values, or are the sink, and are larger than the others.
 
     Raises:
-        InputError: no real token at ``first_position`` or after it, or layers that do not exist.
+        InputError: there is no real token at ``first_position`` or later, or layers do not exist.
     """
     lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
@@ -151,7 +151,7 @@ def natural_rms(
 
 
 def _edit(change: Any, **where: Any) -> Edit:
-    return edit("z_raw", change, reads="q", **where)  # q has the axes of z at every head: it tells their sizes
+    return edit("z_raw", change, reads="q", **where)  # q has the same axes as z, so its sizes are those of z
 
 
 def _layers_of(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, what: str) -> Sequence[int]:
@@ -163,7 +163,7 @@ def _layers_of(by_layer: Mapping[int, Tensor], layers: Sequence[int] | None, *, 
 
 
 def _chosen(given: Tensor, *, at: At, heads: Sequence[int] | None, what: str) -> Tensor:
-    """What belongs to the chosen heads, with the axes head and d_head."""
+    """Select the numbers of the chosen heads, with the axes head and d_head."""
     assert at.read is not None  # reads="q"
     n_heads, d_head = at.read.shape[2:]
     shape = tuple(given.shape)

@@ -16,7 +16,7 @@ class Outcome:
     """What was read of a run, edited or not."""
 
     keys: tuple[int, ...]
-    """The positions whose attention and state were read."""
+    """The positions whose attention and residual stream were read."""
     layers: tuple[int, ...]
     """The layers that were read."""
     valid: Bool[Tensor, "batch position"] = field(repr=False)
@@ -24,17 +24,17 @@ class Outcome:
     mass: Float[Tensor, "layer batch head key"]
     """Mean attention to each key over the queries after it."""
     state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
-    """The residual stream at each key after each layer; nan where a sweep ended before it was there."""
+    """The residual stream at each key after each layer; nan if a sweep ended the pass before computing it."""
     loss: Float[Tensor, " batch"] | None
-    """Mean next-token loss of each sequence in nats; None where it was not asked for."""
+    """Mean next-token loss of each sequence in nats; None if it was not requested."""
     logits: Float[Tensor, "batch query vocab"] | None = field(repr=False)
-    """Logits at the scored positions, on the CPU; None where they were not asked for."""
+    """Logits at the scored positions, on the CPU; None if they were not requested."""
     tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
-    """(site, layer) -> what was captured after the edits, on the CPU."""
+    """(site, layer) -> the tensor captured after the edits, on the CPU."""
     scored: tuple[int, ...] | None = None
-    """The positions that ``logits`` holds, in order; None is all."""
+    """The positions in ``logits``, in order; None means all."""
     sequences: slice = field(default_factory=lambda: slice(None))
-    """Which sequences these are of those that a metric has numbers for, where a sweep runs them in batches."""
+    """Indices of these sequences among all sequences of the metric, if a sweep runs them in batches."""
 
     def _repr_html_(self) -> str:
         means = {f"attention to position {key}": float(self.mass_at(key).nanmean()) for key in self.keys}
@@ -43,19 +43,19 @@ class Outcome:
         return display.html(said, means | loss)
 
     def mass_at(self, key: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
-        """Mean attention to a key over heads and over layers (all that were read if None), by sequence."""
-        # Contiguous: the order of a sum must not depend on how many other keys were read.
+        """Mean attention to a key over heads and layers (None means all layers that were read), by sequence."""
+        # Make it contiguous: the order of summation must not depend on how many other keys were read.
         return self.mass[self._rows(layers)][..., self.keys.index(key)].contiguous().nanmean(dim=(0, 2))
 
     def state_at(self, key: int) -> Float[Tensor, "layer batch d_model"]:
-        """The stream at a key."""
+        """The residual stream at a key."""
         return self.state[:, :, self.keys.index(key)]
 
     def logits_at(self, positions: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
-        """The logits of each sequence at a position of its own.
+        """The logits of each sequence at its own position.
 
         Raises:
-            InputError: they were not asked for.
+            InputError: the logits were not requested.
         """
         if self.logits is None:
             raise InputError("the logits were not kept; need run_with(..., logits=True)")
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def spliced(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
-    """Some sequences of a run that began at a later layer, the layers before taken from the run that it continues."""
+    """Complete a run that began at a later layer: take the earlier layers from the run that it continues."""
     own = {layer: index for index, layer in enumerate(found.layers)}
 
     def by_layer(name: str) -> Tensor:

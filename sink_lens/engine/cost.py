@@ -1,4 +1,4 @@
-"""What a run would take, before it is begun: seconds of small pieces of it, memory of this process, both in words."""
+"""Estimate the cost of a run before it begins: time small pieces of it and read this process's memory."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ from ..models.lens import LensModel
 
 
 def seconds_of(piece: Callable[[], object], *, device: torch.device | str, warm_up: int = 0) -> float:
-    """Wall time of a piece of the work, once it has run ``warm_up`` times unmeasured."""
+    """Wall time of a piece of the work, measured after ``warm_up`` runs that are not timed."""
     for _ in range(warm_up):
         piece()
     begun = now(device)
@@ -20,7 +20,7 @@ def seconds_of(piece: Callable[[], object], *, device: torch.device | str, warm_
 
 
 def now(device: torch.device | str) -> float:
-    """The clock, once a GPU has done what it was given."""
+    """The current time, read after the GPU has finished its work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -32,12 +32,12 @@ def weight_bytes(lens: LensModel) -> int:
 
 
 def held_bytes() -> int:
-    """What this process holds now, in main memory."""
+    """Main memory that this process uses now, in bytes."""
     return psutil.Process().memory_info().rss
 
 
 def peak_bytes(device: torch.device | str) -> int:
-    """The most that this process has held: on the GPU where the work is there, else in main memory."""
+    """Peak memory of this process in bytes: GPU memory if the work runs on a GPU, else main memory."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     found = psutil.Process().memory_info()
@@ -49,14 +49,14 @@ def peak_bytes(device: torch.device | str) -> int:
 
 
 def duration(seconds: float) -> str:
-    """A time as ``under 1 s``, ``80 s``, ``12 min`` or ``1.5 h``."""
+    """A time in words: ``under 1 s``, ``80 s``, ``12 min`` or ``1.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def size(n_bytes: int) -> str:
-    """Bytes in decimal units."""
+    """A number of bytes in decimal units."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if n_bytes >= factor:
             return f"{n_bytes / factor:,.1f} {unit}"

@@ -1,7 +1,7 @@
-"""``run_with``: forward passes of the bridge under edits, and what is read of them.
+"""``run_with`` runs forward passes of the bridge under edits and reads tensors and metrics from them.
 
-A pass ends after the last layer that is read where no loss is asked for, and may begin at a later layer from a
-stream that another run left there: then the layers before are skipped, which changes nothing to the last bit.
+If no loss is requested, a pass ends after the last layer that is read. A pass may also begin at a later layer, from
+the residual stream of another run. The earlier layers are then skipped, and the results are bit-identical.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from ..models.sites import SITES, bridge_hook, site_of
 from .hooks import Applied, check_edits
 
 _TOKENS_A_FORWARD = 1024
-"""Attention is eager on the bridge: its patterns grow with the square of the length."""
+"""Default number of tokens per pass; small, since the bridge's eager patterns grow with the squared length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run begins: a layer, and the stream before it, of another run on the same tokens."""
+    """The start of a run: a layer, and the residual stream before it from another run on the same tokens."""
 
     layer: int
     stream: Float[Tensor, "batch position d_model"]
@@ -54,27 +54,27 @@ def run_with(
     quiet: bool = False,
     progress: bool = False,
 ) -> Outcome:
-    """Run the bridge with edits, or with none: the baseline to compare with.
+    """Run the bridge with edits; without edits this is the baseline.
 
     Args:
         lens: the model.
-        tokens: the sequences; a bare tensor has no padding.
-        edits: applied in this order; an edit that changes nothing warns, unless ``quiet``.
-        keys: positions whose attention mass and stream are read.
-        layers: the layers at which mass, stream and sites are read; None is all.
-        sites: also keep these sites' tensors, after the edits.
-        loss: compute the next-token loss, for which all layers are run.
+        tokens: the sequences; a plain tensor is taken to have no padding.
+        edits: the edits, applied in this order; an edit that changes nothing causes a warning unless ``quiet``.
+        keys: positions whose attention mass and residual stream are read.
+        layers: layers at which mass, stream and sites are read; None means all.
+        sites: sites whose tensors are also kept, as they are after the edits.
+        loss: compute the next-token loss, which runs all layers.
         logits: keep the logits.
         start: begin at a later layer.
-        batch_size: sequences a forward; by length if None.
-        quiet: do not warn of edits that change nothing, as random controls may.
-        progress: show a bar.
+        batch_size: sequences per forward pass; None chooses it by their length.
+        quiet: do not warn about edits that change nothing, which is normal for random controls.
+        progress: show a progress bar.
 
     Raises:
-        SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
-        InputError: layers, positions, heads or units that do not exist; an edit before the layer at which the
-            run begins; a stream of another shape than the tokens.
-        EditError: an edit gave something that is not finite, or the run under the edits did.
+        SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
+        InputError: layers, positions, heads or units do not exist; an edit is before the first layer of the run; or
+            the starting stream does not fit the tokens.
+        EditError: an edit, or the run under the edits, gave values that are not finite.
     """
     lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
@@ -89,7 +89,7 @@ def run_with(
             raise SiteError(f"{name!r} is computed after the last layer; need loss=True or logits=True to read it")
         if name in lens.uneditable:
             raise SiteError(
-                f"the attention of this bridge is delegated, so that it does not show {name!r} as the model uses it; "
+                f"this bridge delegates its attention to Hugging Face, so it does not show {name!r} as used; "
                 "need a model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
     first = 0 if start is None else _check_start(start, lens=lens, batch=batch, edits=given, read=read)
@@ -117,7 +117,7 @@ def run_with(
 
 
 class Desk:
-    """Takes what one run reads, and puts its passes together."""
+    """Collects what a run reads, and joins the results of its passes."""
 
     def __init__(self, *, keys: tuple[int, ...]) -> None:
         self.keys = keys
@@ -130,7 +130,7 @@ class Desk:
     def places(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
     ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
-        """What to call with a site's tensor at a layer: (site, layer, function)."""
+        """The functions to call with the tensors of sites: (site, layer, function)."""
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
             places.append(("pattern", layer, partial(self.take_pattern, layer=layer, valid=valid)))
@@ -145,7 +145,7 @@ class Desk:
         self.take_columns([pattern[..., key] for key in self.keys], layer=layer, valid=valid)
 
     def take_columns(self, columns: Sequence[Tensor], *, layer: int, valid: Tensor) -> None:
-        """Read the attention to each key, from the keys' columns of the pattern."""
+        """Read the attention to each key from the key's column of the pattern."""
         found = [
             sink_mass(column.float(), valid=valid, key=key) for column, key in zip(columns, self.keys, strict=True)
         ]
@@ -168,10 +168,10 @@ class Desk:
         edits: Sequence[Edit],
         scored: tuple[int, ...] | None = None,
     ) -> None:
-        """Take what a pass ended with: logits (at the scored positions), or the stream where it stopped before them.
+        """Store the end of a pass: the logits at the scored positions, or the stream if the pass stopped before them.
 
         Raises:
-            EditError: it is not a number.
+            EditError: the values are not finite.
         """
         real = part.valid if scored is None else part.valid[:, list(scored)]
         if bool(out[real.to(out.device)].isnan().any()):
@@ -182,10 +182,10 @@ class Desk:
             self.logits.append(out.detach().to("cpu", copy=True))
 
     def outcome(self, read: tuple[int, ...], *, valid: Tensor, scored: tuple[int, ...] | None = None) -> Outcome:
-        """All passes as one."""
+        """Join the results of all passes."""
         if read and not self.mass:
             raise SiteError(
-                "the attention of this bridge is delegated to a kernel that gives no pattern; need the eager one, or a "
+                "this bridge delegates its attention to a kernel that gives no pattern; need the eager one, or a "
                 "model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
         n, n_keys = len(valid), len(self.keys)
@@ -209,9 +209,9 @@ def _read(x: Tensor, hook: object, *, take: Callable[[Tensor], None]) -> None:
 
 
 def not_a_number(edits: Sequence[Edit]) -> EditError:
-    """The error of a run that does not end with numbers."""
+    """Make the error for a run whose final values are not finite."""
     names = ", ".join(repr(edit.label) for edit in edits) or "none"
-    return EditError(f"what the run ends with is not a number under the edits {names}; need finite edits")
+    return EditError(f"the run's final values are not finite under the edits {names}; need finite edits")
 
 
 def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
@@ -224,9 +224,9 @@ def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatc
 
 @contextlib.contextmanager
 def skipped_prefix(lens: LensModel, n_layers: int) -> Iterator[None]:
-    """Within it, the bridge's first layers hand on what they are given.
+    """Within the block, the bridge's first layers return their input unchanged.
 
-    ``start_at_layer`` of TransformerLens gives the right answer and runs the layers before all the same.
+    ``start_at_layer`` of TransformerLens gives the right answer too, but it still runs the earlier layers.
     """
 
     def hand_on(*args: Any, **kwargs: Any) -> Any:
@@ -245,15 +245,15 @@ def skipped_prefix(lens: LensModel, n_layers: int) -> Iterator[None]:
 def bridge_pass(
     lens: LensModel, part: TokenBatch, *, hooks: list[Any], first: int, last: int, stream: Tensor | None
 ) -> Tensor:
-    """One pass of the bridge's layers ``first`` to ``last`` - 1: the stream behind them, or the logits after the last.
+    """Run the bridge's layers ``first`` to ``last`` - 1; return the stream after them, or the logits after all layers.
 
     Args:
         lens: the model.
         part: the sequences.
-        hooks: (hook name, function) in the order in which they are called.
-        first: the layer to begin at.
-        last: the layer to end before.
-        stream: before the first layer; None computes it from the tokens, and then ``first`` is 0.
+        hooks: pairs (hook name, function), in the order of their calls.
+        first: the first layer to run.
+        last: the layer to stop before.
+        stream: residual stream before the first layer; None computes it from the tokens, and ``first`` is then 0.
     """
     options: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
     inputs = part.tokens.to(lens.device)

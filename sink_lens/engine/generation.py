@@ -1,9 +1,9 @@
-"""Text under edits: what the model says with its sink removed.
+"""Generate text under edits, for example with the sink removed.
 
-A plain loop on the bridge: every new token is a whole forward pass, without a key-value cache, so that an edit acts
-on every position in every pass, as in all other runs here. The time grows with the square of the length; this is for
-reading some dozens of tokens. Positions of edits are absolute, counted from the first token of the prompt; those that
-are not there yet are edited when they are.
+This is a plain loop on the bridge. Every new token takes a whole forward pass without a key-value cache, so an edit
+acts on every position in every pass, as in all other runs. The time grows with the square of the length, so it is
+meant for a few dozen tokens. The positions of edits are absolute, counted from the first token of the prompt; a
+position that does not exist yet is edited once it exists.
 """
 
 from collections.abc import Sequence
@@ -27,27 +27,27 @@ from .hooks import Applied, check_edits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What a model said under edits, and without them."""
+    """The continuations of a prompt with and without edits."""
 
     prompt: str
-    """The prompt as it was read, its special tokens shown; empty without a tokenizer."""
+    """The prompt as the model read it, with special tokens; empty without a tokenizer."""
     text: str
-    """What followed under the edits; empty without a tokenizer."""
+    """The continuation under the edits; empty without a tokenizer."""
     plain: str
-    """What followed without them."""
+    """The continuation without edits; empty without a tokenizer."""
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
-    """Token ids of ``text``, that of the end included where it was reached."""
+    """Token ids of ``text``, including the end token if the text ended."""
     plain_ids: tuple[int, ...]
     """Token ids of ``plain``."""
 
     def _repr_html_(self) -> str:
-        said = f"Both continue the same for {self.same} tokens."
+        said = f"Both continuations are the same for {self.same} tokens."
         return display.html(said, {"prompt": self.prompt, "edited": self.text, "plain": self.plain})
 
     @property
     def same(self) -> int:
-        """How many tokens both have in common before they part."""
+        """Number of tokens that both continuations share before they differ."""
         pairs = zip(self.ids, self.plain_ids, strict=False)
         return next(
             (n for n, (one, other) in enumerate(pairs) if one != other), min(len(self.ids), len(self.plain_ids))
@@ -64,22 +64,22 @@ def generate(
     generator: torch.Generator | None = None,
     bos: str = "auto",
 ) -> Generated:
-    """Continue a prompt under edits and, to compare, without them.
+    """Continue a prompt under edits and, for comparison, without edits.
 
     With a temperature, both continuations are drawn with the same random numbers.
 
     Args:
         lens: the model.
         prompt: text, or its token ids.
-        edits: applied in every pass; their positions are absolute.
-        max_new_tokens: at most so many; it ends before where the model ends the text.
-        temperature: 0 takes the likeliest token; above, tokens are drawn from softmax(logits / temperature).
-        generator: on the CPU; needed above temperature 0.
-        bos: the BOS arm of a text.
+        edits: the edits, applied in every pass; their positions are absolute.
+        max_new_tokens: largest number of new tokens; generation stops earlier if the model ends the text.
+        temperature: 0 takes the likeliest token; above 0, tokens are drawn from softmax(logits / temperature).
+        generator: a CPU generator, required if the temperature is above 0.
+        bos: BOS condition of a prompt given as text.
 
     Raises:
-        InputError: prompt and new tokens are longer than the context; no generator; edits that have no place.
-        SiteError: edits of a site that the family lacks, or that have no effect on this bridge.
+        InputError: prompt and new tokens exceed the context; a generator is missing; or an edit does not fit.
+        SiteError: the family lacks the site of an edit, or the edit has no effect on this bridge.
     """
     lens = as_lens(lens)
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
@@ -132,7 +132,7 @@ def _continued(
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
         logits = _last_logits(lens, here, edits, record=record)
         if not bool(logits.isfinite().all()):
-            raise InputError("the logits are not finite under these edits; need edits that leave them finite")
+            raise InputError("the logits are not finite under these edits; need edits that keep them finite")
         if temperature > 0:
             weights = (logits / temperature).softmax(-1)
             new.append(int(torch.multinomial(weights, 1, generator=generator)))
@@ -147,7 +147,7 @@ def _continued(
 def _last_logits(
     lens: LensModel, tokens: Tensor, edits: tuple[Edit, ...], *, record: Applied
 ) -> Float[Tensor, " vocab"]:
-    """Logits of the next token, under the edits whose positions are there."""
+    """Logits of the next token, under the edits whose positions exist already."""
     n = tokens.shape[1]
     numbers, present = [], []
     for number, one in enumerate(edits):
@@ -185,7 +185,7 @@ def _prompt(lens: LensModel, prompt: str | Sequence[int] | Tensor, *, bos: str) 
 
 
 def _ends(lens: LensModel) -> set[int]:
-    """Ids that end a text."""
+    """The token ids that end a text."""
     configured = getattr(lens.plain.generation_config, "eos_token_id", None)
     own = None if lens.tokenizer is None else lens.tokenizer.eos_token_id
     several = configured if isinstance(configured, list) else [configured]

@@ -1,7 +1,7 @@
-"""Edits made into hooks of the bridge, and refused where they have no place.
+"""Turn edits into hooks of the bridge, and refuse edits that do not fit the model or the sequences.
 
-Edits compose: at each layer they are applied in the order in which it computes their sites, and at one site in the
-order in which they are given, each on what the one before left.
+Edits compose. Within a layer they are applied in the order in which the layer computes their sites. At one site they
+are applied in the given order, each to the result of the previous one.
 """
 
 import operator
@@ -23,16 +23,16 @@ from ..models.sites import SITES, bridge_hook, site_of
 _AXIS_OF = {"position": "positions", "query": "positions", "head": "heads", "kv_head": "heads", "key": "keys"}
 _SPOKEN = {"d_model": "dimension", "d_head": "dimension of the head", "d_mlp": "neuron", "query": "position"}
 _OPEN = -1e4
-"""A score over this is not blocked any more: the mask adds the least number of the type."""
+"""A score above this is no longer masked; the mask adds the lowest number of the type."""
 
 
 Act = Callable[[Tensor], Tensor | None]
-"""From a site's whole tensor to the edited one; None where nothing was changed."""
+"""Function from a site's whole tensor to the edited tensor; None if nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One edit at one layer, or its reading of another site there."""
+    """One edit at one layer, or its reading of another site in that layer."""
 
     order: int
     site: str
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Applied:
-    """The edits of one run, made into hooks; it remembers which of them changed anything."""
+    """The edits of one run as hooks; it remembers which edits changed anything."""
 
     lens: LensModel
     edits: tuple[Edit, ...]
@@ -53,7 +53,7 @@ class Applied:
     def hooks(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"], layers: range
     ) -> list[tuple[str, Callable[..., Tensor | None]]]:
-        """Bridge hooks of one pass over some of the sequences, in the order in which they are applied."""
+        """The bridge hooks for one pass over some of the sequences, in the order of their application."""
 
         def hook(tensor: Tensor, hook: object, *, act: Act) -> Tensor | None:
             return act(tensor)
@@ -64,10 +64,10 @@ class Applied:
         ]
 
     def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"], layers: range) -> list["Step"]:
-        """What the edits do in one pass over some of the sequences, in the order in which it is done at each layer.
+        """The steps of the edits in one pass over some of the sequences, in their order within each layer.
 
-        In most families two sites share a hook (``z_raw`` and ``z``, ``down_out`` and ``mlp_out``): the order of the
-        sites is kept there too. What an edit reads is read after all edits of the site that it reads.
+        In most families two pairs of sites share a hook (``z_raw`` and ``z``, ``down_out`` and ``mlp_out``); the order
+        of the sites holds there too. If an edit reads another site, it reads it after all edits of that site.
         """
         found = []
         for number, one in enumerate(self.edits):
@@ -83,11 +83,11 @@ class Applied:
         return sorted(found, key=operator.attrgetter("order"))
 
     def warn(self) -> None:
-        """A warning for every edit that changed nothing."""
+        """Warn about every edit that changed nothing."""
         for number, one in enumerate(self.edits):
             if number not in self.changed:
                 ran = number in self.reached
-                reason = "what it wrote was there already" if ran else "the run ended before the layers that it edits"
+                reason = "the new values equal the old ones" if ran else "the run ended before the layers that it edits"
                 warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=3)
 
     def _apply(
@@ -116,7 +116,7 @@ class Applied:
         version = _version(old)
         new = one.change(old, at)
         if _version(old) != version:
-            raise EditError(f"the edit {one.label!r} changed its values in place; need new ones: clone them first")
+            raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
         new = _checked(new, old=old, one=one, layer=layer)
         if torch.equal(new, old):
             return None
@@ -129,11 +129,11 @@ class Applied:
 
 
 def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> None:
-    """Refuse edits that this model or these sequences do not have a place for.
+    """Refuse edits that do not fit this model or these sequences.
 
     Raises:
-        SiteError: a site that the family lacks, or whose edits have no effect on this model's bridge.
-        InputError: layers, positions, heads, units or keys that do not exist.
+        SiteError: the family lacks a site, or edits of a site have no effect on this model's bridge.
+        InputError: layers, positions, heads, units or keys do not exist.
     """
     for one in edits:
         site = site_of(one.site, family=lens.family)
@@ -141,7 +141,7 @@ def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> 
             site_of(one.reads, family=lens.family)
         if one.site in lens.uneditable:
             raise SiteError(
-                f"the attention of this bridge is delegated to Hugging Face, so that edits of {one.site!r} change "
+                f"this bridge delegates its attention to Hugging Face, so edits of {one.site!r} change "
                 "nothing; need a model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
         for layer in one.layers or ():
@@ -164,7 +164,7 @@ def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> 
 
 
 def _index(one: Edit, tensor: Tensor) -> tuple[Tensor, ...] | None:
-    """An open mesh over the chosen indices of every axis; None where everything is chosen."""
+    """An open mesh over the chosen indices of every axis; None if everything is chosen."""
     axes = SITES[one.site].axes.split()
     chosen = [None, *(getattr(one, _AXIS_OF.get(axis, "units")) for axis in axes[1:])]
     if all(indices is None for indices in chosen):
@@ -179,30 +179,30 @@ def _index(one: Edit, tensor: Tensor) -> tuple[Tensor, ...] | None:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often it was changed in place; tensors of inference mode do not count."""
+    """How often the tensor was changed in place; inference tensors have no such count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _checked(new: Any, *, old: Tensor, one: Edit, layer: int) -> Tensor:
-    """What an edit gave, in the type and on the device of what it was given."""
+    """Check an edit's new values and convert them to the type and device of the old ones."""
     if not isinstance(new, Tensor) or new.shape != old.shape:
         found = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
         raise EditError(
             f"the edit {one.label!r} of {one.site!r} gave {found} at layer {layer}; need a tensor of the "
-            f"shape of what it was given, {tuple(old.shape)}"
+            f"shape that it received, {tuple(old.shape)}"
         )
     new = new.to(old.device, old.dtype)
     bad = new.isnan() if one.site == "scores" else ~new.isfinite()
     if bool(bad.any()) and bool(old.isfinite().all()):
         raise EditError(
             f"the edit {one.label!r} of {one.site!r} gave numbers that are not finite at layer {layer}; "
-            "need finite ones: look at what it divides by, and at factors that overflow the type"
+            "need finite numbers: check for divisions by 0 and for factors that overflow the type"
         )
     if one.site == "scores" and bool(((old <= torch.finfo(old.dtype).min / 2) & (new > _OPEN)).any()):
         raise EditError(
-            f"the edit {one.label!r} opens scores that the mask blocks at layer {layer}, so that tokens would see "
-            "later ones, or beyond their window; need positions and keys whose scores are open, or a function that "
-            "leaves the blocked ones"
+            f"the edit {one.label!r} changes masked scores at layer {layer}, so that tokens would see later tokens, or "
+            "tokens beyond their window; need positions and keys whose scores are not masked, or a function that "
+            "leaves masked scores unchanged"
         )
     return new
 

@@ -20,7 +20,7 @@ from ..measures.reductions import widen
 from ..models.lens import LensModel
 
 BLOCKS = 20
-"""Of sequences."""
+"""Number of blocks that the sequences are split into."""
 _T = float(student.ppf(0.975, BLOCKS - 1))
 Place = tuple[int, str]
 """Layer and what it is after: (-1, "embedding"), (3, "attention"), (3, "mlp"), (n_layers, "final")."""

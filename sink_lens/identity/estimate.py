@@ -14,7 +14,7 @@ from .state_contraction import passes
 from .token_preference import Votes, last_logits, size_of_forward
 
 _FLOPS = 2e11
-"""Of the sequences that are timed, at most."""
+"""Largest number of sequences that are timed."""
 Step = Callable[[TokenBatch], None]
 
 

@@ -28,7 +28,8 @@ KINDS = ("tokens", "embeddings")
 FEWEST = 50
 """Inputs below which tau over them says nothing."""
 EMBEDDING_STD = 0.02
-"""Of random embeddings: what most models initialise theirs with (ours: arXiv 2509.26404 does not say)."""
+"""Default standard deviation of random embeddings: what most models initialise theirs with (ours:
+arXiv 2509.26404 does not say)."""
 _CHUNK = 50
 _TOKENS_A_FORWARD = 4096
 _FORMAT = 1
@@ -88,7 +89,7 @@ class Inputs:
     ids: tuple[int, ...] = ()
     """Tokens are drawn from these, uniformly."""
     width: int = 0
-    """Of embeddings."""
+    """Width of the embeddings."""
 
     @property
     def digest(self) -> str:

@@ -48,7 +48,7 @@ class Fingerprint:
     notes: tuple[str, ...]
     """What a reader must know of it."""
     folder: Path | None = None
-    """Of the run, where it was written."""
+    """Folder of the run, if it was written."""
 
     def _repr_html_(self) -> str:
         return display.html(self.sentences, self.figure(), notes=self.notes, folder=self.folder)

@@ -31,9 +31,9 @@ class Subject:
     arm: str
     """What it has in common with its repetitions: models of one arm differ in their seed, or in their step."""
     seed: int | None = None
-    """Of the weights, where that is known."""
+    """Seed of the weights, if it is known."""
     step: int | None = None
-    """Of a training's checkpoint."""
+    """Training step, if the model is a checkpoint."""
     source: str | UntrainedConfig
 
     def open(self, *, device: str | None = None, dtype: str | None = None) -> LensModel:

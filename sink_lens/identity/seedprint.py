@@ -53,9 +53,9 @@ class FingerprintConfig:
     share m^2 / width by chance: a tenth or a third of a narrow one leaves too few to find what training has left (ours:
     192 wide, 600 steps, p .06 to .2 on a third, .001 on all)."""
     temperature: float = 10.0
-    """Of the softmax over the shared coordinates."""
+    """Temperature of the softmax over the shared coordinates."""
     draws: int = 100
-    """Of each simulated null."""
+    """Number of draws of each simulated null."""
     relabellings: int = 1999
     """Random ones, beside the closed form."""
     alpha: float = 0.01
@@ -65,7 +65,7 @@ class FingerprintConfig:
     any_tokenizer: bool = False
     """Compare models whose tokenizers differ, on the same ids."""
     seed: int = 0
-    """Of the inputs and of every draw."""
+    """Seed of the inputs and of every draw."""
 
     def __post_init__(self) -> None:
         if self.decides not in NULLS:

@@ -35,7 +35,7 @@ from .measured_models import Draws
 from .token_preference import wilson
 
 SINK_MEASURES = ("sink_mass", "uniform_mass", "sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss")
-"""Of ``chain_measures``, of the whole model, beside the contraction."""
+"""Measures of ``chain_measures`` for the whole model, reported beside the contraction."""
 _SINK_SEQUENCES, _SINK_LENGTH = 32, 64
 
 

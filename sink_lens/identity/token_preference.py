@@ -43,7 +43,7 @@ class Votes:
 
     @classmethod
     def of(cls, lens: LensModel, *, seed: int) -> "Votes":
-        """Of a model's vocabulary, nothing counted yet; the seed is of the null's offsets."""
+        """Start with no counts for a model's vocabulary; the seed draws the offsets of the null."""
         return cls(lens.d_vocab, generator=torch.Generator().manual_seed(seed))
 
     def __init__(self, n_vocab: int, *, generator: torch.Generator) -> None:

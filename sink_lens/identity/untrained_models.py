@@ -52,7 +52,7 @@ class UntrainedConfig:
     style: str = "gpt2"
     """``llama``; ``qwen``: Qwen3, which norms queries and keys in each head; or ``gpt2``."""
     activation: str | None = None
-    """Of the MLP: relu, gelu, silu, tanh, identity, or another name of Hugging Face."""
+    """Activation function of the MLP: relu, gelu, silu, tanh, identity, or another name of Hugging Face."""
     gated: bool | None = None
     """``act(gate x) * up x``, or ``act(gate x)`` alone; a gate needs the style llama or qwen."""
     norm: str | None = None
@@ -198,7 +198,7 @@ class PositionedEmbedding(nn.Embedding):
         self.positions = nn.Parameter(positions)
 
     def forward(self, input: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d_model"]:
-        """Of whole sequences: the first token is at position 0."""
+        """Work on whole sequences: the first token is at position 0."""
         return super().forward(input) + self.positions[: input.shape[1]]
 
 

@@ -1,6 +1,6 @@
-"""Plain functions of one layer's tensors, one module a link of the chain; `table.py` lists them all.
+"""Measures: plain functions of one layer's tensors, grouped by link of the chain; `table.py` lists them all.
 
-No model and no hooks: tensors in, tensors out, on whatever device they are. All arithmetic is in float32 or
-better even where the inputs are half precision, because the norm of a sink token overflows float16. A result
-that is not defined is `nan`, never 0.
+The functions take and return tensors, on any device, and use no model and no hooks. They compute in float32 or
+better even for half-precision inputs, because the norm of a sink token overflows float16. An undefined result is
+`nan`, never 0.
 """

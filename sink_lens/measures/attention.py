@@ -1,9 +1,9 @@
-"""How much attention a key draws, from its column of the pattern, and the shape of whole sampled rows.
+"""The attention that a key receives, from its column of the pattern, and the shape of sampled rows.
 
-A *column* holds the attention of every query to one key; it comes without ever building the pattern. Keys
-after the query have mass 0. *Rows* are explicit rows of the pattern at sampled query positions.
+A *column* is the attention of every query to one key; it is computed without building the pattern. Keys after the
+query have mass 0. *Rows* are explicit rows of the pattern at sampled query positions.
 
-Padding is on the right, so a real query never sees it; `valid` and `row_valid` say which queries are real.
+Padding is on the right, so real queries never see it; `valid` and `row_valid` mark the real queries.
 """
 
 import math
@@ -29,9 +29,9 @@ def sink_score(
     Args:
         column: attention of each query to `key`.
         valid: which queries are real tokens.
-        key: the 0-based position whose column this is.
-        min_queries: a late key is averaged over very few queries, itself among them, and would score as a
-            false sink; sequences with fewer real queries at or after `key` than this are nan.
+        key: the 0-based position of the key.
+        min_queries: sequences with fewer real queries at or after `key` give nan. A late key would be averaged over
+            very few queries, including its own, and would look like a sink.
 
     Raises:
         InputError: `key` is outside the sequence.
@@ -45,10 +45,10 @@ def sink_score(
 
 
 def sink_rate(score: Float[Tensor, "batch head"], *, threshold: float) -> Float[Tensor, " head"]:
-    """Share of the sequences in which the head's sink score is over the threshold (strictly).
+    """Share of sequences in which the head's sink score is strictly above the threshold.
 
-    In [0, 1]. Sequences whose score is nan are left out; nan where none is left. The threshold has no
-    default: a rate without it means nothing (the paper's is 0.3).
+    In [0, 1]. Sequences whose score is nan are left out; nan if no sequence is left. The threshold has no default,
+    because a rate means nothing without its threshold (the paper uses 0.3).
 
     Reference: Gu et al., arXiv 2410.10781, Sink_k^eps (the mean of this over layers and heads).
     """
@@ -58,10 +58,10 @@ def sink_rate(score: Float[Tensor, "batch head"], *, threshold: float) -> Float[
 def sink_mass(
     column: Float[Tensor, "batch head query"], *, valid: Bool[Tensor, "batch query"], key: int
 ) -> Float[Tensor, "batch head"]:
-    """Mean attention to `key` over the real queries after it, its own query left out.
+    """Mean attention to `key` over the real queries after it, without its own query.
 
-    In [0, 1]; nan where no real query follows the key. After an intervention report it at the old and at
-    the new position: a sink removed and a sink moved are different results.
+    In [0, 1]; nan if no real query follows the key. After an intervention, report it at both the sink position and the
+    target position: removing a sink and moving it are different results.
 
     Raises:
         InputError: `key` is outside the sequence.
@@ -75,8 +75,8 @@ def sink_mass(
 def entropy(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:
     """Entropy of each row in nats, with 0 log 0 = 0.
 
-    From 0 (one key has everything) to the log of the number of visible keys (uniform). Where a learned sink
-    logit leaves the row short of 1, this is the sum over the keys alone, not renormalised.
+    From 0 (one key has everything) to the log of the number of visible keys (uniform). With a learned sink logit a row
+    sums to less than 1; the entropy is then the sum over the keys alone, without renormalising.
     """
     rows = widen(rows)
     return -torch.xlogy(rows, rows).sum(-1)
@@ -85,19 +85,19 @@ def entropy(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch h
 def effective_tokens(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:
     """Effective number of tokens that a row averages: 1 / sum a^2.
 
-    From 1 (one key) to the number of visible keys (uniform) for rows that sum to 1; larger where the row
-    is short of 1. nan for a row of zeros. The standard deviation of an average of independent values falls
-    with its root (`variance.weighted_law`).
+    From 1 (one key) to the number of visible keys (uniform) for rows that sum to 1; larger for rows that sum to less.
+    nan for a row of zeros. The standard deviation of an average of independent values falls with the square root of
+    this number (`variance.weighted_law`).
     """
     squares = widen(rows).square().sum(-1)
     return torch.where(squares > 0, 1 / squares, math.nan)
 
 
 def key_rank(rows: Float[Tensor, "batch head row key"], *, key: int) -> Int[Tensor, "batch head row"]:
-    """Number of keys with strictly more mass than `key`: 0 = the top.
+    """Number of keys with strictly more mass than `key`; 0 means that `key` has the most.
 
-    From 0 to the number of visible keys - 1. Meaningless in rows before the key, which cannot see it: leave
-    them out through the `row_valid` of `mean_rows`.
+    From 0 to the number of visible keys - 1. It is meaningless in rows before the key, which cannot see it; exclude
+    those rows with the `row_valid` of `mean_rows`.
 
     Raises:
         InputError: `key` is outside the sequence.
@@ -111,8 +111,8 @@ def gini(
 ) -> Float[Tensor, "batch head row"]:
     """Gini coefficient of each row over the row_position + 1 keys that its query can see.
 
-    From 0 (uniform) to 1 - 1/n (one of n keys has everything). nan for a row with one visible key, where
-    there is nothing to share, and for a row of zeros. Keys outside a sliding window count as keys with 0.
+    From 0 (uniform) to 1 - 1/n (one of n keys has everything). nan for a row with a single visible key and for a row
+    of zeros. Keys outside a sliding window count as keys with mass 0.
 
     Args:
         rows: sampled rows of the pattern.
@@ -123,7 +123,7 @@ def gini(
     n_visible = (row_positions.to(rows.device) + 1)[:, None]
     index = torch.arange(n_keys, device=rows.device)
     ordered = torch.where(index < n_visible, rows, 0.0).sort(dim=-1).values
-    # The hidden keys are zeros at the front of the order: a visible key's rank is its place less those.
+    # Hidden keys are zeros, which come first in the sorted order: subtract their number to get a visible key's rank.
     rank = index + 1 - (n_keys - n_visible)
     n = n_visible.squeeze(-1)
     coefficient = (2 * (rank * ordered).sum(-1) / ordered.sum(-1) - (n + 1)) / n
@@ -133,9 +133,9 @@ def gini(
 def null_mass(rows: Float[Tensor, "batch head row key"], *, tolerance: float = 1e-2) -> Float[Tensor, "batch head row"]:
     """Attention that goes to no key: 1 - the sum of the row.
 
-    In [0, 1]: 0 for an ordinary softmax, positive with a learned sink logit (gpt-oss). Sums over 1 by at
-    most `tolerance` are rounding (bfloat16 rows are off by up to 2^-8) and give 0; sums further over are no
-    softmax at all, as in sigmoid attention, and give nan.
+    In [0, 1]: 0 for an ordinary softmax, positive with a learned sink logit (gpt-oss). A sum that exceeds 1 by at most
+    `tolerance` counts as rounding (bfloat16 rows are off by up to 2^-8) and gives 0. A larger sum cannot come from a
+    softmax (sigmoid attention, for example) and gives nan.
     """
     missing = 1 - widen(rows).sum(-1)
     return missing.clamp(min=0).masked_fill(missing < -tolerance, math.nan)
@@ -144,8 +144,8 @@ def null_mass(rows: Float[Tensor, "batch head row key"], *, tolerance: float = 1
 def mean_rows(
     per_row: Num[Tensor, "batch head row"], *, row_valid: Bool[Tensor, "batch row"]
 ) -> Float[Tensor, "batch head"]:
-    """Mean of a per-row measure over the rows that are real; undefined (nan) rows are left out.
+    """Mean of a per-row measure over the real rows; undefined (nan) rows are left out.
 
-    nan where no row is left.
+    nan if no row is left.
     """
     return mean_where(per_row, where=row_valid[:, None] & ~per_row.isnan(), dim=-1)

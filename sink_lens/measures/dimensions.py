@@ -1,7 +1,7 @@
-"""How far one or two residual dimensions dominate a token, and how firm a threshold's answer is.
+"""How strongly a few residual dimensions dominate a token, and how robust the answer of a threshold is.
 
-Every ratio is taken in one layer: the maximum over layers before the median would hide an outlier that lives
-in one layer only.
+Every ratio is computed within one layer. A maximum over layers taken before the median would hide an outlier that
+exists in one layer only.
 """
 
 import math
@@ -16,12 +16,12 @@ from sink_lens.measures.reductions import check_position, mean_where, median_whe
 
 
 class ThresholdRange(NamedTuple):
-    """Thresholds in (low, high] give the same answer."""
+    """A range of thresholds: all thresholds in (low, high] give the same answer."""
 
     low: float
-    """The largest ratio that does not pass; 0 where all pass."""
+    """The largest ratio that does not pass; 0 if all pass."""
     high: float
-    """The smallest ratio that passes; infinite where none does."""
+    """The smallest ratio that passes; infinite if none passes."""
 
 
 def dominance_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
@@ -36,10 +36,10 @@ def dominance_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"
 
 
 def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) -> float:
-    """Mean magnitude of one given dimension over that of the other dimensions: a ratio of sample means.
+    """Mean magnitude of one given dimension over the mean magnitude of the other dimensions: a ratio of sample means.
 
-    In [0, inf]; nan where everything is 0, or for one dimension alone. Taken after the attention-input norm
-    in the paper (Llama-2-7B, dimension 2533: 262.88).
+    In [0, inf]; nan if everything is 0, or if there is only one dimension. The paper computes it after the
+    attention-input norm (Llama-2-7B, dimension 2533: 262.88).
 
     Raises:
         InputError: `dimension` is outside the tensor.
@@ -54,14 +54,14 @@ def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) 
 
 
 def outlier_dimensions(energy: Float[Tensor, " d_model"], *, energy_frac: float = 0.8) -> Int[Tensor, " dimension"]:
-    """The smallest set of dimensions that holds `energy_frac` of a token's energy, largest first.
+    """The smallest set of dimensions that together have the share `energy_frac` of a token's energy, largest first.
 
-    Always an answer: whether the few dimensions are outliers is for the dominance ratio to say. Empty where
+    The set exists for any token; the dominance ratio decides whether its dimensions are outliers. The set is empty if
     the energy is 0 or not finite.
 
     Args:
         energy: square of each dimension at the token, summed or averaged over sequences.
-        energy_frac: share of the total to hold, in (0, 1].
+        energy_frac: share of the total energy, in (0, 1].
 
     Raises:
         InputError: `energy_frac` is outside (0, 1].
@@ -72,7 +72,7 @@ def outlier_dimensions(energy: Float[Tensor, " d_model"], *, energy_frac: float 
     held = ordered.cumsum(0)
     if energy.numel() == 0 or not held[-1].isfinite() or held[-1] <= 0:
         return index[:0]
-    # The last sum is the total by construction, so that a share of 1 cannot be missed by rounding.
+    # Set the last sum to the total, so that rounding cannot miss a share of 1.
     n_short = int((held < energy_frac * held[-1]).sum())
     return index[: n_short + 1]
 
@@ -80,10 +80,10 @@ def outlier_dimensions(energy: Float[Tensor, " d_model"], *, energy_frac: float 
 def massive_activations(
     h: Float[Tensor, "batch d_model"], *, absolute: float = 100.0, relative: float = 1000.0
 ) -> Bool[Tensor, "batch d_model"]:
-    """Entries over `absolute` in magnitude and at least `relative` times their token's median magnitude.
+    """Entries above `absolute` in magnitude and at least `relative` times their token's median magnitude.
 
-    The defaults are the paper's and find nothing in models under about a billion parameters: report
-    `massive_ratio` and the `stable_range` of its threshold beside them.
+    The defaults are the paper's. They find nothing in models below about a billion parameters, so also report
+    `massive_ratio` and the `stable_range` of its threshold.
 
     Reference: Sun et al., arXiv 2402.17762.
     """
@@ -94,7 +94,7 @@ def massive_activations(
 def massive_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
     """Largest magnitude of a token over its median magnitude.
 
-    In [1, inf]: infinite where over half the dimensions are 0 but not all; nan for a token of zeros.
+    In [1, inf]: infinite if more than half of the dimensions, but not all, are 0; nan for a token of zeros.
 
     Reference: Sun et al., arXiv 2402.17762.
     """
@@ -103,11 +103,10 @@ def massive_ratio(h: Float[Tensor, "batch d_model"]) -> Float[Tensor, " batch"]:
 
 
 def stable_range(ratios: Float[Tensor, " sample"], *, threshold: float) -> ThresholdRange:
-    """Thresholds over which the samples with ratio >= threshold stay the ones that pass at `threshold`.
+    """Range of thresholds at which the same samples pass (ratio >= threshold) as at `threshold`.
 
-    The answer is the same at every threshold in (low, high]; a range that reaches little past `threshold`
-    says that the answer is an accident of it. Undefined (nan) ratios pass nowhere and are left out; both
-    ends are nan where none is defined.
+    Every threshold in (low, high] gives the same answer. A narrow range means that the answer depends on the exact
+    threshold. Undefined (nan) ratios never pass and are left out; both ends are nan if no ratio is defined.
     """
     known = ratios[~ratios.isnan()].double()
     if known.numel() == 0:
@@ -128,8 +127,9 @@ def growth_ratio(
 ) -> Float[Tensor, " batch"]:
     """Norm of the token at `key` over the median norm of the real positions from `others_from` on.
 
-    In [0, inf]. A layer in which it at least doubles belongs to a growth step; the raw norm says less, for
-    an early layer may multiply every token's. nan where `key` is padding or no other position is left.
+    In [0, inf]. A layer in which the ratio at least doubles belongs to a growth step. The raw norm is less
+    informative, because an early layer may multiply the norm of every token. nan if `key` is padding or no other
+    position is left.
 
     Raises:
         InputError: `key` is outside the sequence.

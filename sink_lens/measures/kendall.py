@@ -1,7 +1,7 @@
 """Kendall's tau-b of many lists at once.
 
-tau-b counts pairs. Order a list by its reference: the discordant pairs are then the inversions that a merge
-sort undoes, level by level, which takes n log^2 n for all lists together instead of n^2 for each.
+tau-b counts pairs. Sort a list by its reference; the discordant pairs are then inversions. A merge sort over all lists
+at once counts them level by level, in time n log^2 n per list instead of n^2.
 """
 
 import math
@@ -18,12 +18,12 @@ def tau_b(
 ) -> Float[Tensor, " dimension"]:
     """Kendall's tau-b of each row of `x` with the same row of `reference`.
 
-    In [-1, 1], the number that `scipy.stats.kendalltau` gives; nan where either row is constant or holds a
-    nan. Memory: about 40 bytes an entry of `x`, so pass many rows in chunks.
+    In [-1, 1], the same number as `scipy.stats.kendalltau`; nan if either row is constant or has a nan. It needs about
+    40 bytes of memory per entry of `x`, so pass many rows in chunks.
     """
     n_values = x.shape[1]
     x, reference = widen(x), widen(reference)
-    # Order by the reference, and by x among its ties, so that a pair tied in the reference is no inversion.
+    # Sort by the reference, and ties in it by x, so that a pair tied in the reference is no inversion.
     by_x = x.argsort(dim=-1)
     by_reference = reference.gather(-1, by_x).argsort(dim=-1, stable=True)
     order = by_x.gather(-1, by_reference)
@@ -39,7 +39,7 @@ def tau_b(
     pairs = n_values * (n_values - 1) // 2
     discordant = _inversions(x)
     concordant = pairs - discordant - ties_x - ties_r + ties_both
-    # Roots apart: the product of two counts of pairs can overflow an integer.
+    # Take the two roots separately: the product of two counts of pairs can overflow an integer.
     scale = (pairs - ties_x).double().sqrt() * (pairs - ties_r).double().sqrt()
     tau = ((concordant - discordant).double() / scale).clamp(-1, 1)
     undefined = (scale == 0) | x.isnan().any(-1) | reference.isnan().any(-1)
@@ -47,18 +47,18 @@ def tau_b(
 
 
 def _tied_pairs(changes: Bool[Tensor, "dimension sample"]) -> Int[Tensor, " dimension"]:
-    """Pairs inside runs of equal neighbours, from where neighbours differ: sum of t (t - 1) / 2."""
+    """Number of tied pairs, sum of t (t - 1) / 2 over runs of t equal neighbours, from where neighbours differ."""
     place = torch.arange(1, changes.shape[1] + 1, device=changes.device)
     run_start = torch.where(changes, place, 0).cummax(dim=-1).values
-    # An element that is the k-th of its run (from 0) is tied with the k before it.
+    # The k-th element of a run (from 0) is tied with the k elements before it.
     return (place - run_start).sum(-1)
 
 
 def _inversions(x: Float[Tensor, "dimension value"]) -> Int[Tensor, " dimension"]:
-    """Pairs of each row in which the earlier entry is strictly larger."""
+    """Number of pairs in each row whose earlier entry is strictly larger."""
     n_rows, n_values = x.shape
     size = 1 << max(0, n_values - 1).bit_length()
-    # Infinities at the end: nothing is larger, so they add no inversion.
+    # Pad the end with infinities: nothing is larger than they are, so they add no inversion.
     blocks = torch.nn.functional.pad(x, (0, size - n_values), value=math.inf)
     count = torch.zeros(n_rows, dtype=torch.int64, device=x.device)
     half = 1

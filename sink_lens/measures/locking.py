@@ -1,8 +1,8 @@
-"""Whether queries lock on to the sink's key: alignment, sign, and the parts that its logit is made of.
+"""Whether queries lock on to the sink's key: alignment, sign, and the parts of the key's logit.
 
-The norm turns a token with one dominant dimension c into nearly a basis vector, so its key is nearly the
-column W_K[:, c] and every query meets the same one (arXiv 2605.06611). All of it is before the rotary
-embedding unless rotated tensors are passed.
+The norm turns a token with one dominant dimension c into nearly a basis vector. Its key is therefore nearly the column
+W_K[:, c], and every query meets this same key (arXiv 2605.06611). All measures are before the rotary embedding unless
+rotated tensors are passed.
 """
 
 import torch
@@ -15,7 +15,7 @@ from sink_lens.measures.reductions import check_position, expand_kv, mean_where,
 def qk_alignment(
     w_q: Float[Tensor, "head d_head d_model"], *, w_k_column: Float[Tensor, "kv_head d_head"]
 ) -> Float[Tensor, " head"]:
-    """|<u_1, k / |k|>|: the direction most queries share against the key that the dominant dimension writes.
+    """|<u_1, k / |k|>|: how well the direction that queries share most aligns with the key of the dominant dimension.
 
     In [0, 1]; a random key gives about 1 / sqrt(d_head). nan for a key or a W_Q of zeros.
 
@@ -47,13 +47,12 @@ def positive_share(
 ) -> Float[Tensor, "batch head"]:
     """Share of the real queries after `key` whose product with its key vector is positive (strictly).
 
-    In [0, 1]; a key that every query meets from its own side gives 1, chance gives 1/2. nan where no real
-    query follows.
+    In [0, 1]: 1 if every product is positive, 1/2 by chance. nan if no real query follows.
 
     Args:
         q: queries of every position.
         k: the key vector of the token at `key`.
-        valid: which positions are real.
+        valid: True at real positions.
         key: 0-based position of the key.
 
     Raises:
@@ -73,16 +72,16 @@ def logit_split(
     parts: Float[Tensor, "batch kv_head sample d_head"],
     scale: float,
 ) -> Float[Tensor, "batch head query sample"]:
-    """Share of the attention logit that each part of a key supplies: scale x (q . part).
+    """Contribution of each part of a key to the attention logit: scale x (q . part).
 
-    Exact: over `sample` they sum to the logit of the sum of the parts (dominant dimension, rest, bias), in
-    logits, either sign. A soft cap, if any, comes after. The key is linear in its parts only up to a norm
-    on keys: there pass parts already multiplied by that norm's scale.
+    The decomposition is exact: summed over `sample`, the contributions of the parts (dominant dimension, rest, bias)
+    give the logit of the whole key. They are in logits and have either sign. A soft cap, if any, comes afterwards. If
+    keys go through a norm, pass parts that are already multiplied by the norm's scale.
 
     Args:
         query: queries, rotated if the parts are.
         parts: vectors that sum to the key, for each key-value head.
-        scale: what the model multiplies q.k by, usually 1 / sqrt(d_head).
+        scale: the factor by which the model multiplies q.k, usually 1 / sqrt(d_head).
 
     Raises:
         InputError: the number of query heads is not a multiple of the number of key-value heads.

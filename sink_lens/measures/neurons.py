@@ -1,8 +1,8 @@
 """Which neurons write the outlier dimension, by contribution and by the other criteria in use.
 
-A super neuron contributes at least a stated share of its layer's change of the outlier dimension at the sink.
-Activation spike, weight norm, selectivity and channel sparsity are reported beside it: they are evidence, not
-the definition, and weight norm alone misses some and invents others.
+A super neuron contributes at least a given share of its layer's change of the outlier dimension at the sink.
+Activation spike, weight norm, selectivity and channel sparsity are reported as further evidence, but they do not define
+a super neuron. Weight norm alone misses some super neurons and selects neurons that are none.
 """
 
 import math
@@ -17,7 +17,7 @@ from sink_lens.measures.reductions import ranks_from_top, widen
 
 
 class Selectivity(NamedTuple):
-    """How one neuron's two input rows meet each token."""
+    """How each token's MLP input projects on one neuron's gate and up rows."""
 
     cosine: Float[Tensor, "batch position"]
     """Cosine of the MLP input and the gate row."""
@@ -31,9 +31,9 @@ class Agreement(NamedTuple):
     """How far two criteria rank neurons alike."""
 
     jaccard: float
-    """Neurons in both top k over neurons in either, in [0, 1]."""
+    """Number of neurons in both top k over the number in at least one, in [0, 1]."""
     spearman: float
-    """Rank correlation over all neurons, in [-1, 1]; nan where a ranking is constant."""
+    """Spearman's rank correlation over all neurons, in [-1, 1]; nan if a ranking is constant."""
 
 
 def contributions(
@@ -44,18 +44,18 @@ def contributions(
     gain: float = 1.0,
     mean_weights: Float[Tensor, " neuron"] | None = None,
 ) -> Float[Tensor, "batch neuron"]:
-    """What each neuron adds to one residual dimension: activation x its down-projection entry.
+    """Amount that each neuron adds to one residual dimension: its activation x its down-projection entry.
 
-    Exact: over neurons they sum to the MLP's output at that dimension, less its biases. In the unit of the
-    residual stream, either sign. Where the family norms the sublayer's output before adding it (Gemma,
-    OLMo2), the norm of a sum is, at the scale it really had, the sum of the terms times scale and gain.
+    The decomposition is exact: summed over neurons, the amounts give the MLP's output in that dimension without
+    biases. They are in the unit of the residual stream and have either sign. Some families norm the MLP's output before
+    adding it (Gemma, OLMo2). Each amount is then multiplied by the gain and by the scale that the norm really had.
 
     Args:
         activations: input of the down-projection at one token of each sequence.
         weights: the down-projection's entries into the dimension, W_down[dimension].
-        scale: what that norm multiplied each token by: 1 / RMS (or 1 / std), not the RMS itself.
-        gain: that norm's weight at the dimension, as it multiplies (Gemma's is 1 + the stored weight).
-        mean_weights: for a norm that centres, the mean over output dimensions of each neuron's column.
+        scale: the factor by which the norm multiplied each token, 1 / RMS (or 1 / std), not the RMS itself.
+        gain: the norm's gain at the dimension (for Gemma, 1 + the stored weight).
+        mean_weights: for a norm that centres, the mean of each neuron's column over output dimensions.
     """
     column = widen(weights) if mean_weights is None else widen(weights) - widen(mean_weights)
     terms = widen(activations) * column * gain
@@ -65,21 +65,21 @@ def contributions(
 def contribution_share(
     terms: Float[Tensor, "batch neuron"], *, change: Float[Tensor, " batch"]
 ) -> Float[Tensor, " neuron"]:
-    """Share of a layer's change of the dimension that each neuron supplies: mean term over mean change.
+    """Share of a layer's change of the dimension that each neuron contributes: mean term over mean change.
 
-    Any sign, and over 1 where others work against it. nan where the mean change is 0. A ratio of means, so
-    that a sequence in which nothing changes does not blow it up.
+    It may be negative, and it exceeds 1 if other neurons work against this one. nan if the mean change is 0. It is a
+    ratio of means, so a sequence in which nothing changes cannot make it explode.
 
     Args:
         terms: `contributions` at the sink token.
-        change: dimension after the layer minus before it, attention's part included.
+        change: value of the dimension after the layer minus before it, including the attention's part.
     """
     total = widen(change).mean()
     return torch.where(total != 0, widen(terms).mean(0) / total, math.nan)
 
 
 def super_neurons(shares: Float[Tensor, " neuron"], *, share: float = 0.05) -> Bool[Tensor, " neuron"]:
-    """Neurons that supply at least `share` of the change of the outlier dimension; never where it is nan."""
+    """Mark neurons that contribute at least `share` of the change of the outlier dimension; False for nan."""
     return shares >= share
 
 
@@ -98,16 +98,16 @@ def spike_ratio(
 
 
 def row_norms(w: Float[Tensor, "neuron d_model"]) -> Float[Tensor, " neuron"]:
-    """L2 norm of each neuron's row of the gate or the up projection, in [0, inf).
+    """L2 norm of each neuron's row of the gate or up projection, in [0, inf).
 
-    Reference: arXiv 2605.06611 (ranks them and looks at the top 5).
+    Reference: arXiv 2605.06611 (which ranks neurons by this norm and looks at the top 5).
     """
     dtype = torch.float64 if w.dtype == torch.float64 else torch.float32
     return torch.linalg.vector_norm(w, dim=-1, dtype=dtype)
 
 
 def norm_rank(norms: Float[Tensor, " neuron"]) -> Int[Tensor, " neuron"]:
-    """Rank of each neuron by norm: 1 = the largest; equal norms share the better rank.
+    """Rank of each neuron by norm; 1 is the largest, and equal norms share the better rank.
 
     Reference: arXiv 2605.06611 (the criterion of the released code; it misses some super neurons).
     """
@@ -120,10 +120,10 @@ def selectivity(
     gate_row: Float[Tensor, " d_model"],
     up_row: Float[Tensor, " d_model"],
 ) -> Selectivity:
-    """How a neuron's gate and up rows meet each token of the MLP input, after its norm.
+    """Cosine and projections of each token's MLP input, after the norm, on a neuron's gate and up rows.
 
-    cosine in [-1, 1], nan for a token or row of zeros; the projections are unbounded and without biases. An
-    MLP with no gate has one input row: pass it as both.
+    The cosine is in [-1, 1] and nan for a token or row of zeros. The projections are unbounded and exclude biases. In
+    an MLP without a gate a neuron has one input row: pass it as both.
 
     Reference: arXiv 2605.06611.
     """
@@ -136,13 +136,13 @@ def selectivity(
 def column_kurtosis(w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 1024) -> Float[Tensor, " neuron"]:
     """Excess kurtosis of each neuron's column of the down-projection: 0 for a Gaussian column.
 
-    The fourth central moment over the squared variance, minus 3, uncorrected for bias (the default of
-    `scipy.stats.kurtosis`). In [-2, d_model - 5 + 1/(d_model - 1)]: the upper end is a column of one
-    entry. nan for a constant column.
+    It is the fourth central moment over the squared variance, minus 3, without bias correction (the default of
+    `scipy.stats.kurtosis`). In [-2, d_model - 5 + 1/(d_model - 1)]; a column with a single nonzero entry reaches the
+    upper end. nan for a constant column.
 
     Args:
         w_down: down-projection.
-        chunk: columns at a time, which bounds the memory.
+        chunk: number of columns processed at once, which bounds the memory.
 
     Reference: arXiv 2605.06611 (channel sparsity).
     """
@@ -151,7 +151,7 @@ def column_kurtosis(w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 102
         wide = widen(columns)
         constant = wide.amax(0) == wide.amin(0)
         centred = wide - wide.mean(0)
-        # Divided by the largest entry first, or the fourth power of small weights underflows.
+        # Divide by the largest entry first: the fourth power of small weights would underflow.
         squares = (centred / centred.abs().amax(0)).square()
         kurtosis = squares.square().mean(0) / squares.mean(0).square() - 3
         parts.append(kurtosis.masked_fill(constant, math.nan))
@@ -159,7 +159,7 @@ def column_kurtosis(w_down: Float[Tensor, "d_model neuron"], *, chunk: int = 102
 
 
 def top_dimensions(w_down: Float[Tensor, "d_model neuron"], *, neuron: int, k: int) -> Int[Tensor, " dimension"]:
-    """The `k` residual dimensions that a neuron's column writes most, by magnitude, largest first."""
+    """The `k` residual dimensions that a neuron's column writes to most strongly, largest magnitude first."""
     return widen(w_down[:, neuron]).abs().topk(min(k, w_down.shape[0])).indices
 
 
@@ -167,12 +167,12 @@ def agreement(ranking_a: Num[Tensor, " neuron"], ranking_b: Num[Tensor, " neuron
     """How far two criteria agree: Jaccard overlap of their top k, and Spearman's correlation.
 
     Args:
-        ranking_a: ranks by one criterion, 1 = the top (`norm_rank` turns scores into them).
-        ranking_b: ranks by the other.
-        k: size of the top; ties at its edge all belong to it or all do not, as their rank says.
+        ranking_a: ranks by one criterion, 1 = the top (`norm_rank` turns scores into ranks).
+        ranking_b: ranks by the other criterion.
+        k: neurons with a rank up to k belong to the top; tied neurons share a rank, so all or none of them belong.
 
     Raises:
-        InputError: scores were passed for ranks, or k is less than 1.
+        InputError: scores were passed instead of ranks, or k is less than 1.
     """
     for ranking in (ranking_a, ranking_b):
         if ranking.is_floating_point():
@@ -192,7 +192,7 @@ def agreement(ranking_a: Num[Tensor, " neuron"], ranking_b: Num[Tensor, " neuron
 
 
 def _average_ranks(x: Num[Tensor, " neuron"]) -> Float[Tensor, " neuron"]:
-    """Ranks from the bottom, ties sharing the mean of theirs, as Spearman's correlation needs."""
+    """Ranks from the bottom, as Spearman's correlation needs them; ties get the mean of their ranks."""
     ordered = x.sort().values
     below = torch.searchsorted(ordered, x.contiguous(), right=False)
     up_to = torch.searchsorted(ordered, x.contiguous(), right=True)

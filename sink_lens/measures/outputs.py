@@ -1,6 +1,6 @@
-"""What a head that attends to the sink writes: nothing (no-op), or one vector everywhere (broadcast).
+"""What a head that attends to the sink writes: nothing (no-op), or the same vector everywhere (broadcast).
 
-Norms after W_O come from the triangular factor of each head's W_O (d_head x d_head), so nothing of the size
+Norms after W_O are computed with the triangular factor of each head's W_O (d_head x d_head), so no tensor of size
 positions x heads x d_model is built.
 """
 
@@ -21,15 +21,15 @@ def value_norm_ratio(
     valid: Bool[Tensor, "batch position"],
     key: int,
 ) -> Float[Tensor, "batch head"]:
-    """Norm of the key's value after W_O over the mean of the other real positions' norms.
+    """Norm of the sink's value after W_O, over the mean of that norm at the other real positions.
 
-    In [0, inf]; at most 0.2 is a no-op in the paper: attending there writes nearly nothing. nan where the
-    key is padding or alone. Biases of W_O are left out.
+    In [0, inf]. The paper calls at most 0.2 a no-op: attending to the sink then writes nearly nothing. nan if the key
+    is padding or the only real position. Biases of W_O are left out.
 
     Args:
         v: value vectors.
-        w_o: each query head's part of the output projection, as it multiplies a row vector.
-        valid: which positions are real.
+        w_o: each query head's part of the output projection, which multiplies a row vector from the right.
+        valid: True at real positions.
         key: 0-based position of the sink.
 
     Raises:
@@ -62,13 +62,13 @@ def stable_rank(
 ) -> Float[Tensor, "batch head"]:
     """Stable rank of a head's update U = z W_O over a sequence: |U|_F^2 / |U|_2^2.
 
-    From 1 (the same direction written everywhere: a broadcast) to min(positions, d_head). nan for an update
-    of zeros or not finite.
+    From 1 (the same direction at every position, a broadcast) to min(positions, d_head). nan if the update is all
+    zeros or not finite.
 
     Args:
         z: input of W_O.
         w_o: each head's part of the output projection.
-        valid: which positions are real; all by default.
+        valid: True at real positions; by default all are real.
 
     Reference: arXiv 2606.08105.
     """
@@ -85,9 +85,9 @@ def stable_rank(
 
 
 def label(ratio: float, *, is_sink: bool, threshold: float = 0.2) -> str:
-    """What a sink head does, by its value-norm ratio.
+    """Label a sink head by its value-norm ratio.
 
-    "" where it is no sink; "no-op" up to the threshold, "broadcast" above, "undecided" for nan.
+    "no-op" up to the threshold, "broadcast" above it, "undecided" for nan; "" for a head without a sink.
 
     Reference: arXiv 2606.08105 (threshold 0.2).
     """
@@ -99,5 +99,5 @@ def label(ratio: float, *, is_sink: bool, threshold: float = 0.2) -> str:
 
 
 def _triangular_factor(w_o: Float[Tensor, "head d_head d_model"]) -> Float[Tensor, "head sample d_head"]:
-    """R of W_O^T = Q R, so that |x W_O| = |R x|: norms without squaring W_O as its Gram matrix would."""
+    """The factor R of W_O^T = Q R, so that |x W_O| = |R x|; unlike the Gram matrix, it does not square W_O."""
     return torch.linalg.qr(widen(w_o).mT, mode="r").R

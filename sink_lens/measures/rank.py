@@ -1,4 +1,4 @@
-"""How many directions one sequence's hidden states use."""
+"""The number of directions that the hidden states of one sequence use."""
 
 import math
 
@@ -17,17 +17,16 @@ def effective_rank(
 ) -> Float[Tensor, "*batch"]:
     """exp(-sum p log p) with p the singular values of one sequence's states over their sum.
 
-    From 1 (all states parallel) to min(positions, d_model); nan for all zeros or anything not finite. Report
-    it with and without the sink: one token of huge norm makes it read a few whatever the others do.
+    From 1 (all states parallel) to min(positions, d_model); nan if all states are 0 or any is not finite. Report it
+    with and without the sink: one token with a huge norm gives a low rank whatever the other tokens do.
 
     Args:
         x: hidden states of one sequence, or of several.
-        valid: which positions are real; padding is left out.
+        valid: True at real positions; padding is left out.
         without: a position to leave out, such as the sink.
 
-    Cost: one eigenvalue problem of size min(positions, d_model) a sequence. The Gram matrix is built in
-    float64, which leaves the singular values an error of at most about 2e-8 of the largest: less than a
-    singular value decomposition in float32.
+    Cost: one eigenvalue problem of size min(positions, d_model) per sequence. The Gram matrix is built in float64. Its
+    singular values have an error of at most about 2e-8 of the largest one, less than those of a float32 SVD.
 
     Raises:
         InputError: `without` is outside the sequence.
@@ -40,7 +39,7 @@ def effective_rank(
         x = torch.where(valid[..., None], x, 0.0)
     if without is not None:
         check_position(without, n_positions=n_positions)
-        # A row of zeros adds a zero singular value, and 0 log 0 = 0: the same as the row not being there.
+        # A row of zeros adds a singular value of 0, and 0 log 0 = 0, so the row has no effect.
         keep = torch.arange(n_positions, device=x.device) != without
         x = torch.where(keep[:, None], x, 0.0)
     finite = x.isfinite().all(-1).all(-1)

@@ -1,6 +1,6 @@
-"""Reductions in float32 or better over the places that a mask keeps: nan where it keeps none.
+"""Reductions, in float32 or better, over the entries that a mask keeps; nan if it keeps none.
 
-What lies in a masked place never matters, not even a nan or an infinity: it is replaced, not multiplied by 0.
+Masked entries never matter, not even a nan or an infinity: they are replaced, not multiplied by 0.
 """
 
 import math
@@ -13,21 +13,21 @@ from sink_lens.errors import InputError
 
 
 def widen(x: Num[Tensor, "*value"]) -> Float[Tensor, "*value"]:
-    """The same numbers in float32 or better: half precision and integers widened, float64 kept."""
+    """Convert half precision and integers to float32; float64 stays."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def mean_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
-    """Mean over `dim` of the places that `where` (broadcast against `x`) keeps; nan where it keeps none."""
+    """Mean over `dim` of the entries that `where` (broadcast against `x`) keeps; nan if it keeps none."""
     x = widen(x)
     kept = where.broadcast_to(x.shape)
     return torch.where(kept, x, 0.0).sum(dim) / kept.sum(dim)
 
 
 def median_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Median over the last axis of the places that `where` keeps; nan where it keeps none or a nan.
+    """Median over the last axis of the entries that `where` keeps; nan if it keeps none or keeps a nan.
 
-    The mean of the two middle numbers of an even count, as in numpy; `torch.median` takes the lower one.
+    For an even count it is the mean of the two middle numbers, as in numpy; `torch.median` takes the lower one.
     """
     x = widen(x)
     if x.shape[-1] == 0:
@@ -37,14 +37,14 @@ def median_where(x: Num[Tensor, "..."], *, where: Bool[Tensor, "..."]) -> Float[
     count = kept.sum(-1, keepdim=True)
     lower = ordered.gather(-1, (count - 1).clamp(min=0) // 2)
     upper = ordered.gather(-1, (count // 2).clamp(max=x.shape[-1] - 1))
-    # Halved before they are added: no overflow, and exact where the two nearly cancel.
+    # Halve both numbers before adding them: this avoids overflow, and is exact if the two nearly cancel.
     middle = (lower / 2 + upper / 2).squeeze(-1)
     undefined = (count.squeeze(-1) == 0) | (kept & x.isnan()).any(-1)
     return middle.masked_fill(undefined, math.nan)
 
 
 def check_position(key: int, *, n_positions: int) -> None:
-    """Refuse a position that is not one of the sequence, a negative one included.
+    """Refuse a position outside the sequence; negative positions are refused too.
 
     Raises:
         InputError: `key` is outside 0 .. n_positions - 1.
@@ -57,13 +57,13 @@ def check_position(key: int, *, n_positions: int) -> None:
 
 
 def queries_from(valid: Bool[Tensor, "batch query"], *, start: int) -> Bool[Tensor, "batch query"]:
-    """The real queries at or after `start`."""
+    """Mark the real queries at or after `start`."""
     index = torch.arange(valid.shape[1], device=valid.device)
     return valid & (index >= start)
 
 
 def expand_kv(x: Num[Tensor, "batch kv_head ..."], *, n_heads: int) -> Num[Tensor, "batch head ..."]:
-    """Each key-value head repeated for the query heads that share it (axis 1): head h reads h // group.
+    """Repeat each key-value head for the query heads that share it (axis 1): query head h reads head h // group.
 
     Raises:
         InputError: the number of query heads is not a multiple of the number of key-value heads.
@@ -78,6 +78,6 @@ def expand_kv(x: Num[Tensor, "batch kv_head ..."], *, n_heads: int) -> Num[Tenso
 
 
 def ranks_from_top(x: Num[Tensor, " value"]) -> Int[Tensor, " value"]:
-    """1 + the number of strictly larger entries: 1 = the largest, equal entries share the better rank."""
+    """Rank of each entry: 1 + the number of strictly larger entries. Equal entries share the better rank."""
     ordered = x.sort().values
     return 1 + x.numel() - torch.searchsorted(ordered, x.contiguous(), right=True)

@@ -1,4 +1,4 @@
-"""Every measure with its unit, range and reference: what the report prints and the tests hold it to."""
+"""Every measure with its unit, range and reference; the report prints them and the tests check them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,20 +17,20 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What a number is: enough to label an axis and to refuse a value that cannot be."""
+    """Description of a measure: enough to label an axis and to detect an impossible value."""
 
     name: str
-    """Name in code, tables and figures."""
+    """Name of the measure in code, tables and figures."""
     function: Callable[..., Any]
-    """The function that computes it."""
+    """The function that computes the measure."""
     unit: str
     """Unit in words; "1" for a pure number, "of x" for the unit of the input."""
     low: float
     """Smallest possible value."""
     high: float
-    """Largest possible value; infinite where it depends on a size, which the docstring gives."""
+    """Largest possible value; infinite if it depends on a size, which the function's docstring then states."""
     reference: str
-    """Where the definition comes from; "ours" for our own."""
+    """Source of the definition; "ours" for our own definitions."""
     meaning: str
     """One sentence for a reader of the report."""
 
@@ -42,39 +42,39 @@ def _measure(function: Callable[..., Any], unit: str, low: float, high: float, r
 
 _INF = math.inf
 _ROWS = (
-    _measure(attention.sink_score, "attention", 0.0, 1.0, SINKS, "mean attention to the key, itself included"),
+    _measure(attention.sink_score, "attention", 0.0, 1.0, SINKS, "mean attention to the key, its own query included"),
     _measure(attention.sink_rate, "share of sequences", 0.0, 1.0, SINKS, "how often the score passes a threshold"),
     _measure(attention.sink_mass, "attention", 0.0, 1.0, CHAIN, "mean attention to the key from later queries"),
-    _measure(attention.entropy, "nats", 0.0, _INF, OURS, "spread of a row over its keys"),
+    _measure(attention.entropy, "nats", 0.0, _INF, OURS, "entropy of a row over its keys"),
     _measure(attention.effective_tokens, "tokens", 1.0, _INF, OURS, "how many tokens a row averages"),
-    _measure(attention.key_rank, "keys", 0.0, _INF, OURS, "keys that draw more attention; 0 = the top"),
+    _measure(attention.key_rank, "keys", 0.0, _INF, OURS, "keys that get more attention; 0 = the top"),
     _measure(attention.gini, "1", 0.0, 1.0, OURS, "inequality of a row over its visible keys; 0 = uniform"),
     _measure(attention.null_mass, "attention", 0.0, 1.0, OURS, "attention that goes to no key"),
-    _measure(variance.token_std, "of x", 0.0, _INF, CHAIN, "spread within one token"),
-    _measure(variance.s1, "of x", 0.0, _INF, CHAIN, "spread over samples, by position"),
-    _measure(variance.s2, "of x", 0.0, _INF, CHAIN, "spread within a token, by position"),
-    _measure(variance.uniform_law, "of sigma", 0.0, _INF, CHAIN, "spread expected under uniform attention"),
-    _measure(variance.weighted_law, "of sigma", 0.0, _INF, OURS, "spread expected from the real attention"),
+    _measure(variance.token_std, "of x", 0.0, _INF, CHAIN, "standard deviation within one token"),
+    _measure(variance.s1, "of x", 0.0, _INF, CHAIN, "standard deviation over samples, by position"),
+    _measure(variance.s2, "of x", 0.0, _INF, CHAIN, "standard deviation within a token, by position"),
+    _measure(variance.uniform_law, "of sigma", 0.0, _INF, CHAIN, "standard deviation under uniform attention"),
+    _measure(variance.weighted_law, "of sigma", 0.0, _INF, OURS, "standard deviation from the real attention"),
     _measure(variance.decay_exponent, "1", -_INF, _INF, OURS, "power of position; -1/2 = uniform attention"),
-    _measure(variance.variance_ratio, "1", 0.0, _INF, OURS, "first position's spread over later ones'"),
-    _measure(variance.output_preservation, "Kendall tau-b", -1.0, 1.0, CHAIN, "W_O's weights follow the variance"),
-    _measure(neurons.contributions, "of the residual", -_INF, _INF, OURS, "what a neuron adds to a dimension"),
+    _measure(variance.variance_ratio, "1", 0.0, _INF, OURS, "first position's variance over later ones'"),
+    _measure(variance.output_preservation, "Kendall tau-b", -1.0, 1.0, CHAIN, "do W_O's weights follow the variance?"),
+    _measure(neurons.contributions, "of the residual", -_INF, _INF, OURS, "amount that a neuron adds to a dimension"),
     _measure(neurons.contribution_share, "share", -_INF, _INF, OURS, "a neuron's share of a layer's change"),
     _measure(neurons.spike_ratio, "1", 0.0, _INF, OURS, "activation at the sink over elsewhere"),
     _measure(neurons.row_norms, "of the weights", 0.0, _INF, CHAIN, "norm of a neuron's input row"),
     _measure(neurons.norm_rank, "rank", 1.0, _INF, CHAIN, "rank by norm in the layer; 1 = the largest"),
     _measure(neurons.column_kurtosis, "1", -2.0, _INF, CHAIN, "sparsity of a neuron's output; 0 = Gaussian"),
-    _measure(neurons.selectivity, "of x", -_INF, _INF, CHAIN, "how a token meets a neuron's input rows"),
+    _measure(neurons.selectivity, "of x", -_INF, _INF, CHAIN, "cosine of a token with a neuron's input rows"),
     _measure(neurons.agreement, "1", -1.0, 1.0, OURS, "how far two criteria pick the same neurons"),
     _measure(dimensions.dominance_ratio, "1", 1.0, _INF, CHAIN, "largest over mean magnitude of a token"),
     _measure(dimensions.dominance_ratio_fixed, "1", 0.0, _INF, CHAIN, "one dimension over the others"),
     _measure(dimensions.massive_ratio, "1", 1.0, _INF, MASSIVE, "largest over median magnitude of a token"),
     _measure(dimensions.growth_ratio, "1", 0.0, _INF, OURS, "norm of the sink token over the others'"),
     _measure(locking.qk_alignment, "|cosine|", 0.0, 1.0, CHAIN, "shared query direction against the sink's key"),
-    _measure(locking.positive_share, "share of queries", 0.0, 1.0, CHAIN, "queries on the key's side"),
-    _measure(locking.logit_split, "logits", -_INF, _INF, OURS, "what each part of the key adds to the logit"),
+    _measure(locking.positive_share, "share of queries", 0.0, 1.0, CHAIN, "queries on the key's positive side"),
+    _measure(locking.logit_split, "logits", -_INF, _INF, OURS, "amount that each part of the key adds to the logit"),
     _measure(rank.effective_rank, "directions", 1.0, _INF, CHAIN, "directions that a sequence's states use"),
-    _measure(outputs.value_norm_ratio, "1", 0.0, _INF, NO_OP, "what the sink's value writes, over the others'"),
+    _measure(outputs.value_norm_ratio, "1", 0.0, _INF, NO_OP, "norm of what the sink's value writes, over the others'"),
     _measure(outputs.stable_rank, "directions", 1.0, _INF, NO_OP, "directions that a head's update uses"),
 )
 
@@ -85,12 +85,12 @@ BUILDING_BLOCKS: Mapping[str, str] = MappingProxyType(
     {
         "mean_rows": "averages a per-row measure over real rows",
         "super_neurons": "a decision: contribution_share against a threshold",
-        "top_dimensions": "indices, of a neuron's column",
-        "outlier_dimensions": "indices, of a token's energy",
+        "top_dimensions": "indices of a neuron's column",
+        "outlier_dimensions": "indices by a token's energy",
         "massive_activations": "a decision: magnitudes against two thresholds",
-        "stable_range": "thresholds over which such a decision holds",
+        "stable_range": "range of thresholds with the same decision",
         "check_dimension": "refuses a wrong dimension",
         "label": "a decision: value_norm_ratio against a threshold",
     }
 )
-"""Public functions of these modules that are not measures, and what they are."""
+"""Public functions of these modules that are not measures: name -> what the function does instead."""

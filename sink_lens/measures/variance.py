@@ -1,8 +1,8 @@
-"""Variance by position of the aggregated values, the laws it should follow, and whether W_O keeps it.
+"""Variance of the aggregated values by position, the laws that it should follow, and whether W_O keeps it.
 
-The first token attends only to itself, token i averages i + 1 value vectors, so what attention writes varies
-less and less with position (arXiv 2605.06611). S1 is the spread over samples, S2 the spread within a token;
-they are different numbers, so every result names which.
+The first token attends only to itself, and token i averages i + 1 value vectors. The variance of the attention's output
+therefore falls with position (arXiv 2605.06611). S1 is the standard deviation over samples, S2 the standard deviation
+within a token. They are different numbers, so every result names the one that it uses.
 """
 
 import math
@@ -17,16 +17,16 @@ from sink_lens.measures.reductions import mean_where, median_where, widen
 
 
 def token_std(x: Float[Tensor, "batch position *value"]) -> Float[Tensor, "batch position"]:
-    """Unbiased standard deviation over everything that one token holds, heads concatenated.
+    """Unbiased standard deviation over all coordinates of one token, with heads concatenated.
 
-    In [0, inf), in the unit of `x`. nan for a token of one number. S2 is its mean over sequences.
+    In [0, inf), in the unit of `x`. nan for a token with a single coordinate. S2 is its mean over sequences.
 
     Reference: arXiv 2605.06611.
     """
     flat = widen(x).flatten(2) if x.ndim > 2 else widen(x)[..., None]
     if flat.shape[-1] < 2:
         return flat.new_full(flat.shape[:2], math.nan)
-    # Two passes over the values, many times faster than torch.std over a last axis, and as exact.
+    # Two passes over the values: many times faster than torch.std over the last axis, and as exact.
     deviation = flat - flat.mean(-1, keepdim=True)
     return torch.linalg.vector_norm(deviation, dim=-1) / math.sqrt(flat.shape[-1] - 1)
 
@@ -36,7 +36,7 @@ def s2(
 ) -> Float[Tensor, " position"]:
     """S2, variance within a token: mean over sequences of the token's standard deviation.
 
-    In [0, inf); nan at positions that no sequence reaches. The protocol is text.
+    In [0, inf); nan at positions that no sequence reaches. The paper computes it on text.
 
     Reference: arXiv 2605.06611, s[t] = mean_n std_k(z[n, t, k]).
     """
@@ -48,8 +48,8 @@ def s1(
 ) -> Float[Tensor, " position"]:
     """S1, variance over samples: mean over values of the unbiased standard deviation over sequences.
 
-    In [0, inf); nan at positions that fewer than two sequences reach. The protocol is random tokens. For
-    more sequences than fit in memory, update `Moments` batch by batch: the same number.
+    In [0, inf); nan at positions that fewer than two sequences reach. The paper computes it on random tokens. If the
+    sequences do not fit in memory, update `Moments` batch by batch; the result is the same.
 
     Reference: arXiv 2605.06611, s[t] = mean_k std_n(z[n, t, k]).
     """
@@ -60,48 +60,47 @@ def s1(
 
 @dataclass(slots=True, kw_only=True)
 class Moments:
-    """Running count, mean and sum of squared deviations over sequences, by position and value, added up in float64.
+    """Running count, mean and sum of squared deviations over sequences, by position and coordinate, in float64.
 
-    Any split into batches gives the same as all sequences at once (Chan, Golub and LeVeque 1979), to the
-    rounding of the type of what comes in. It is
-    updated in place, because it stands for a stream and may be large.
+    Any split into batches gives the same result as all sequences at once (Chan, Golub and LeVeque 1979), up to the
+    rounding of the input's type. The object is updated in place, because it represents a stream and may be large.
     """
 
     count: Int[Tensor, " position"]
-    """Real tokens seen at each position."""
+    """Number of real tokens seen at each position."""
     mean: Float[Tensor, "position value"]
     """Their mean."""
     m2: Float[Tensor, "position value"]
-    """Sum of their squared deviations from it."""
+    """Sum of the squared deviations from the mean."""
 
     @classmethod
     def empty(cls, *, n_positions: int, n_values: int, device: torch.device | str | None = None) -> "Moments":
-        """Moments of nothing yet."""
+        """Moments before any sequence was added."""
         zeros = torch.zeros(n_positions, n_values, dtype=torch.float64, device=device)
         count = torch.zeros(n_positions, dtype=torch.int64, device=device)
         return cls(count=count, mean=zeros, m2=zeros.clone())
 
     def update(self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]) -> None:
-        """Take in a batch of sequences; padding is left out."""
+        """Add a batch of sequences; padding is left out."""
         flat = widen(x.flatten(2) if x.ndim > 2 else x[..., None])
         added = valid.sum(0)
-        whole = bool(valid.all())  # then nothing is to be masked, which is most of the time spent here
+        whole = bool(valid.all())  # then no mask is needed, which takes most of the time here
         kept = valid[..., None]
-        # max(1) only avoids 0/0 where nothing was added: every term there is 0.
+        # max(1) only avoids 0/0 at positions without tokens, where every term is 0.
         n = added.clamp(min=1)[:, None]
 
         def sums(values: Tensor) -> Tensor:
             return (values if whole else torch.where(kept, values, 0.0)).sum(0).double()
 
-        # In the type of x, some ten times faster than in float64; what the rounded mean missed is the mean of the
-        # deviations from it, and both results are set right by it.
+        # Compute in the type of x, about ten times faster than float64. The rounding error of the mean is the mean
+        # of the deviations from it, which corrects both results.
         rough = sums(flat) / n
         deviation = flat - rough.to(flat.dtype)
         missed = sums(deviation) / n
         batch_mean = rough.to(flat.dtype).double() + missed
         batch_m2 = (sums(deviation.square()) - added[:, None] * missed.square()).clamp(min=0)
         total = self.count + added
-        # Divided as float64: two integers would give float32.
+        # Divide as float64: two integers would give float32.
         frac = (added.double() / total.clamp(min=1))[:, None]
         shift = batch_mean - self.mean
         self.m2 = self.m2 + batch_m2 + shift.square() * self.count[:, None] * frac
@@ -109,7 +108,7 @@ class Moments:
         self.count = total
 
     def std(self) -> Float[Tensor, "position value"]:
-        """Unbiased standard deviation over the sequences seen; nan where there were fewer than two."""
+        """Unbiased standard deviation over the sequences seen; nan at positions with fewer than two."""
         freedom = (self.count - 1)[:, None]
         return (self.m2 / freedom.clamp(min=1)).sqrt().masked_fill(freedom < 1, math.nan)
 
@@ -117,7 +116,7 @@ class Moments:
 def uniform_law(sigma: float, *, n_positions: int) -> Float[Tensor, " position"]:
     """Standard deviation of the mean of t independent values: sigma / sqrt(t), t = 1 .. n_positions.
 
-    What S1 would be under uniform attention over independent, identically distributed values.
+    This is S1 under uniform attention over independent, identically distributed values.
 
     Reference: arXiv 2605.06611.
     """
@@ -127,7 +126,7 @@ def uniform_law(sigma: float, *, n_positions: int) -> Float[Tensor, " position"]
 def weighted_law(sigma: float, *, effective_tokens: Float[Tensor, "*value"]) -> Float[Tensor, "*value"]:
     """Standard deviation of a weighted average of independent values: sigma / sqrt(effective tokens).
 
-    The uniform law with the real attention weights: var(sum a_j v_j) = sigma^2 sum a_j^2.
+    This is the uniform law with the real attention weights: var(sum a_j v_j) = sigma^2 sum a_j^2.
 
     Args:
         sigma: standard deviation of one value.
@@ -143,11 +142,11 @@ def decay_exponent(
 ) -> Float[Tensor, ""]:
     """Least-squares slope of log s on log(position + 1): -1/2 under the uniform law.
 
-    Positions where `s` is not finite and positive are left out; nan where fewer than two are left.
+    Positions where `s` is not finite and positive are left out; nan if fewer than two positions are left.
 
     Args:
-        s: spread by position, S1 or S2.
-        positions: the 0-based positions that enter the fit; all of them by default.
+        s: standard deviation by position, S1 or S2.
+        positions: the 0-based positions to fit; by default all of them.
     """
     s = widen(s)
     chosen = torch.arange(s.shape[0]) if positions is None else positions
@@ -163,9 +162,9 @@ def decay_exponent(
 
 
 def variance_ratio(s: Float[Tensor, " position"], *, others_from: int = 8) -> Float[Tensor, ""]:
-    """Spread of the first position over the median spread of positions from `others_from` on.
+    """Standard deviation at the first position over the median of that at positions from `others_from` on.
 
-    In [0, inf): over 1 is a variance discrepancy. nan where there are no such positions. Undefined (nan)
+    In [0, inf); a ratio above 1 is a variance discrepancy. nan if there are no such positions. Undefined (nan)
     positions are left out of the median.
     """
     others = s[others_from:]
@@ -179,18 +178,17 @@ def output_preservation(
     per_dimension: Int[Tensor, " dimension"] | None = None,
     chunk_elements: int = 2**22,
 ) -> Float[Tensor, " dimension"]:
-    """Kendall's tau-b between an output dimension's |weights| and the first token's spread by input.
+    """Kendall's tau-b between an output dimension's |weights| and the first token's standard deviation by input.
 
-    In [-1, 1]; high where W_O reads most from the inputs in which the first token varies most. nan where
-    either side is constant or holds a nan. The paper reports a mean of 0.32 on Llama-2-7B.
+    In [-1, 1]; high if W_O reads most from the inputs in which the first token varies most. nan if either side is
+    constant or has a nan. The paper reports a mean of 0.32 on Llama-2-7B.
 
     Args:
-        w_o: output projection, one row an output dimension, heads concatenated in `value`.
+        w_o: output projection, with one row per output dimension and heads concatenated in `value`.
         first_std: standard deviation over samples of each input at the first position (the first row of
             `Moments.std`).
-        per_dimension: the output dimensions to compute; all by default.
-        chunk_elements: how many weights are worked on at a time, which bounds the memory (about 40 bytes
-            each).
+        per_dimension: the output dimensions to compute; by default all.
+        chunk_elements: number of weights processed at once, which bounds the memory (about 40 bytes each).
 
     Reference: arXiv 2605.06611.
     """

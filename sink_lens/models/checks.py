@@ -1,4 +1,4 @@
-"""What is checked before a model is handed out: wrong numbers are worse than errors."""
+"""Checks that a model must pass before it is returned, since wrong numbers are worse than errors."""
 
 import json
 import re
@@ -26,29 +26,28 @@ _OLD_MASK = re.compile(r"\.masked_bias$")
 
 
 def check_architecture(model: PreTrainedModel) -> Family:
-    """The family of a model object, by its own class and not by its parent's.
+    """The family of a model object, found by its own class and not by its parent's.
 
-    A subclass of a known class with changed layers would otherwise be given its parent's adapter, which
-    skips what the subclass adds.
+    A subclass with changed layers would otherwise get its parent's adapter, which skips the changes.
 
     Raises:
-        ModelError: if the class is not, by name and by package, one that the table knows.
+        ModelError: the table has no class with this name from this package.
     """
     name, package = type(model).__name__, type(model).__module__.split(".")[0]
     family = family_of_model(name, config=model.config)
     if package != "transformers" and type(model) is not HeadNormForCausalLM:
         raise ModelError(
-            f"{type(model).__module__}.{name} has the name of a class of transformers and is another; "
+            f"{type(model).__module__}.{name} has the name of a class of transformers but is a different class; "
             "need the class itself, or one under a name of its own with its own row in sink_lens/models/families.py"
         )
     return family
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is no saved model, or whose weights are pickled.
+    """Refuse a folder that is not a saved model, or whose weights are pickled.
 
     Raises:
-        ModelError: no config.json, no safetensors, or a configuration that ``check_config`` refuses.
+        ModelError: the folder has no config.json or no safetensors, or ``check_config`` refuses its configuration.
     """
     config_file = folder / "config.json"
     if not config_file.is_file():
@@ -74,35 +73,35 @@ def check_folder(folder: Path) -> None:
 def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
     """Refuse a configuration of an unknown architecture, or one that needs remote code.
 
-    Remote code is never run. A configuration that names some is refused, unless it names a class that
-    transformers has under the same names of file and class: then that one is used.
+    Remote code is never run. A configuration that names remote code is refused, unless transformers has a class with
+    the same file name and class name; that class is then used.
 
     Returns:
-        What a reader of results must know, or None.
+        A note for the reader of the results, or None.
 
     Raises:
-        ModelError: the architecture is in no row of the table, or its code is not part of transformers.
+        ModelError: the table has no such architecture, or its code is not part of transformers.
     """
     for architecture in config.get("architectures") or ():
         family_of(architecture)
     code = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
     if code is None:
         return None
-    reference = str(code).rpartition("--")[2]  # "owner/name--file.Class" where the code lies elsewhere
+    reference = str(code).rpartition("--")[2]  # "owner/name--file.Class" if the code is in another repository
     classes = [getattr(transformers, architecture, None) for architecture in config.get("architectures") or ()]
     if reference not in [f"{one.__module__.rpartition('.')[2]}.{one.__name__}" for one in classes if one is not None]:
         raise ModelError(
-            f"{name} comes with code of its own for the model ({reference}), and remote code is never run; "
-            "need an architecture that transformers has itself. Convert the checkpoint to one"
+            f"{name} brings its own code for the model ({reference}), and remote code is never run; "
+            "need an architecture that is part of transformers. Convert the checkpoint to one"
         )
-    return f"the checkpoint names code of its own ({reference}); the class of transformers of that name was used"
+    return f"the checkpoint names its own code ({reference}); the class with that name in transformers was used"
 
 
 def check_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:
-    """Refuse a checkpoint that transformers opened as another class than the one that wrote it.
+    """Refuse a checkpoint that transformers opened with another class than the one that saved it.
 
     Raises:
-        ModelError: if the configuration names an architecture and the model is of another class.
+        ModelError: the configuration names an architecture and the model has another class.
     """
     named = config.architectures or []
     if named and type(model).__name__ not in named:
@@ -113,10 +112,10 @@ def check_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:
 
 
 def check_keys(info: dict, *, name: str) -> None:
-    """Refuse a checkpoint with weights missing, left over or of other shapes.
+    """Refuse a checkpoint with missing weights, extra weights or weights of the wrong shape.
 
     Raises:
-        ModelError: naming the first such weights.
+        ModelError: the checkpoint has such weights; the message names the first ones.
     """
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         keys = sorted(str(key) for key in info.get(kind, ()))
@@ -136,11 +135,12 @@ def probe_tokens(model: PreTrainedModel) -> Int[Tensor, "batch position"]:
 
 
 def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
-    """The bridge's logits equal the plain model's on eight tokens, both with eager attention.
+    """Check that the bridge and the plain model give the same logits on eight tokens, both with eager attention.
 
     Raises:
-        ModelError: if they differ by over 1e-5 of a row's norm (an adapter that skips a part), or over four times
-            the rounding of a half-precision type; or if one of them does not run, or gives no finite number.
+        ModelError: the logits differ by more than 1e-5 of a row's norm (in half precision, by more than four times
+            the rounding), which means that an adapter skips a part; or a model does not run or gives logits that are
+            not finite.
     """
     ids = probe_tokens(plain)
     kernel = str(plain.config._attn_implementation)
@@ -158,8 +158,8 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
         plain.set_attn_implementation(kernel)
     if not bool(expected.isfinite().all()):
         raise ModelError(
-            f"the model's logits in {plain.dtype} are not finite on {ids.shape[1]} tokens; need a type that holds its "
-            "numbers. Load it in float32 or bfloat16, and if they are not finite there either, its weights are broken"
+            f"the model's logits in {plain.dtype} are not finite on {ids.shape[1]} tokens; need a type whose range "
+            "is large enough. Load it in float32 or bfloat16; if that does not help, the weights are broken"
         )
     tolerance = max(1e-5, 4 * torch.finfo(plain.dtype).eps)
     error = ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
@@ -167,17 +167,17 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
         raise ModelError(
             f"the bridge's logits differ from the plain model's by {error:.1e} of their norm on {ids.shape[1]} tokens; "
             f"need at most {tolerance:.0e}. Either the adapter skips a part of this model, or the bridge's weights "
-            "or hooks were changed: boot a fresh one"
+            "or hooks were changed: boot a fresh bridge"
         )
 
 
 def check_unprocessed(bridge: TransformerBridge) -> None:
-    """Refuse a bridge whose weights are no longer those of the model that it was built from.
+    """Refuse a bridge whose weights differ from those of the model that it was built from.
 
-    Folded norms leave the logits of most families as they were, and the neurons and norms different.
+    Folding the norms keeps the logits of most families but changes the neurons and the norms.
 
     Raises:
-        ModelError: after ``enable_compatibility_mode`` or ``process_weights``.
+        ModelError: the bridge went through ``enable_compatibility_mode`` or ``process_weights``.
     """
     if bridge.compatibility_mode or bridge._weights_processed:
         raise ModelError(
@@ -187,14 +187,14 @@ def check_unprocessed(bridge: TransformerBridge) -> None:
 
 
 def uneditable_sites(bridge: TransformerBridge, *, plain: PreTrainedModel) -> frozenset[str]:
-    """The attention sites whose edits change nothing on this bridge, found by editing them.
+    """Find, by editing them, the attention sites whose edits have no effect on this bridge.
 
-    TransformerLens delegates the attention of some architectures to Hugging Face, and then discards edits of
-    the scores and the pattern with no more than a warning.
+    TransformerLens delegates the attention of some architectures to Hugging Face. It then discards edits of the
+    scores and the pattern, and only warns.
     """
     ids = probe_tokens(plain)
     with evaluating(bridge), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the discarded edits are what is looked for
+        warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
         baseline = _logits(bridge, ids)
         found = set()
         for site, hook, edit in (

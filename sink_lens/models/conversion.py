@@ -1,4 +1,4 @@
-"""From a GGUF file to a safetensors folder: what is refused before, and the conversion itself."""
+"""Convert a GGUF file to a safetensors folder, after checks of the file."""
 
 import shutil
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from ..errors import ModelError
 _MAGIC = b"GGUF"
 _BYTES_OF_FLOAT32 = 4
 _ROOM = 32_000_000
-"""Bytes asked for beyond the weights: tokenizer and configuration."""
+"""Free bytes required on the disk in addition to the weights, for the tokenizer and the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Header:
-    """What the head of a GGUF file says."""
+    """Facts from the header of a GGUF file."""
 
     weight_bytes: int
-    """Size of its weights in float32."""
+    """Size of the weights in float32, in bytes."""
     has_tokenizer: bool
 
 
 def check_magic(gguf: Path) -> None:
-    """Refuse, before anything slow, what is no GGUF file.
+    """Refuse a file that is not GGUF, before anything slow begins.
 
     Raises:
-        ModelError: no such file, one that cannot be read, or one that does not begin as GGUF does.
+        ModelError: the file does not exist, cannot be read, or does not begin like a GGUF file.
     """
     if not gguf.is_file():
         raise ModelError(f"there is no file {gguf}; need a GGUF file. Check the path, or fetch it again")
@@ -47,15 +47,16 @@ def check_magic(gguf: Path) -> None:
 def convert(gguf: Path, *, folder: Path) -> None:
     """Write the weights in float32, the configuration and the tokenizer of a GGUF file into an empty folder.
 
-    The result opens with ``from_pretrained`` and gives the same logits as the GGUF file. Nothing but the GGUF
-    file is read: not what lies beside it. The caller's random state is left alone.
+    The result opens with ``from_pretrained`` and gives the same logits as the GGUF file. Only the GGUF file is read,
+    not other files in its folder. The caller's random state does not change.
 
     Args:
-        gguf: the file.
-        folder: exists and is empty; the caller removes it after an error.
+        gguf: the GGUF file.
+        folder: an existing empty folder; after an error the caller removes it.
 
     Raises:
-        ModelError: damaged or of an unknown architecture, a part of a split file, or no room on the disk.
+        ModelError: the file is damaged, has an unknown architecture or is one part of a split file; or the disk has
+            no room.
     """
     header = _read_header(gguf)
     free = shutil.disk_usage(folder).free
@@ -68,7 +69,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
 
     from .checks import check_keys
 
-    # The whole path as file name, and the empty folder as model: transformers looks for a bare name in the
+    # Pass the whole path as file name and the empty folder as model: transformers looks for a bare name in the
     # working directory first, and takes other files beside it into account.
     source = {"gguf_file": str(gguf), "trust_remote_code": False, "local_files_only": True}
     tokenizer = None
@@ -80,7 +81,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
         model, info = loaded
         if header.has_tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(folder, **source)
-    except Exception as error:  # transformers and gguf raise many kinds
+    except Exception as error:  # transformers and gguf raise many kinds of error
         raise ModelError(
             f"{gguf.name}: its weights or its tokenizer cannot be read ({_reason(error)}); need a whole GGUF "
             "file of an architecture that transformers reads from GGUF. Fetch it again, or use the "
@@ -108,7 +109,7 @@ def _read_header(gguf: Path) -> _Header:
         split = reader.get_field("split.count")
         parts = 1 if split is None else int(split.contents())
         has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
-    except Exception as error:  # the reader trusts the file: damage shows as IndexError, ValueError and others
+    except Exception as error:  # the reader does not check the file: damage shows as IndexError, ValueError and others
         raise ModelError(
             f"{gguf.name} begins as a GGUF file and cannot be read to its end ({_reason(error)}); "
             f"found {gguf.stat().st_size:,} bytes. It is damaged or cut short: fetch it again"
@@ -127,6 +128,6 @@ def _no_room(gguf: Path, *, folder: Path, needed: int, found: str) -> ModelError
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error's text, or its kind."""
+    """The first line of an error's message, or its type if there is no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

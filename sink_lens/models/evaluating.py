@@ -1,4 +1,4 @@
-"""Eval mode for the length of a forward pass, since a model may be somebody's in the middle of its training."""
+"""Eval mode for the duration of a forward pass, since the caller may be in the middle of training the model."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from transformer_lens.model_bridge import TransformerBridge
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within it, no module of a model or of a bridge trains; afterwards each is as it was."""
+    """Put every module of a model or bridge in eval mode within the block; afterwards restore each module's mode."""
     modules = list(model.modules())
-    if isinstance(model, TransformerBridge):  # which runs modules that are none of its own
+    if isinstance(model, TransformerBridge):  # a bridge also runs modules that are not its own submodules
         modules += model.original_model.modules()
     training = [module for module in modules if module.training]
     for module in training:

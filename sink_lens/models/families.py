@@ -1,7 +1,7 @@
-"""One row an architecture: where its parts lie in the Hugging Face module, and what its attention and norms do.
+"""A table with one row per architecture: the paths of its parts in the Hugging Face module, and its conventions.
 
-To add a family: add a row to ``FAMILIES``, a tiny random model to ``tiny.py``, and run the tests, which
-compare every site of it on both paths.
+To add a family, add a row to ``FAMILIES`` and a tiny random model to ``tiny.py``, then run the tests. They compare
+every site of the family on both paths.
 
 When numbers are equal to the last bit. A matrix product rounds in an order of its own, which depends on its kernel
 (the instruction set, the library, the number of threads) and on the shapes. Two computations give equal bits where
@@ -24,7 +24,7 @@ from ..errors import ModelError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Names and conventions of one decoder architecture. Paths are relative to the layer unless said otherwise."""
+    """Names and conventions of one decoder architecture. Paths are relative to the layer unless stated otherwise."""
 
     architecture: str
     """Class name of the Hugging Face model."""
@@ -33,57 +33,58 @@ class Family:
     final_norm: str = "model.norm"
     """Path of the norm before the unembedding, from the model."""
     attention: str = "self_attn"
-    """The attention module; the next five are relative to it."""
+    """The attention module; the next five paths are relative to it."""
     q: str = "q_proj"
     k: str = "k_proj"
     v: str = "v_proj"
     o: str = "o_proj"
     qkv_layout: Literal["separate", "contiguous", "interleaved"] = "separate"
-    """Fused projections: q then k then v, or q, k, v head by head. Then q, k and v name the same module."""
+    """Layout of a fused projection: all q, then k, then v; or q, k, v head by head. q, k and v then name one module."""
     attn_norm: str | None = "input_layernorm"
-    """The norm that the attention reads through; None where it reads the stream itself."""
+    """The norm before the attention; None if the attention reads the residual stream directly."""
     attn_post_norm: str | None = None
-    """The norm that the attention's output goes through before it is added."""
+    """The norm applied to the attention's output before it is added to the stream; None if there is no such norm."""
     mlp: str | None = "mlp"
-    """The MLP module; None where the layer holds the projections itself. The next three are relative to it."""
+    """The MLP module; None if the projections are in the layer itself. The next three paths are relative to it."""
     gate: str | None = "gate_proj"
-    """Gate projection; None where the MLP has no gate."""
+    """Gate projection; None if the MLP has no gate."""
     up: str | None = "up_proj"
-    """Up projection, whose output is the pre-activation where there is no gate; None in a mixture of experts."""
+    """Up projection; without a gate its output is the pre-activation. None in a mixture of experts."""
     down: str | None = "down_proj"
     """Down-projection; None in a mixture of experts, whose experts' neurons cannot be hooked."""
     gate_up_fused: bool = False
-    """Gate and up are the halves of one projection."""
+    """Whether gate and up are the two halves of one projection."""
     mlp_norm: str | None = "post_attention_layernorm"
-    """The norm that the MLP reads through; None where it reads the stream itself."""
+    """The norm before the MLP; None if the MLP reads the residual stream directly."""
     mlp_post_norm: str | None = None
-    """The norm that the MLP's output goes through before it is added."""
+    """The norm applied to the MLP's output before it is added to the stream; None if there is no such norm."""
     centred_norm: bool = False
-    """LayerNorm (subtracts the mean) rather than RMSNorm."""
+    """Whether norms are LayerNorm (which subtracts the mean) rather than RMSNorm."""
     gain_offset: float = 0.0
-    """Added to the stored norm weight (Gemma stores gain - 1)."""
+    """Number added to the stored norm weight (Gemma stores gain - 1)."""
     transposed: bool = False
-    """Projections are stored (in, out) as in GPT-2's Conv1D."""
+    """Whether projections are stored as (in, out), as in GPT-2's Conv1D."""
     soft_capped: bool = False
-    """Attention scores go through a tanh: no fused kernel is exact."""
+    """Whether attention scores go through a tanh, so that no fused kernel is exact."""
     sink_logit: bool = False
-    """Every head has a learned logit that takes mass and has no key: rows of the pattern sum to less than 1."""
+    """Whether every head has a learned logit that takes mass without a key, so that pattern rows sum to less than 1."""
     own_sdpa: bool = False
-    """The class itself adds to SDPA what its attention has beyond a softmax."""
+    """Whether the model class itself adds to SDPA the parts of its attention that go beyond a softmax."""
     sigmoid: bool = False
-    """Weights are the sigmoid of the scores: there is no softmax, and rows of the pattern sum to anything."""
+    """Whether attention weights are the sigmoid of the scores; pattern rows then need not sum to 1."""
     head_out: str | None = None
-    """In the attention: the module that takes the aggregated values by heads, and norms or gates them before W_O;
-    None where W_O reads them as they are."""
+    """The submodule of the attention that norms or gates each head's aggregated values before W_O; None if W_O reads
+    the aggregated values unchanged."""
     qk_norm: str | None = None
-    """Query and key go through a norm after their projection: 'head' or 'width', or None."""
+    """Norm of queries and keys after their projection: 'head' (per head), 'width' (all heads together) or None."""
     rotates_in_float32: bool = False
-    """Query and key are rotated in float32 and rounded afterwards, whatever the type of the weights."""
+    """Whether queries and keys are rotated in float32 and rounded afterwards, whatever the type of the weights."""
     same_products: bool = True
-    """The bridge and the plain module call the same matrix products with the same shapes, so that their bits are equal.
-    False where one of them splits a fused projection, or scales the query before the product rather than the scores."""
+    """Whether the bridge and the plain module multiply matrices of the same shapes in the same order, so that the same
+    kernels give the same bits. If False (for example, if one of them splits a fused projection), they agree within the
+    rounding of the type, and bit for bit only on some instruction sets."""
     bridge_architecture: str | None = None
-    """Name under which the TransformerLens adapter is registered, where it is not the class name."""
+    """Name under which the TransformerLens adapter is registered, if that is not the class name."""
 
     @property
     def fused_kernel(self) -> bool:
@@ -189,10 +190,10 @@ FAMILIES = {row.architecture: row for row in _ROWS}
 
 
 def family_of(architecture: str) -> Family:
-    """The row of an architecture, by the class name of the Hugging Face model.
+    """Look up the row of an architecture by the class name of its Hugging Face model.
 
     Raises:
-        ModelError: if there is no such row.
+        ModelError: the table has no such row.
     """
     if architecture not in FAMILIES:
         raise ModelError(
@@ -203,10 +204,10 @@ def family_of(architecture: str) -> Family:
 
 
 def family_of_model(architecture: str, *, config: Any) -> Family:
-    """The row of a model: of ``HeadNormForCausalLM``, with what its configuration chooses.
+    """Look up the row of a model; for ``HeadNormForCausalLM`` it follows the choices in the model's configuration.
 
     Raises:
-        ModelError: if there is no row of that architecture.
+        ModelError: the table has no row for the architecture.
     """
     row = family_of(architecture)
     if row.head_out is None:

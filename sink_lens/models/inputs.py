@@ -1,4 +1,4 @@
-"""From a description, such as ``TraceConfig``, to its model and its sequences, and what a run's record says of them."""
+"""Load the model and the sequences that a configuration such as ``TraceConfig`` describes; write their provenance."""
 
 import logging
 from datetime import datetime
@@ -18,16 +18,16 @@ log = logging.getLogger(__name__)
 
 
 def model_of(config: Described) -> LensModel:
-    """The model that a configuration names, loaded."""
+    """Load the model that a configuration names."""
     return load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
 
 
 def tokens_of(lens: LensModel, *, config: Described, bos: str) -> TokenBatch:
-    """The sequences that a configuration describes, in one BOS arm.
+    """Make the sequences that a configuration describes, in one BOS condition.
 
     Raises:
-        InputError: no tokenizer for text, too little text, no BOS where it was asked for, or a length over the
-            model's context.
+        InputError: text without a tokenizer, too little text, no BOS token although BOS was requested, or a length
+            above the model's context.
     """
     if lens.n_context is not None and config.length > lens.n_context and not config.prompts:
         raise InputError(
@@ -36,7 +36,7 @@ def tokens_of(lens: LensModel, *, config: Described, bos: str) -> TokenBatch:
     size = {"sequences": config.sequences, "length": config.length, "bos": bos}
     if lens.tokenizer is None and config.tokens == "text":
         raise InputError(
-            f"{lens.name} has no tokenizer; need one for text: put it beside the weights, or use random tokens"
+            f"{lens.name} has no tokenizer; need one to read text: put it beside the weights, or use random tokens"
         )
     if config.tokens != "text":
         draw = random_tokens if config.tokens == "random" else repeated_tokens
@@ -52,13 +52,13 @@ def tokens_of(lens: LensModel, *, config: Described, bos: str) -> TokenBatch:
 
 
 def default_folder(name: str) -> Path:
-    """``runs/MODEL-DATE-TIME`` in the working folder."""
+    """Default run folder: ``runs/MODEL-DATE-TIME`` in the working folder."""
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name) or "model"
     return Path("runs") / f"{stem[:60]}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def provenance_of(lens: LensModel, batch: TokenBatch, *, kernel: str) -> dict[str, object]:
-    """What a run was made on, for its ``run.json``; a command adds its seeds and thresholds."""
+    """Provenance of a model and its tokens, for ``run.json``; the command adds its seeds and thresholds."""
     return {
         "model": lens.name,
         "family": lens.family.architecture,

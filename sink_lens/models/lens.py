@@ -1,4 +1,4 @@
-"""The noun ``LensModel``: one set of weights, seen by TransformerLens and by Hugging Face."""
+"""``LensModel``: one set of weights, as a TransformerLens bridge and as a Hugging Face module."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,20 +13,20 @@ from .families import Family
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LensModel:
-    """A model with two paths and one answer, from ``load`` or ``wrap``."""
+    """A model with two forward paths that give the same numbers; made by ``load`` or ``wrap``."""
 
     bridge: TransformerBridge
-    """The hook engine, on eager attention: everything that edits, or needs a pattern, runs here."""
+    """The TransformerLens bridge, on eager attention. Every run that edits, or needs a pattern, uses it."""
     plain: PreTrainedModel
-    """The same weights (shared storage) as an ordinary module on its fastest exact kernel: pure measuring, training."""
+    """The same weights (shared storage) as a Hugging Face module on its fastest exact kernel, to measure or train."""
     tokenizer: PreTrainedTokenizerBase | None
     family: Family
     name: str
-    """What was loaded, as the user named it."""
+    """Name of the model, as the user gave it."""
     notes: tuple[str, ...] = ()
-    """What a reader of results must know of this model, such as that its weights were quantised."""
+    """Facts that a reader of results must know, such as that the weights were quantised."""
     uneditable: frozenset[str] = field(default_factory=frozenset)
-    """Sites whose edits have no effect on this model's bridge; they are refused."""
+    """Sites whose edits have no effect on this model's bridge; such edits are refused."""
 
     @property
     def config(self) -> Any:
@@ -60,7 +60,7 @@ class LensModel:
 
     @property
     def d_mlp(self) -> int | None:
-        """Neurons of one MLP; None in a mixture of experts."""
+        """Number of neurons in one MLP; None in a mixture of experts."""
         if self.family.down is None:
             return None
         path = ".".join(part for part in (self.family.mlp, self.family.down) if part)
@@ -75,7 +75,7 @@ class LensModel:
 
     @property
     def n_context(self) -> int | None:
-        """Longest input in tokens, where the configuration says it."""
+        """Longest input in tokens; None if the configuration does not state it."""
         return getattr(self.config, "max_position_embeddings", None)
 
     @property
@@ -91,7 +91,7 @@ class LensModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the inputs go."""
+        """Device that inputs must be on."""
         weight = self.plain.get_input_embeddings().weight
         assert isinstance(weight, torch.Tensor)
         return weight.device

@@ -1,4 +1,4 @@
-"""``load``: from a name, a folder, a GGUF file or a model object to a ``LensModel``; a model's hash and its twin."""
+"""``load`` makes a ``LensModel`` from a name, folder, GGUF file or object; also its hash and random-init baseline."""
 
 import contextlib
 import copy
@@ -28,7 +28,7 @@ from .wrapping import assemble, random_state_kept, wrap
 __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_twin", "weights_hash", "wrap"]
 
 ModelLike = LensModel | PreTrainedModel | TransformerBridge | str | Path
-"""What every function that takes a model takes."""
+"""The kinds of model argument that every function accepts."""
 
 _FROM_GGUF = "the weights were read from {}; where that file is quantised, the quantisation is part of what is studied"
 _DTYPES = {
@@ -47,30 +47,31 @@ def load(
     n_devices: int | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> LensModel:
-    """A ``LensModel`` from the default model, a hub name, a folder, a ``.gguf`` file or a model object.
+    """Load a ``LensModel``: the default model, a hub name, a folder, a ``.gguf`` file or a model object.
 
-    Safetensors and GGUF only; no remote code. Before it returns: the bridge's logits equal the plain model's
-    on eight tokens, and edits of the attention are found to take effect, or the sites are marked.
+    Weights must be safetensors or GGUF, and remote code is never run. Before returning, ``load`` checks that the
+    bridge and the plain model give the same logits on eight tokens, and marks attention sites whose edits have no
+    effect.
 
     Args:
-        name: the default model's name, a folder, a GGUF file, a hub name (where there is a network), or an
-            object, which is handed to ``wrap``.
-        tokenizer: used instead of the one beside the weights.
-        device: where the model goes; the first CUDA device if there is one, else the CPU.
-        dtype: ``"float32"`` (unless given), ``"bfloat16"``, ``"float16"`` or ``"float64"``.
-        device_map: how Hugging Face spreads the model over devices; instead of ``device``.
-        n_devices: spread evenly over this many GPUs; instead of ``device_map``.
+        name: the default model's name, a folder, a GGUF file, a hub name (which needs a network), or a model object,
+            which is passed to ``wrap``.
+        tokenizer: used instead of the tokenizer beside the weights.
+        device: device of the model; by default the first CUDA device, or the CPU if there is none.
+        dtype: ``"float32"`` (the default), ``"bfloat16"``, ``"float16"`` or ``"float64"``.
+        device_map: how Hugging Face spreads the model over devices; replaces ``device``.
+        n_devices: number of GPUs to spread the model over evenly; replaces ``device_map``.
         announce: called with one line before something slow, such as the one-time conversion of a GGUF file.
 
     Raises:
-        ModelError: what was found, what is needed, what to do.
-        InputError: contradicting or unknown arguments.
+        ModelError: the model cannot be loaded or fails a check.
+        InputError: arguments are unknown or contradict each other.
     """
     if isinstance(name, (PreTrainedModel, TransformerBridge)):
         given = {"device": device, "dtype": dtype, "device_map": device_map, "n_devices": n_devices}
         if any(value is not None for value in given.values()):
             asked = ", ".join(key for key, value in given.items() if value is not None)
-            raise InputError(f"{asked} given with a model object; need them only for a name: move or cast the object")
+            raise InputError(f"{asked} given with a model object; need them only for a name. Move or cast the object")
         return wrap(name, tokenizer=tokenizer)
     if not isinstance(name, (str, Path)):
         raise ModelError(
@@ -97,7 +98,7 @@ def load(
             )
     except ModelError:
         raise
-    except Exception as error:  # transformers raises many kinds; each becomes one that says what to do
+    except Exception as error:  # transformers raises many kinds of error; each becomes one that says what to do
         raise ModelError(_cannot_load(str(name), folder, error)) from error
     model, info = loaded
     checks.check_class(model, config=model.config)
@@ -113,7 +114,7 @@ def load(
 
 
 def as_lens(model: ModelLike) -> LensModel:
-    """A ``LensModel`` as it is, and of anything else what ``load`` makes of it.
+    """Return a ``LensModel`` unchanged; pass anything else to ``load``.
 
     Raises:
         ModelError: see ``load``.
@@ -131,14 +132,14 @@ def weights_hash(lens: LensModel) -> str:
 
 
 def random_twin(lens: LensModel, *, seed: int) -> LensModel:
-    """The same configuration with freshly initialised weights: the null of every claim about training.
+    """Make the random-init baseline: a model with the same configuration and fresh random weights.
 
-    The caller's random state is left alone.
+    Claims about training are compared with it. The caller's random state does not change.
     """
     config = copy.deepcopy(lens.config)
     with random_state_kept(), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
-        # In the type of the model from the start: a cast would take the rotary tables along.
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the caller's GPUs too
+        # Build it in the model's type from the start: a later cast would also cast the rotary tables.
         plain = AutoModelForCausalLM.from_config(config, attn_implementation=lens.family.plain_kernel, dtype=lens.dtype)
     plain = plain.to(device=lens.device).eval()
     name = f"random twin of {lens.name} (seed {seed})"
@@ -147,7 +148,7 @@ def random_twin(lens: LensModel, *, seed: int) -> LensModel:
 
 @contextlib.contextmanager
 def _without_conversion() -> Iterator[None]:
-    """Within it, transformers does not ask a service on the hub to convert pickled weights, and fetch the result."""
+    """Within the block, stop transformers from asking a hub service to convert pickled weights."""
     name = "DISABLE_SAFETENSORS_CONVERSION"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -192,9 +193,9 @@ def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
 
 
 def _tokenizer(source: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside the weights; None where there is none, and then text is refused later, with the reason.
+    """Load the tokenizer beside the weights; None if there is none. Text is then refused later, with the reason.
 
-    Where no file of one is there, transformers makes up an empty one for some families.
+    For some families transformers would make up an empty tokenizer if no tokenizer file exists.
     """
     options: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
     try:

@@ -1,8 +1,8 @@
 """A GPT-NeoX adapter that shares the query, key and value weights with the Hugging Face module.
 
-GPT-NeoX stores them head by head in one matrix, of which no part is a matrix in memory. TransformerLens copies the
-parts, so that a change of the weights (a training step, an edit) would never reach the bridge. Here each part
-is read from the shared matrix in every forward pass.
+GPT-NeoX stores them head by head in one matrix, so the query, key and value parts are not contiguous in memory.
+TransformerLens copies the parts, and a later change of the weights (a training step, an edit) would never reach the
+bridge. This adapter reads each part from the shared matrix in every forward pass.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from transformer_lens.factories.architecture_adapter_factory import Architecture
 from transformer_lens.model_bridge.supported_architectures import NeoxArchitectureAdapter
 
 SHARED_NEOX = "SinkLensGPTNeoXForCausalLM"
-"""The architecture name to give `build_bridge_from_module`."""
+"""The architecture name to pass to `build_bridge_from_module`."""
 
 
 class PartOfFused(nn.Module):
@@ -28,17 +28,17 @@ class PartOfFused(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "value d_model"]:
-        """A copy of the part as it is now; gradients flow back to the shared projection."""
+        """A copy of the part's current weights; gradients flow back to the shared projection."""
         return self._of_heads(self._fused[0].weight)
 
     @property
     def bias(self) -> Float[Tensor, " value"] | None:
-        """As the weight; None where the projection has none."""
+        """A copy of the part's current bias; None if the projection has no bias."""
         bias = self._fused[0].bias
         return None if bias is None else self._of_heads(bias[:, None])[:, 0]
 
     def forward(self, x: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position value"]:
-        """The projection of the part, all heads side by side."""
+        """Project with this part; all heads are side by side in the output."""
         return nn.functional.linear(x, self.weight, self.bias)
 
     def _of_heads(self, tensor: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class PartOfFused(nn.Module):
 
 
 class SharedNeoxAdapter(NeoxArchitectureAdapter):
-    """The stock GPT-NeoX adapter, with the parts of the fused projection shared and not copied."""
+    """The stock GPT-NeoX adapter, except that the parts of the fused projection are shared instead of copied."""
 
     def split_qkv_matrix(self, original_attention_component: Any) -> Any:
         """The three parts; TransformerLens puts its hooks around each."""
@@ -56,9 +56,6 @@ class SharedNeoxAdapter(NeoxArchitectureAdapter):
 
 
 def register() -> str:
-    """The name `SHARED_NEOX`, under which the adapter is known to TransformerLens from now on.
-
-    Calling it again changes nothing.
-    """
+    """Register the adapter with TransformerLens and return its name, `SHARED_NEOX`. Repeated calls change nothing."""
     ArchitectureAdapterFactory.register_adapter(SHARED_NEOX, SharedNeoxAdapter)
     return SHARED_NEOX

@@ -1,10 +1,10 @@
 """An OPT adapter whose attention edits take effect.
 
-TransformerLens delegates OPT's attention to the Hugging Face module, which returns the pattern only after it
-has been used: an edit of `scores` or `pattern` is thrown away with a warning, and the hook of the scores
-carries the pattern. This adapter is the stock one with the attention rebuilt step by step
-(`PositionEmbeddingsAttentionBridge`, which skips the rotation where the model passes none), as on most other
-families. It has a name of its own, so the stock adapter stays as it is for everybody else.
+TransformerLens delegates OPT's attention to the Hugging Face module, which returns the pattern only after using it.
+An edit of `scores` or `pattern` is therefore discarded with a warning, and the hook of the scores carries the pattern.
+This adapter is the stock one with the attention rebuilt step by step (`PositionEmbeddingsAttentionBridge`, which skips
+the rotation if the model has none), as in most other families. It is registered under its own name, so the stock
+adapter does not change for other users.
 """
 
 from typing import Any
@@ -17,16 +17,16 @@ from transformer_lens.model_bridge.generalized_components import (
 from transformer_lens.model_bridge.supported_architectures import OptArchitectureAdapter
 
 EDITABLE_OPT = "SinkLensOPTForCausalLM"
-"""The architecture name to give `build_bridge_from_module`."""
+"""The architecture name to pass to `build_bridge_from_module`."""
 
 
 class EditableOptAdapter(OptArchitectureAdapter):
-    """The stock OPT adapter with attention that is computed between its hooks.
+    """The stock OPT adapter, with an attention whose steps can be hooked and edited.
 
-    Hugging Face multiplies the query by `d_head ** -0.5` before the product, the bridge the scores after it:
-    equal up to rounding. The site `q` is the unscaled projection on both. A 4-D mask needs `position_ids`
-    beside it, as in Hugging Face, which otherwise reads OPT's positions from a 2-D mask. Attention dropout, a
-    training matter, is not applied.
+    Hugging Face scales the query by `d_head ** -0.5` before the product; the bridge scales the scores after it. The
+    two are equal up to rounding. The site `q` is the unscaled projection on both paths. A 4-D mask needs
+    `position_ids` as well, as in Hugging Face, which otherwise derives OPT's positions from a 2-D mask. Attention
+    dropout, which matters only in training, is not applied.
     """
 
     def __init__(self, cfg: Any) -> None:
@@ -47,9 +47,6 @@ class EditableOptAdapter(OptArchitectureAdapter):
 
 
 def register() -> str:
-    """The name `EDITABLE_OPT`, under which the adapter is known to TransformerLens from now on.
-
-    Calling it again changes nothing.
-    """
+    """Register the adapter with TransformerLens and return its name, `EDITABLE_OPT`. Repeated calls change nothing."""
     ArchitectureAdapterFactory.register_adapter(EDITABLE_OPT, EditableOptAdapter)
     return EDITABLE_OPT

@@ -1,11 +1,10 @@
-"""The closed list of places where activations are read and edited, each with two addresses.
+"""The closed list of sites: the activations that can be read and edited, each with two addresses.
 
-A site has a hook name on the bridge and a place in the plain Hugging Face module. Both give the same
-tensor with the same axes; the tests compare them for every family and site.
+A site has a hook name on the bridge and a location in the plain Hugging Face module. Both give the same tensor with
+the same axes; the tests compare them for every family and site.
 
-``hook_resid_mid`` is left out on purpose: on the bridge it is the input of the second norm, so an edit
-there changes the MLP's branch and not the stream. To edit the stream after the attention, edit
-``attn_out``.
+``hook_resid_mid`` is left out on purpose. On the bridge it is the input of the second norm, so editing it changes the
+MLP's input but not the residual stream. To edit the stream after the attention, edit ``attn_out``.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,30 +23,30 @@ Reader = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A place in the plain module: the input or the output of one submodule, and how to read it."""
+    """The address of a site in the plain module: the input or output of one submodule, and how to read it."""
 
     module: str
-    """Path from the layer ("" is the layer itself), or from the model where ``Site.per_layer`` is false."""
+    """Path of the submodule from the layer ("" is the layer), or from the model if ``Site.per_layer`` is false."""
     side: Literal["input", "output"]
     part: Literal["whole", "q", "k", "v", "gate", "up", "heads"] = "whole"
-    """Which part of a fused projection, or a view by heads."""
+    """Which part of a fused projection to take, or that the tensor is viewed by heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A named place of a decoder layer."""
+    """A named activation of a decoder layer."""
 
     name: str
     axes: str
-    """Axes of the tensor, in words of ``sink_lens.axes``."""
+    """Axes of the tensor, in the words of ``sink_lens.axes``."""
     bridge: str
-    """Hook name on the bridge; ``{layer}`` is filled in."""
+    """Hook name on the bridge; ``{layer}`` stands for the layer's index."""
     meaning: str
     per_layer: bool = True
     address: Callable[[Family], Address | None]
-    """Family -> place in the plain module; None where the family has no such place."""
+    """Function from a family to the address in the plain module; None if the family does not have the site."""
     observed: bool = False
-    """Read by the attention function of the plain path (``capture.attention``), not by a module hook."""
+    """Whether the plain path reads the site in its attention function (``capture.attention``), not by a module hook."""
 
     def hook_name(self, layer: int) -> str:
         """The bridge's hook name at one layer."""
@@ -250,10 +249,10 @@ SITES: Mapping[str, Site] = {site.name: site for site in _LIST}
 
 
 def site_of(name: str, *, family: Family) -> Site:
-    """The site of that name, if the family has it.
+    """Look up a site by name, for a family that has it.
 
     Raises:
-        SiteError: unknown name, or a place that the family lacks.
+        SiteError: the name is unknown, or the family does not have the site.
     """
     if name not in SITES:
         raise SiteError(f"there is no site {name!r}; need one of {', '.join(SITES)}")
@@ -274,10 +273,10 @@ def sites_of(family: Family) -> tuple[str, ...]:
 
 
 def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
-    """The bridge's hook name of a site at a layer of this family.
+    """The bridge's hook name for a site, in one layer of this family.
 
-    An MLP without a gate has its pre-activation at ``mlp.hook_pre``, which is our ``up``. Values before a head norm
-    or gate have a hook of their own where the family has such a step.
+    In an MLP without a gate, the pre-activation is at ``mlp.hook_pre``, which is our site ``up``. If the family has a
+    head norm or gate, the values before it have their own hook.
     """
     if site.name == "up" and family.gate is None:
         return f"blocks.{layer}.mlp.hook_pre"
@@ -296,7 +295,7 @@ def read(
     d_head: int,
     batch: int,
 ) -> Float[Tensor, "batch position *value"]:
-    """A site's tensor from what the submodule takes or gives: cut from a fused projection, viewed by heads."""
+    """Extract a site's tensor from a submodule's input or output: split a fused projection, view by heads."""
     if tensor.dim() == 2:  # OPT flattens batch and position around its MLP
         tensor = tensor.unflatten(0, (batch, -1))
     match address.part:

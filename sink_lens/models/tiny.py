@@ -1,12 +1,13 @@
-"""Random models of every family, a tokenizer built in memory, and a model whose sink is written by hand.
+"""Tiny random models of every family, a tokenizer built in memory, and a model with a hand-written sink.
 
-Every answer of the library is tested on models that need no download. A tiny random model has the code
-path of its family (sliding windows that a short test meets, soft caps, biases and gains that are not zero),
-so that a dropped bias or a misread head size is seen. The planted model has a known answer. In a Llama of a
-few layers the BOS token drives one gate/up neuron, which writes one residual dimension; after the norm that
-dimension is all that is left of the token. W_K reads it, W_Q reads a component that every token shares, and
-the head's slowest rotary pair carries their product nearly unrotated: every later head attends to BOS.
-Without the planted neuron the same weights have no sink.
+The tests use these models, which need no download. A tiny random model runs the code path of its family, with sliding
+windows shorter than a test sequence, soft caps, and biases and gains that are not trivial. A dropped bias or a misread
+head size therefore changes its output.
+
+The planted model has a known answer. In a Llama of a few layers, the BOS token drives one gate/up neuron, which
+writes one residual dimension. After the norm, hardly anything else is left of the token. W_K reads this dimension and
+W_Q reads a component that every token shares. The head's slowest rotary pair carries their product nearly unrotated,
+so every later head attends to BOS. Without the planted neuron the same weights have no sink.
 """
 
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ from .headnorm import HeadNormConfig
 VOCAB_SIZE = 300
 """Token ids of every tiny model and of `tiny_tokenizer`."""
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
-"""Ids of the special tokens, in the models' configs and in `tiny_tokenizer`."""
+"""Ids of the special tokens, in the configurations of the models and in `tiny_tokenizer`."""
 WINDOW = 8
-"""Sliding window of the families that have one: a query sees itself and the 7 positions before it."""
+"""Sliding window of the families that have a window: a query sees itself and the 7 positions before it."""
 N_LAYERS = 3
-"""Layers of a tiny model unless overridden."""
+"""Default number of layers of a tiny model."""
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -93,25 +94,25 @@ _HEADNORM = {
     "headnorm_gate": {"attention": "gate_elementwise", "value_norm": "per_head", "qk_norm": True, "head_dim": 16},
     "headnorm_sink": {"attention": "sink_logit", "head_dim": 16},
 }
-"""Fields of our own class: with a norm of the aggregated values, sigmoid weights, gates, and a sink logit."""
+"""Configuration fields of the variants of our own class: norm of the values, sigmoid weights, gates, sink logit."""
 _CONFIGS |= {name: (HeadNormConfig.model_type, _LLAMA | fields) for name, fields in _HEADNORM.items()}
 TINY_FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
 """The families that `tiny` builds."""
 
 
 def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A random Hugging Face model of one family, float32, in eval mode, on the CPU.
+    """Make a random Hugging Face model of one family, float32, in eval mode, on the CPU.
 
-    3 layers of width 48, 4 heads (over 2 key-value heads where the family groups them), vocabulary 300, 256
-    positions, windows of 8. Weights are drawn with standard deviation 0.2, so that attention is far from
-    uniform; biases and norm gains, which Hugging Face initialises to a constant, get normal noise of 0.1. The
-    kernel is the family's default: SDPA, or eager on gemma2 and gpt_oss. The caller's random state is not
-    touched.
+    It has 3 layers of width 48, 4 heads (over 2 key-value heads if the family groups heads), a vocabulary of 300, 256
+    positions and windows of 8. Weights are drawn with standard deviation 0.2, so that attention is far from
+    uniform. Biases and norm gains, which Hugging Face initialises to a constant, get normal noise of standard
+    deviation 0.1. The kernel is the family's default: SDPA, or eager on gemma2 and gpt_oss. The caller's random state
+    does not change.
 
     Args:
         family: One of `TINY_FAMILIES`.
-        seed: Same seed, same weights.
-        **overrides: Fields of the family's Hugging Face config, by their names there, as
+        seed: Seed of the weights.
+        **overrides: Fields of the family's Hugging Face configuration, by their Hugging Face names, such as
             `num_hidden_layers=2` or `attn_implementation="eager"`.
 
     Raises:
@@ -122,7 +123,7 @@ def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
 
 
 def config_of(family: str, **overrides: Any) -> Any:
-    """The Hugging Face config of a tiny model; see `tiny`.
+    """Make the Hugging Face configuration of a tiny model; see `tiny`.
 
     Raises:
         ModelError: The family is not in the list.
@@ -147,7 +148,7 @@ def config_of(family: str, **overrides: Any) -> Any:
 
 
 def build_random(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
-    """The causal language model of a config, drawn from `seed`, with noise on biases and norm gains."""
+    """Make the causal language model of a configuration: draw weights from `seed`, add noise to biases and gains."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -162,16 +163,16 @@ _MERGES = (  # noqa: SIM905 - a list would take a page
     "Ġ t|h e|i n|a n|r e|Ġt he|e r|o n|Ġ a|a t|e n|Ġ s|o r|i s|Ġ w|Ġ o|e s|i t|o u|in g|Ġ b|Ġ h|e d|Ġ f|a r|"
     "Ġ c|an d|Ġ m|a l|Ġo f|Ġ p|l e|Ġ l|Ġ d|i c|Ġt o|Ġ n|Ġ in|s t|a s|Ġ and"
 ).split("|")
-"""The pairs that are joined, in order; `Ġ` is a space. 41 of them, 256 bytes and 3 special tokens are 300."""
+"""The BPE merges in order; `Ġ` is a space. 41 merges, 256 bytes and 3 special tokens make 300 ids."""
 
 
 def tiny_tokenizer(*, adds_bos: bool = False) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of 300 ids, built in memory: any text round-trips, any id has an entry.
+    """Build a byte-level tokenizer of 300 ids in memory. Any text round-trips, and every id has an entry.
 
-    The special tokens are `<pad>` 0, `<s>` 1 and `</s>` 2. There is no unknown token: bytes cover all text.
+    The special tokens are `<pad>` 0, `<s>` 1 and `</s>` 2. There is no unknown token, since bytes cover all text.
 
     Args:
-        adds_bos: Whether `<s>` is put before every encoded text, as Llama's tokenizer does.
+        adds_bos: Whether the tokenizer puts `<s>` before every encoded text, as Llama's does.
     """
     special = ["<pad>", "<s>", "</s>"]
     merges = [(left, right) for left, right in (merge.split() for merge in _MERGES)]
@@ -197,30 +198,30 @@ def tiny_tokenizer(*, adds_bos: bool = False) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedTruth:
-    """A model and what was written into it."""
+    """A model together with the sink that was written into it."""
 
     model: PreTrainedModel
-    """A Llama of 5 layers, float32, eval mode; without a sink where it was built so."""
+    """A Llama of 5 layers, float32, eval mode; without the sink if it was built with `sink=False`."""
     bos_id: int
     """The token that drives the planted neuron."""
     outlier_dimension: int
     """The residual dimension that the neuron writes and every later W_K reads."""
     layer: int
-    """The layer of the neuron; the heads of all layers after it lock on the token."""
+    """The layer of the neuron; the heads of all later layers attend to the token."""
     neuron: int
     """The neuron's index in that layer's MLP."""
 
 
 def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
-    """A small Llama with a hand-written sink (BOS, neuron, dimension, key, sink), or the same without it.
+    """Make a small Llama with a hand-written sink (BOS, neuron, dimension, key, sink), or the same model without it.
 
-    The places and the sign of the outlier depend on the seed. BOS is the sink wherever it stands. With
-    `sink=False` the neuron keeps its random weights and everything else is equal to the last bit: the two
-    differ in one row of `gate_proj`, one of `up_proj` and one column of `down_proj`.
+    The seed decides the indices of neuron and dimension and the sign of the outlier. BOS is the sink at any position.
+    With `sink=False` the neuron keeps its random weights and all other weights are bit-identical: the two models
+    differ only in one row of `gate_proj`, one row of `up_proj` and one column of `down_proj`.
 
     Args:
-        seed: Same seed, same weights and same places.
-        sink: Whether the neuron is planted.
+        seed: Seed of the weights and of the indices.
+        sink: Whether to plant the neuron.
     """
     fields = _LLAMA | {"num_hidden_layers": 5, "initializer_range": 0.1}
     fields["rope_parameters"] = _ROPE | {"rope_theta": 1e6}
@@ -246,7 +247,7 @@ def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
             head_size = block.self_attn.head_dim
             slowest = head_size // 2 - 1  # pair (5, 11) turns by 1e-5 a position at theta 1e6
             block.self_attn.q_proj.weight[slowest::head_size, shared] = 2.5
-            block.self_attn.k_proj.weight[:, trigger] = 0.0  # no head knows BOS but by the outlier
+            block.self_attn.k_proj.weight[:, trigger] = 0.0  # heads recognise BOS only by the outlier
             block.self_attn.k_proj.weight[slowest::head_size, outlier] = 2.0 * sign
             block.self_attn.v_proj.weight[:, outlier] = 0.0  # the sink's value stays small
         if sink:

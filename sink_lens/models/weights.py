@@ -1,4 +1,4 @@
-"""The weights of one layer in one layout for all families, read from the plain model, mostly without a copy."""
+"""The weights of one layer, in the same layout for all families, read from the plain model mostly without copies."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,12 @@ from .families import Family
 from .lens import LensModel
 
 NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm")
-"""The norms of a layer, by what they come before or after."""
+"""Names of the norms of a layer, by the sublayer that they come before or after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWeights:
-    """Projections of one attention layer, by heads, and their biases (zeros where there is none)."""
+    """Projections of one attention layer, by heads, and their biases (zeros if there are none)."""
 
     w_q: Float[Tensor, "head d_head d_model"]
     w_k: Float[Tensor, "kv_head d_head d_model"]
@@ -51,7 +51,7 @@ class Norm:
     centred: bool
 
     def scale(self, x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
-        """What the norm divides by: root mean square, or standard deviation where it centres."""
+        """The number that the norm divides by: the root mean square, or the standard deviation if the norm centres."""
         x = x.float()
         if self.centred:
             x = x - x.mean(-1, keepdim=True)
@@ -117,10 +117,10 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights | None:
 
 
 def norm_weights(lens: LensModel, *, layer: int, which: str) -> Norm | None:
-    """A norm of one layer, one of ``NORMS``; None where the family has no such norm.
+    """One norm of a layer, by its name in ``NORMS``; None if the family has no such norm.
 
     Raises:
-        InputError: there is no norm of that name.
+        InputError: the name is unknown.
     """
     family = lens.family
     if which not in NORMS:

@@ -1,4 +1,4 @@
-"""``wrap``: the two paths of a model that exists, on one set of parameters."""
+"""``wrap`` makes a ``LensModel`` from a model object that already exists; both paths share its parameters."""
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ _BRIDGE_BOS = (
     "give wrap the model's own"
 )
 _BRIDGE_COPIES = (
-    "this bridge holds copies of the query, key and value weights: it does not see a later change of the plain model's"
+    "this bridge holds copies of the query, key and value weights: later changes of the plain model do not reach it"
 )
 
 
@@ -35,22 +35,22 @@ def wrap(
     tokenizer: PreTrainedTokenizerBase | None = None,
     name: str | None = None,
 ) -> LensModel:
-    """A ``LensModel`` around an object that exists: a Hugging Face model, or a ``TransformerBridge``.
+    """Wrap an existing Hugging Face model or ``TransformerBridge`` in a ``LensModel``.
 
-    Parameters are shared with the object and buffers copied. A Hugging Face model becomes ``.plain`` as it is. A
-    bridge becomes ``.bridge``, and ``.plain`` is rebuilt on its parameters; a bridge of GPT-NeoX that
-    TransformerLens built keeps copies of its fused projections, which ``notes`` says. An object in training mode
-    stays in it, and what is measured is measured in eval mode.
+    Parameters are shared with the object, and buffers are copied. A Hugging Face model becomes ``.plain`` unchanged. A
+    bridge becomes ``.bridge``, and ``.plain`` is rebuilt from its parameters. A GPT-NeoX bridge that TransformerLens
+    built keeps copies of its fused projections; ``notes`` then says so. An object in training mode stays in training
+    mode, but every measurement runs in eval mode.
 
     Args:
-        model: the object.
-        tokenizer: the model's own. A bridge's, which is taken if none is given, puts BOS in front of a text
-            even where the model's own does not; ``notes`` says so.
-        name: what to call the model.
+        model: the model object.
+        tokenizer: the model's own tokenizer. Without it, a bridge's tokenizer is used, which puts BOS in front of a
+            text even if the model's own does not; ``notes`` then says so.
+        name: name of the model.
 
     Raises:
-        ModelError: a class of no known family, a bridge whose weights were folded or centred, whose logits
-            differ from its weights', or of a model that is none of Hugging Face's.
+        ModelError: the class belongs to no known family; or a bridge has folded or centred weights, gives other
+            logits than its weights do, or was not built from a Hugging Face model.
     """
     if isinstance(model, TransformerBridge):
         checks.check_unprocessed(model)
@@ -89,7 +89,7 @@ def assemble(
     name: str,
     notes: tuple[str, ...] = (),
 ) -> LensModel:
-    """A ``LensModel`` of a plain model of a known family: a bridge on its parameters, and the checks.
+    """Make a ``LensModel`` from a plain model of a known family: build a bridge on its parameters and run the checks.
 
     Raises:
         ModelError: the bridge's logits differ from the plain model's.
@@ -115,7 +115,7 @@ def _bridge(
     neox.register()
     headnorm.register()
     model.set_attn_implementation("eager")
-    # Some adapters make new projections, which draw their weights before they get the model's.
+    # Some adapters make new projections, whose random weights are drawn before the model's replace them.
     with _reloadable(tokenizer) as own, torch.random.fork_rng(devices=[]):
         bridge = build_bridge_from_module(
             model,
@@ -133,7 +133,7 @@ def _bridge(
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Give the caller's random states back: TransformerLens seeds Python's, numpy's and torch's when it builds."""
+    """Restore the caller's random states: TransformerLens seeds Python, numpy and torch when it builds a bridge."""
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that is changed
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
@@ -144,7 +144,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 def _round_after_rotation(bridge: TransformerBridge, *, dtype: torch.dtype) -> None:
-    """Give rotated queries and keys the type of the weights, as Hugging Face does and TransformerLens does not."""
+    """Cast rotated queries and keys to the type of the weights, as Hugging Face does but TransformerLens does not."""
     for block in bridge.blocks:
         for hook in (block.attn.hook_rot_q, block.attn.hook_rot_k):
             hook.add_perma_hook(lambda tensor, hook: tensor.to(dtype))
@@ -154,7 +154,7 @@ def _round_after_rotation(bridge: TransformerBridge, *, dtype: torch.dtype) -> N
 def _reloadable(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Iterator[PreTrainedTokenizerBase | None]:
-    """A copy for the bridge, which changes it, and opens it again under its name, be that on the hub or nowhere."""
+    """A copy of the tokenizer for the bridge, which changes it and reopens it by its name, on the hub or nowhere."""
     if tokenizer is None:
         yield None
         return
@@ -166,13 +166,13 @@ def _reloadable(
 
 
 def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with the same parameter objects, in eval mode, since wrapping changes the module in place."""
+    """A copy of the module with the same parameter objects, in eval mode, since wrapping changes a module in place."""
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     return copy.deepcopy(model, memo).eval()
 
 
 def _unwrapped(bridge: TransformerBridge) -> PreTrainedModel:
-    """The Hugging Face module that a bridge was built from, rebuilt with the bridge's parameters and copied buffers."""
+    """Rebuild the Hugging Face module of a bridge, with the bridge's parameters and copies of its buffers."""
     original = bridge.original_model
     if not isinstance(original, PreTrainedModel):
         raise ModelError(f"the bridge holds a {type(original).__name__}; need one built from a Hugging Face model")

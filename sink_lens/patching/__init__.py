@@ -1,1 +1,1 @@
-"""Activation, path and attribution patching: values of one run put into another."""
+"""Activation, path and attribution patching: put activations of one run into another run."""

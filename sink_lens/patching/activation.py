@@ -1,12 +1,13 @@
-"""Activation patching: values of one run put into another, part by part, and what that does to a metric.
+"""Activation patching: put activations of one run into another, part by part, and measure the effect on a metric.
 
-Two runs on sequences of the same lengths, clean and corrupted. *Denoising* puts values of the clean run into the
-corrupted one: where the metric comes back, they were enough. *Noising* puts values of the corrupted run into the
-clean one: where the metric is lost, they were needed. The columns are those of ``transformer_lens.patching``, and so
-are the numbers, where both can do the job.
+There are two runs, clean and corrupted, on sequences of the same lengths. *Denoising* puts clean values into the
+corrupted run; if the metric recovers, these values were sufficient. *Noising* puts corrupted values into the clean
+run; if the metric is lost, the clean values were necessary. Columns and numbers are the same as in
+``transformer_lens.patching`` wherever both support a patch.
 
-A patch at layer L begins there, from the unpatched run's stream, and ends with what the metric reads: both change no
-number. Where both runs have the same values in a cell, to the last bit, nothing is run: its effect is 0.
+A patched run at layer L begins at that layer, from the stream of the unpatched run, and ends after the last tensor that
+the metric reads. This changes no number. If both runs have bit-identical values in a cell, nothing is run and the
+effect is 0.
 
 Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda, arXiv 2404.15255.
 """
@@ -45,35 +46,35 @@ _TOKENS_A_FORWARD = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchResult:
-    """What every patch of a sweep did to the metric."""
+    """The effect of every patch of a sweep on the metric."""
 
     frame: pd.DataFrame
-    """One row a patch: the swept columns, ``value`` (the metric's mean over sequences), ``effect`` (value -
-    unpatched), ``normalised_effect`` (0 = the unpatched run, 1 = the run that the values come from; nan where these
-    are equal), ``changed`` (whether the values put there were others), ``n`` (sequences that have a number)."""
+    """One row per patch: the swept columns, ``value`` (mean of the metric over sequences), ``effect`` (value -
+    unpatched), ``normalised_effect`` (0 = the unpatched run, 1 = the source run; nan if their metrics are equal),
+    ``changed`` (whether the patch changed any value), ``n`` (sequences for which the metric is defined)."""
     site: str
     metric: str
     unit: str
-    """Of value and effect; empty where they are pure numbers."""
+    """Unit of value and effect; empty if they are pure numbers."""
     direction: Direction
     by: tuple[str, ...]
     unpatched: float
-    """The metric of the run that is patched, without a patch."""
+    """The metric of the patched run before it is patched."""
     source: float
-    """The metric of the run that the values come from."""
+    """The metric of the source run, from which the patched-in values come."""
     values: Float[Tensor, "sample batch"] = field(repr=False)
-    """The metric of each patch by sequence; one column where the metric gives one number in all."""
+    """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
     differences: pd.DataFrame = field(repr=False)
-    """Where the clean and the corrupted tokens differ."""
+    """The positions at which the clean and the corrupted tokens differ."""
     labels: Mapping[int, str] = field(repr=False)
-    """Position -> what stands there, * where the tokens differ."""
+    """Position -> the label of its token; * marks positions where the tokens differ."""
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
-        """The rows with the largest effects of either sign."""
+        """The rows with the largest effects, positive or negative."""
         return strongest(self.frame, "effect", n=n)
 
     def heatmap(self, value: str = "effect") -> "Figure":
-        """The sweep as a heat map; over three axes, the strongest along the third."""
+        """The sweep as a heat map; with three axes, it shows the strongest effect along the third."""
         title = f"{self.direction}: {self.site} patched, {self.metric}"
         return display.figure(
             "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
@@ -81,8 +82,8 @@ class PatchResult:
 
     def _repr_html_(self) -> str:
         said = (
-            f"{self.site}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched and "
-            f"{self.source:.4g} in the run that the values come from."
+            f"{self.site}, {self.direction}: {self.metric} is {self.unpatched:.4g} in the unpatched run and "
+            f"{self.source:.4g} in the source run."
         )
         drawn = [self.heatmap()] if self.by else []
         return display.html(said, *drawn, self.strongest())
@@ -106,31 +107,31 @@ def patch(
     batch_size: int | None = None,
     progress: bool = True,
 ) -> PatchResult:
-    """Patch every cell of a site and measure each.
+    """Patch every cell of a site and measure the metric for each.
 
-    Cost: four passes, and one per cell whose values differ, of the layers from the cell on; several cells share a
-    forward where they fit, which may move the last bits.
+    Cost: four passes, and for each cell whose values differ one pass from its layer on. Several cells share a forward
+    pass if they fit into memory, which may change the last bits.
 
     Args:
         lens: the model.
         clean: text, texts, token ids or a token batch.
-        corrupted: the same number of sequences of the same lengths.
-        site: a name of ``sink_lens.SITES``.
-        metric: of ``sink_lens.edits.metrics``, or a function of an ``Outcome``.
-        by: what is swept, of ``layer``, ``pos``, ``head_index`` and ``src_pos``; the rest is patched together.
-        direction: ``denoising`` (clean values into the corrupted run) or ``noising``.
-        layers: which layers; None is all, here and below.
-        positions: which positions (queries, in scores and pattern).
-        heads: which heads (key-value heads in k and v).
-        keys: which keys of scores and pattern.
-        units: which entries of the last axis, such as a set of neurons; always patched together.
-        bos: the BOS arm of texts.
-        batch_size: sequences a forward; by length if None.
-        progress: show a bar.
+        corrupted: the same number of sequences, with the same lengths.
+        site: a name from ``sink_lens.SITES``.
+        metric: a metric from ``sink_lens.edits.metrics``, or a function of an ``Outcome``.
+        by: the axes to sweep, from ``layer``, ``pos``, ``head_index`` and ``src_pos``; other axes are patched together.
+        direction: ``denoising`` (clean values into the corrupted run) or ``noising`` (the reverse).
+        layers: layers to patch; None means all, here and below.
+        positions: positions to patch (query positions for scores and pattern).
+        heads: heads to patch (key-value heads for k and v).
+        keys: key positions of scores and pattern to patch.
+        units: entries of the last axis to patch, such as a set of neurons; they are always patched together.
+        bos: BOS condition for texts.
+        batch_size: sequences per forward pass; None chooses it by their length.
+        progress: show a progress bar.
 
     Raises:
-        InputError: sequences of different lengths; a sweep, choice or metric that is not possible.
-        SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
+        InputError: the sequences have different lengths, or a sweep, choice or metric is not possible.
+        SiteError: the family lacks the site, or edits of it have no effect on this bridge.
     """
     lens = as_lens(lens)
     sweep, grid, pair = swept(
@@ -160,7 +161,7 @@ def swept(
     bos: str,
     chosen: Mapping[str, Sequence[int] | None],
 ) -> tuple["Sweep", list[Cell], Pair]:
-    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
+    """Prepare the two runs of a sweep, its cells and the pair of sequences, from the arguments of ``patch``."""
     pair = paired(lens, clean, corrupted, bos=bos)
     run, source = pair.run_and_source(direction)
     measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
@@ -170,7 +171,7 @@ def swept(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The two runs that the patches of a sweep lie between."""
+    """The unpatched run and the source run of a sweep."""
 
     lens: LensModel
     run: TokenBatch
@@ -178,20 +179,20 @@ class Sweep:
     site: str
     metric: Metric
     outcome: Outcome
-    """Of the unpatched run, what the metric reads."""
+    """The parts of the unpatched run that the metric reads."""
     unpatched: Float[Tensor, " sample"]
     source: Float[Tensor, " sample"]
     """The metric of both runs."""
     held: Mapping[tuple[str, int], Tensor]
     """The site, and the stream before each layer, in the unpatched run."""
     given: Mapping[tuple[str, int], Tensor]
-    """The site in the run that the values come from."""
+    """The site in the source run."""
 
     @classmethod
     def of(
         cls, lens: LensModel, run: TokenBatch, source: TokenBatch, *, site: str, metric: Metric, grid: Sequence[Cell]
     ) -> "Sweep":
-        """Both runs; warns where there is nothing to patch."""
+        """Run both; warn if their values at the site are equal."""
         outcome, other = (measured_run(lens, tokens, metric=metric) for tokens in (run, source))
         layers = sorted({layer for cell in grid for layer in cell.layers})
         last = not SITES[site].per_layer
@@ -214,12 +215,12 @@ class Sweep:
         )
 
     def changes(self, cell: Cell) -> bool:
-        """Whether a patch there can change the metric: its values differ, and the metric reads what follows."""
+        """Whether patching a cell can change the metric: its values differ, and the metric reads something later."""
         reads = self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(cell.layers)
         return reads and self.differs(cell)
 
     def differs(self, cell: Cell) -> bool:
-        """Whether both runs have different values there."""
+        """Whether the two runs have different values in a cell."""
         return differs(cell, site=self.site, run=self.held, source=self.given)
 
     def measure(
@@ -245,7 +246,7 @@ class Sweep:
         return values
 
     def _patched(self, group: Sequence[Cell], *, first: int, batch_size: int) -> list[Outcome]:
-        """The outcome of each cell's patch."""
+        """Run the patch of each cell."""
         n, copies = self.run.n_sequences, len(group)
         tokens = replace(self.run, tokens=self.run.tokens.repeat(copies, 1), lengths=self.run.lengths.repeat(copies))
         read = [layer for layer in self.outcome.layers if layer >= first] or [self.lens.n_layers - 1]
@@ -265,7 +266,7 @@ class Sweep:
 
 
 def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
-    """A run, and of it what a metric reads."""
+    """Run the model and keep what a metric reads."""
     return run_with(
         lens,
         tokens,

@@ -1,9 +1,9 @@
-"""Attribution patching: every patch of a sweep at once, to first order, with its error against real patches.
+"""Attribution patching: approximate every patch of a sweep at once, to first order, and measure the error.
 
-The effect of putting x' for x at a site is about (x' - x) . dm/dx, with the gradient of the metric m in the run that
-would be patched. One forward and one backward pass give it for every cell; patching would take a pass for each. It is
-a screen: where the metric bends between x and x', as attention does, it can be far off, even in sign. ``sample`` says
-how far here.
+Replacing x by x' at a site changes the metric m by about (x' - x) . dm/dx, with the gradient in the unpatched run. One
+forward and one backward pass give this approximation for every cell, whereas real patching takes a pass per cell. Use
+it to screen cells: if the metric is not linear between x and x', as with attention, the approximation can be far off,
+even in sign. ``sample`` measures the error against real patches.
 
 Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348.
 """
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """An approximation beside real patches."""
+    """The agreement of an approximation with real patches."""
 
     frame: pd.DataFrame
-    """One row a sampled patch: the swept columns, ``approximation``, ``effect`` (real), ``error`` (approximation -
-    effect)."""
+    """One row per sampled patch: the swept columns, ``approximation``, ``effect`` (of the real patch), ``error``
+    (approximation - effect)."""
     n: int
-    """How many were compared."""
+    """Number of patches compared."""
     mean_error: float
     """Mean magnitude of the error."""
     mean_effect: float
-    """Mean magnitude of the real effect, to compare it with."""
+    """Mean magnitude of the real effect, for comparison with the error."""
     rank_correlation: float
-    """Spearman's, between approximation and effect; nan where either is the same everywhere, or for fewer than 3."""
+    """Spearman's correlation of approximation and effect; nan if either is constant, or for fewer than 3 patches."""
     same_sign_frac: float
-    """Share of the compared patches whose approximation has the sign of the effect."""
+    """Share of the compared patches whose approximation has the same sign as the effect."""
 
     @property
     def sentence(self) -> str:
@@ -67,30 +67,30 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionResult:
-    """What every patch of a sweep would do to the metric, to first order."""
+    """The first-order approximation of every patch's effect on the metric."""
 
     frame: pd.DataFrame
-    """One row a patch: the swept columns, ``approximation`` (of ``PatchResult``'s effect), ``changed``, ``n``."""
+    """One row per patch: the swept columns, ``approximation`` of the effect of ``patch``, ``changed``, ``n``."""
     site: str
     metric: str
     unit: str
     direction: Direction
     by: tuple[str, ...]
     unpatched: float
-    """The metric of the run that is patched, without a patch."""
+    """The metric of the unpatched run."""
     source: float
-    """The metric of the run that the values come from."""
+    """The metric of the source run, from which the patched-in values come."""
     differences: pd.DataFrame = field(repr=False)
     labels: Mapping[int, str] = field(repr=False)
     sweep: Sweep = field(repr=False)
     grid: tuple[Cell, ...] = field(repr=False)
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
-        """The rows with the largest approximations of either sign."""
+        """The rows with the largest approximations, positive or negative."""
         return strongest(self.frame, "approximation", n=n)
 
     def heatmap(self, value: str = "approximation") -> "Figure":
-        """The screen as a heat map; over three axes, the strongest along the third."""
+        """The approximation as a heat map; with three axes, it shows the strongest value along the third."""
         title = f"{self.direction}, to first order: {self.site} patched, {self.metric}"
         return display.figure(
             "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
@@ -102,15 +102,15 @@ class AttributionResult:
         return display.html(said, *drawn, self.strongest())
 
     def sample(self, n: int = 30, *, generator: torch.Generator, progress: bool = False) -> Check:
-        """Really patch some of the cells whose values differ, drawn without replacement, and compare.
+        """Compare the approximation with real patches of randomly drawn cells, among those whose values differ.
 
-        Cost: one pass for each of them.
+        Cost: one pass per drawn cell.
 
         Raises:
-            InputError: fewer than one patch asked for, or no cell's values differ.
+            InputError: fewer than one patch is requested, or no cell's values differ.
         """
         if n < 1:
-            raise InputError(f"{n} patches were asked for to compare with; need at least 1")
+            raise InputError(f"{n} patches were requested for the comparison; need at least 1")
         able = [number for number, cell in enumerate(self.grid) if self.sweep.changes(cell)]
         if not able:
             raise InputError("no patch of this sweep changes anything; need clean and corrupted runs that differ there")
@@ -148,13 +148,13 @@ def attribution_patch(
     units: Sequence[int] | None = None,
     bos: str = "auto",
 ) -> AttributionResult:
-    """Every patch of a sweep, approximated by the metric's gradient; the arguments are those of ``patch``.
+    """Approximate every patch of a sweep by the metric's gradient; the arguments are those of ``patch``.
 
-    Cost: four passes, and one with its gradient on all sequences at once, whose memory is that of a training step.
+    Cost: four passes, plus one pass with gradients on all sequences at once, which needs the memory of a training step.
 
     Raises:
-        InputError: as ``patch``; or the metric has no gradient, as one of ranks, counts or detached tensors.
-        SiteError: as ``patch``.
+        InputError: as in ``patch``; or the metric has no gradient (one of ranks, counts or detached tensors).
+        SiteError: as in ``patch``.
     """
     lens = as_lens(lens)
     sweep, grid, pair = swept(
@@ -204,12 +204,12 @@ def _result(
 
 
 def _first_order(sweep: Sweep, grid: Sequence[Cell]) -> Float[Tensor, "sample batch"]:
-    """(x' - x) . dm/dx of each cell, by sequence."""
+    """Compute (x' - x) . dm/dx for each cell, by sequence."""
     gradients = _gradients(sweep)
     products = {}
     for key, gradient in gradients.items():
         run, source = sweep.held[key].float(), sweep.given[key].float()
-        difference = torch.where(run == source, 0.0, source - run)  # masked scores may be infinite in both
+        difference = torch.where(run == source, 0.0, source - run)  # masked scores may be infinite in both runs
         products[key] = difference * gradient.float()
     found = torch.zeros(len(grid), sweep.run.n_sequences)
     for number, cell in enumerate(grid):
@@ -221,7 +221,8 @@ def _first_order(sweep: Sweep, grid: Sequence[Cell]) -> Float[Tensor, "sample ba
 def _gradients(sweep: Sweep) -> dict[tuple[str, int], Tensor]:
     """Gradient of the metric, summed over sequences, at the site in every layer of the sweep.
 
-    A zero that has a gradient is added at the site, since what a hook is shown is not always what runs on.
+    It is taken through a zero tensor that is added at the site, since the tensor that a hook receives is not always the
+    one that later computations use.
     """
     lens, site = sweep.lens, sweep.site
     zeros = {key: torch.zeros_like(sweep.held[key], device=lens.device, requires_grad=True) for key in sweep.given}
@@ -249,7 +250,7 @@ def _gradients(sweep: Sweep) -> dict[tuple[str, int], Tensor]:
 
 
 def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
-    """The unpatched run again, with its gradient, as ``run_with`` reads it."""
+    """Repeat the unpatched run with gradients, and read it as ``run_with`` does."""
     lens, metric, batch = sweep.lens, sweep.metric, sweep.run
     layers, valid = sweep.outcome.layers, batch.valid.to(lens.device)
     mass: dict[int, Tensor] = {}

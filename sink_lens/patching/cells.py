@@ -1,8 +1,8 @@
-"""The cells of a sweep: which part of a site each patch replaces.
+"""The cells of a sweep: the part of a site that each patch replaces.
 
-``by`` names what is swept, in the words of ``transformer_lens.patching``: ``layer``, ``pos`` (token position; the
-query in ``scores`` and ``pattern``), ``head_index`` (key-value heads in ``k`` and ``v``) and ``src_pos`` (the key
-in ``scores`` and ``pattern``). What is not swept is patched together.
+``by`` names the swept axes, in the words of ``transformer_lens.patching``: ``layer``, ``pos`` (token position; query
+position in ``scores`` and ``pattern``), ``head_index`` (key-value heads in ``k`` and ``v``) and ``src_pos`` (key
+position in ``scores`` and ``pattern``). All indices of an axis that is not swept are patched together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,27 +19,27 @@ from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
 
 SWEPT = {"position": "pos", "query": "pos", "head": "head_index", "kv_head": "head_index", "key": "src_pos"}
-"""Axis of a site -> what it is called in a sweep."""
+"""Axis of a site -> its name in a sweep."""
 _CHOSEN = {"pos": "positions", "head_index": "heads", "src_pos": "keys", "unit": "units"}
-"""The same -> the argument that chooses in it."""
+"""Name of an axis in a sweep -> the argument that chooses its indices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A part of a site at one layer or several, replaced at once."""
+    """A part of a site, in one or several layers, that one patch replaces."""
 
     place: tuple[int, ...]
-    """Its value of each name of ``by``."""
+    """The cell's index on each axis in ``by``."""
     layers: tuple[int, ...]
     index: tuple[tuple[int, ...], ...]
-    """The indices in each axis of the site behind the sequences."""
+    """The chosen indices on each axis of the site after the sequence axis."""
 
     def of(self, tensor: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "batch ..."]:
-        """That part of the site's tensor, copied."""
+        """A copy of this part of the site's tensor."""
         return tensor[self.mesh(tensor)]
 
     def mesh(self, tensor: Shaped[Tensor, "batch ..."]) -> tuple[slice | Tensor, ...]:
-        """The index that picks it out of the site's tensor."""
+        """The index that selects this part of the site's tensor."""
         found = []
         for axis, indices in enumerate(self.index):
             shape = [-1 if axis == other else 1 for other in range(len(self.index))]
@@ -59,12 +59,12 @@ def cells(
     keys: Sequence[int] | None = None,
     units: Sequence[int] | None = None,
 ) -> list[Cell]:
-    """Every cell of a sweep, the last name of ``by`` fastest.
+    """Make every cell of a sweep; the last axis in ``by`` varies fastest.
 
     Raises:
         SiteError: the family lacks the site.
-        InputError: ``by`` names something twice or that the site lacks, or a choice in something that it lacks;
-            layers, positions, heads, keys or units that do not exist.
+        InputError: ``by`` has an axis twice; ``by`` or a choice names an axis that the site lacks; or layers,
+            positions, heads, keys or units do not exist.
     """
     axes = site_of(site, family=lens.family).axes.split()[1:]
     names = [SWEPT.get(axis, "unit") for axis in axes]
@@ -101,24 +101,24 @@ def cells(
 def differs(
     cell: Cell, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
 ) -> bool:
-    """Whether the values to put there are others than those of the run; otherwise the patch changes nothing."""
+    """Whether the source values of the cell differ from the run's own; otherwise the patch changes nothing."""
     keys = {place(site, layer) for layer in cell.layers}
     return any(not torch.equal(cell.of(run[key]), cell.of(source[key])) for key in keys)
 
 
 def place(site: str, layer: int) -> tuple[str, int]:
-    """The name of a tensor of ``run_with``."""
+    """The key of a site's tensor in the result of ``run_with``."""
     return (site, layer if SITES[site].per_layer else 0)
 
 
 def patch_edit(site: str, group: Sequence[Cell], *, source: Mapping[tuple[str, int], Tensor], n_sequences: int) -> Edit:
-    """An edit of a batch that holds the sequences once for each cell: each copy gets the values of its own cell.
+    """Make an edit for a batch with one copy of the sequences per cell: each copy gets the values of its own cell.
 
     Args:
-        site: what is patched.
+        site: the site to patch.
         group: the cells, in the order of the copies.
-        source: the values, by site and layer, of the sequences once.
-        n_sequences: of the sequences once.
+        source: source values by site and layer, for one copy of the sequences.
+        n_sequences: number of sequences in one copy.
     """
 
     def change(values: Tensor, at: At) -> Tensor:

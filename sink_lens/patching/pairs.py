@@ -1,4 +1,4 @@
-"""Clean and corrupted sequences, paired: the same lengths, and where they differ."""
+"""Pairs of clean and corrupted sequences with the same lengths, and the positions at which they differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 
 Direction = Literal["denoising", "noising"]
-"""Clean values into the corrupted run, or corrupted values into the clean run."""
+"""Direction of a patch: clean values into the corrupted run (denoising), or the reverse (noising)."""
 Sequences = TokenBatch | Tensor | str | Sequence[str]
 """Token batch, tensor of ids, or text that the model's own tokenizer reads."""
 
@@ -25,15 +25,15 @@ class Pair:
     clean: TokenBatch
     corrupted: TokenBatch
     differences: pd.DataFrame
-    """One row for each real position at which they differ: sequence, position, clean, corrupted (the tokens' texts)."""
+    """One row per real position where the tokens differ: sequence, position, clean, corrupted (texts of the tokens)."""
     labels: Mapping[int, str]
-    """Position -> its token (clean / corrupted) where there is one sequence; * marks positions that differ in any."""
+    """Position -> label; for a single sequence its token (clean / corrupted). * marks positions that differ."""
 
     def run_and_source(self, direction: str) -> tuple[TokenBatch, TokenBatch]:
-        """The sequences that are run, and those whose values are put into that run.
+        """The sequences to patch and the source sequences, for a direction.
 
         Raises:
-            InputError: there is no such direction.
+            InputError: the direction is unknown.
         """
         if direction not in get_args(Direction):
             raise InputError(f"direction is {direction!r}; need {' or '.join(get_args(Direction))}")
@@ -41,16 +41,16 @@ class Pair:
 
 
 def paired(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: str = "auto") -> Pair:
-    """Clean and corrupted sequences, checked against the model and each other.
+    """Pair clean and corrupted sequences, and check them against the model and each other.
 
     Args:
         lens: the model.
-        clean: the sequences with what is looked for.
-        corrupted: the same, with something changed, token by token.
-        bos: the BOS arm of texts: "auto", "with" or "without".
+        clean: the sequences that show the behaviour under study.
+        corrupted: the same sequences with some tokens replaced.
+        bos: BOS condition for texts: "auto", "with" or "without".
 
     Raises:
-        InputError: different numbers of sequences or of tokens in one of them, or tokens that are not the model's.
+        InputError: the numbers of sequences or the lengths differ, or tokens are not in the model's vocabulary.
     """
     batches = _batch(lens, clean, bos=bos), _batch(lens, corrupted, bos=bos)
     for batch in batches:
@@ -67,7 +67,7 @@ def paired(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: str 
             texts = [" | ".join(table[table["sequence"] == index]["text"]) for table in tables]
             raise InputError(
                 f"sequence {index} has {long} clean and {other} corrupted tokens ({texts[0]}) ({texts[1]}); need the "
-                "same number, so that a value has a place to go to. Change words for others of as many tokens"
+                "same number, so that each value has a position to go to. Replace words by words with as many tokens"
             )
     joined = tables[0].merge(tables[1], on=["sequence", "position"], suffixes=("_clean", "_corrupted"))
     differing = joined.query("token_id_clean != token_id_corrupted")

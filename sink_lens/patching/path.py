@@ -1,19 +1,19 @@
-"""Path patching: what a sender does to the metric through one receiver, and through nothing else.
+"""Path patching: the effect of a sender on the metric through one receiver only.
 
-Three steps, all on the sequences that are patched (corrupted in denoising, clean in noising):
+There are three steps, all on the patched sequences (corrupted for denoising, clean for noising):
 
-1. Both runs are read: the sender's value in the run that the values come from; and, in the unpatched run, what every
-   attention layer and every MLP adds to the stream.
-2. The unpatched run with the sender's value replaced, and every addition to the stream between sender and receiver
-   *frozen* at its unpatched value: only the residual stream, and what is computed in the sender's and the
-   receiver's own sublayers, carries the change. The receiver's value in this run is kept.
-3. The unpatched run with the receiver at that value, everything after it computed as usual: the metric of this run
-   is the result.
+1. Read both runs: the sender's value in the source run, and, in the unpatched run, the output that every attention
+   layer and every MLP adds to the stream.
+2. Repeat the unpatched run with the sender's value replaced, and with every sublayer output between sender and receiver
+   *frozen* at its unpatched value. Only the residual stream, and the sender's and receiver's own sublayers, carry the
+   change. Keep the receiver's value in this run.
+3. Repeat the unpatched run with the receiver set to this value and everything after it computed as usual. The metric of
+   this run is the result.
 
-Frozen are ``attn_out`` and ``mlp_out`` of the layers between, and of the sender's and the receiver's own layer where
-they are computed after the one and before the other; not the sublayer that the sender is part of, through which it
-reaches the stream. Norms are recomputed. With ``freeze="attention"`` the MLPs between are recomputed as well, as in
-Wang et al., where a path runs through residual connections and MLPs.
+The frozen outputs are ``attn_out`` and ``mlp_out`` of the layers in between, and those in the sender's and receiver's
+own layers that are computed after the sender and before the receiver. The sender's own sublayer is not frozen, because
+the sender reaches the stream through it. Norms are recomputed. With ``freeze="attention"`` the MLPs in between are
+recomputed as well, as in Wang et al., where a path runs through residual connections and MLPs.
 
 Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arXiv 2304.05969.
 """
@@ -46,15 +46,15 @@ from .cells import SWEPT, cells, place
 from .pairs import Direction, Sequences, paired
 
 Frozen = Literal["all", "attention"]
-"""What is held between sender and receiver."""
+"""The outputs that are frozen between sender and receiver."""
 
 _SUBLAYER = {"attn_out": ("attn_in", "attn_out"), "mlp_out": ("mlp_in", "mlp_out")}
-"""What a sublayer adds to the stream -> its first and last site."""
+"""Output of a sublayer -> the first and last site of the sublayer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A part of a site at one layer: where a path begins or ends."""
+    """A sender or receiver: a part of a site at one layer, where a path begins or ends."""
 
     site: str
     layer: int
@@ -63,7 +63,7 @@ class Node:
     units: tuple[int, ...] | None = None
 
     def put(self, value: Tensor) -> Edit:
-        """An edit that puts this part of a whole tensor there."""
+        """Make an edit that replaces this part by the same part of a given tensor."""
         where: dict[str, Any] = {"positions": self.positions, "heads": self.heads, "units": self.units}
         chosen: dict[str, Any] = {name: indices for name, indices in where.items() if indices is not None}
         named = {"pos": "positions", "head_index": "heads", "src_pos": "keys"}
@@ -76,23 +76,23 @@ class Node:
 
 
 Path = Node | tuple[str, int] | tuple[str, int, int]
-"""A node, or (site, layer), or (site, layer, head)."""
+"""A node, given as a ``Node``, as (site, layer) or as (site, layer, head)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathResult:
-    """What each sender does through the receiver."""
+    """The effect of each sender through the receiver."""
 
     frame: pd.DataFrame
-    """One row a sender: ``site``, ``layer``, ``head_index`` (missing unless it is one head), ``value``, ``effect`` and
-    ``normalised_effect`` as in ``PatchResult``, ``n``."""
+    """One row per sender: ``site``, ``layer``, ``head_index`` (missing unless the sender is one head), ``value``,
+    ``effect`` and ``normalised_effect`` as in ``PatchResult``, ``n``."""
     receiver: Node
     metric: str
     direction: Direction
     unpatched: float
     source: float
     differences: pd.DataFrame = field(repr=False)
-    """Where the clean and the corrupted tokens differ."""
+    """The positions at which the clean and the corrupted tokens differ."""
 
     def _repr_html_(self) -> str:
         said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched."
@@ -112,26 +112,27 @@ def path_patch(
     bos: str = "auto",
     progress: bool = False,
 ) -> PathResult:
-    """The effect of each sender through the receiver alone: direct, or through MLPs as well.
+    """Measure the effect of each sender through the receiver alone, directly or also through MLPs.
 
-    Cost: four passes, and two for each sender.
+    Cost: four passes, plus two for each sender.
 
     Args:
         lens: the model.
         clean: text, texts, token ids or a token batch.
-        corrupted: the same number of sequences of the same lengths.
-        sender: where a value of the other run is put: (site, layer), (site, layer, head) or a ``Node``; a list of
-            them is a sweep.
-        receiver: the only place that sees it, computed after every sender.
+        corrupted: the same number of sequences, with the same lengths.
+        sender: the activation to replace: (site, layer), (site, layer, head) or a ``Node``; or a list of these, for a
+            sweep over senders.
+        receiver: the only activation that receives the change; it must be computed after every sender.
         metric: as in ``patch``.
         direction: as in ``patch``.
-        freeze: ``all`` holds attention and MLPs between them, ``attention`` lets MLPs carry the change on.
-        bos: the BOS arm of texts.
-        progress: show a bar.
+        freeze: ``all`` freezes attention and MLPs between sender and receiver; ``attention`` lets MLPs pass on the
+            change.
+        bos: BOS condition for texts.
+        progress: show a progress bar.
 
     Raises:
-        InputError: as ``patch``; a receiver that is computed before a sender.
-        SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
+        InputError: as in ``patch``; or the receiver is computed before a sender.
+        SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
     """
     lens = as_lens(lens)
     if freeze not in ("all", "attention"):
@@ -184,7 +185,7 @@ def path_patch(
 def frozen_edits(
     lens: LensModel, *, sender: Node, receiver: Node, held: Mapping[tuple[str, int], Tensor], freeze: Frozen
 ) -> list[Edit]:
-    """The edits that hold everything between sender and receiver at its unpatched value."""
+    """The edits that freeze every output between sender and receiver at its unpatched value."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
         if freeze == "attention" and name == "mlp_out":
@@ -215,7 +216,7 @@ def _ended(lens: LensModel, run: TokenBatch, edit: Edit, *, metric: Metric) -> O
 
 @contextlib.contextmanager
 def _unsurprised() -> Iterator[None]:
-    """Within it, edits that change nothing do not warn: a path that carries nothing is a result."""
+    """Within the block, edits that change nothing do not warn, since a path without an effect is a result."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the edit .* changed nothing")
         yield
@@ -227,12 +228,12 @@ def _node(lens: LensModel, given: Path, *, n_positions: int) -> Node:
             raise InputError(f"a path was given as {given!r}; need (site, layer), (site, layer, head) or a Node")
         given = Node(site=given[0], layer=given[1], heads=None if len(given) == 2 else (given[2],))
     chosen = {"layers": (given.layer,), "positions": given.positions, "heads": given.heads, "units": given.units}
-    cells(lens, given.site, by=(), n_positions=n_positions, **chosen)  # refuses what does not exist
+    cells(lens, given.site, by=(), n_positions=n_positions, **chosen)  # refuses a node that does not exist
     return given
 
 
 def _moment(node: Node, lens: LensModel) -> tuple[int, int]:
-    """When it is computed."""
+    """The place of a node in the order of computation, for comparisons."""
     return (node.layer if SITES[node.site].per_layer else lens.n_layers, ORDER[node.site])
 
 

@@ -1,9 +1,9 @@
-"""A run is one folder: run.json says what it was made from and how it ended; its tables stand beside it.
+"""Run folders: run.json records what the run was made from and how it ended; the tables lie beside it.
 
-Every file is written under another name and renamed when it is whole, so a file that exists is complete;
-run.json lists each with its size and hash. One process at a time holds a run folder. A run that stopped half
-way is continued by one of the same kind, configuration, inputs, software and device, which finds the finished
-files in place. Nothing here loads torch.
+Every file is first written under a temporary name and then renamed, so a file that exists is complete. run.json
+lists each file with its size and hash. Only one process at a time can write into a run folder. A run that stopped
+half way can be continued with the same kind, configuration, inputs, software and device; the finished files are
+reused. Nothing in this package loads torch.
 """
 
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, compare_runs, versions

@@ -1,6 +1,7 @@
-"""The one arrow upwards: a result shows itself and a run draws its page through ``sink_lens.report``.
+"""How results show themselves in a notebook and how a run draws its page, through ``sink_lens.report``.
 
-The report is imported when something is shown, and by name, so that no room below it depends on it.
+This is the only call into a higher layer. The report is imported by name when something is shown, so that no lower
+package depends on it.
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def html(sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = (), folder: Path | None = None) -> str:
-    """A result as a notebook shows it.
+    """The HTML by which a notebook shows a result.
 
     Args:
-        sentences: what is said first.
-        parts: shown below, in order: data frames as tables, mappings as facts, figures as pictures.
+        sentences: sentences at the top.
+        parts: what follows, in order: data frames become tables, mappings become lists of facts, figures pictures.
         notes: small print.
         folder: the run folder, named at the end.
     """
@@ -25,27 +26,27 @@ def html(sentences: str | Sequence[str], *parts: object, notes: Sequence[str] = 
 
 
 def trace(folder: Path, *, links: Any) -> str:
-    """A finished trace as a notebook shows it: what it found, and the verdict on every link (the table ``links``)."""
+    """The HTML by which a notebook shows a finished trace: its results and the verdict on every link."""
     return _of_report("notebook", "trace")(folder, links=links)
 
 
 def figure(name: str, *data: Any, **options: Any) -> "Figure":
-    """A figure that ``sink_lens.report.results`` lists by name."""
+    """Draw the figure with this name in ``sink_lens.report.results``."""
     return _of_report("results", "FIGURES")[name](*data, **options)
 
 
 def sentences(name: str, *data: Any, **options: Any) -> tuple[str, ...]:
-    """A result in words, by the name of its function in ``sink_lens.report.results``."""
+    """Describe a result in words, with the function of this name in ``sink_lens.report.results``."""
     return tuple(_of_report("results", "SENTENCES")[name](*data, **options))
 
 
 def image(drawn: "Figure", form: Literal["png", "svg"]) -> bytes:
-    """A figure as the content of a file, the same at each drawing."""
+    """The bytes of a figure file; equal figures give equal bytes."""
     return _of_report("results", "image")(drawn, form)
 
 
 def page(folder: Path) -> Path:
-    """Draw the page of a run; its path.
+    """Draw the page of a run and return the path of the page.
 
     Raises:
         RunError: the page cannot be written.

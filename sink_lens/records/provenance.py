@@ -1,4 +1,4 @@
-"""What a run was made from: as strict JSON, with the versions, and whether two runs may be compared."""
+"""Provenance: what a run was made from, as strict JSON, and whether two runs may be compared."""
 
 import math
 import os
@@ -14,13 +14,13 @@ from sink_lens.errors import RunError
 from sink_lens.records.reading import RUN_FILE, Run
 
 IDENTITY = ("weights_sha256", "tokens_sha256", "bos_arm", "dtype")
-"""Provenance that two runs must share, unless it is what is compared."""
+"""Provenance fields that must be equal in two runs, except the field that is being compared."""
 CIRCUMSTANCE = ("versions", "device", "kernel")
-"""Provenance whose difference between two runs only warns."""
+"""Provenance fields that may differ between two runs; a difference only causes a warning."""
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of Python and of the packages that decide numbers; None for one that is not installed."""
+    """Versions of Python and of the packages that affect the numbers; None for a package that is not installed."""
     found: dict[str, str | None] = {"python": python_version()}
     for package in ("torch", "transformers", "transformer-lens", "sink-lens"):
         try:
@@ -31,10 +31,10 @@ def versions() -> dict[str, str | None]:
 
 
 def strict(value: Any) -> Any:
-    """The value in plain JSON types; what JSON has no number for (nan, infinities) is None.
+    """Convert a value to plain JSON types; nan and infinities, which JSON lacks, become None.
 
     Raises:
-        RunError: It holds something else than text, numbers, lists and mappings.
+        RunError: The value holds something other than text, numbers, lists and mappings.
     """
     if isinstance(value, Mapping):
         return {str(name): strict(entry) for name, entry in value.items()}
@@ -55,13 +55,13 @@ def strict(value: Any) -> Any:
 
 
 def compare_runs(a: Run, b: Run, *, by: str | Sequence[str] | None) -> dict[str, tuple[Any, Any]]:
-    """What differs between the provenance of two runs that may be compared: field -> (of a, of b).
+    """Check that two runs may be compared; return the fields that differ: field -> (value in a, value in b).
 
     Args:
-        a: One run.
-        b: The other.
-        by: The field, or fields, whose difference is what is compared, as "weights_sha256"; None: nothing may
-            differ. Another BOS arm has other tokens: "bos_arm" admits another token hash of the same source.
+        a: The first run.
+        b: The second run.
+        by: The field or fields that are being compared, such as "weights_sha256"; None allows no difference. Another
+            BOS condition has other tokens, so "bos_arm" also allows another token hash of the same source.
 
     Raises:
         RunError: A field of IDENTITY that `by` does not name differs, or is missing from both runs.
@@ -81,7 +81,7 @@ def compare_runs(a: Run, b: Run, *, by: str | Sequence[str] | None) -> dict[str,
     if refused:
         listed = "; ".join(f"{field}: {pairs[field][0]} and {pairs[field][1]}" for field in refused)
         raise RunError(
-            f"{a.folder} and {b.folder} have {listed}; need the same of both. Name what is compared: by={refused!r}."
+            f"{a.folder} and {b.folder} have {listed}; need equal values. To compare by them, pass by={refused!r}."
         )
     differing = {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
     for field in CIRCUMSTANCE:

@@ -1,4 +1,4 @@
-"""Reading a run folder: its provenance at once, its tables and tensors when they are asked for."""
+"""Read a run folder: its provenance at once, its tables and tensors on demand."""
 
 import copy
 import hashlib
@@ -19,12 +19,12 @@ from sink_lens.errors import InputError, RunError, check_name
 
 RUN_FILE = "run.json"
 PAGE_FILE = "report.html"
-"""The page of a run: drawn from the rest, and never listed in run.json."""
+"""File name of a run's page. The page is drawn from the run's other files, and run.json never lists it."""
 _FIELDS = {"kind", "status", "started", "ended", "error", "config", "provenance", "expects", "files"}
 
 
 class Tables(Mapping[str, pd.DataFrame]):
-    """The tables of a run by name, each read from its file at every access, or once if they are kept."""
+    """The tables of a run by name. Each access reads the file again, unless the tables are kept in memory."""
 
     def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]]) -> None:
         self._files = files
@@ -36,7 +36,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         }
 
     def kept(self) -> "Tables":
-        """The same tables, each read once, for what needs them many times and changes none."""
+        """The same tables, each read only once, for code that reads them often and never changes them."""
         same = copy.copy(self)
         same._kept = {}
         return same
@@ -69,28 +69,28 @@ class Tables(Mapping[str, pd.DataFrame]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run folder, read; its tables are read when they are asked for."""
+    """A run read from its folder; its tables are read on demand."""
 
     folder: Path
     """Where it is."""
     kind: str
-    """What was run, as "trace"."""
+    """Kind of run, such as "trace"."""
     status: str
-    """How it ended: finished, interrupted, failed; running also where the process was killed."""
+    """How the run ended: finished, interrupted or failed; running also if the process was killed."""
     error: str | None
-    """What made it fail."""
+    """Error that made the run fail."""
     started: str
     """When, in UTC."""
     ended: str | None
-    """When, in UTC; None where it has not."""
+    """When the run ended, in UTC; None if it has not ended."""
     config: dict[str, Any]
     """The whole configuration."""
     provenance: dict[str, Any]
-    """What it was run on."""
+    """What the run was made from: model, hashes, tokens, device and versions."""
     tables: Tables
     """Name of a table (.parquet or .csv) -> data frame."""
     missing: list[str]
-    """What a finished run of this kind has and this one has not, or has no longer."""
+    """Files that a finished run of this kind has and this run lacks or has lost."""
 
     def _repr_html_(self) -> str:
         model = self.provenance.get("model") or "no model"
@@ -99,10 +99,10 @@ class Run:
         return "".join(f"<div><b>{name}</b> {html.escape(str(value)[:400])}</div>" for name, value in said.items())
 
     def need(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame:
-        """A table that has some columns.
+        """Read a table and check that it has these columns.
 
         Raises:
-            RunError: It is not in the run, damaged, or lacks one of them.
+            RunError: The table is not in the run, is damaged, or lacks one of the columns.
         """
         if name not in self.tables:
             raise RunError(f"this run has no table {name!r}. Finish the run, or run it again, to see it.")
@@ -115,7 +115,7 @@ class Run:
         return table
 
     def optional(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame | None:
-        """The same table, or None where it is not there, damaged, or lacks a column."""
+        """Like ``table``, but None if the table is absent, damaged or lacks a column."""
         try:
             return self.need(name, columns=columns)
         except RunError:
@@ -131,10 +131,10 @@ class Run:
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """The run in a folder, finished or not.
+    """Read the run in a folder, whether it finished or not.
 
     Raises:
-        RunError: There is no run in the folder, or its run.json is damaged. A damaged table raises when read.
+        RunError: There is no run in the folder, or its run.json is damaged. A damaged table raises when it is read.
     """
     folder = Path(folder)
     record = read_record(folder)
@@ -155,7 +155,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What run.json holds, with every field that it must have."""
+    """The content of run.json, checked to have every required field."""
     path = folder / RUN_FILE
     check_name(path, what="the folder of a run")
     if not path.is_file():
@@ -177,11 +177,11 @@ def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
     """Refuse to write over a file that belongs to a run.
 
     Args:
-        path: Where something is to be written.
-        replaceable: Suffixes of what may be replaced in the folder of a run, unless run.json lists it.
+        path: The file to be written.
+        replaceable: Suffixes of files that may be replaced in a run folder, unless run.json lists them.
 
     Raises:
-        InputError: The file is one that run.json lists or run.json itself, or it is there and of another suffix.
+        InputError: The file is run.json itself, is listed in run.json, or exists with another suffix.
     """
     target = path.resolve()
     for folder in target.parents:
@@ -189,7 +189,7 @@ def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
             continue
         try:
             own = {RUN_FILE, *read_record(folder)["files"]}
-        except RunError:  # it is damaged: what it lists is not known
+        except RunError:  # run.json is damaged, so the files that it lists are unknown
             own = {RUN_FILE}
         name = str(target.relative_to(folder))
         if name in own or (target.is_file() and target.suffix.lower() not in replaceable):
@@ -197,12 +197,12 @@ def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
 
 
 def whole(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether a file is there and is byte for byte the one that run.json lists."""
+    """Whether a file exists and equals, byte for byte, the one that run.json lists."""
     if not path.is_file() or path.stat().st_size != entry["bytes"]:
         return False
     return hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
 
 
 def damaged(path: Path, error: Exception) -> RunError:
-    """The error that names a file of a run that cannot be read."""
+    """Make the error for a file of a run that cannot be read."""
     return RunError(f"{path} cannot be read: it is damaged ({error}). Run again into another folder.")

@@ -1,4 +1,4 @@
-"""Writing a run folder: locked, file by file, continued where an equal run stopped."""
+"""Write a run folder: under a lock, file by file, and continued from where an equal run stopped."""
 
 import errno
 import hashlib
@@ -24,11 +24,11 @@ from sink_lens.records.reading import PAGE_FILE, RUN_FILE, read_record, whole
 _LOCK_FILE = ".lock"
 _PART = ".part"
 _REPLACED = ".replaced"
-"""Folder that holds the run which is to be replaced, until the new one has written its first file."""
+"""Folder that keeps the run being replaced until the new run has written its first file."""
 
 
 class RunWriter:
-    """A run folder while it is written: held by a lock, and closed with the status that it ended with."""
+    """A run folder that is being written. A lock protects it, and closing it records how the run ended."""
 
     def __init__(
         self, folder: Path, *, record: dict[str, Any], lock: FileLock, made: list[Path], adding: bool = False
@@ -42,7 +42,7 @@ class RunWriter:
         self._wrote = False
 
     def has(self, name: str) -> bool:
-        """Whether the table, tensors or file of that name is already there, whole."""
+        """Whether the table, tensors or file with this name is already in the folder, complete."""
         return any(name in (file, Path(file).stem) for file in self._record["files"])
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
@@ -65,11 +65,11 @@ class RunWriter:
         return self._write(filename, text.encode())
 
     def write_bytes(self, filename: str, payload: bytes) -> Path:
-        """Write a file as it is, such as an image."""
+        """Write bytes to a file unchanged, such as an image."""
         return self._write(filename, payload)
 
     def clear(self) -> None:
-        """Remove every file that the run holds, where what was written can no longer be continued."""
+        """Remove every file of the run, if the files written so far can no longer be continued."""
         held = list(self._record["files"])
         self._record["files"] = {}
         self._write_record()
@@ -137,7 +137,7 @@ class RunWriter:
             error.add_note(f"{RUN_FILE} still says 'running': {unwritten}")
 
     def _put_back(self) -> None:
-        """Bring back the run that was to be replaced, where nothing has replaced it."""
+        """Bring back the run that was to be replaced, if nothing has replaced it."""
         aside = self.folder / _REPLACED
         if not aside.is_dir():
             return
@@ -197,24 +197,23 @@ def create_run(
     overwrite: bool = False,
     reopen: bool = False,
 ) -> RunWriter:
-    """A locked run folder to write into, new or continued; use it in a `with` statement.
+    """Open a run folder for writing, new or continued, under a lock; use it in a `with` statement.
 
-    Where the block ends with an error before anything was written, the folder is left as it was found, with the
-    run that was to be replaced.
+    If the block fails before anything was written, the folder is left as it was found, including the run that was
+    to be replaced.
 
     Args:
-        folder: Where; made if it does not exist.
-        kind: What was run, as "trace".
+        folder: The run folder; it is created if it does not exist.
+        kind: Kind of run, such as "trace".
         config: The whole configuration, as plain values.
-        provenance: What it was run on: model, hashes, BOS arm, dtype, device, kernel, versions, seeds and
-            thresholds.
-        expects: Names of the files that a finished run of this kind has; those that are not there are
-            `Run.missing`.
-        overwrite: Replace the run that the folder holds, finished or not. Files of other origin stay.
-        reopen: Go on with an equal run that is finished too, for what can be added to.
+        provenance: What the run is made from: model, hashes, BOS condition, dtype, device, kernel, versions, seeds
+            and thresholds.
+        expects: Names of the files that a finished run of this kind has; `Run.missing` lists the absent ones.
+        overwrite: Replace the run that the folder holds, finished or not. Files that belong to no run stay.
+        reopen: Also continue an equal run that is already finished, for runs that can be added to.
 
     Raises:
-        UndrawnError: It holds this very run, finished and without its page.
+        UndrawnError: The folder holds this exact run, finished but without its page.
         RunError: The folder is in use; it holds a finished run, files that are no run, or an unfinished run
             of another kind, configuration, inputs or software; or it cannot be written.
     """
@@ -256,9 +255,9 @@ def create_run(
 
 
 def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
-    """A run folder that exists, locked, to put files into that are made from it; use it in a `with` statement.
+    """Open an existing run folder, under a lock, to add files that are made from it; use it in a `with` statement.
 
-    What the run was made from and how it ended stay as they are, whatever happens in the block.
+    The run's provenance and status stay as they are, whatever happens in the block.
 
     Raises:
         RunError: There is no run in the folder, its run.json is damaged, or it is in use.
@@ -289,7 +288,7 @@ def _remove_empty(made: Sequence[Path]) -> None:
 
 
 def _release(lock: FileLock) -> None:
-    Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: who opened it meanwhile sees that it is gone
+    Path(lock.lock_file).unlink(missing_ok=True)  # under the lock: others that opened it see that it is gone
     lock.release()
 
 

@@ -256,7 +256,7 @@ def _upstream(
 def _downstream(
     run: Run, position: int, *, kinds: Sequence[str], lanes: list[_Lane], threshold: float
 ) -> Iterator[dict[str, Any]]:
-    """Of every growth step: its super neurons, the dimension, the keys, the heads."""
+    """Parts of every growth step: its super neurons, the dimension, the keys, the heads."""
     neurons = run.optional("neurons", columns=["layer", "neuron", "position", "contribution_share", "is_super"])
     layers = run.optional("layers", columns=["layer", "position", "dominance_ratio"])
     heads = run.optional("heads", columns=["layer", "head", "position", "sink_score"])

@@ -26,7 +26,7 @@ class Story:
     sink_rate: float | None
     sink_interval: tuple[float, float] | None
     threshold: float | None
-    """Of the sink score."""
+    """Threshold of the sink score."""
     min_sink_rate: float
     """The sink rate from which a position is a sink."""
     dimensions: list[int] | None
@@ -132,7 +132,7 @@ class LinkRow:
     claim: str
     """What the link says; on its primary statistic only."""
     verdict: str
-    """Of the link."""
+    """Verdict on the link."""
     own: str
     """Verdict of the statistic; empty where it is the link's again."""
     primary: bool = True

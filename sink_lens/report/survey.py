@@ -196,7 +196,7 @@ def by_layer(layers: pd.DataFrame) -> Figure:
 
 
 def _ends(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each training its first and its last checkpoint, as arms of their own; other models as they are."""
+    """Keep the first and last checkpoint of each training as separate variants, and all other models."""
     step = rows["step"].to_numpy(float)
     if np.isnan(step).all():
         return rows

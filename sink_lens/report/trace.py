@@ -474,7 +474,7 @@ _CAUSAL_TABLES = (
 
 
 MOST_BYTES = 2_000_000
-"""Of patterns in a page, as they stand in it."""
+"""Most bytes of patterns in a page, as encoded in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -296,7 +296,7 @@ def framed(text: str, *, height: int, title: str) -> str:
 
 
 MOST_NUMBERS = 600_000
-"""Of one view: more make a browser slow."""
+"""Most numbers in one view; a larger view makes a browser slow."""
 
 
 def _array(source: Any) -> np.ndarray:

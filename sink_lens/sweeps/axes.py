@@ -1,8 +1,8 @@
-"""The axes of a grid: from what is written in a file or in Python to the values that are swept.
+"""The axes of a grid: turn the notation in a file or in Python into the values that are swept.
 
-``each`` is every index, one at a time; ``all`` is everything together, which is no axis. A number or ``0-3,7`` is
-each of these; in a list, every entry is one value, and an entry that is itself a list or a range is a set that is
-edited together: ``[3, "4-6", [7, 9]]`` is three values.
+``each`` sweeps every index, one at a time; ``all`` edits all indices together and makes no axis. A number or ``0-3,7``
+sweeps these indices one at a time. In a list every entry is one value; an entry that is a list or a range is a set that
+is edited together: ``[3, "4-6", [7, 9]]`` has three values.
 """
 
 import re
@@ -21,12 +21,12 @@ def values_of(given: Any, *, name: str, size: int, first: int = 0) -> list[Indic
 
     Args:
         given: ``each``, ``all``, a number, a range as text, or a list of these.
-        name: what it is called, for messages.
-        size: how many indices there are.
-        first: the first that can be edited.
+        name: name of the axis, for error messages.
+        size: number of indices.
+        first: the first index that can be edited.
 
     Raises:
-        InputError: it is none of these, is empty, names something twice, or an index does not exist.
+        InputError: the value has another form, is empty or has an index twice, or an index does not exist.
     """
     need = range(first, size)
     if isinstance(given, str) and given == "all":

@@ -1,7 +1,7 @@
-"""Where the blocks of a sweep are computed: in this process, in several (one a device), or on a Ray cluster.
+"""Compute the blocks of a sweep in this process, in several processes (one per device), or on a Ray cluster.
 
-Every engine hands out the same blocks and gives back the same numbers; the runner alone writes. A worker loads the
-model by its name and refuses weights that are not those of the sweep.
+Every engine computes the same blocks and returns the same numbers; only the runner writes files. A worker loads the
+model by its name and refuses weights that differ from the sweep's.
 """
 
 import logging
@@ -27,7 +27,7 @@ from .reads import Measured, MetricSpec, measured
 
 ENGINES = ("local", "ray")
 _RETRIES = 3
-"""How often blocks are tried again whose worker died, where nothing is finished in between."""
+"""Number of retries after a worker died, if no block was finished in between."""
 
 Advance = Callable[[int], None]
 Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
@@ -35,7 +35,7 @@ Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All that a worker needs to compute any block of a sweep."""
+    """The data that a worker needs to compute any block of a sweep."""
 
     model: str
     weights: str
@@ -47,7 +47,7 @@ class Job:
     plan: Plan
 
     def engine(self, lens: LensModel, cells: Sequence[Cell] | None = None) -> Engine:
-        """The engine of the sweep on a model; the cells, where they have been made already."""
+        """Make the engine of the sweep on a model; the cells can be passed if they exist already."""
         if cells is None:
             cells = cells_to_run(self.what, lens, n_positions=self.tokens.n_positions)
         return Engine(
@@ -59,10 +59,10 @@ class Job:
         )
 
     def load(self, device: str | None) -> Engine:
-        """The same on a model loaded here.
+        """Load the model in this process and make the engine of the sweep on it.
 
         Raises:
-            ModelError: the name gives other weights than those of the sweep.
+            ModelError: the model's name gives other weights than the sweep's.
         """
         lens = load(self.model, device=device, dtype=self.dtype)
         if weights_hash(lens) != self.weights:
@@ -94,8 +94,8 @@ def check_engine(
     """Refuse an engine that cannot compute these cells and metrics here, before anything is written.
 
     Raises:
-        InputError: there is no such engine; Ray is not installed; an option of the other engine; or cells or metrics
-            of one's own, which cannot be sent to another process without Ray.
+        InputError: the engine is unknown, Ray is not installed, an option belongs to the other engine, or cells or
+            metrics contain functions, which cannot be sent to another process without Ray.
     """
     if engine not in ENGINES:
         raise InputError(f"engine is {engine!r}; need one of {', '.join(ENGINES)}")
@@ -116,13 +116,13 @@ def check_engine(
 
 
 def here(engine: Engine, blocks: Sequence[Block], *, advance: Advance) -> Blocks:
-    """One block after the other, in this process."""
+    """Compute one block after the other in this process."""
     for block in blocks:
         yield block, engine.run(block, advance=advance)
 
 
 def processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], advance: Advance) -> Blocks:
-    """In several processes of this machine, one for each device; a block whose process died is tried again.
+    """Compute the blocks in several local processes, one per device; retry a block if its process dies.
 
     Raises:
         ModelError: the model's name gives other weights to a worker.
@@ -177,21 +177,21 @@ def _run(block: Block) -> pd.DataFrame:
 
 
 def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Advance) -> Blocks:
-    """On a Ray cluster: one worker for each GPU (for each two CPUs where there is none), blocks as its tasks.
+    """Compute the blocks on a Ray cluster, with one worker per GPU (per two CPUs if there is no GPU).
 
-    Ray starts a worker again that died, and gives it its block again. Workers that the cluster has no room for yet
-    wait, and get blocks when they have begun. Where Ray is not running here yet, the cluster of ``RAY_ADDRESS`` is
-    joined, or a local one started.
+    Ray restarts a worker that died and repeats its block. A worker that waits for resources does not block the others;
+    it gets blocks once it has started. If Ray is not running in this process, the cluster at ``RAY_ADDRESS`` is
+    joined, or a local cluster is started.
 
     Args:
-        job: what the workers need.
-        blocks: what to compute.
-        workers: how many; by the cluster's resources if None.
-        on_gpu: whether each takes a GPU.
-        advance: called with the number of cells that were finished.
+        job: the data that the workers need.
+        blocks: the blocks to compute.
+        workers: number of workers; None derives it from the cluster's resources.
+        on_gpu: whether each worker takes a GPU.
+        advance: called with the number of finished cells.
 
     Raises:
-        InputError: cells or metrics that cannot be sent; or the cluster has no GPU, and one is needed.
+        InputError: cells or metrics cannot be sent, or a GPU is needed and the cluster has none.
         ModelError: the model's name gives other weights to a worker.
     """
     import ray
@@ -247,7 +247,7 @@ def _put(ray: Any, job: Job) -> Any:
 
 
 class Worker:
-    """The model, loaded once, and the blocks that it is given; in a process of its own, or as a Ray actor."""
+    """A worker that loads the model once and computes blocks, in its own process or as a Ray actor."""
 
     def __init__(self, job: Job, device: str) -> None:
         self._engine: Engine | None = None

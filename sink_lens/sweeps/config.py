@@ -1,4 +1,4 @@
-"""What a sweep is asked, in Python or in a file: a small TOML or JSON with the same names.
+"""The configuration of a sweep, in Python or in a small TOML or JSON file with the same names.
 
 model = "SmolLM2-135M-Instruct"  # all of these have defaults but the edits
 mode = "exact"
@@ -36,12 +36,12 @@ from .reads import METRICS, MetricSpec, texts, whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig:
-    """The whole question of a sweep."""
+    """The whole configuration of a sweep."""
 
     grid: Grid
     metrics: tuple[MetricSpec, ...] = (MetricSpec(name="sink_mass"),)
     mode: Mode = "exact"
-    """exact (to the last bit one cell at a time, on the CPU in float32) or fast (within 1e-5)."""
+    """exact (on the CPU in float32 bit-identical to running one cell at a time) or fast (within 1e-5)."""
     model: str = DEFAULT_MODEL
     """Default model's name, folder, GGUF file or hub name."""
     tokens: str = "text"
@@ -64,10 +64,10 @@ class SweepConfig:
     """Seed of every generator: tokens, draws of the controls, bootstrap."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run.
+        """Refuse a configuration that cannot be run.
 
         Raises:
-            InputError: which value, and what is needed.
+            InputError: a value is not possible.
         """
         check_described(self)
         check_mode(self.mode)

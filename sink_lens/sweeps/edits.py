@@ -1,4 +1,4 @@
-"""The edits that a grid can sweep: each a name, what it needs, and how it becomes an edit.
+"""The kinds of edit that a grid can sweep: the name, the required options and the function that makes the edit.
 
 To add one, write its function and add its row to ``KINDS``.
 """
@@ -27,7 +27,7 @@ _WHERE = {"position": "positions", "head": "heads", "unit": "units", "key": "key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One edit of a grid: what is done, where, how strongly, and with which seed."""
+    """One edit of a grid: its kind, location, strength and seed."""
 
     kind: str
     site: str
@@ -41,7 +41,7 @@ class Place:
     centre: str | None = None
 
     def columns(self) -> dict[str, Any]:
-        """Its row of the table, without numbers: an axis has a number where one index is edited."""
+        """The descriptive columns of the edit's row; an axis has a number only if a single index is edited."""
         found: dict[str, Any] = {"kind": self.kind, "site": self.site, "place": self.words}
         for axis in AXES:
             chosen = getattr(self, axis)
@@ -49,24 +49,24 @@ class Place:
         return found | {"factor": self.factor, "seed": self.seed, "centre": self.centre}
 
     def where(self) -> dict[str, Any]:
-        """The arguments that choose it in an edit."""
+        """The arguments that select this location when the edit is made."""
         return {"layers": self.layer} | {name: getattr(self, axis) for axis, name in _WHERE.items()}
 
     @property
     def label(self) -> str:
-        """In words, for messages."""
+        """The edit in words, for messages."""
         strength = "" if self.factor is None else f" x {self.factor:g}"
         return f"{self.kind} {self.site}{strength}" + (f" ({self.words})" if self.words else "")
 
     @property
     def words(self) -> str:
-        """Where, in words; empty where everything is edited."""
+        """The edited location in words; empty if everything is edited."""
         parts = [f"{axis} {shown(getattr(self, axis))}" for axis in AXES if getattr(self, axis) is not None]
         return ", ".join(parts)
 
 
 class References:
-    """Values that edits put in place of others, measured without an edit on the sweep's own sequences, when needed."""
+    """Replacement values for edits, measured on demand in the unedited run on the sweep's own sequences."""
 
     def __init__(self, lens: LensModel, tokens: TokenBatch) -> None:
         self.lens = lens
@@ -100,13 +100,13 @@ class Kind:
     meaning: str
     make: Make
     takes: tuple[str, ...] = ()
-    """What beside the place it needs, of ``factors``, ``seeds`` and ``centres``."""
+    """The options that this kind needs, from ``factors``, ``seeds`` and ``centres``."""
     site: str | None = None
     """The only site that it edits; None is any."""
     by_token: bool = False
-    """Its reference values stand at tokens: the site needs an axis of positions."""
+    """Whether its reference values belong to token positions, so that the site needs an axis of positions."""
     first_position: int | None = None
-    """The first position that it can be made at, where positions must be chosen; None where all of them will do."""
+    """The first position that this kind can edit, if positions must be chosen; None if it can edit all positions."""
 
 
 def _part(values: Tensor, place: Place, axes: list[str]) -> Tensor:

@@ -1,9 +1,10 @@
-"""Many cells a forward pass: the numbers of each, and of the unedited run, by sequence and metric.
+"""Run many cells per forward pass; return the metrics of each cell and of the unedited run, by sequence.
 
-What is skipped. The cells are sorted by the first layer that they touch, and begin there, from the unedited stream,
-which is computed once for each batch of prompts. Of that layer, what no edit changes is not computed again
-(``plain.Known``). No pass goes further than the metrics read. Several cells share a forward along the batch axis, and
-on a CPU several forwards run side by side (``lanes``). A cell that can change nothing that is read is not run at all.
+Work that no edit changes is skipped. Cells are sorted by the first layer that they edit. They begin at this layer,
+from the unedited stream, which is computed once per batch of prompts. The parts of this layer that no edit changes
+are not computed again (``plain.Known``). No pass goes further than the metrics read. Several cells share a forward
+along the batch axis, and on a CPU several forwards run side by side (``lanes``). A cell that can change nothing that
+is read is not run at all.
 
 *Exact* mode gives, in float32 on the CPU, to the last bit what ``run_with`` gives for one cell at a time: the passes
 run on the plain module with eager attention, or on the bridge where the family's two modules call other matrix
@@ -41,12 +42,12 @@ VALUES = ("cell", "sequence", "metric", "value", "changed", "error")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Cells that begin at one layer, on one batch of prompts: what is computed, written and lost at once."""
+    """Cells that begin at one layer, on one batch of prompts; a block is computed, written and lost as a whole."""
 
     number: int
     prompts: slice
     first: int
-    """The layer that they begin at; over the number of layers, where they change nothing that is read."""
+    """The layer at which they begin; above the number of layers if they change nothing that is read."""
     cells: tuple[int, ...]
     """Their numbers."""
 
@@ -115,7 +116,7 @@ class Engine:
         return found
 
     def clean_deviation(self) -> float:
-        """The same of the unedited run of the first prompts."""
+        """The largest difference for the unedited run of the first prompts."""
         prompts = self._prompts()[0]
         clean = self._clean(prompts.start, self._clean_path).outcome
         slow = self._passes.slow(self._part(prompts), (), prompts=prompts)
@@ -146,7 +147,7 @@ class Engine:
         return found
 
     def layers_of(self, block: Block) -> int:
-        """How many layers a block runs for each of its cells."""
+        """Number of layers that a block runs for each of its cells."""
         return max(0, min(self.needs.last, self.lens.n_layers) - block.first)
 
     def path_of(self, block: Block) -> Path:
@@ -201,7 +202,7 @@ class Engine:
         self, block: Block, shares: Sequence[Sequence[int]], *, advance: Callable[[int], None] = lambda cells: None
     ) -> list[list[dict[str, Any]]]:
         """The rows of each share of a block's cells, side by side."""
-        self._passes.known(self._clean(block.prompts.start, "plain"), block.first)  # once, for all of them
+        self._passes.known(self._clean(block.prompts.start, "plain"), block.first)  # computed once for all lanes
 
         def share(passes: Passes, cells: Sequence[int], stop: Event) -> list[dict[str, Any]]:
             return self._share(cells, stop, block=block, passes=passes, advance=advance)

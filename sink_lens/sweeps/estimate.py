@@ -1,4 +1,4 @@
-"""What a sweep would cost: cells, forwards after reuse, time from a few timed packs, memory. Nothing is written."""
+"""Estimate the cost of a sweep: cells, forward passes, time from a few timed packs, and memory. Writes nothing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,27 +20,27 @@ from .plan import Mode, Plan, bytes_a_token, plan_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a sweep would take."""
+    """The estimated cost of a sweep."""
 
     cells: int
-    """Of the table."""
+    """Number of cells in the table."""
     controls: int
-    """Random controls that are no cells of the table."""
+    """Number of random controls that are not also cells of the table."""
     sequences: int
     metrics: int
     slow_forwards: int
-    """Whole forwards of one cell at a time, and of the unedited run."""
+    """Number of full forward passes if cells ran one at a time, including the unedited run."""
     forwards: int
-    """Forwards that are run, several cells in each."""
+    """Number of forward passes that are really run, with several cells in each."""
     layers_frac: float
-    """Layers that are run for a cell and batch of prompts, on average, over all layers."""
+    """Share of the layers that are run, on average, per cell and batch of prompts."""
     seconds: float
-    """Scaled from the packs that were timed, and what the check before the sweep took."""
+    """Estimated time in seconds: scaled from the timed packs, plus the time of the check before the sweep."""
     bytes_weights: int
     bytes_forward: int
-    """Of the forwards that run side by side, roughly."""
+    """Approximate memory of the forward passes that run side by side, in bytes."""
     bytes_peak: int
-    """The most that this process has held, on the GPU where the model is there."""
+    """Peak memory of this process in bytes; GPU memory if the model is on a GPU."""
 
 
 def cost_of(
@@ -119,7 +119,7 @@ def estimate(cost: Cost) -> RenderableType:
 
 
 def _seconds(engine: Engine, blocks: Sequence[Block]) -> float:
-    """Of all blocks: a cell takes so much, and so much a layer, as the longest and the shortest of each path say."""
+    """Estimated time of all blocks: a cost per cell plus a cost per layer, fitted to timed blocks of each path."""
     found = 0.0
     for path in sorted({engine.path_of(block) for block in blocks}):
         some = [block for block in blocks if engine.path_of(block) == path]

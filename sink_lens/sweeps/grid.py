@@ -40,30 +40,30 @@ class EditGrid:
     """One kind of edit, and the axes over which it is swept; how values are written is said in ``sweep.axes``."""
 
     kind: str = "zero"
-    """A name of ``KINDS``: zero, mean, resample, scale, set, isolate, amplify."""
+    """Kind of edit, a name from ``KINDS``: zero, mean, resample, scale, set, isolate or amplify."""
     site: str | None = None
-    """A name of ``sink_lens.SITES``; isolate and amplify have their own."""
+    """Site to edit, a name from ``sink_lens.SITES``; isolate and amplify have a fixed site."""
     layers: Any = "each"
     positions: Any = "all"
-    """Queries, in scores and pattern."""
+    """Positions to edit (query positions for scores and pattern)."""
     heads: Any = "all"
-    """Key-value heads in k and v."""
+    """Heads to edit (key-value heads for k and v)."""
     units: Any = "all"
-    """The last axis: neurons, dimensions."""
+    """Indices of the last axis to edit, such as neurons or dimensions."""
     keys: Any = "all"
-    """Of scores and pattern."""
+    """Key positions to edit, for scores and pattern only."""
     factors: Sequence[float | int] = ()
-    """Of scale, set (the number that is set) and amplify."""
+    """Factors of scale and amplify; for set, the numbers that values are set to."""
     seeds: Sequence[int] = ()
-    """Of resample; (0,) if none is given."""
+    """Seeds of resample; (0,) by default."""
     centres: Sequence[str] = ()
-    """Of amplify: values, aggregated, none; all three if none is given."""
+    """Centres of amplify: values, aggregated, none; by default all three."""
 
     def __post_init__(self) -> None:
-        """Check the options, and give every factor a point: 2 and 2.0 are one cell.
+        """Check the options, and convert factors to floats, so that 2 and 2.0 are the same cell.
 
         Raises:
-            InputError: one is no list, or holds what cannot be used.
+            InputError: an option is not a list, or contains a value that cannot be used.
         """
         for name in ("factors", "seeds", "centres"):
             given = getattr(self, name)
@@ -105,11 +105,11 @@ class EditGrid:
             )
 
     def size(self, lens: LensModel, *, n_positions: int) -> int:
-        """How many places that is."""
+        """Number of places in the product."""
         return prod(len(values) for values in self._axes(lens, n_positions=n_positions)[0])
 
     def sizes(self, lens: LensModel, *, n_positions: int) -> dict[str, int]:
-        """How many indices each axis of the site has."""
+        """Number of indices on each axis of the site."""
         return self._axes(lens, n_positions=n_positions)[1]
 
     def _site(self) -> str:
@@ -172,18 +172,18 @@ class EditGrid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A set of edits that are made together, and what its row of the table says of them."""
+    """A set of edits that are made together, with the descriptive columns of its row in the table."""
 
     columns: Mapping[str, Any]
     identity: str
-    """What tells it from others: two cells of one identity are the same computation."""
+    """Identity of the cell: two cells with the same identity are the same computation."""
     touches: Touches
     """(site, layers) of its edits, and of what they read."""
     make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
     group: str | None = None
-    """Cells of one group share their controls; None has none."""
+    """Group of the cell: cells of a group share their controls. None means no controls."""
     drawn: tuple[int, ...] = ()
-    """The indices in the axis in which controls are drawn."""
+    """The cell's indices on the axis on which controls are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,11 +191,11 @@ class Grid:
     """The cells of a sweep."""
 
     edits: tuple[EditGrid, ...]
-    """Each a block of the table, one under the other."""
+    """The kinds of edit with their axes; their cells follow each other in the table."""
     controls: int = 5
-    """Random draws of as many units (or heads, or positions) in the same layers, for each cell; 0 for none."""
+    """Number of random controls per cell: as many units (or heads, or positions) in the same layers; 0 for none."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     def __post_init__(self) -> None:
         """Refuse a number of controls that cannot be.
@@ -212,11 +212,11 @@ class Grid:
         return cls(edits=edits, **options)
 
     def config(self) -> dict[str, Any]:
-        """As plain values, for ``run.json``."""
+        """The grid as plain values, for ``run.json``."""
         return {"edits": [asdict(one) for one in self.edits], "controls": self.controls, "seed": self.seed}
 
     def n_cells(self, lens: LensModel, *, n_positions: int) -> int:
-        """How many cells the table has."""
+        """Number of cells in the table."""
         return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
 
     def cells(self, lens: LensModel, *, n_positions: int) -> tuple[list[Cell], list[Cell]]:

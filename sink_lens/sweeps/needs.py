@@ -1,4 +1,4 @@
-"""What the metrics of a sweep read together, and so how far each pass must go."""
+"""The union of what the metrics of a sweep read, which decides how far each pass must go."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Needs:
 
     @classmethod
     def of(cls, metrics: Sequence[Metric], *, lens: LensModel) -> "Needs":
-        """Of some metrics, one at least."""
+        """Combine the needs of one or more metrics."""
         layers = {layer for metric in metrics for layer in metric.over(lens.n_layers)}
         scored = {metric.scored for metric in metrics if metric.logits}
         whole = any(metric.whole for metric in metrics)
@@ -73,7 +73,7 @@ class Needs:
         return n_layers + 1 if self.whole else self.last
 
     def scored(self, part: TokenBatch) -> tuple[int, ...] | None:
-        """The positions to unembed of some sequences; None is all."""
+        """The positions of the sequences at which to unembed; None means all."""
         if self.positions is None:
             return None
         lengths = part.lengths.tolist()
@@ -81,7 +81,7 @@ class Needs:
         return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
 
     def reaches(self, touches: Sequence[tuple[str, Indices]], *, n_layers: int) -> bool:
-        """Whether edits there can change anything that is read."""
+        """Whether edits at these sites and layers can change anything that is read."""
         if self.whole:
             return True
         for site, layers in touches:

@@ -30,7 +30,7 @@ Take = Callable[[Tensor], None]
 
 
 class _EndedError(Exception):
-    """Ends a forward pass where nothing more of it is needed."""
+    """Raised to end a forward pass once nothing more of it is needed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Known:
     """Input of the down-projection; None in a mixture of experts, and where the layer has no MLP module."""
 
     def repeated(self, copies: int) -> "Known":
-        """The same for several copies of the batch, one under the other."""
+        """Repeat these values for several copies of the batch, one after the other."""
         neurons = None if self.neurons is None else self.neurons.repeat(copies, 1, 1)
         rest = {name: getattr(self, name).repeat(copies, 1, 1) for name in ("stream", "after", "attention", "z")}
         return Known(layer=self.layer, neurons=neurons, **rest)
@@ -85,7 +85,7 @@ _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
 def skipped(sites: frozenset[str], *, known: Known, family: Family) -> frozenset[str]:
-    """What need not be computed in a layer where these sites are the only ones edited."""
+    """The parts of a layer that need not be computed if only these sites are edited."""
     if sites & _BEFORE_Z or ("z_raw" in sites and family.head_out is not None):
         return frozenset()
     if sites & _Z:
@@ -171,7 +171,7 @@ def plain_pass(
 
 @contextlib.contextmanager
 def eager(lens: LensModel) -> Iterator[None]:
-    """Within it, the plain model runs its eager attention, which gives a pattern."""
+    """Within the block, the plain model runs eager attention, which gives a pattern."""
     before = str(lens.plain.config._attn_implementation)
     lens.plain.set_attn_implementation("eager")
     try:
@@ -217,7 +217,7 @@ def know(
 
 
 def _skip(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
-    """Hand on what is known of the first layer instead of computing it."""
+    """Return the known values of the first layer instead of computing them."""
     family, block = lens.family, lens.layer(known.layer)
     attention = block.get_submodule(family.attention)
     if "attention" in skip:

@@ -22,7 +22,7 @@ from .partial_pass import Known, Take, Visit, eager, fused_columns, know, plain_
 from .plan import Mode, Path
 
 _FUSED_FROM = 256
-"""Positions from which fast mode takes the fused kernel; below, the pattern is cheaper."""
+"""Length from which fast mode uses the fused kernel; for shorter sequences computing the pattern is cheaper."""
 _LOW_RANK = 4
 """Fast mode adds a change of at most d_model / this many neurons as a product of low rank."""
 
@@ -33,24 +33,24 @@ class Clean:
 
     part: TokenBatch
     prompts: slice
-    """Which of the sweep's sequences these are."""
+    """The indices of these sequences in the sweep."""
     path: Path
     outcome: Outcome
     known: Known | None = None
-    """Of the layer that was needed last."""
+    """Unedited values inside the layer that was needed last."""
     stream: tuple[int, Float[Tensor, "batch position d_model"]] | None = None
-    """The bridge's, before the layer that was needed last, and which layer that is."""
+    """The layer that was needed last, and the bridge's stream before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """A model, and what is read of its passes."""
+    """A model together with the metrics that are read from its passes."""
 
     lens: LensModel
     needs: Needs
     mode: Mode
     n_sequences: int
-    """Of the whole sweep."""
+    """The sequences of the whole sweep."""
 
     def clean(self, part: TokenBatch, *, prompts: slice, path: Path) -> Clean:
         """The unedited run, on the path of the cells that are compared with it."""
@@ -61,15 +61,15 @@ class Passes:
             return Clean(part=part, prompts=prompts, path=path, outcome=pack.plain(0)[0])
 
     def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> Outcome:
-        """One pass of the bridge over all layers, for one cell: what every other way is compared with."""
+        """Run one cell alone on the bridge, over all layers: the reference for every faster way."""
         pack = _Pack(passes=self, part=part, prompts=prompts, edits=[tuple(edits)], clean=None)
         return pack.bridge(0)[0]
 
     def pack(self, edits: Sequence[Sequence[Edit]], *, clean: Clean, first: int) -> tuple[list[Outcome], list[bool]]:
-        """Cells that share a forward: the outcome of each, and whether its edits changed anything.
+        """Run cells that share a forward pass; return the outcome of each and whether its edits changed anything.
 
         Args:
-            edits: of each cell.
+            edits: the edits of each cell.
             clean: the unedited run of the same prompts.
             first: the first layer that any of them touches.
         """
@@ -103,7 +103,7 @@ class Passes:
         return found if out is None else [*found, out]
 
     def known(self, clean: Clean, layer: int) -> Known:
-        """What the unedited run computes at a layer; kept until another one is asked for."""
+        """The values that the unedited run computes in a layer; kept until another layer is requested."""
         known = clean.known
         if known is None or known.layer != layer:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
@@ -147,7 +147,7 @@ class _Pack:
         self.valid = part.valid.to(self.lens.device)
 
     def bridge(self, first: int) -> list[Outcome]:
-        """The outcomes by a pass of the bridge, where every site can be edited and read."""
+        """Run the cells on the bridge, where every site can be edited and read."""
         read = [layer for layer in self.needs.layers if layer >= first]
         visits = self._visits(first)
         for rows, desk in zip(self.rows, self.desks, strict=True):
@@ -165,7 +165,7 @@ class _Pack:
         return self._outcomes(read, out=out, scored=None)
 
     def plain(self, first: int) -> list[Outcome]:
-        """The outcomes by a pass of the plain module, which begins within the first layer where that can be."""
+        """Run the cells on the plain module, starting inside the first layer if possible."""
         read = [layer for layer in self.needs.layers if layer >= first]
         scored = self.needs.scored(self.part) if self.passes.mode == "fast" and self.needs.logits else None
         run = partial(self._pass, scored=scored)
@@ -240,7 +240,7 @@ class _Pack:
         return visits
 
     def _low_rank(self, known: Known) -> list[Float[Tensor, "batch position d_model"]] | None:
-        """The stream after the first layer under edits of a few of its neurons; None where it is not that simple."""
+        """The stream after the first layer if the cells edit only a few of its neurons; None in any other case."""
         lens, layer = self.lens, known.layer
         if self.passes.mode == "exact" or known.neurons is None or lens.family.mlp_post_norm or self.needs.sites:
             return None
@@ -268,7 +268,7 @@ class _Pack:
         return self.clean.outcome.mass[self.clean.outcome.layers.index(layer)]
 
     def _outcomes(self, read: list[int], *, out: Tensor | None, scored: tuple[int, ...] | None) -> list[Outcome]:
-        """What each cell's copy read, the layers before the first taken from the unedited run."""
+        """Split the pass into one outcome per cell; layers before the first come from the unedited run."""
         found = []
         n = self.part.n_sequences
         for rows, desk, edits in zip(self.rows, self.desks, self.edits, strict=True):

@@ -1,4 +1,4 @@
-"""How a sweep is cut into forwards: how many cells share one, by the memory there is."""
+"""Plan the forward passes of a sweep: how many cells share one pass, given the free memory."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,36 +23,36 @@ _GPU_TOKENS = 65536
 _MOST_LANES = 8
 """Forwards at once on a CPU; where it has more cores, each forward has several."""
 _MEMORY_FRAC = 0.25
-"""Of the memory that is free."""
+"""Share of the free memory that forward passes may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a sweep is cut into forwards; kept with the run, so that a resumed one is cut the same."""
+    """The plan of a sweep's forward passes; the run keeps it, so that a resumed sweep uses the same plan."""
 
     mode: Mode
     path: Path
-    """On which module those cells run that both can run."""
+    """The module that runs the cells which both modules can run."""
     prompts: int
-    """Sequences of a batch of prompts."""
+    """Number of sequences in a batch of prompts."""
     pack: int
-    """Cells of a forward."""
+    """Number of cells in a forward pass."""
     lanes: int = 1
     """Forwards side by side on the cores of a CPU, see ``lanes``."""
 
 
 def check_mode(mode: object) -> None:
-    """Refuse a mode that there is not.
+    """Refuse an unknown mode.
 
     Raises:
-        InputError: always then.
+        InputError: the mode is unknown.
     """
     if mode not in MODES:
         raise InputError(f"mode is {mode!r}; need one of {', '.join(MODES)}")
 
 
 def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, mode: Mode, n_cells: int) -> Plan:
-    """As many sequences and cells a forward, and forwards at once, as the device makes good use of and has room for."""
+    """Choose the sequences and cells per pass, and the passes at once, that the device has room for and uses well."""
     room, on_cpu = _tokens_that_fit(lens, tokens, needs), lens.device.type == "cpu"
     budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
     prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))

@@ -1,4 +1,4 @@
-"""What a sweep reads of each cell: metrics by name, with options that a file can hold, or of one's own."""
+"""The metrics that a sweep reads from each cell: by name with options, as in a file, or your own functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -155,10 +155,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def whole(options: Mapping[str, Any], name: str, default: int, *, where: str = "a metric") -> int:
-    """A whole number that is asked for by name.
+    """Read a whole number by its name.
 
     Raises:
-        InputError: it is something else.
+        InputError: the value is not a whole number.
     """
     found = options.get(name, default)
     if isinstance(found, bool) or not isinstance(found, int):
@@ -167,10 +167,10 @@ def whole(options: Mapping[str, Any], name: str, default: int, *, where: str = "
 
 
 def texts(given: Mapping[str, Any], names: Sequence[str], *, where: str) -> None:
-    """Refuse what is there and is no text.
+    """Refuse values that are given but are not text.
 
     Raises:
-        InputError: which it is.
+        InputError: a value is not text; the message names it.
     """
     for name in names:
         if name in given and not isinstance(given[name], str):

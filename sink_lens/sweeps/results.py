@@ -1,4 +1,4 @@
-"""A sweep's numbers made into its table: each cell beside the unedited run and beside its controls."""
+"""Make the table of a sweep: compare each cell with the unedited run and with its controls."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ class SweepResult:
 
     folder: Path
     frame: pd.DataFrame = field(repr=False)
-    """One row a cell and metric: where and what the edit is; ``baseline`` and ``value`` (means over sequences),
+    """One row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over sequences),
     ``effect`` (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd``
-    (mean and spread over the cell's random controls), ``over_control`` (effect - control_effect) with its interval;
-    ``changed`` (whether the edit changed anything that was run), ``n``, ``error``."""
+    (mean and standard deviation over the cell's random controls), ``over_control`` (effect - control_effect) with its
+    interval; ``changed`` (whether the edit changed anything that was run), ``n``, ``error``."""
     controls: pd.DataFrame = field(repr=False)
-    """The random controls, in the same way."""
+    """The random controls, with the same columns."""
     values: pd.DataFrame = field(repr=False)
-    """cell, sequence, metric, value: every number."""
+    """Every single value, with the columns cell, sequence, metric and value."""
     headline: str
     """The result in words."""
 
@@ -86,7 +86,7 @@ def by_cell(numbers: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
 
 
 def named(row: Mapping[Any, Any]) -> str:
-    """What the cell of a row is called."""
+    """Name of the cell in a row."""
     if isinstance(row.get("name"), str):
         return row["name"]
     factor = row.get("factor")

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 FILES = ("plan", "baseline", "cells", "controls", "values")
 FAST_TOLERANCE = 1e-5
-"""How far fast mode may be from the bridge, of the largest magnitude among a metric's numbers."""
+"""Largest allowed deviation of fast mode from the bridge, relative to a metric's largest magnitude."""
 _CHECKED = 3
 """Cells that are compared with passes of the bridge before the sweep begins."""
 
@@ -72,17 +72,17 @@ def sweep(
             but where and how.
         what: a grid, or cells of one's own (``cell_of``); None where a configuration is given.
         tokens: the sequences; those of the configuration if None.
-        metrics: what is read of each cell; attention to position 0 if none is given.
+        metrics: the metrics to read from each cell; by default the attention to position 0.
         mode: exact (if None) or fast, see ``sweep.engine``; a configuration has its own.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         engine: local, or ray (``pip install 'sink-lens[ray]'``).
         devices: local only: one process for each, such as ``("cuda:0", "cuda:1")``; this process if there is at most
             one.
-        workers: ray only: how many; one for each GPU of the cluster if None.
-        seed: of the intervals, 0 if None; a configuration has its own.
-        overwrite: replace the run that the folder holds.
-        retry_failed: compute the cells again that failed.
-        progress: show a bar.
+        workers: ray only: number of Ray workers (default: one per GPU).
+        seed: seed of the intervals; None means 0. A configuration has its own seed.
+        overwrite: replace the run in the folder.
+        retry_failed: compute failed cells again.
+        progress: show a progress bar.
 
     Raises:
         InputError: a grid, metric, mode or engine that cannot be used.
@@ -145,7 +145,7 @@ def dry_run(
     metrics: Sequence[Measured] | Measured = (),
     mode: Mode | None = None,
 ) -> RenderableType:
-    """What ``sweep`` would take with these arguments, as a person reads it; loads the model, and writes nothing.
+    """Estimate the cost of ``sweep`` with these arguments, in words. Loads the model, but writes nothing.
 
     Raises:
         InputError: what ``sweep`` would refuse.
@@ -170,7 +170,7 @@ def _asked(
     mode: Mode | None,
     seed: int | None,
 ) -> tuple[LensModel, Grid | Sequence[Cell], TokenBatch, list[Measured], Mode, int]:
-    """Everything that decides the numbers, from a model or from a configuration."""
+    """Collect everything that determines the numbers, from a model or from a configuration."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     if isinstance(model, SweepConfig):
         for name, found in (("grid", what), ("mode", mode), ("seed", seed)):
@@ -196,7 +196,7 @@ def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> t
         return what.cells(lens, n_positions=batch.n_positions)
     cells = list(what)
     if not cells or len({cell.identity for cell in cells}) < len(cells):
-        raise InputError("there are no cells, or two of one name and place; need different ones")
+        raise InputError("there are no cells, or two cells have the same name and place; need different ones")
     return cells, []
 
 
@@ -216,11 +216,11 @@ def _plan(
     *,
     mode: Mode,
 ) -> Plan:
-    """How the sweep is cut: as it was, where it goes on; else by the memory there is, and checked."""
+    """Plan the forward passes: keep the plan of a resumed sweep; else plan by the free memory and check the plan."""
     if writer.has("plan"):
         found = json.loads((writer.folder / "plan.json").read_text(encoding="utf-8"))
         return Plan(**{name: found[name] for name in ("mode", "path", "prompts", "pack", "lanes") if name in found})
-    writer.clear()  # blocks that are there all the same were cut by a plan that is gone
+    writer.clear()  # blocks without a plan were made by a plan that is lost
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), mode=mode, n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
     writer.write_text("plan.json", json.dumps(asdict(plan) | {"deviation": deviation}, indent=2) + "\n")
@@ -267,7 +267,7 @@ def checked(
 
 
 def _deviation(engine: Engine) -> float:
-    """Of the unedited run, and of a cell of each of a few different starts."""
+    """Largest deviations of the unedited run and of some cells that begin at different layers."""
     found = [engine.clean_deviation()]
     starts = {block.first: block for block in engine.blocks if block.first <= engine.lens.n_layers}
     for block in list(starts.values())[:: max(1, len(starts) // _CHECKED)][:_CHECKED]:
@@ -278,7 +278,7 @@ def _deviation(engine: Engine) -> float:
 
 
 def _allowed(engine: Engine, *, mode: Mode) -> float:
-    """What may differ: of the largest magnitude of the unedited numbers, or of 1 for an attention mass."""
+    """Allowed deviation, relative to the largest unedited magnitude, or to 1 for an attention mass."""
     if mode == "exact" and engine.lens.dtype != torch.float32:
         return float("inf")  # half precision has no order of sums to keep to: the deviation is reported
     sizes = np.abs(engine.baseline()["value"].to_numpy(dtype=float))
@@ -308,7 +308,7 @@ def _part(block: Block) -> str:
 
 
 def _left(writer: RunWriter, block: Block, *, retry_failed: bool) -> Block | None:
-    """What of a block has to be computed; None where nothing has."""
+    """The part of a block that must be computed; None if all of it exists."""
     if not writer.has(_part(block)):
         return block
     if retry_failed:
@@ -369,7 +369,7 @@ def _finished(
 
 
 def headline(frame: pd.DataFrame, engine: Engine) -> str:
-    """How many cells, how many failed or changed nothing, and the strongest effect on each metric."""
+    """Summarise a sweep: how many cells ran, failed or changed nothing, and the strongest effect on each metric."""
     n, failed = len(set(frame["cell"].tolist())), len(failed_cells(frame))
     idle = frame["error"].isna().to_numpy(dtype=bool) & ~frame["changed"].to_numpy(dtype=bool)
     still = len(set(frame["cell"][idle].tolist()))

@@ -25,7 +25,7 @@ _Found = TypeVar("_Found")
 
 
 class Lanes:
-    """Threads that share the cores of the one which made them, each with the passes of its own copy of the model."""
+    """Threads that share the CPU cores; each runs passes on its own copy of the model's modules."""
 
     def __init__(self, passes: Passes, *, count: int) -> None:
         each = max(1, torch.get_num_threads() // count)
@@ -33,7 +33,7 @@ class Lanes:
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
     def map(self, run: Callable[[Passes, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
-        """What ``run`` gives for each, one a lane; where one fails, or this thread is interrupted, the others stop.
+        """Call ``run`` for each item, one per lane; if one fails, or this thread is interrupted, the others stop.
 
         Args:
             run: called with a lane's passes, one of the given, and an event that is set when it should stop.

@@ -36,7 +36,7 @@ class Corpus:
     source: str
     """Where the text is from."""
     sha256: str
-    """Of the training tokens."""
+    """Hash of the training tokens."""
 
 
 def corpus_of(config: TrainConfig, *, progress: bool) -> Corpus:

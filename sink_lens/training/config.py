@@ -123,7 +123,7 @@ class TrainConfig:
     tied: bool = True
     """One matrix embeds and unembeds."""
     init_std: float = 0.02
-    """Of the initial weights; output projections have it over sqrt(2 n_layers)."""
+    """Standard deviation of the initial weights; output projections have it divided by sqrt(2 n_layers)."""
     attention: str = "softmax"
     """softmax, sigmoid, gate_elementwise, gate_headwise or sink_logit."""
     value_norm: str = "none"
@@ -159,16 +159,16 @@ class TrainConfig:
     warmup: int = _OF_SIZE
     """Steps over which it rises to its peak."""
     weight_decay: float = 0.1
-    """Of matrices; gains, biases and sink logits are not decayed."""
+    """Weight decay of matrices; gains, biases and sink logits are not decayed."""
     betas: tuple[float, ...] = (0.9, 0.95)
     """AdamW's."""
     clip: float = 1.0
     """Largest norm of the gradient; 0: not clipped."""
 
     seed: int = 0
-    """Of the initial weights."""
+    """Seed of the initial weights."""
     data_seed: int = 0
-    """Of the order of the sequences, and of nothing else: arms with the same one see the same tokens."""
+    """Seed of the order of the sequences only: variants with the same seed see the same tokens."""
     dtype: str = _OF_SIZE
     """float32, or bf16: autocast, with weights and optimizer in float32."""
     compile: bool = False

@@ -16,7 +16,7 @@ from .trainer import check_device, check_trackers
 
 _STEPS = 2
 _MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}
-"""Of one forward and backward that is timed: where a step has more, fewer sequences are timed, and shorter ones."""
+"""Most operations in the timed forward and backward; for a larger step, fewer and shorter sequences are timed."""
 _SHORTEST = 64
 
 
@@ -97,7 +97,7 @@ def estimate(config: TrainConfig) -> Estimate:
 
 
 def _flops(config: TrainConfig, n_parameters: int, *, length: int) -> float:
-    """Of the forward and backward of one sequence: 6 a parameter and token, and the causal half of the attention."""
+    """Operations per sequence, forward and backward: 6 per parameter and token, plus the causal half of attention."""
     return length * (6.0 * n_parameters + 6.0 * config.n_layers * config.d_model * length)
 
 

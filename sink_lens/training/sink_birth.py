@@ -15,7 +15,7 @@ class Birth:
     """When the sink of a training run came, at one threshold of the sink score."""
 
     threshold: float
-    """Of the sink score."""
+    """Threshold of the sink score."""
     min_rate: float
     """The sink rate from which there is a sink."""
     step: int | None

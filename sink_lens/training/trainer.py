@@ -43,7 +43,7 @@ class TrainResult:
     """A training that has ended."""
 
     folder: Path
-    """Of the run."""
+    """Folder of the run."""
     config: TrainConfig
     log: pd.DataFrame
     """step, tokens, loss, lr, grad_norm, seconds, eval_loss."""

@@ -520,7 +520,7 @@ def test_ids_outside_the_vocabulary_are_refused_before_anything_is_written(tmp_p
 
 def test_text_without_a_tokenizer_is_refused(tmp_path):
     lens = lens_of("llama")
-    refused(tmp_path, InputError, "has no tokenizer; need one for text", lens, tokens="text")
+    refused(tmp_path, InputError, "has no tokenizer; need one to read text", lens, tokens="text")
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path):

@@ -85,7 +85,7 @@ def test_a_single_number_is_accepted(value):
 
 @pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(3, 9), "text", [1.0, 2.0, 3.0], None, torch.ones(3) * 1j])
 def test_anything_else_than_one_number_a_sequence_is_refused(bad):
-    with pytest.raises(InputError, match=r"for 3 sequences; need one number a sequence"):
+    with pytest.raises(InputError, match=r"for 3 sequences; need one number per sequence"):
         evaluate(Metric(name="m", function=lambda run: bad), outcome())
 
 

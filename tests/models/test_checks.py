@@ -60,7 +60,7 @@ def test_a_subclass_under_its_own_name_does_not_get_its_parents_adapter():
 
 
 def test_a_subclass_under_its_parents_name_does_not_get_its_parents_adapter():
-    with pytest.raises(ModelError, match=r"\.LlamaForCausalLM has the name of a class of transformers and is another"):
+    with pytest.raises(ModelError, match=r"\.LlamaForCausalLM a class of transformers but is a different class"):
         wrap(of_class(LlamaForCausalLM))
 
 
@@ -168,5 +168,5 @@ def test_a_configuration_may_name_the_code_that_transformers_has():
     note = checks.check_config(known | same, name="m")
     assert note is not None
     assert "code of its own (modeling_llama.LlamaForCausalLM)" in note
-    with pytest.raises(ModelError, match=r"m comes with code of its own .* need an architecture that transformers has"):
+    with pytest.raises(ModelError, match=r"m brings its own code .* need an architecture that is part of transformers"):
         checks.check_config(known | {"auto_map": {"AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}}, name="m")

@@ -140,7 +140,7 @@ def test_a_bridge_in_compatibility_mode_is_refused(folders, family):
 def test_a_bridge_whose_hooks_change_its_logits_is_refused(folders):
     bridge = build("llama", folders)
     bridge.blocks[1].hook_resid_pre.add_perma_hook(lambda tensor, hook: tensor * 1.001)
-    with pytest.raises(ModelError, match=r"differ from the plain model's by .* need at most 1e-05.*boot a fresh one"):
+    with pytest.raises(ModelError, match=r"differ from the plain model's by .* need at most 1e-05.*a fresh bridge"):
         wrap(bridge)
 
 

@@ -643,7 +643,7 @@ def test_a_retry_that_was_stopped_before_its_tables_does_not_leave_the_old_ones(
 
 
 def test_a_metric_that_cannot_be_read_is_refused_and_leaves_no_table(tmp_path):
-    with pytest.raises(InputError, match="need one number a sequence"):
+    with pytest.raises(InputError, match="need one number per sequence"):
         swept(tmp_path / "run", metrics=[lambda run: run.mass])
     assert not (tmp_path / "run" / "cells.parquet").exists()
 

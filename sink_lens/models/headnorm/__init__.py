@@ -1,6 +1,6 @@
-"""A Llama for pre-training that varies what makes sinks: the attention's weights, gates, and a norm of the values.
+"""A Llama for pre-training, with variants that affect sinks: sigmoid attention, gates, a sink logit, a value norm.
 
-Importing this package makes the class known to ``AutoConfig``, ``AutoModel`` and ``AutoModelForCausalLM``.
+Importing this package registers the class with ``AutoConfig``, ``AutoModel`` and ``AutoModelForCausalLM``.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM

@@ -1,9 +1,10 @@
-"""The TransformerLens adapter of ``HeadNormForCausalLM``: Llama's, with the attention's variants between its hooks.
+"""The TransformerLens adapter of ``HeadNormForCausalLM``: Llama's adapter with the variants of the attention.
 
-The stock attention is computed step by step, and three of its seams are used: the softmax, which becomes a sigmoid;
-the learned sink logits, which it knows from gpt_oss by the name ``sinks``; and what comes before W_O. The scores'
-hook carries the masked scores, the pattern's hook the weights, whatever the variant. Values before the norm and the
-gate are at ``blocks.{layer}.attn.head_out.hook_in``, those after them at ``hook_z``.
+The stock attention is computed step by step, and the variants change three steps: the softmax can become a sigmoid;
+the learned sink logits use the name ``sinks``, which the stock attention knows from gpt_oss; and a norm or gate can
+come before W_O. In every variant the hook of the scores carries the masked scores and the hook of the pattern carries
+the attention weights. The aggregated values before norm and gate are at ``blocks.{layer}.attn.head_out.hook_in``, and
+after them at ``hook_z``.
 """
 
 from typing import Any
@@ -23,33 +24,33 @@ from ...errors import InputError
 from . import HeadNormForCausalLM
 
 HEAD_NORM = HeadNormForCausalLM.__name__
-"""The architecture name to give `build_bridge_from_module`."""
+"""The architecture name to pass to `build_bridge_from_module`."""
 
 
 class QueryBridge(LinearBridge):
-    """The query projection, which keeps its input until the gate has read it."""
+    """The query projection; it keeps its input until the gate has read it."""
 
     seen: Tensor | None = None
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """As the stock one."""
+        """Project the input, as the stock bridge does."""
         self.seen = input
         return super().forward(input, *args, **kwargs)
 
 
 class HeadOutputBridge(GeneralizedComponent):
-    """Hooks around ``HeadOutput``: aggregated values by heads go in, the input of W_O comes out."""
+    """Hooks around ``HeadOutput``: its input is the aggregated values by heads, its output is the input of W_O."""
 
     def forward(
         self, z_raw: Tensor, gamma: Tensor | None, gate: Tensor | None, positions: Tensor | None = None
     ) -> Tensor:
-        """The norm or the scale, and the gate, between the hooks."""
+        """Apply the norm or scale and the gate, between the two hooks."""
         assert self.original_component is not None
         return self.hook_out(self.original_component(self.hook_in(z_raw), gamma, gate, positions))
 
 
 class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
-    """The stock step-by-step attention with the variants' steps."""
+    """The stock step-by-step attention, with the steps that the variants change."""
 
     hook_aliases = {  # noqa: RUF012  # as TransformerLens declares it
         **PositionEmbeddingsAttentionBridge.hook_aliases,
@@ -59,7 +60,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
     _positions: Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the stock one, with the positions kept until the heads' output is scaled by them."""
+        """Run the stock attention; keep the position ids until they scale the heads' output."""
         self._positions = self._attention.counted(kwargs.get("position_ids"))
         return super().forward(*args, **kwargs)
 
@@ -73,7 +74,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         if self._attention.gated:
             seen, self.q.seen = self.q.seen, None
             if seen is None:
-                raise InputError("use_split_qkv_input and use_attn_in give the gate no single input; switch them off")
+                raise InputError("use_split_qkv_input and use_attn_in split the gate's input; switch them off")
             gate = self.head_gate(seen)
         z_raw = attn_output.unflatten(-1, (-1, self._attention.head_dim))
         positions, self._positions = self._positions, None
@@ -85,7 +86,7 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
 
 
 class HeadNormAdapter(LlamaArchitectureAdapter):
-    """Llama's adapter with the attention above. Weights are not folded or centred: a norm or a gate lies between."""
+    """Llama's adapter with this attention. Weights are never folded or centred, since a norm or gate is in between."""
 
     _attention_bridge_cls = HeadNormAttentionBridge
 
@@ -107,10 +108,10 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
 
 
 def register() -> str:
-    """The name `HEAD_NORM`, under which the adapter is known to TransformerLens, installed as an entry point or not.
+    """Register the adapter with TransformerLens, unless an entry point already did, and return its name, `HEAD_NORM`.
 
-    Calling it again changes nothing.
+    Repeated calls change nothing.
     """
-    ArchitectureAdapterFactory.discover_entry_points()  # first, since it warns of a name that is registered already
+    ArchitectureAdapterFactory.discover_entry_points()  # first, since registering a name twice warns
     ArchitectureAdapterFactory.register_adapter(HEAD_NORM, HeadNormAdapter)
     return HEAD_NORM

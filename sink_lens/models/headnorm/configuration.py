@@ -1,4 +1,4 @@
-"""The configuration of ``HeadNormForCausalLM``: Llama's, and what its attention and its heads' output do."""
+"""The configuration of ``HeadNormForCausalLM``: Llama's, plus the variants of its attention and heads' output."""
 
 from dataclasses import fields
 from difflib import get_close_matches
@@ -9,50 +9,52 @@ from transformers import LlamaConfig
 from ...errors import InputError
 
 ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
-"""How scores become weights, and what is done to the head's output: see ``HeadNormConfig.attention``."""
+"""Variants of the attention weights and of the head's output; see ``HeadNormConfig.attention``."""
 VALUE_NORMS = ("none", "shared", "per_head", "position")
-"""What is done to the aggregated values: nothing, a norm with one gain for all heads or one a head, or a scale."""
+"""Treatments of the aggregated values: none, a norm with a shared gain or a gain per head, or a scale by position."""
 VALUE_NORM_INITS = ("first_token", "ones")
-"""How the gain begins."""
+"""Ways to initialise the gain of the norm."""
 _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
-"""Fields that configurations saved by earlier versions of transformers have; their names are near those of others."""
+"""Fields that earlier versions of transformers saved; they are accepted although they resemble other field names."""
 
 
-@no_type_check  # its __init__ takes more than its signature says
+@no_type_check  # its __init__ accepts more than its signature shows
 class HeadNormConfig(LlamaConfig):
-    """Llama's configuration with the attention's variant and the norm of the aggregated values.
+    """Llama's configuration with the variant of the attention and the norm of the aggregated values.
 
     Raises:
-        InputError: a value that is none of those listed, here and whenever the configuration is saved; a misspelt name.
+        InputError: a value is not one of those listed (checked here and at every save), or a name is misspelt.
     """
 
     model_type = "sink_lens_headnorm"
 
     attention: str = "softmax"
-    """``softmax``; ``sigmoid``: weights ``sigmoid(q.k / sqrt(d_head))``, causal, without normalisation;
-    ``gate_elementwise`` and ``gate_headwise``: the head's output times ``sigmoid(W_g x)``, one number an element or
-    a head; ``sink_logit``: a learned logit a head in the denominator of the softmax, 0 at first. What it takes from all
-    values of a head alike, a ``value_norm`` gives back: the two together learn almost nothing of it."""
+    """Variant of the attention. ``softmax``: the usual attention. ``sigmoid``: weights ``sigmoid(q.k / sqrt(d_head))``,
+    causal, without normalisation. ``gate_elementwise`` and ``gate_headwise``: the head's output times
+    ``sigmoid(W_g x)``, with one number per element or per head. ``sink_logit``: one learned logit per head in the
+    denominator of the softmax, initially 0. A ``value_norm`` undoes the common factor by which the sink logit shrinks
+    the values of a head, so with both the logit learns almost nothing."""
     value_norm: str = "none"
-    """``z / RMS(z) * gamma`` in each head, after aggregation and before the gate and W_O: ``none``, ``shared`` (gamma
-    of d_head numbers) or ``per_head`` (of n_heads x d_head). ``position`` is no norm and has no weights: z times
-    ``sqrt(position + 1)``, which undoes what an average of so many independent values takes from their spread. It goes
-    by the position ids; the model counts them itself unless they are given, as left-padded sequences need it."""
+    """Norm of each head's aggregated values, ``z / RMS(z) * gamma``, before the gate and W_O: ``none``, ``shared``
+    (gamma has d_head numbers) or ``per_head`` (gamma has n_heads x d_head numbers). ``position`` is a scale without
+    weights: it multiplies z by ``sqrt(position + 1)``, since averaging that many independent values shrinks their
+    standard deviation by the same factor. The model counts positions itself unless position ids are given, which
+    left-padded sequences need."""
     value_norm_init: str = "first_token"
-    """gamma at first: ``first_token``, the size of the first token's head output on random inputs, or ``ones``."""
+    """Initial gamma: ``first_token`` (the size of the first token's head output on random inputs) or ``ones``."""
     value_norm_eps: float = 1e-6
-    """Added to the mean square."""
+    """Number added to the mean square of the value norm."""
     qk_norm: bool = False
-    """Queries and keys go through an RMSNorm in each head before the rotation, as in Qwen3."""
+    """Whether queries and keys go through an RMSNorm in each head before the rotation, as in Qwen3."""
     output_bias: bool | None = None
-    """Whether W_O has a bias; None is ``attention_bias``. Qwen2 has biases on the other three only."""
+    """Whether W_O has a bias; None takes ``attention_bias``. In Qwen2 only W_Q, W_K and W_V have biases."""
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in what is None, and check before anything reads the fields.
+        """Fill in the fields that are None, and check all fields before they are used.
 
         Raises:
-            InputError: a value that is none of those listed, or a name that is nearly a field's: transformers keeps
-                what it does not know, and the model would be built without it.
+            InputError: a value is not one of those listed, or a name resembles the name of a field. transformers
+                keeps unknown names silently, and the model would be built without the intended field.
         """
         for name in kwargs.keys() - _OLD:
             if near := get_close_matches(name, [field.name for field in fields(self)], n=1, cutoff=0.8):
@@ -63,19 +65,19 @@ class HeadNormConfig(LlamaConfig):
         self._check_variant()
 
     def validate(self) -> None:
-        """Called by transformers before it saves.
+        """Check the fields again; transformers calls this before it saves.
 
         Raises:
-            InputError: a value that is none of those listed.
+            InputError: a value is not one of those listed.
         """
         super().validate()  # type: ignore[misc]  # huggingface_hub adds it to the class
         self._check_variant()
 
     def _check_variant(self) -> None:
-        """Refuse a value that is none of those listed.
+        """Refuse a value that is not one of those listed.
 
         Raises:
-            InputError: naming the field, what was found and what is needed.
+            InputError: a field has such a value; the message names it.
         """
         known = {"attention": ATTENTIONS, "value_norm": VALUE_NORMS, "value_norm_init": VALUE_NORM_INITS}
         for field, values in known.items():

@@ -1,4 +1,4 @@
-"""Checkpoints of families that are a Llama but for biases and norms, as ``HeadNormForCausalLM``."""
+"""Convert checkpoints of families that differ from Llama only in biases and norms to ``HeadNormForCausalLM``."""
 
 import copy
 from typing import Any
@@ -18,27 +18,27 @@ _SOURCES: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {"qk_norm": True},
     "HeadNormForCausalLM": {},
 }
-"""Class name -> fields of our configuration that the class implies."""
+"""Class name -> the values of our configuration's fields that describe the class."""
 _NEW = (".self_attn.value_norm", ".self_attn.sinks", ".self_attn.head_gate.weight")
-"""Ends of the names of weights that a checkpoint of another class does not have."""
+"""Name endings of weights that only our class has."""
 _NOT_TAKEN = ("model_type", "architectures", "transformers_version", "layer_types", "sliding_window")
-"""Fields of a checkpoint's configuration that are of its own class."""
+"""Fields of a checkpoint's configuration that belong to its own class and are not copied."""
 
 
 def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNormForCausalLM:
-    """A copy of a Llama, Mistral, Qwen2 or Qwen3, or of a model of this class, with changes of its configuration.
+    """Copy a Llama, Mistral, Qwen2, Qwen3 or a model of this class, with changes of the configuration.
 
-    Without changes the logits are the same, in eager float32 to the last bit. What the changes add begins as in a new
-    model: a norm's gain from the checkpoint's own W_V, a sink logit at 0, a gate at random.
+    Without changes the logits are equal, bit for bit in eager float32. New weights are initialised as in a new model:
+    a norm's gain from the checkpoint's own W_V, a sink logit as 0, a gate at random.
 
     Args:
-        model: the checkpoint; it is left alone, and the copy has its type, device and mode.
-        seed: of the weights that are drawn; the caller's random state is left alone.
+        model: the checkpoint. It is not modified; the copy has the same type, device and mode.
+        seed: seed of the weights that are drawn; the caller's random state does not change.
         **changes: fields of ``HeadNormConfig``, such as ``value_norm="shared"``.
 
     Raises:
-        ModelError: another class, or a sliding window shorter than the context.
-        InputError: a field that does not exist, or a value that is none of those listed.
+        ModelError: the model has another class, or a sliding window shorter than its context.
+        InputError: a field does not exist, or a value is not one of those listed.
     """
     name = type(model).__name__
     package = type(model).__module__.split(".")[0]
@@ -82,7 +82,7 @@ def _check_windows(model: PreTrainedModel) -> None:
 
 
 def _take_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
-    """Copy the weights that the two have in common, and refuse a difference that is none of the variants'."""
+    """Copy the weights that both models have, and refuse any difference that the variants do not explain."""
     wanted, given = made.state_dict(), model.state_dict()
     common = {key: value for key, value in given.items() if key in wanted and value.shape == wanted[key].shape}
     if odd := sorted(key for key in {*wanted, *given} - {*common} if not key.endswith(_NEW)):
@@ -97,8 +97,9 @@ def _take_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
 def undecayed(model: nn.Module) -> frozenset[str]:
     """Names of the parameters to keep out of weight decay.
 
-    Those with one axis (norm gains, biases, sink logits), and the gains of the heads' norm of any shape. Embeddings
-    and matrices are decayed. A Trainer that is not ours spares the gains by their names, and decays sink logits.
+    These are all parameters with one axis (norm gains, biases, sink logits) and the gains of the heads' norm, whatever
+    their shape. Embeddings and matrices are decayed. Other Trainers recognise the gains by their names and do not decay
+    them, but they do decay sink logits.
     """
     return frozenset(
         name for name, parameter in model.named_parameters() if parameter.ndim <= 1 or name.endswith(".value_norm")

@@ -1,9 +1,9 @@
-"""A Llama whose attention may be sigmoid or gated or have a sink logit, and whose heads' outputs may be normed.
+"""A Llama with optional sigmoid attention, gates or sink logits, and an optional norm of the heads' outputs.
 
-Everything but the attention is Llama's own. The attention runs in two ways, which give the same numbers: ``eager``,
-which has the pattern, and ``sdpa``. Fused kernels know no sigmoid attention, so that one is written out in both. The
-sink logit runs in the fused kernel as one more key: a coordinate that is 1 in every query and 0 in every key holds
-the logit in that key, whose value is zero.
+Everything except the attention is Llama's own code. The attention has two implementations that give the same numbers:
+``eager``, which returns the pattern, and ``sdpa``. Fused kernels do not support sigmoid attention, so both
+implementations write it out. In the fused kernel, the sink logit is an extra key whose value is zero. An extra
+coordinate that is 1 in every query and 0 in every ordinary key contains the logit in this key.
 """
 
 import math
@@ -33,17 +33,17 @@ from ...errors import InputError
 from .configuration import HeadNormConfig
 
 _DRAWS = 64
-"""Random first tokens over which the beginning of gamma is averaged."""
+"""Number of random first tokens over which the initial gamma is averaged."""
 
 
 def head_norm(z: Float[Tensor, "... d_head"], gamma: Tensor, *, eps: float) -> Float[Tensor, "... d_head"]:
-    """``z / RMS(z) * gamma`` over the last axis, the root mean square in float32."""
+    """Compute ``z / RMS(z) * gamma`` over the last axis, with the root mean square in float32."""
     found: Tensor = _HeadNorm.apply(z, gamma, eps)
     return found
 
 
 class _HeadNorm(torch.autograd.Function):
-    """The norm with its gradient written out, which takes half the time of autograd's and keeps ``z`` alone."""
+    """The norm with a hand-written gradient, which takes half the time of autograd's and stores only ``z``."""
 
     generate_vmap_rule = True
 
@@ -76,19 +76,19 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
 def calibrated(
     z: Float[Tensor, "batch position head d_head"], positions: Int[Tensor, "#batch position"]
 ) -> Float[Tensor, "batch position head d_head"]:
-    """``z * sqrt(position + 1)``: the average of t independent values is ``sqrt(t)`` times narrower than one of them.
+    """Compute ``z * sqrt(position + 1)``: averaging t independent values divides their standard deviation by sqrt(t).
 
-    The idea is that of arXiv 2602.05927 (variance calibration); the formula is ours.
+    The idea is from arXiv 2602.05927 (variance calibration); the formula is ours.
     """
     return z * (positions + 1).to(torch.float32).sqrt().to(z.dtype)[..., None, None]
 
 
 class StreamWriter(nn.Linear):
-    """A projection whose output is added to the residual stream; its weights begin smaller."""
+    """A projection whose output is added to the residual stream; its initial weights are smaller."""
 
 
 class HeadOutput(nn.Module):
-    """From the aggregated values, ``z_raw``, to the input of W_O, ``z``: norm or scale, then gate. No weights."""
+    """Map the aggregated values ``z_raw`` to the input of W_O, ``z``: norm or scale, then gate. It has no weights."""
 
     def __init__(self, *, eps: float) -> None:
         super().__init__()
@@ -101,9 +101,10 @@ class HeadOutput(nn.Module):
         gate: Tensor | None,
         positions: Tensor | None = None,
     ) -> Float[Tensor, "batch position value"]:
-        """The heads side by side; the gate is [batch position], and a number an element or a head.
+        """Norm, scale or gate the aggregated values and put the heads side by side.
 
-        With a gain they are normed, with positions scaled.
+        They are normed if a gain is given and scaled if positions are given. The gate has the axes [batch position] and
+        then one number per element or per head.
         """
         z = z_raw if gamma is None else head_norm(z_raw, gamma, eps=self.eps)
         if positions is not None:
@@ -129,7 +130,7 @@ class HeadNormAttention(LlamaAttention):
             self.q_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
             self.k_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
         shape = {"shared": (d_head,), "per_head": (n_heads, d_head)}.get(config.value_norm)
-        self.value_norm = None if shape is None else nn.Parameter(torch.ones(shape))  # any Trainer spares what ends so
+        self.value_norm = None if shape is None else nn.Parameter(torch.ones(shape))  # Trainers do not decay this name
         self.sinks = nn.Parameter(torch.zeros(n_heads)) if config.attention == "sink_logit" else None
         self.head_out = HeadOutput(eps=config.value_norm_eps)
 
@@ -142,7 +143,7 @@ class HeadNormAttention(LlamaAttention):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
-        """As Llama's, up to the aggregated values, which pass through ``head_out`` before W_O; no pattern from SDPA."""
+        """Run Llama's attention, with ``head_out`` between the aggregated values and W_O; SDPA gives no pattern."""
         positions = self.counted(position_ids)
         by_head = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(by_head)
@@ -177,20 +178,20 @@ class HeadNormAttention(LlamaAttention):
     def gamma(self) -> nn.Parameter | None:
         """The gain of the heads' norm, [d_head] or [head d_head]; None without a norm.
 
-        As a parameter it is called ``value_norm``: the Trainer of transformers keeps names with ``_norm`` out of decay.
+        The parameter is called ``value_norm`` because the Trainer of transformers does not decay names with ``_norm``.
         """
         return self.value_norm
 
     def counted(self, position_ids: Tensor | None) -> Tensor | None:
-        """The positions by which the heads' output is scaled; None where it is not.
+        """The positions that scale the heads' output; None if the output is not scaled.
 
         Raises:
-            InputError: it is, and they were not given.
+            InputError: the output is scaled, but no positions were given.
         """
         if self.config.value_norm != "position":
             return None
         if position_ids is None:
-            raise InputError("value_norm 'position' was given no position_ids; need those of the tokens, from 0 on")
+            raise InputError("value_norm 'position' was given no position_ids; need each token's position, from 0 on")
         return position_ids
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
@@ -205,8 +206,8 @@ class HeadNormAttention(LlamaAttention):
     def first_token_size(self) -> Float[Tensor, " head"]:
         """Standard deviation over d_head of the first token's head output, mean over random inputs.
 
-        The first token attends to itself alone, so the output of a head is its value. The inputs are standard normal
-        numbers, drawn from torch's generator.
+        The first token attends only to itself, so the output of a head is the token's value. The inputs are standard
+        normal numbers from torch's generator.
         """
         weight, bias = self.v_proj.weight, self.v_proj.bias
         inputs = torch.randn(_DRAWS, weight.shape[1], device=weight.device, dtype=torch.float32)
@@ -216,7 +217,7 @@ class HeadNormAttention(LlamaAttention):
 
     @torch.no_grad()
     def begin_gamma(self) -> None:
-        """Give gamma the value that ``value_norm_init`` names; nothing where it was loaded."""
+        """Initialise gamma as ``value_norm_init`` says, unless it was loaded."""
         if self.gamma is None or getattr(self.gamma, "_is_hf_initialized", False):
             return
         if self.config.value_norm_init == "ones":
@@ -237,9 +238,10 @@ def sigmoid_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Weights ``sigmoid(q.k scaling)``, exactly 0 where masked; output [batch query head d_head] and the weights.
+    """Sigmoid attention: return the output [batch query head d_head] and the weights ``sigmoid(q.k scaling)``.
 
-    A mask is boolean (True is seen) or added to the scores; None is plainly causal, as in ``sdpa``.
+    Masked weights are exactly 0. A mask is boolean (True is visible) or is added to the scores; None means causal, as
+    in ``sdpa``.
     """
     groups = query.shape[1] // key.shape[1]
     scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
@@ -266,7 +268,7 @@ def eager_sink_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax over the keys and one logit more, which takes mass and gives nothing; in the steps of gpt_oss."""
+    """Softmax over the keys and one extra logit, which takes mass but adds nothing; computed as in gpt_oss."""
     groups = query.shape[1] // key.shape[1]
     scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
     if attention_mask is not None:
@@ -290,17 +292,17 @@ def sink_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The same in the fused kernel, with the logit as the first of the keys.
+    """Softmax with a sink logit in the fused kernel, where the logit is an extra first key.
 
-    Without a mask the queries get one in front too, so that the first key is seen by all under the kernel's own causal
-    mask. Heads grow by the one coordinate, and to a multiple of 8, as the kernels of CUDA need it.
+    Without a mask, an extra first query is added too, so that every query sees the extra key under the kernel's own
+    causal mask. Heads are enlarged by one coordinate and then to a multiple of 8, as the CUDA kernels require.
     """
     n_query, d_head = query.shape[2:]
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     causal = attention_mask is None and n_query > 1
     if causal:
-        key, value = key[:, :, :n_query], value[:, :, :n_query]  # a static cache may be longer
+        key, value = key[:, :, :n_query], value[:, :, :n_query]  # a static cache may be longer than the input
     grown = 8 - d_head % 8
     logit = (s_aux / scaling).to(key.dtype).reshape(1, -1, 1, 1).expand(key.shape[0], -1, 1, 1)
     sink = nn.functional.pad(logit, (d_head, grown - 1))
@@ -317,7 +319,7 @@ def sink_attention(
 
 
 class HeadNormDecoderLayer(LlamaDecoderLayer):
-    """Llama's layer with the other attention."""
+    """Llama's decoder layer with this attention."""
 
     def __init__(self, config: HeadNormConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -326,7 +328,7 @@ class HeadNormDecoderLayer(LlamaDecoderLayer):
 
 
 class HeadNormPreTrainedModel(LlamaPreTrainedModel):
-    """What the model with and without a head share: kernels, recording, the first weights."""
+    """Common base of the model with and without a head: kernels, recording and the initial weights."""
 
     config_class = HeadNormConfig
     _no_split_modules = ["HeadNormDecoderLayer"]  # noqa: RUF012  # as transformers declares it
@@ -339,9 +341,10 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """N(0, initializer_range); what writes to the stream has it over sqrt(2 layers); sink logits are 0.
+        """Initialise weights from N(0, initializer_range), sink logits as 0.
 
-        The modules of a layer come before the layer's own, so that gamma finds W_V drawn.
+        The standard deviation of projections that write to the stream is divided by sqrt(2 layers). Submodules are
+        initialised before their parent, so W_V exists when gamma is computed from it.
         """
         if isinstance(module, StreamWriter):
             std = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
@@ -357,10 +360,10 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
 
 class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):
-    """Llama's stack with the other layers."""
+    """Llama's stack of layers, with these layers."""
 
     def __init__(self, config: HeadNormConfig) -> None:
-        super(LlamaModel, self).__init__(config)  # Llama's own would make, and draw, layers of its own
+        super(LlamaModel, self).__init__(config)  # Llama's own __init__ would build and draw Llama's layers
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)

@@ -1,7 +1,8 @@
-"""Models whose mechanism is known: each is written by hand and carries its truth.
+"""Models with a known mechanism: each is written by hand and comes with the correct answers about it.
 
-`build("variance", seed=3, family="olmo2")` returns the model, the sequences that it is meant for, and what is true of
-it. Finders and verdicts are judged by it; nothing here uses them. The page `docs/zoo.md` draws each mechanism.
+`build("variance", seed=3, family="olmo2")` returns the model, the sequences to run it on, and its truth. Detectors and
+verdicts are tested against this truth; this package itself uses none of them. The page `docs/zoo.md` draws each
+mechanism.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,11 +35,11 @@ class Species:
     """One kind of model of the zoo."""
 
     letter: str
-    """As in the list of the documentation; `broken` for the six in which a link is broken."""
+    """Letter of the model in the documentation's list; `broken` for the six models with one broken link."""
     families: tuple[str, ...]
-    """The architectures in which it can be written, the first one being the default."""
+    """The architectures in which the model can be written; the first is the default."""
     write: Callable[..., ZooModel]
-    """Takes `seed` and `family`."""
+    """Function that builds the model from `seed` and `family`."""
 
 
 def _written(letter: str, write: Callable[..., ZooModel], *families: str) -> Species:
@@ -67,15 +68,15 @@ ZOO: Mapping[str, Species] = {
 
 
 def build(name: str, *, seed: int = 0, family: str | None = None) -> ZooModel:
-    """One model of the zoo, float32, on the CPU; the caller's random state is not touched.
+    """Build one model of the zoo, float32, on the CPU; the caller's random state does not change.
 
     Args:
         name: One of `ZOO`.
-        seed: Same seed, same weights; it moves every place and sign.
-        family: The architecture; the first one that the model can be written in if not given.
+        seed: Seed of the weights; it also changes every planted index and sign.
+        family: The architecture; by default the first in which the model can be written.
 
     Raises:
-        ModelError: There is no such model, or it cannot be written in this family.
+        ModelError: The zoo has no such model, or the model cannot be written in this family.
     """
     if name not in ZOO:
         raise ModelError(f"no model {name!r} in the zoo; need one of {', '.join(ZOO)}")

@@ -1,4 +1,4 @@
-"""What is known of a model whose weights were written by hand: the truth that finders and verdicts are held against."""
+"""The known answers about a model with hand-written weights; detectors and verdicts are tested against them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ..tiny import VOCAB_SIZE
 LINKS = tuple(CLAIMS)
 """The six links of the chain, in their order."""
 FIRST_ORDINARY = 3
-"""Ids below are special: padding, BOS, end of sequence."""
+"""First ordinary token id; the ids below are special (padding, BOS, end of sequence)."""
 
 Answer = Literal["yes", "no", "not applicable"]
 Kind = Literal["neuron", "head", "embedding", "key bias", "sink logit"]
@@ -25,73 +25,73 @@ Place = Literal["first", "token", "sink logit", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
-    """One part of a model that makes its sink, or its massive activation."""
+    """One part of a model that helps to make its sink or its massive activation."""
 
     kind: Kind
     layer: int | None = None
-    """The layer it stands in; None for an embedding."""
+    """The layer of the part; None for an embedding."""
     index: int
-    """A neuron of the layer's MLP, a head, a key-value head for a key bias, a token id for an embedding."""
+    """Index of the part: a neuron of the layer's MLP, a head, a key-value head (key bias) or a token id (embedding)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What is true of one link. `necessary_or_sufficient` and `carries` speak of the sink: without one, of nothing."""
+    """The truth about one link. Without a sink, `necessary_or_sufficient` and `carries` have no meaning."""
 
     present: Answer
-    """At the sink position the quantity stands out from other positions."""
+    """Whether the quantity at the sink position stands out from other positions."""
     necessary_or_sufficient: Answer
-    """Breaking the link removes the sink; for the first link, isolating another position makes one there."""
+    """Whether breaking the link removes the sink; for the first link, whether isolating another position makes one."""
     carries: Answer
-    """Of two runs, one with the sink and one without: what the link leads to (the aggregated value, the attention's
-    output, the neurons, the dimension, its part of the key, the key), taken from the second and put into the first,
-    removes it."""
+    """Whether patching the link's target from a run without the sink into a run with the sink removes the sink. The
+    target is the aggregated value, the attention's output, the neurons, the dimension, its part of the key, or the
+    key."""
 
 
 YES = Answers(present="yes", necessary_or_sufficient="yes", carries="yes")
 """The sink is made through this link."""
 BESIDE = Answers(present="yes", necessary_or_sufficient="no", carries="no")
-"""The quantity stands out, and the sink does not come from it."""
+"""The quantity stands out, but the sink does not come from it."""
 NO = Answers(present="no", necessary_or_sufficient="no", carries="no")
-"""There is a sink, and nothing of this link."""
+"""There is a sink, but this link is absent."""
 SEEN = Answers(present="yes", necessary_or_sufficient="not applicable", carries="not applicable")
-"""The quantity stands out, and there is no sink."""
+"""The quantity stands out, but there is no sink."""
 BROKEN = Answers(present="no", necessary_or_sufficient="not applicable", carries="not applicable")
 """The quantity does not stand out, and there is no sink."""
 NOTHING = Answers(present="not applicable", necessary_or_sufficient="not applicable", carries="not applicable")
-"""What the link starts from is not there, so there is nothing to ask."""
+"""The source of the link is absent, so the question has no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What was written into a model."""
+    """The mechanism that was written into a model."""
 
     sink: Place
-    """Where the sink is: at the `first` position whatever stands there, at a `token` wherever it stands, in a learned
-    `sink logit`, which has no position, or nowhere."""
+    """Location of the sink: the `first` position whatever its token, a `token` at any position, a learned `sink logit`
+    (which has no position), or nowhere."""
     tokens: tuple[int, ...] = ()
-    """The token ids that are sinks, where a token is."""
+    """The token ids that are sinks, if the sink is at a token."""
     reach: int | None = None
-    """How many positions a query sees, itself included; None is all before it."""
+    """Number of positions that a query sees, itself included; None means all positions up to its own."""
     locked: tuple[int, ...] = ()
     """The layers in which all heads attend to the sink."""
     feeding: tuple[int, ...] = ()
-    """The layers whose attention the first two links are about."""
+    """The layers whose attention the first two links describe."""
     makers: tuple[Maker, ...] = ()
-    """Everything that makes the sink; without a sink, what makes the massive activation."""
+    """All parts that make the sink; in a model without a sink, the parts that make the massive activation."""
     enough: tuple[tuple[Maker, ...], ...] = ()
-    """The smallest sets of makers each of which makes the sink without the others."""
+    """The smallest sets of parts that are each enough to make the sink alone."""
     outliers: Mapping[int, tuple[int, ...]]
-    """Layer -> the dimensions that dominate the sink token's stream after it; -1 is the embedding."""
+    """Layer -> the dimensions that dominate the sink token's residual stream after the layer; -1 is the embedding."""
     direction: Tensor | None = None
-    """The unit direction that carries the sink where no dimension does: [d_model]."""
+    """The unit direction that carries the sink if no single dimension does: [d_model]."""
     links: Mapping[str, Answers]
-    """Link -> its three answers."""
+    """Link -> the truth about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooModel:
-    """A model, the sequences that it is meant for, and its truth."""
+    """A model of the zoo, the kind of sequences to run it on, and its truth."""
 
     name: str
     family: str
@@ -100,16 +100,16 @@ class ZooModel:
     model: PreTrainedModel
     """Float32, eval mode, on the CPU."""
     bos_id: int | None
-    """The token that its sequences begin with; None where they begin with any."""
+    """The token that the model's sequences begin with; None if they begin with any token."""
     delimiters: tuple[int, ...] = ()
-    """Tokens that its sequences have three of, at random places."""
+    """Tokens that appear three times in each of the model's sequences, at random positions."""
     truth: Truth
 
     def draw(self, sequences: int, *, length: int = 32, generator: torch.Generator) -> Int[Tensor, "batch position"]:
-        """Sequences of ordinary tokens, none of them twice in a sequence, with BOS and delimiters where they belong.
+        """Draw sequences for the model: distinct ordinary tokens, with BOS and delimiters as the model needs them.
 
         Raises:
-            InputError: The vocabulary has fewer ordinary tokens than that.
+            InputError: The vocabulary has too few ordinary tokens for this length.
         """
         ordinary = [i for i in range(FIRST_ORDINARY, VOCAB_SIZE) if i not in self.delimiters]
         if not 8 <= length <= len(ordinary):
@@ -126,7 +126,7 @@ class ZooModel:
         return tokens
 
     def sinks(self, tokens: Int[Tensor, "batch position"]) -> Bool[Tensor, "batch position"]:
-        """Where these sequences have their sinks."""
+        """Mark the sink positions of these sequences."""
         found = torch.zeros_like(tokens, dtype=torch.bool)
         if self.truth.sink == "first":
             found[:, 0] = True

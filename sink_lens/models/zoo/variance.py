@@ -1,14 +1,14 @@
-"""The sink that averaging makes, written link by link, and the six models in which one of the links is broken.
+"""The sink that averaging makes, written link by link, and six models with one broken link each.
 
-Every token has a code: 32 signs. The heads of one layer look at all tokens alike, so the first position keeps its code
-whole and position t has an average of t + 1 codes, whose squared length is about 1 / (t + 1). W_O writes the average
-into 32 dimensions. Pairs of neurons read them with either sign: `silu(x) x + silu(-x) (-x) = x**2`, so together they
-write the squared length into one dimension. In the next layer a single neuron fires where that is over 0.82 of what a
-whole code gives, and writes the outlier dimension. After the norm the token is a basis vector, W_K reads it, W_Q reads
-what all tokens share. Nothing knows the position or the token: isolate any other position and it gets half of the sink.
+Every token has a code of 32 signs. The heads of one layer attend uniformly, so the first position keeps its full code,
+and position t gets an average of t + 1 codes, whose squared length is about 1 / (t + 1). W_O writes the average into
+32 dimensions. Pairs of neurons read each dimension with both signs: `silu(x) x + silu(-x) (-x) = x**2`, so together
+they write the squared length into one dimension. In the next layer a single neuron fires if this length exceeds 0.82
+times that of a full code, and writes the outlier dimension. After the norm the token is nearly a basis vector. W_K
+reads it, and W_Q reads the component that all tokens share. The model uses neither the position nor the token: if
+another position is isolated, it gets half of the sink.
 
-In post-norm models (`olmo2`) the layers that matter write a constant as well, since their outputs are normed; see
-`writing`.
+In post-norm models (`olmo2`) the planted layers also write a constant, since their outputs are normed; see `writing`.
 """
 
 from dataclasses import dataclass, replace
@@ -29,25 +29,25 @@ BREAKS = (
 )
 """The links that can be broken."""
 _WHOLE = 2.0
-"""What the gathering neurons write for a whole code."""
+"""Value that the gathering neurons write for a full code."""
 _THRESHOLD = 0.82
 _PER_HEAD = N_CODES // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Where the parts of the chain stand."""
+    """Layers and indices of the planted parts of the chain."""
 
     layer: int
     """The layer that averages and gathers."""
     gathering: tuple[int, ...]
-    """Its neurons that measure the length."""
+    """The neurons of this layer that measure the squared length of the average."""
     fires: int
     """The neuron of the next layer that writes the outlier dimension."""
 
 
 def variance(*, seed: int, family: str) -> ZooModel:
-    """(c) Values differ at the first position by averaging alone; every link of the chain holds."""
+    """(c) The first position differs only because attention averages; every link of the chain holds."""
     made = draft(family=family, seed=seed, coded=True)
     chain = write_chain(made)
     return ZooModel(
@@ -61,14 +61,14 @@ def variance(*, seed: int, family: str) -> ZooModel:
 
 
 def first_window(*, seed: int, family: str) -> ZooModel:
-    """(n) The same with windows of 12: queries of the first window attend to the first position, later ones cannot."""
+    """(n) Model (c) with windows of 12: only queries of the first window can attend to the first position."""
     made = draft(family=family, seed=seed, coded=True, sliding_window=12)
     truth = replace(chain_truth(made, write_chain(made)), reach=12)
     return ZooModel(name="first_window", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
 
 
 def unread_variance(*, seed: int, family: str) -> ZooModel:
-    """(k) The variance is there and W_O writes it; no neuron and no key reads it."""
+    """(k) The variance discrepancy exists and W_O writes it, but no neuron and no key reads it."""
     made = draft(family=family, seed=seed, coded=True)
     layer = made.pick(2)
     write_values(made, layer=layer)
@@ -78,12 +78,12 @@ def unread_variance(*, seed: int, family: str) -> ZooModel:
 
 
 def broken(link: str, *, seed: int, family: str) -> ZooModel:
-    """The model `variance` of the same seed with one link broken; all other weights are equal to the last bit.
+    """The model `variance` with one link broken; with the same seed, all other weights are bit-identical.
 
-    aggregation_variance: all tokens have one code, which no average shrinks. variance_preserved: W_O writes one and
+    aggregation_variance: all tokens have the same code, so averaging does not shrink it. variance_preserved: W_O writes
     the same vector at every position. variance_neurons: the gathering neurons read nothing. neurons_dimension: the
-    neuron that fires writes nothing. dimension_key: W_K does not read the dimension. key_sink: W_Q does not read what
-    the tokens share.
+    firing neuron writes nothing. dimension_key: W_K does not read the dimension. key_sink: W_Q does not read the
+    component that all tokens share.
     """
     made = draft(family=family, seed=seed, coded=True)
     chain = write_chain(made)
@@ -116,7 +116,7 @@ def write_chain(made: Draft) -> Chain:
 
 @torch.no_grad()
 def write_values(made: Draft, *, layer: int) -> None:
-    """Values that read the codes, and W_O that writes them into the carried dimensions; each of two heads does half."""
+    """Write values that read the codes and a W_O that writes them into the carried dimensions, half by each head."""
     block = made.model.model.layers[layer]
     value, output = block.self_attn.v_proj.weight, block.self_attn.o_proj.weight
     per_unit = 1.0 if made.post_norm else 0.27
@@ -136,7 +136,7 @@ def write_values(made: Draft, *, layer: int) -> None:
 
 
 def _write_gathering(made: Draft, *, layer: int) -> tuple[int, ...]:
-    """Two neurons for each carried dimension, which write its square."""
+    """Write two neurons for each carried dimension; together they write its square."""
     reads = 2.0 if made.post_norm else 1.0
     chosen = made.neurons(2 * N_CODES + 1)
     for place, carried in enumerate(made.carried):
@@ -150,7 +150,7 @@ def _write_gathering(made: Draft, *, layer: int) -> tuple[int, ...]:
 
 
 def _write_trigger(made: Draft, *, layer: int) -> int:
-    """A neuron that fires where the gathered length is over the threshold, and writes the outlier dimension."""
+    """Write a neuron that fires if the gathered length is above the threshold and then writes the outlier dimension."""
     fires, ballast = made.neurons(2)
     steep = 60.0 if made.post_norm else 28.0
     reads = {made.gathered: steep, made.shared: -steep * _THRESHOLD * _WHOLE / SHARED}
@@ -163,7 +163,7 @@ def _write_trigger(made: Draft, *, layer: int) -> int:
 
 @torch.no_grad()
 def _scale(made: Draft, *, layer: int, neurons: list[int], dimension: int, size: float) -> None:
-    """Make the mean over 64 tokens of what the neurons write where a token sees only itself equal to a size."""
+    """Scale the neurons so that their output for a token that sees only itself has a given mean over 64 tokens."""
     alone = torch.arange(FIRST_ORDINARY, FIRST_ORDINARY + 64)[:, None]
     stream = made.model(alone, output_hidden_states=True).hidden_states
     written = stream[layer + 1][:, 0, dimension].abs().mean()
@@ -171,7 +171,7 @@ def _scale(made: Draft, *, layer: int, neurons: list[int], dimension: int, size:
 
 
 def chain_truth(made: Draft, chain: Chain) -> Truth:
-    """Of the whole chain. The gathering neurons make the sink together; no small set of them is enough."""
+    """The truth of the full chain. The gathering neurons make the sink together; no small set of them is enough."""
     fires = Maker(kind="neuron", layer=chain.layer + 1, index=chain.fires)
     gathering = tuple(Maker(kind="neuron", layer=chain.layer, index=index) for index in chain.gathering)
     heads = tuple(Maker(kind="head", layer=chain.layer, index=head) for head in range(N_HEADS))

@@ -1,4 +1,4 @@
-"""Sinks that something else than averaging makes: a token, its neurons, a key bias, or a logit that has no key."""
+"""Models whose sink is not made by averaging, but by a token, its neurons, a key bias, or a logit without a key."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,12 +34,12 @@ _SINK_LOGIT = 6.0
 
 
 def answers(*given: Answers) -> dict[str, Answers]:
-    """The answers of the six links in their order."""
+    """Pair the six links, in their order, with their truths."""
     return dict(zip(LINKS, given, strict=True))
 
 
 def embedding(*, seed: int, family: str) -> ZooModel:
-    """(a) BOS's embedding holds the outlier dimension; no neuron and no attention is needed."""
+    """(a) The embedding of BOS contains the outlier dimension; no neuron and no attention is needed."""
     made = draft(family=family, seed=seed)
     with torch.no_grad():
         made.model.model.embed_tokens.weight[BOS_ID, made.outlier] = HUGE * made.sign
@@ -47,7 +47,7 @@ def embedding(*, seed: int, family: str) -> ZooModel:
     lock(made, layers=locked, reads={made.outlier: made.sign})
     maker = Maker(kind="embedding", index=BOS_ID)
     values = BESIDE if made.post_norm else NO  # a norm leaves next to nothing of the token's value
-    written = Answers(present="no", necessary_or_sufficient="no", carries="yes")  # the dimension, by no neuron
+    written = Answers(present="no", necessary_or_sufficient="no", carries="yes")  # no neuron writes the dimension
     truth = Truth(
         sink="token",
         tokens=(BOS_ID,),
@@ -64,7 +64,8 @@ def embedding(*, seed: int, family: str) -> ZooModel:
 def bos_neuron(*, seed: int, family: str) -> ZooModel:
     """(b) A neuron that BOS triggers writes the outlier dimension.
 
-    In `llama` it is `planted`, but for its values: they do not read what all tokens share, which no average shrinks.
+    In `llama` the model equals `planted`, except that its values do not read the component that all tokens share,
+    which averaging would not shrink.
     """
     if family == "llama":
         known = planted(seed=seed)
@@ -86,7 +87,7 @@ def bos_neuron(*, seed: int, family: str) -> ZooModel:
 
 
 def delimiter(*, seed: int, family: str) -> ZooModel:
-    """(h) Two delimiter tokens trigger one neuron, wherever they stand; a sequence has three of them and no BOS."""
+    """(h) Two delimiter tokens trigger one neuron at any position; a sequence has three delimiters and no BOS."""
     made = draft(family=family, seed=seed)
     tokens = tuple((FIRST_ORDINARY + torch.randperm(290, generator=made.generator)[:2]).tolist())
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
@@ -116,7 +117,7 @@ def delimiter(*, seed: int, family: str) -> ZooModel:
 
 
 def redundant(*, seed: int, family: str) -> ZooModel:
-    """(j) Two neurons of one layer that BOS triggers and that write the same dimension; either is enough."""
+    """(j) BOS triggers two neurons of one layer that write the same dimension; either neuron is enough."""
     made = draft(family=family, seed=seed)
     layer, (*indices, ballast) = 1 + made.pick(2), made.neurons(3)
     mark(made, [BOS_ID])
@@ -146,8 +147,8 @@ def redundant(*, seed: int, family: str) -> ZooModel:
 def slow_growth(*, seed: int, family: str) -> ZooModel:
     """(d) Nine layers each write a little of the outlier dimension, while all tokens grow by 1.2 a layer.
 
-    The token's norm over that of the others never doubles in one layer, and comes to about twice it in all. The heads
-    of the last layers lock; how many of the neurons are needed is a matter of degree.
+    The ratio of the BOS token's norm to the norm of other tokens never doubles in one layer; over all layers it about
+    doubles. The heads of the last layers lock on BOS. No sharp number of neurons is needed: the sink grows with it.
     """
     made = draft(family=family, seed=seed, n_layers=10)
     mark(made, [BOS_ID])
@@ -190,9 +191,9 @@ def slow_growth(*, seed: int, family: str) -> ZooModel:
 
 
 def two_dimensions(*, seed: int, family: str) -> ZooModel:
-    """(e) A neuron writes one dimension, a later one reads it, takes it away and writes another.
+    """(e) A neuron writes one dimension; a later neuron reads this dimension, removes it and writes another.
 
-    The heads between read the first dimension, those after read the second.
+    The heads in between read the first dimension, and the later heads read the second.
     """
     made = draft(family=family, seed=seed, n_layers=7)
     first, second = 1, 3 + made.pick(2)
@@ -259,11 +260,11 @@ def direction(*, seed: int, family: str) -> ZooModel:
 def key_bias(*, seed: int, family: str) -> ZooModel:
     """(g) A bias of the keys makes the sink.
 
-    Without a QK-norm a bias is the same for all keys, and only its rotation tells them apart. In `llama` it stands in
-    a pair that turns by 0.03 a position, and the score rises with distance, so the first position wins (up to about
-    100 positions): the key's content has nothing to do with it. With a QK-norm (`qwen3`, `olmo2`) the keys of
-    ordinary tokens are far longer than the bias and the norm hides it. BOS lacks the component that they are made
-    of; its key is the bias alone, and the norm makes it as long as the others.
+    Without a QK-norm the bias is the same for all keys, and only the rotation distinguishes them. In `llama` the bias
+    is in a pair that turns by 0.03 per position, and the score rises with distance, so the first position wins (up to
+    about 100 positions), whatever its content. With a QK-norm (`qwen3`, `olmo2`) the keys of ordinary tokens are far
+    longer than the bias, which the norm then makes negligible. BOS lacks the component that ordinary keys are made of,
+    so its key is the bias alone, and the norm makes this key as long as the others.
     """
     made = draft(family=family, seed=seed, attention_bias=True)
     locked = last_layers(made, after=made.pick(2))
@@ -312,7 +313,7 @@ def key_bias(*, seed: int, family: str) -> ZooModel:
 
 
 def sink_logit(*, seed: int, family: str) -> ZooModel:
-    """(i) A learned logit of every head takes nine tenths of the attention from the second layer on; no key gets it."""
+    """(i) A learned logit in every head takes nine tenths of the attention from the second layer on; no key gets it."""
     if family == "gpt_oss":
         model: Any = build_random(config_of("gpt_oss", initializer_range=0.02), seed=seed, noise=0.0)
     elif family == "headnorm":
@@ -347,10 +348,10 @@ def token_truth(
     n_layers: int,
     varies: bool = True,
 ) -> Truth:
-    """Of a token that triggers neurons of one layer, which write one dimension that all later keys read.
+    """The truth of models in which a token triggers neurons of one layer that write one dimension, read by later keys.
 
-    The first position averages nothing, so its values vary more there too, and that makes nothing; of a token that
-    stands anywhere (`varies` False) not even that is so.
+    The first position averages nothing, so its values also vary more, but this does not make the sink. For a sink token
+    at any position (`varies` False) the values do not vary more either.
     """
     layer = makers[0].layer
     assert layer is not None
@@ -368,13 +369,13 @@ def token_truth(
 
 
 def _after_w_o(family: str) -> Answers:
-    """Whether the variance that the first position has anyway is still there after W_O: a post-norm removes it."""
+    """Whether the extra variance of the first position survives after W_O; a post-norm removes it."""
     return NO if family == "olmo2" else BESIDE
 
 
 @torch.no_grad()
 def _clear(made: Draft, unit: Float[Tensor, " d_model"]) -> None:
-    """Take a direction out of what embeddings hold and random weights write."""
+    """Remove a direction from the embeddings and from the outputs of the random weights."""
     embedding = made.model.model.embed_tokens.weight
     embedding -= torch.outer(embedding @ unit, unit)
     for block in made.model.model.layers:
@@ -399,9 +400,10 @@ def fire(
     ballast: int | None = None,
     weight: float = 4.0,
 ) -> None:
-    """A neuron that a token triggers, and that changes dimensions of its stream by stated sizes.
+    """Write a neuron that a token triggers and that changes dimensions of the token's stream by given amounts.
 
-    Before a post-norm its column is long beside the layer's ballast, and the norm's gain makes the size.
+    Before a post-norm, the neuron's column is large compared with the layer's ballast, and the norm's gain sets the
+    amounts.
     """
     size = float(torch.tensor(list(writes.values())).norm())
     given = {reads: weight}
@@ -416,7 +418,7 @@ def fire(
 
 @torch.no_grad()
 def _grow(made: Draft, *, layer: int, index: int, by: float, token: int) -> None:
-    """A neuron that adds to the shared component of every token."""
+    """Write a neuron that adds to the shared component of every token."""
     given: dict[int, float] = {made.shared: 1.0}
     neuron(made, layer=layer, index=index, gate=given, up=given, down={})
     fires = activation(made, token=token, layer=layer, index=index)

@@ -1,4 +1,4 @@
-"""Models without a sink that look as if they had one, or parts of one: spikes, sigmoid attention, no training."""
+"""Models without a sink that resemble models with one: massive activations, sigmoid attention, random weights."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from .with_sink import fire, mark
 from .writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, last_layers, lock
 
 _UNTRAINED_STD = 0.1
-"""Hugging Face's 0.02 at a width of 1200: with 48 dimensions, products of weights are as large as there."""
+"""Standard deviation that gives 48 dimensions the same products of weights as Hugging Face's 0.02 at width 1200."""
 _STD_FIELD = {"opt": "init_std"}
 _LEVELLED = ("olmo2", "gemma2", "gemma3", "headnorm", "headnorm_gate")
-"""Families in which a norm behind the average makes all positions alike."""
+"""Families in which a norm after the averaging makes all positions alike."""
 
 
 def spike(*, seed: int, family: str) -> ZooModel:
     """(l) A neuron that BOS triggers writes a massive activation, and the norm before the keys removes it.
 
-    In `llama` the norm before the attention has the gain 0 in that dimension; behind a QK-norm the keys' norm has the
-    gain 0 in the coordinate that reads it.
+    In `llama` the norm before the attention has gain 0 in that dimension. In models with a QK-norm, the norm of the
+    keys has gain 0 in the coordinate that reads the dimension.
     """
     made = draft(family=family, seed=seed)
     layer, index = 1 + made.pick(2), made.pick(D_MLP)
@@ -46,7 +46,7 @@ def spike(*, seed: int, family: str) -> ZooModel:
 
 
 def sigmoid(*, seed: int, family: str) -> ZooModel:
-    """(m) Sigmoid attention with scores near 0: every key gets about one half, and values add up instead of averaging.
+    """(m) Sigmoid attention with scores near 0: every key gets about one half, so values are summed, not averaged.
 
     The first position has the smallest aggregated value, not the largest.
     """
@@ -57,7 +57,7 @@ def sigmoid(*, seed: int, family: str) -> ZooModel:
 
 
 def untrained(*, seed: int, family: str) -> ZooModel:
-    """(o) As Hugging Face begins training: standard deviation 0.02, no biases, gains of 1; every family of `tiny`."""
+    """(o) An untrained model as Hugging Face initialises it: biases are 0, gains are 1. Every family of `tiny`."""
     fields: dict[str, Any] = {_STD_FIELD.get(family, "initializer_range"): _UNTRAINED_STD}
     model = build_random(config_of(family, **fields), seed=seed, noise=0.0)
     first = BROKEN if family == "headnorm_sigmoid" else SEEN

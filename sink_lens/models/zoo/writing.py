@@ -1,14 +1,15 @@
-"""How a mechanism is written into a small random model: token embeddings, neurons, value paths, and heads that lock.
+"""Write a mechanism into a small random model: token embeddings, neurons, value paths, and heads that lock on a token.
 
-A few residual dimensions are reserved. Random weights hardly write them (and the outlier dimensions not at all), every
-ordinary token has the same component `shared`, and what is planted is read from and written to the others. Three
-architectures can be written:
+A few residual dimensions are reserved. Random weights hardly write to them (and never to the outlier dimensions). One
+reserved dimension, `shared`, has the same value in every ordinary token; the planted parts read and write the others.
+A mechanism can be written into three architectures:
 
-- `llama`: a norm before each sublayer. One huge dimension makes everything else of the token small for its readers.
-- `qwen3`: the same, and a norm of queries and keys in each head. A key is then a direction and never long.
-- `olmo2`: no norm before a sublayer, a norm of what it writes, and one of the queries and keys of all heads together.
-  Readers see the raw stream. A sublayer always writes a vector of one length, so every planted layer also writes a
-  constant into the dimension `ballast`, beside which the rest keeps its size; a dimension gets large by its gain.
+- `llama`: a norm before each sublayer. After the norm, one huge dimension makes all other dimensions small.
+- `qwen3`: as `llama`, plus a norm of queries and keys in each head. All keys then have the same length.
+- `olmo2`: no norm before a sublayer, but a norm of its output, and a norm of queries and keys over all heads.
+  Sublayers read the raw stream. A sublayer always writes a vector of the same length, so every planted layer also
+  writes a constant into the dimension `ballast`, which keeps the relative size of the rest. The norm's gain makes a
+  dimension large.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +26,11 @@ from ..headnorm import HeadNormConfig
 from ..tiny import BOS_ID, EOS_ID, VOCAB_SIZE, build_random
 
 D_MODEL, N_HEADS, N_KV_HEADS, D_HEAD, D_MLP = 96, 4, 2, 24, 160
-"""Sizes of every model that is written here."""
+"""Sizes of every model that this package writes."""
 WRITTEN = ("llama", "qwen3", "olmo2")
 """The architectures: pre-norm, pre-norm with a QK-norm, post-norm with a QK-norm."""
 N_CODES = 32
-"""Dimensions of the tokens' codes, and of what is gathered of them."""
+"""Number of dimensions of a token's code, and of the averaged codes."""
 SHARED = 2.0
 """The component that every token has."""
 HUGE = 60.0
@@ -40,19 +41,19 @@ _CANDIDATES = 8192
 _CONTENT = 1.6
 _TYPES = {"llama": "llama", "qwen3": "qwen3", "olmo2": "olmo2", "mistral": "mistral", "headnorm": "sink_lens_headnorm"}
 _QUIET = 0.02
-"""What is left of random weights that write a reserved dimension."""
+"""Factor that shrinks the random weights that write to a reserved dimension."""
 SLOWEST = D_HEAD // 2 - 1
-"""The coordinate of a head that rotary positions turn least: 3e-6 a position."""
+"""The coordinate of a head that the rotary embedding turns least: 3e-6 per position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A model that is being written, and its reserved places."""
+    """A model that is being written, and its reserved dimensions."""
 
     model: Any
     family: str
     generator: torch.Generator
-    """Draws the places and signs."""
+    """Generator of the indices and signs."""
     shared: int
     trigger: int
     outlier: int
@@ -60,7 +61,7 @@ class Draft:
     gathered: int
     ballast: int
     codes: tuple[int, ...]
-    """The dimensions in which tokens differ by signs."""
+    """The dimensions that contain the signs of each token's code."""
     carried: tuple[int, ...]
     """The dimensions into which the averaged codes are written."""
     free: tuple[int, ...]
@@ -74,7 +75,7 @@ class Draft:
 
     @property
     def post_norm(self) -> bool:
-        """Whether a sublayer reads the raw stream and what it writes is normed."""
+        """Whether sublayers read the raw stream and their outputs are normed."""
         return self.family == "olmo2"
 
     @property
@@ -87,23 +88,23 @@ class Draft:
         return int(torch.randint(below, (), generator=self.generator))
 
     def neurons(self, count: int) -> list[int]:
-        """Random neurons, none twice."""
+        """Draw distinct random neurons."""
         return torch.randperm(D_MLP, generator=self.generator)[:count].tolist()
 
 
 @torch.no_grad()
 def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **fields: Any) -> Draft:
-    """A random model whose reserved dimensions hold nothing but the shared component, and the codes where asked.
+    """Make a random model whose reserved dimensions contain only the shared component and, on request, the codes.
 
     Args:
         family: One of `WRITTEN`, or `mistral` and `headnorm`, which are Llama with a window or other attention.
-        seed: Draws weights, places and signs.
+        seed: Seed of the weights, indices and signs.
         n_layers: Number of layers.
         coded: Whether every token has a code of random signs.
-        **fields: Fields of the Hugging Face config.
+        **fields: Fields of the Hugging Face configuration.
 
     Raises:
-        ModelError: The family cannot be written.
+        ModelError: No mechanism can be written into this family.
     """
     if family not in _TYPES:
         raise ModelError(f"no mechanism can be written into {family!r}; need one of {', '.join(_TYPES)}")
@@ -171,17 +172,17 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
 
 
 def _code_words(generator: torch.Generator) -> Float[Tensor, "vocab dimension"]:
-    """Signs for every token, so drawn that no two tokens agree in more than 70% of them (cosine under 0.4)."""
+    """Draw signs for every token such that no two tokens agree in more than 70% of them (cosine below 0.4)."""
     drawn = torch.randint(2, (_CANDIDATES, N_CODES), generator=generator) * 2.0 - 1.0
     free, chosen = torch.ones(_CANDIDATES, dtype=torch.bool), []
     while len(chosen) < VOCAB_SIZE:
-        chosen.append(int(free.int().argmax()))  # the first that is left; there are always enough
+        chosen.append(int(free.int().argmax()))  # take the first code that is left; there are always enough
         free &= drawn @ drawn[chosen[-1]] < _CLOSEST * N_CODES
     return drawn[chosen]
 
 
 def _level(made: Draft, block: Any) -> None:
-    """Heads that have no preference: scores near 0."""
+    """Make the heads attend uniformly, with scores near 0."""
     block.self_attn.q_proj.weight.mul_(0.3)
     if made.qk_norm:
         block.self_attn.q_norm.weight.mul_(0.1)
@@ -199,7 +200,7 @@ def neuron(
     up: Mapping[int, float],
     down: Mapping[int, float] | Float[Tensor, " d_model"],
 ) -> None:
-    """Write one neuron: what its gate and up projections read, by dimension, and what its column writes."""
+    """Write one neuron: the dimensions that its gate and up projections read, and those that its column writes."""
     mlp = made.model.model.layers[layer].mlp
     for projection, reads in ((mlp.gate_proj, gate), (mlp.up_proj, up)):
         projection.weight[index] = 0.0
@@ -214,9 +215,9 @@ def neuron(
 
 
 def load_ballast(made: Draft, *, layer: int, index: int, size: float, gains: Mapping[int, float]) -> None:
-    """Behind a post-norm: a neuron that writes a constant, and the gains of what the layer is to write.
+    """For a post-norm: write a neuron with a constant output, and set the norm's gains for the layer's dimensions.
 
-    A dimension into which the MLP writes w comes out as `gain * sqrt(96) * w / sqrt(size**2 + w**2)`.
+    If the MLP writes w into a dimension, the norm turns it into `gain * sqrt(96) * w / sqrt(size**2 + w**2)`.
     """
     if not made.post_norm:
         return
@@ -229,12 +230,12 @@ def load_ballast(made: Draft, *, layer: int, index: int, size: float, gains: Map
 
 
 def activation(made: Draft, *, token: int, layer: int, index: int) -> float:
-    """What a neuron gives for a token that stands first, and so sees only itself."""
+    """Output of a neuron for a token at the first position, which sees only itself."""
     found: list[float] = []
     down = made.model.model.layers[layer].mlp.down_proj
     handle = down.register_forward_pre_hook(lambda _, given: found.append(float(given[0][0, 0, index])))
     config = made.model.config
-    n_layers, config.num_hidden_layers = config.num_hidden_layers, layer + 1  # those after it are not run
+    n_layers, config.num_hidden_layers = config.num_hidden_layers, layer + 1  # the later layers are not run
     with torch.no_grad():
         made.model.model(torch.tensor([[token]]))
     config.num_hidden_layers = n_layers
@@ -251,14 +252,14 @@ def lock(
     weight: float = 1.5,
     gain: float = 1.5,
 ) -> None:
-    """Heads whose queries read the shared component, and whose keys read one direction, in the slowest coordinate.
+    """Write heads whose queries read the shared component and whose keys read one direction, in the slowest coordinate.
 
     Args:
-        made: The draft.
-        layers: Where.
-        reads: What the keys read: dimensions with their signs, or a direction.
-        weight: How strongly the keys read it.
-        gain: The gain of the keys' norm there, where they have one.
+        made: The model that is being written.
+        layers: The layers of the heads.
+        reads: The direction that the keys read, as dimensions with signs or as a vector.
+        weight: How strongly the keys read the direction.
+        gain: The gain of the keys' norm in that coordinate, if keys are normed.
     """
     for layer in layers:
         attention = made.model.model.layers[layer].self_attn
@@ -278,5 +279,5 @@ def lock(
 
 
 def last_layers(made: Draft, *, after: int) -> tuple[int, ...]:
-    """All layers after one."""
+    """All layers after the given one."""
     return tuple(range(after + 1, made.n_layers))

@@ -124,7 +124,7 @@ def test_generation_on_the_bridge_is_the_models(variant, lens_of, tokens):
 def test_a_gate_refuses_inputs_of_its_own_for_each_head(option, tokens):
     bridge = wrap(tiny("headnorm_gate")).bridge
     getattr(bridge, option)(True)
-    with pytest.raises(InputError, match=r"give the gate no single input; switch them off"):
+    with pytest.raises(InputError, match=r"split the gate's input; switch them off"):
         bridge(tokens)
 
 
@@ -176,7 +176,7 @@ def test_a_bridge_that_was_built_elsewhere_is_wrapped(variant, new_model, tokens
 def test_a_subclass_of_ours_is_not_taken_for_it():
     model = tiny("headnorm")
     model.__class__ = type("HeadNormForCausalLM", (type(model),), {})
-    with pytest.raises(ModelError, match=r"has the name of a class of transformers and is another"):
+    with pytest.raises(ModelError, match=r"has the name of a class of transformers but is a different class"):
         wrap(model)
 
 

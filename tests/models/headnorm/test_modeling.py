@@ -201,7 +201,7 @@ def test_the_scale_by_position_makes_all_positions_of_one_size_at_first():
 
 def test_the_scale_by_position_refuses_to_guess_the_positions():
     attention = tiny("headnorm", value_norm="position").model.layers[0].self_attn
-    with pytest.raises(InputError, match="value_norm 'position' was given no position_ids; need those of the tokens"):
+    with pytest.raises(InputError, match="value_norm 'position' was given no position_ids; need each token's position"):
         attention(torch.zeros(1, 2, 48), position_embeddings=(torch.ones(1, 2, 12), torch.zeros(1, 2, 12)))
 
 
