@@ -54,7 +54,7 @@ def traced(monkeypatch):
 
     def trace(config, *, out, overwrite, progress):
         calls.append({"config": config, "out": out, "overwrite": overwrite, "progress": progress})
-        return types.SimpleNamespace(table=table, report=Path(out) / "report.html")
+        return types.SimpleNamespace(table=table, report_path=Path(out) / "report.html")
 
     fake = types.ModuleType("sink_lens.chain.trace")
     fake.trace = trace
@@ -299,9 +299,9 @@ def test_third_party_libraries_are_quieted_by_the_command(monkeypatch):  # not b
 
 
 def test_report_renders_a_run_again(monkeypatch):
-    fake = types.ModuleType("sink_lens.report.page")
+    fake = types.ModuleType("sink_lens.report.html")
     fake.render = lambda *folders, out: out or folders[0] / "report.html"
-    monkeypatch.setitem(sys.modules, "sink_lens.report.page", fake)
+    monkeypatch.setitem(sys.modules, "sink_lens.report.html", fake)
     assert run("report", "runs/a").stdout == "report: runs/a/report.html\n"
     assert run("report", "runs/a", "runs/b", "--out", "both.html").stdout == "report: both.html\n"
 

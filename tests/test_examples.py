@@ -51,9 +51,7 @@ def model(tmp_path_factory):
 @pytest.mark.parametrize("path", SCRIPTS, ids=name)
 def test_an_example_runs_on_a_model_of_ones_own(path, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # where an example writes by default
-    monkeypatch.setattr(
-        "sink_lens.chain.trace.render", lambda folder: None
-    )  # the page has its own tests, and takes long
+    monkeypatch.setattr("sink_lens.records.display.page", lambda folder: None)  # it has its own tests, and is slow
     run(path, "--model", str(model), *SMALLER.get(path.stem, []))
     assert len(capsys.readouterr().out.splitlines()) >= 4
 

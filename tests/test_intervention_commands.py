@@ -49,7 +49,7 @@ def calls(monkeypatch, tmp_path):
         fake = types.ModuleType(f"sink_lens.studies.{module}")
         setattr(fake, name, study(name))
         monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
+    monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
     return made
 
 

@@ -9,6 +9,7 @@ from sink_lens import cli
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.records import create_run, read_run
+from sink_lens.report import html
 
 SMALL = "gpt2,n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 SWEEP = '[tokens]\nkind = "random"\nsequences = 2\nlength = 10\n[[edits]]\nsite = "z"\nheads = 0\nlayers = "all"\n'
@@ -78,7 +79,8 @@ def test_what_is_refused_leaves_no_folder(asked):
 
 
 @pytest.mark.parametrize("asked", ["contraction, too short", "patch, a layer that is not", "trace, a position outside"])
-def test_what_is_refused_leaves_an_empty_folder_empty_and_the_corrected_command_uses_it(asked):
+def test_what_is_refused_leaves_an_empty_folder_empty_and_the_corrected_command_uses_it(asked, monkeypatch):
+    monkeypatch.setattr(html, "page_text", lambda *folders: "a page")
     Path("run").mkdir()
     assert run(*REFUSED[asked], "--out", "run").exit_code == 2
     assert files("run") == {}
@@ -99,7 +101,8 @@ def test_what_is_refused_with_overwrite_leaves_the_run_that_was_there(asked):
 
 
 @pytest.mark.filterwarnings("default:missing is left out")
-def test_a_failed_model_is_still_written_where_another_is_measured():
+def test_a_failed_model_is_still_written_where_another_is_measured(monkeypatch):
+    monkeypatch.setattr(html, "page_text", lambda *folders: "a page")
     run("preference", "missing", *UNTRAINED, "--length", 16, "--out", "run")
     assert read_run("run").tables["models"]["error"].notna().tolist() == [True, False]
 

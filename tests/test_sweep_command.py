@@ -28,7 +28,7 @@ def run(*arguments):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
-    monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
+    monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
 
 
 @pytest.fixture

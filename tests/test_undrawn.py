@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sink_lens import TraceConfig, cli, load, read_run, trace
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny, tiny_tokenizer
-from sink_lens.report import page
+from sink_lens.report import html
 
 SMALL = "gpt2,n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 SWEEP = '[tokens]\nkind = "random"\nsequences = 2\nlength = 10\n[[edits]]\nsite = "z"\nheads = 0\nlayers = "all"\n'
@@ -58,6 +58,11 @@ def asked(command):
     return [command, *given, "--out", "run"]
 
 
+def short_page(*folders):
+    """Instead of a page, which takes longer than the runs here."""
+    return f"key_sink of {folders}" + 1000 * " "
+
+
 def tables():
     """The files of the run but its page, with the time at which each was written."""
     return {path.name: path.stat().st_mtime_ns for path in Path("run").iterdir() if path.suffix not in (".html",)}
@@ -66,6 +71,8 @@ def tables():
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.filterwarnings("ignore")  # what a run of two sequences cannot say
 def test_the_same_command_draws_the_page_that_a_full_disk_left_out(command, monkeypatch):
+    if command != "trace":
+        monkeypatch.setattr(html, "page_text", short_page)
     written = Path.write_text
 
     def full(self, *given, **options):
@@ -91,8 +98,9 @@ def test_the_same_command_draws_the_page_that_a_full_disk_left_out(command, monk
     assert read_run("run").status == "finished"
 
 
-def test_a_command_killed_while_it_draws_is_finished_by_the_same_command():
+def test_a_command_killed_while_it_draws_is_finished_by_the_same_command(monkeypatch):
     """In a process of its own, as a user's: SIGKILL where the page would be written."""
+    monkeypatch.setattr(html, "page_text", short_page)
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -103,6 +111,8 @@ def test_a_command_killed_while_it_draws_is_finished_by_the_same_command():
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return written(self, text, **options)\n"
         "Path.write_text = killed\n"
+        "from sink_lens.report import html\n"
+        "html.page_text = lambda *folders: 2000 * ' '\n"
         "from sink_lens import cli\n"
         "cli.main()\n"
     )
@@ -123,10 +133,10 @@ def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(monkeypatc
     lens = load("MODEL", device="cpu")
     config = TraceConfig(model="tiny", tokens="random", sequences=4, length=24, cuts=False, twin=False)
     whole = trace(lens, config=config, out="run", progress=False)
-    whole.report.unlink()
+    whole.report_path.unlink()
     monkeypatch.setattr("sink_lens.chain.trace._run", None)  # nothing is measured
     drawn = trace(lens, config=config, out="run", progress=False)
-    assert drawn.report.exists()
+    assert drawn.report_path.exists()
     assert drawn.location == whole.location
     assert set(drawn.frames) == set(whole.frames)
     for name, frame in whole.frames.items():
@@ -135,7 +145,8 @@ def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(monkeypatc
         trace(lens, config=config, out="run", progress=False)
 
 
-def test_another_question_does_not_draw_the_page():
+def test_another_question_does_not_draw_the_page(monkeypatch):
+    monkeypatch.setattr(html, "page_text", short_page)
     assert run(*asked("isolate")).exit_code == 0
     Path("run/report.html").unlink()
     other = run(*asked("isolate"), "--position", 7)
@@ -148,7 +159,7 @@ def test_ctrl_c_in_the_page_says_how_it_is_drawn(monkeypatch):
     def stopped(*folders):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(page, "html", stopped)
+    monkeypatch.setattr(html, "page_text", stopped)
     done = run(*asked("isolate"))
     assert done.exit_code == 130
     assert "sink-lens report run" in done.stderr
@@ -156,7 +167,8 @@ def test_ctrl_c_in_the_page_says_how_it_is_drawn(monkeypatch):
 
 
 def test_the_page_of_the_run_before_is_not_left_beside_an_overwritten_run(monkeypatch):
+    monkeypatch.setattr(html, "page_text", short_page)
     assert run(*asked("isolate")).exit_code == 0
-    monkeypatch.setattr(page, "html", lambda *folders: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(html, "page_text", lambda *folders: (_ for _ in ()).throw(KeyboardInterrupt))
     assert run(*asked("isolate"), "--position", 7, "--overwrite").exit_code == 130
     assert not Path("run/report.html").exists()

@@ -26,7 +26,7 @@ def here(tmp_path, monkeypatch, request):
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr(display, "figure", lambda name, *data, **options: None)
         monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
-        monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
+        monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
 
 
 @pytest.fixture

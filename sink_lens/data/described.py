@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ..errors import InputError
+from ..errors import InputError, check_name
 
 TOKEN_KINDS = ("text", "random", "repeated")
 BOS_ARMS = ("auto", "with", "without")
@@ -101,6 +101,7 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     Raises:
         InputError: the file is missing, cannot be read, or holds no table.
     """
+    check_name(path, what="the name of the file")
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")

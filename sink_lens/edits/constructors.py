@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..errors import InputError, SiteError
-from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, site_of
 from ..models.weights import mlp_weights
 
@@ -196,7 +196,7 @@ def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Genera
 
 
 def scalar(
-    lens: LensModel,
+    lens: ModelLike,
     *,
     layer: int,
     neurons: Sequence[int],
@@ -214,6 +214,7 @@ def scalar(
         InputError: no neuron or dimension, one named twice, or one that does not exist.
         SiteError: a mixture of experts, whose neurons have no site.
     """
+    lens = as_lens(lens)
     site_of("neurons", family=lens.family)
     weights = mlp_weights(lens, layer=in_range("layer", layer, lens.n_layers))
     assert weights is not None  # site_of has refused the others

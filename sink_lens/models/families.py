@@ -2,6 +2,18 @@
 
 To add a family: add a row to ``FAMILIES``, a tiny random model to ``tiny.py``, and run the tests, which
 compare every site of it on both paths.
+
+When numbers are equal to the last bit. A matrix product rounds in an order of its own, which depends on its kernel
+(the instruction set, the library, the number of threads) and on the shapes. Two computations give equal bits where
+they call the same kernels with the same shapes: in float32 with eager attention, in one process on one CPU.
+
+- A path against itself, in every family: an edit that changes nothing, a patch of everything, a run that begins at
+  a later layer, and an exact sweep against one pass of the bridge for each cell (it checks itself before it goes on,
+  shares a forward only where that moves no bit, and takes the bridge where the plain module may differ).
+- The bridge against the plain module, in families with ``same_products``. In the others they agree within rounding,
+  and have equal bits on some instruction sets only: nothing may rely on it.
+- Nothing else: fused kernels, GPUs, half precision and other machines agree within a tolerance, which is 1e-5 of a
+  row's norm in float32 and four times the rounding of a half-precision type.
 """
 
 from dataclasses import dataclass, replace
@@ -68,9 +80,8 @@ class Family:
     rotates_in_float32: bool = False
     """Query and key are rotated in float32 and rounded afterwards, whatever the type of the weights."""
     same_products: bool = True
-    """The bridge and the plain module multiply matrices of the same shapes in the same order, so that the same kernels
-    give the same bits. Where it is False, as where one of them splits a fused projection, the two agree within the
-    rounding of the type, and to the last bit on some instruction sets only."""
+    """The bridge and the plain module call the same matrix products with the same shapes, so that their bits are equal.
+    False where one of them splits a fused projection, or scales the query before the product rather than the scores."""
     bridge_architecture: str | None = None
     """Name under which the TransformerLens adapter is registered, where it is not the class name."""
 

@@ -57,7 +57,7 @@ def amplify(
     if any(centre != "none" for centre in centres):
         means = centring_means(setting.lens, seed=config.seed, progress=progress)
     baseline, by_layer, summary = setting.baseline, [], []
-    cells: list[tuple[Centre, float]] = [(centre, factor) for centre in centres for factor in factors]
+    cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in factors]
     for centre, factor in bar(cells, label="amplification", progress=progress):
         edits = _amplified(factor, position=setting.target_position, layers=chosen, centre=centre, means=means)
         edited = setting.run(edits, loss=True) if edits else baseline

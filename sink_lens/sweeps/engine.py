@@ -6,10 +6,10 @@ which is computed once for each batch of prompts. Of that layer, what no edit ch
 on a CPU several forwards run side by side (``lanes``). A cell that can change nothing that is read is not run at all.
 
 *Exact* mode gives, in float32 on the CPU, to the last bit what ``run_with`` gives for one cell at a time: the passes
-run on the plain module with eager attention, and the runner compares the first cells with passes of the bridge before
-it goes on. *Fast* mode takes the fused attention kernel for long sequences, adds the change of a few neurons to the
-stream as a product of low rank (``W_down`` is not applied again), and unembeds only the positions that the metrics
-read.
+run on the plain module with eager attention, or on the bridge where the family's two modules call other matrix
+products, and the runner compares some cells with single passes of the bridge before it goes on. *Fast* mode takes the
+fused attention kernel for long sequences, adds the change of a few neurons to the stream as a product of low rank
+(``W_down`` is not applied again), and unembeds only the positions that the metrics read.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,9 @@
 """A pass of the plain module under edits, from a given layer to a given layer: what a sweep repeats thousands of times.
 
 The sites are those of the bridge, at their other address (``models.sites``). Edits of the scores and the pattern have
-no address there, and run on the bridge. With the eager kernel the numbers are those of the bridge, mostly to the last
-bit, which the engine checks before it relies on it; with the fused one they differ in the last places.
+no address there, and run on the bridge. With the eager kernel the numbers are those of the bridge, to the last bit in
+families with the same products (``models.families``), which the runner checks before it relies on it; with the fused
+one they differ in the last places.
 
 Three things are skipped: the layers before the first, what of the first layer no edit changes (``Known``), and what
 lies behind the last attention where nothing else is read.

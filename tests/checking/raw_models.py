@@ -33,11 +33,11 @@ def raw_of():
 @pytest.fixture(scope="session")
 def raw_run():
     """``raw_run(family, tokens, changes, model=None)``: logits of the Hugging Face model under changes by hand."""
-    return _raw_run
+    return raw_logits
 
 
 @torch.no_grad()
-def _raw_run(family, tokens, changes=(), *, model=None):
+def raw_logits(family, tokens, changes=(), *, model=None):
     """The raw model's logits; ``changes`` are (site, layer, function), the function writing into its argument."""
     model = _raw_of(family) if model is None else model
     row = family_of(type(model).__name__)

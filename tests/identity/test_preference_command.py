@@ -27,7 +27,7 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def unseen(monkeypatch):
     """No page is drawn."""
-    monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
+    monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
 
 
 def report(folder):

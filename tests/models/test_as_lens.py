@@ -1,15 +1,18 @@
 """Everything that takes a model takes what ``load`` takes; names that no file system takes are one line."""
 
+import functools
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from lenses import lens_of
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from typer.testing import CliRunner
 
 import sink_lens
 from sink_lens import EditGrid, FingerprintConfig, Grid, TraceConfig, cli, from_tensor, read_run
+from sink_lens.edits.constructors import scalar
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.errors import InputError, SinkLensError
 from sink_lens.models.load import wrap
@@ -17,6 +20,7 @@ from sink_lens.models.tiny import tiny
 
 CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, cuts=False, twin=False)
 GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0,), heads=(0,)),))
+FIRST = sink_lens.Reading(name="first", sites=("z",), function=lambda view: view["z"][:, 0])
 SHORT = FingerprintConfig(sequences=50, length=4, coordinates=28)
 
 
@@ -37,12 +41,13 @@ def _folder(path):
 KINDS = {
     "Hugging Face model": lambda path: tiny("llama"),
     "bridge": lambda path: _bridge(),
-    "LensModel": lambda path: wrap(tiny("llama")),
     "name": lambda path: str(_folder(path)),
     "path": _folder,
 }
 TAKERS = {
-    "trace": lambda model, out: sink_lens.trace(model, config=CONFIG, tokens=batch(), out=out, progress=False).links,
+    "trace": lambda model, out: (
+        sink_lens.trace(model, config=CONFIG, tokens=batch(), out=out, report=False, progress=False).links
+    ),
     "isolate": lambda model, out: sink_lens.isolate(model, tokens=batch(), out=out, progress=False).headline,
     "amplify": lambda model, out: (
         sink_lens.amplify(
@@ -51,12 +56,21 @@ TAKERS = {
     ),
     "sweep": lambda model, out: sink_lens.sweep(model, GRID, tokens=batch(), out=out, progress=False).frame,
     "capture": lambda model, out: sink_lens.capture(model, batch(), sites=["z"])["z", 0],
+    "stream": lambda model, out: sink_lens.stream(model, batch(), [FIRST]).values["first"][1],
     "run_with": lambda model, out: sink_lens.run_with(model, batch(), logits=True).logits,
     "patch": lambda model, out: (
         sink_lens.patch(model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0], progress=False).frame
     ),
     "attribution_patch": lambda model, out: (
         sink_lens.attribution_patch(model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0]).frame
+    ),
+    "path_patch": lambda model, out: (
+        sink_lens.path_patch(
+            model, batch(), batch(1), sender=("z", 0, 1), receiver=("resid_post", 2), metric=sink_mass(0)
+        ).frame
+    ),
+    "scalar": lambda model, out: (
+        sink_lens.run_with(lens_of(), batch(), scalar(model, layer=1, neurons=[3], dimensions=[4])).state
     ),
     "generate": lambda model, out: sink_lens.generate(model, [5, 6], max_new_tokens=2).ids,
     "preference": lambda model, out: sink_lens.preference(model, sequences=64, length=12).summary,
@@ -65,18 +79,27 @@ TAKERS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+CASES = [("Hugging Face model", taker) for taker in TAKERS]
+CASES += [(kind, taker) for kind in ("bridge", "name", "path") for taker in ("trace", "capture", "patch", "sweep")]
+
+
+@pytest.fixture(scope="module")
+def of_lens(tmp_path_factory):
+    """``of_lens(taker)``: what it gives for a ``LensModel``, computed once."""
+    return functools.cache(lambda taker: TAKERS[taker](lens_of(), tmp_path_factory.mktemp("runs") / taker))
+
+
+@pytest.mark.parametrize(("kind", "taker"), CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_everything_takes_every_kind_of_model(kind, tmp_path):
-    model = KINDS[kind](tmp_path)
-    for name, taker in TAKERS.items():
-        found, expected = (taker(one, tmp_path / f"{name}-{at}") for at, one in enumerate((model, wrap(tiny("llama")))))
-        if isinstance(found, torch.Tensor):
-            assert torch.equal(found, expected), name
-        elif isinstance(found, pd.DataFrame):
-            pd.testing.assert_frame_equal(found, expected)
-        else:
-            assert found == expected, name
+def test_everything_takes_what_load_takes(kind, taker, of_lens, tmp_path):
+    """And gives what it gives for a ``LensModel``."""
+    found, expected = TAKERS[taker](KINDS[kind](tmp_path), tmp_path / "found"), of_lens(taker)
+    if isinstance(found, torch.Tensor):
+        assert torch.equal(found, expected)
+    elif isinstance(found, pd.DataFrame):
+        pd.testing.assert_frame_equal(found, expected)
+    else:
+        assert found == expected
 
 
 def test_models_in_memory_are_fingerprinted(tmp_path):
@@ -86,7 +109,7 @@ def test_models_in_memory_are_fingerprinted(tmp_path):
 
 
 def test_the_run_of_a_hugging_face_model_is_named_after_it(tmp_path):
-    sink_lens.trace(tiny("llama"), config=CONFIG, tokens=batch(), out=tmp_path / "run", progress=False)
+    sink_lens.trace(tiny("llama"), config=CONFIG, tokens=batch(), out=tmp_path / "run", report=False, progress=False)
     assert read_run(tmp_path / "run").provenance["model"] == "LlamaForCausalLM"
 
 

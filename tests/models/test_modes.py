@@ -14,12 +14,19 @@ from sink_lens.edits.metrics import sink_mass
 from sink_lens.identity.token_preference import last_logits
 from sink_lens.models.tiny import tiny
 from sink_lens.patching.attribution import attribution_patch
+from sink_lens.records import display
 
 DROPOUT = {
     "gpt2": {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3},
     "opt": {"dropout": 0.3, "attention_dropout": 0.3},
     "llama": {"attention_dropout": 0.3},
 }
+
+
+@pytest.fixture(autouse=True)
+def plain_picture(monkeypatch):
+    """Sweeps take longer to draw than to run."""
+    monkeypatch.setattr(display, "image", lambda figure, form: b"a picture")
 
 
 def batch(seed=0):

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from lenses import lens_of as lens
+from lenses import same_products
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
@@ -53,13 +54,20 @@ def edited_bridge(family, site, edit, layers=(LAYER,)):
     return model.bridge.run_with_hooks(tokens(), fwd_hooks=hooks, use_cache=False)
 
 
-def assert_close(found, expected, tolerance=1e-5):
-    """Within the tolerance of the norm of each row; what the mask blocks is equal."""
+def assert_close(found, expected, tolerance=1e-5, *, cancels=False):
+    """Within the tolerance of the norm of each row; what the mask blocks is equal.
+
+    Where its entries are sums that may cancel to near 0, within that of the largest row of the head: rounding is
+    relative to what is summed up.
+    """
     found, expected = found.double(), expected.double()
     blocked = expected < -1e30
     assert torch.equal(found < -1e30, blocked)
     found, expected = found.masked_fill(blocked, 0), expected.masked_fill(blocked, 0)
-    assert ((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1) + 1e-12).all()
+    size = expected.norm(dim=-1)
+    if cancels:
+        size = size.amax(-1, keepdim=True)
+    assert ((found - expected).norm(dim=-1) <= tolerance * size + 1e-12).all()
 
 
 def noise_like(tensor):
@@ -105,7 +113,9 @@ def test_a_site_is_equal_on_both_paths(family, site):
     assert [layer for name, layer in plain if name == site] == layers
     for layer in layers:
         assert plain[site, layer].dtype == bridge[site, layer].dtype == torch.float32
-        assert_close(plain[site, layer], bridge[site, layer])
+        # A score is a product of a query and a key: where these are rounded in another way, so is a score near 0.
+        cancels = site == "scores" and not same_products(family)
+        assert_close(plain[site, layer], bridge[site, layer], cancels=cancels)
 
 
 @pytest.mark.parametrize(("family", "site"), CASES)

@@ -60,7 +60,7 @@ def calls(monkeypatch, tmp_path):
         return trainer.TrainResult(folder=tmp_path / "the" / "run", config=config, log=log, checkpoints={})
 
     monkeypatch.setattr(trainer, "train", train)
-    monkeypatch.setattr("sink_lens.report.page.render", lambda folder: folder / "report.html")
+    monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")
     monkeypatch.setattr(estimate, "dry_run", lambda config: made.append((config, "dry")) or "what it would take")
     return made
 
