@@ -26,14 +26,14 @@ C = TypeVar("C")
 _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def with_fields(kind: type[C], given: C | None = None, *, where: str = "", **changes: Any) -> C:
+def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = "") -> C:
     """A configuration with some of its fields changed.
 
     Args:
         kind: the class.
         given: the configuration to change; the defaults if None.
+        changes: fields by name; lists become tuples.
         where: what the changes come from, for errors; the name of the class if empty.
-        **changes: fields by name; lists become tuples.
 
     Raises:
         InputError: a name that is no field, with the nearest one, or a value that the field cannot take.

@@ -203,9 +203,9 @@ def _config_of(
     if isinstance(model, TraceConfig):
         if given is not None:
             raise InputError("two configurations were given; need one, and a LensModel or a name before it")
-        return with_fields(TraceConfig, model, where="trace", **fields)
+        return with_fields(TraceConfig, model, fields, where="trace")
     name = model.name if isinstance(model, LensModel) else str(model)
-    return with_fields(TraceConfig, given, where="trace", **fields, model=name)
+    return with_fields(TraceConfig, given, fields | {"model": name}, where="trace")
 
 
 def _run(

@@ -53,7 +53,7 @@ def configured(kind: type[C]) -> Callable[[Callable[..., None]], Callable[..., N
                 if source is not None and source.name == "COMMANDLINE":
                     option = option_of(known[name])
                     settings[name] = value_of(known[name], hints[name], value, name=option)
-            command(with_fields(kind, where="" if file is None else str(file), **settings), **given)
+            command(with_fields(kind, None, settings, where="" if file is None else str(file)), **given)
 
         first = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         file = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, annotation=_FILE, default=None)

@@ -67,14 +67,14 @@ def asked(
     given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
     if not isinstance(model, Question):
         name = str(model) if isinstance(model, str | Path) else as_lens(model).name
-        return with_fields(kind, config, where=where, **given, model=name)
+        return with_fields(kind, config, given | {"model": name}, where=where)
     if config is not None:
         raise InputError("two configurations were given; need one, and a LensModel or a name before it")
     if isinstance(model, kind):
-        return with_fields(kind, model, where=where, **given)
+        return with_fields(kind, model, given, where=where)
     shared = {one.name for one in dataclasses.fields(kind)} - {"position"}  # that of a trace was never a study's
     same = {one.name: getattr(model, one.name) for one in dataclasses.fields(model) if one.name in shared}
-    return with_fields(kind, where=where, **{**same, **given})
+    return with_fields(kind, None, same | given, where=where)
 
 
 def prepared(
