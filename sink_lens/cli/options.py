@@ -77,7 +77,7 @@ def _parameter(field: Field[Any], hint: Any, doc: str) -> inspect.Parameter:
     kind, _ = bare(hint)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     default = None if field.default is MISSING else field.default
-    written, choices = field.metadata.get("written"), field.metadata.get("choices", ())
+    written, choices = field.metadata.get("written", ""), field.metadata.get("choices", ())
     shown: dict[str, Any] = {
         "help": doc.replace("``", "").replace("[", r"\["),
         "show_default": default not in (None, ()),
