@@ -54,8 +54,9 @@ ROOMS = {
     "identity": "Before training, and seeds",
     "records": "Run folders",
     "report": "Pages and figures",
+    "": "Errors, statistics, text and schema",
 }
-"""Room -> the title of its page in the reference, which is made of what the room's modules define for others."""
+"""Room (empty: what all share) -> the title of its page in the reference."""
 
 
 def _write_reference() -> None:
@@ -64,7 +65,7 @@ def _write_reference() -> None:
     package = here.parent / "sink_lens"
     for room, title in ROOMS.items():
         parts = [title, "=" * len(title), ""]
-        for path in sorted((package / room).rglob("*.py")):
+        for path in sorted((package / room).rglob("*.py") if room else package.glob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
             if not any(not name.startswith("_") for name in names):
@@ -76,7 +77,7 @@ def _write_reference() -> None:
             if options:  # of its classes, which transformers documents, only the model and the norm
                 parts += [f".. autoclass:: {module}.HeadNormForCausalLM", "   :no-members:", ""]
                 parts += [f".. autofunction:: {module}.head_norm", ""]
-        (here / "api" / f"{room}.rst").write_text("\n".join(parts), encoding="utf-8")
+        (here / "api" / f"{room or 'shared'}.rst").write_text("\n".join(parts), encoding="utf-8")
 
 
 def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

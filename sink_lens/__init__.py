@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from sink_lens.sweeps.runner import sweep
     from sink_lens.training.comparison import compare
     from sink_lens.training.config import TrainConfig
+    from sink_lens.training.monitor import SinkMonitor
+    from sink_lens.training.monitor_callback import SinkMonitorCallback
     from sink_lens.training.trainer import train
     from sink_lens.training.watching import watch
 
@@ -108,6 +110,8 @@ _MODULES = {
     "TrainConfig": "training.config",
     "watch": "training.watching",
     "compare": "training.comparison",
+    "SinkMonitor": "training.monitor",
+    "SinkMonitorCallback": "training.monitor_callback",
     "fingerprint": "identity.fingerprints",
     "Fingerprint": "identity.fingerprints",
     "FingerprintConfig": "identity.fingerprints",
@@ -144,6 +148,8 @@ __all__ = [
     "MetricSpec",
     "Reading",
     "SinkLensError",
+    "SinkMonitor",
+    "SinkMonitorCallback",
     "Site",
     "Study",
     "SweepConfig",

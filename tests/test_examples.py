@@ -15,7 +15,11 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOK = EXAMPLES / "first_look.ipynb"
-SMALLER = {"06_train_with_head_norm": ["--steps", "4"], "07_fingerprint": ["--sequences", "60"]}
+SMALLER = {
+    "06_train_with_head_norm": ["--steps", "4"],
+    "07_fingerprint": ["--sequences", "60"],
+    "09_watch_your_training": ["--steps", "4"],
+}
 PRINTS = "Prints on the default model"
 
 

@@ -228,6 +228,26 @@ def _sigmoid_by_rows(score: Scores, value: Tensor) -> Tensor:
     return torch.cat(outputs, dim=2)
 
 
+def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, " head"] | None = None) -> Tensor:
+    """Log-sum-exp of every row of a layer's scores, "batch head query", without the pattern.
+
+    Args:
+        score: the scores.
+        kernel: ``fused`` needs scores without a soft cap; it is checked once on each device and type.
+        sink: learned sink logits, which are in the denominator too.
+
+    Raises:
+        KernelError: the fused kernel is wrong here, or does not run.
+    """
+    if kernel == "fused":
+        _check_fused(score.query.device.type, score.query.dtype, score.query.shape[-1])
+        _, lse = _fused(score.query, score.key, score.key, mask=score.mask, scale=score.scale)
+    else:
+        blocks = torch.arange(score.query.shape[2], device=score.key.device).split(_BLOCK)
+        lse = torch.cat([score.block(rows).logsumexp(dim=-1) for rows in blocks], dim=2)
+    return lse if sink is None else torch.logaddexp(lse, sink.detach().float()[:, None])
+
+
 def _fused(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:

@@ -557,7 +557,10 @@ def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path):
 
 
 def test_a_finished_run_is_not_overwritten_unless_asked(tmp_path):
-    run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)
+    first = run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)
+    again = run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)  # its page is not drawn yet
+    assert again.location == first.location
+    (tmp_path / "run" / "report.html").write_text("drawn")
     with pytest.raises(RunError, match="finished"):
         run(planted_lens(), tmp_path / "run", sequences=2, length=12, twin=False)
     config = asked(sequences=3, length=12, twin=False)

@@ -278,7 +278,7 @@ def test_ranges_and_a_single_metric_are_taken_as_they_are(tmp_path):
 def test_the_package_is_the_function_and_the_default_folder_is_under_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid = Grid.of(EditGrid(site="z", layers=1), controls=0)
-    result = sink_lens.sweeps(llama(), grid, tokens=sequences(), progress=False)
+    result = sink_lens.sweep(llama(), grid, tokens=sequences(), progress=False)
     assert result.folder.parent.name == "runs"
     assert result.folder.name.startswith("LlamaForCausalLM-")
     assert result.frame["metric"].tolist() == ["sink mass at position 0"]

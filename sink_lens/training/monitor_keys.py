@@ -1,0 +1,261 @@
+"""What the monitor logs: its keys with their meanings, the sums that a reading takes, and the numbers from them.
+
+Everything that a reading takes is a sum, a count or a largest value, so that several processes add up to one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..measures import attention
+from ..measures.dimensions import dominance_ratio
+from ..measures.neurons import column_kurtosis
+from ..measures.rank import effective_rank
+from ..measures.reductions import median_where
+
+PREFIX = "sinks/"
+"""What every key begins with."""
+OTHERS_FROM = 8
+"""Ordinary tokens are those from this position on."""
+SAMPLED = 64
+"""The most query rows of a sequence, and the most of its ordinary tokens, that are looked at one by one."""
+COVERAGE_FACTOR = 20.0
+"""A dimension is an outlier on a token where it exceeds this many times the token's median magnitude."""
+_MIN_QUERIES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A number that the monitor logs, for every layer as ``NAME/layer_N`` and for the whole model as ``NAME``."""
+
+    unit: str
+    whole: Literal["mean", "max", "alone"]
+    """How the whole model's number comes from the layers'; ``alone``: there is only that one."""
+    meaning: str
+
+
+KEYS: Mapping[str, Key] = MappingProxyType(
+    {
+        "rate_first": Key(
+            unit="share", whole="mean", meaning="share of (sequence, head) whose sink score at position 0 passes 0.3"
+        ),
+        "mass_first": Key(unit="attention", whole="mean", meaning="mean attention of later queries to position 0"),
+        "rate_strongest": Key(unit="share", whole="mean", meaning="as rate_first, at the strongest position"),
+        "mass_strongest": Key(unit="attention", whole="mean", meaning="as mass_first, at the strongest position"),
+        "strongest_position": Key(
+            unit="position",
+            whole="alone",
+            meaning="the position with the largest mean sink score over layers and heads",
+        ),
+        "norm_ratio": Key(
+            unit="1", whole="max", meaning="norm of the stream at position 0 over the median of ordinary tokens"
+        ),
+        "dominance": Key(
+            unit="1", whole="mean", meaning="largest over mean magnitude of the stream's dimensions at position 0"
+        ),
+        "dimension": Key(
+            unit="dimension",
+            whole="alone",
+            meaning="the dimension with most energy at position 0, where dominance is largest",
+        ),
+        "max_activation": Key(unit="of the stream", whole="max", meaning="largest magnitude in the stream, any token"),
+        "kurtosis": Key(
+            unit="1", whole="mean", meaning="excess kurtosis of a token's dimensions, mean over tokens; 0 = Gaussian"
+        ),
+        "coverage": Key(
+            unit="share",
+            whole="max",
+            meaning="share of ordinary tokens on which one dimension exceeds 20 times the token's median magnitude",
+        ),
+        "coverage_dimension": Key(unit="dimension", whole="alone", meaning="that dimension, where coverage is largest"),
+        "entropy": Key(unit="nats", whole="mean", meaning="entropy of a row of the pattern, mean over sampled queries"),
+        "max_logit": Key(unit="logits", whole="max", meaning="largest attention score of the sampled queries"),
+        "effective_rank": Key(
+            unit="directions", whole="mean", meaning="directions that a sequence's states use, position 0 left out"
+        ),
+    }
+)
+"""Name without the prefix -> what it is. ``effective_rank`` is read where it is asked for."""
+ON_REQUEST = ("effective_rank",)
+"""Keys that cost more, read where they are asked for."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sums:
+    """What one reading has taken so far: name and layer -> sums (to be added) or largest values."""
+
+    threshold: float
+    extras: frozenset[str] = frozenset()
+    added: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    largest: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+
+    def take_state(
+        self, h: Float[Tensor, "batch position d_model"], *, layer: int, valid: Bool[Tensor, "batch position"]
+    ) -> None:
+        """The stream before layer 0 (layer -1) or after a layer."""
+        h = h.float()
+        positions = torch.arange(h.shape[1], device=h.device)
+        ordinary = valid & (positions >= OTHERS_FROM)
+        norms = h.norm(dim=-1)
+        self._mean("norm_ratio", (norms[:, 0] / median_where(norms, where=ordinary))[valid[:, 0]], layer)
+        first = h[:, 0][valid[:, 0]]
+        self._mean("dominance", dominance_ratio(first), layer)
+        self._add("energy", first.square().sum(0), layer)
+        if layer < 0:
+            return
+        real = h[valid]
+        self._most("max_activation", real.abs().amax() if len(real) else real.new_full((), -math.inf), layer)
+        self._mean("kurtosis", column_kurtosis(real.T, chunk=max(1, len(real))), layer)
+        some = torch.linspace(OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device).round().long().unique()
+        some = some[some >= OTHERS_FROM]
+        magnitude = h[:, some][ordinary[:, some]].abs()
+        over = magnitude > COVERAGE_FACTOR * magnitude.median(dim=-1, keepdim=True).values
+        self._add("coverage", torch.cat([over.sum(0), torch.tensor([len(over)], device=h.device)]), layer)
+        if "effective_rank" in self.extras:
+            self._mean("effective_rank", effective_rank(h, valid=valid, without=0), layer)
+
+    def take_attention(
+        self,
+        *,
+        layer: int,
+        column: Float[Tensor, "batch head query"],
+        rows: Float[Tensor, "batch head row key"],
+        scores: Float[Tensor, "batch head row key"],
+        row_positions: Tensor,
+        valid: Bool[Tensor, "batch position"],
+    ) -> None:
+        """Attention of all queries to position 0, and some whole rows of the pattern with their scores."""
+        score = attention.sink_score(column, valid=valid, key=0)
+        self._mean("rate_first", (score > self.threshold).float().masked_fill(score.isnan(), math.nan), layer)
+        self._mean("mass_first", attention.sink_mass(column, valid=valid, key=0), layer)
+        real = valid[:, row_positions]
+        self._mean("entropy", attention.mean_rows(attention.entropy(rows), row_valid=real), layer)
+        highest = scores.amax(-1).masked_fill(~real[:, None], -math.inf)
+        self._most("max_logit", highest.amax(), layer)
+        self._take_keys(rows, row_positions=row_positions, real=real, layer=layer)
+
+    def _take_keys(self, rows: Tensor, *, row_positions: Tensor, real: Tensor, layer: int) -> None:
+        """Score, mass and rate of every key, from the sampled rows; entries after the query are 0."""
+        keys = torch.arange(rows.shape[-1], device=rows.device)
+        total = (real[:, None, None].to(rows.dtype) @ rows)[:, :, 0]
+        own = rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0] * real[:, None]
+        later = total.index_add(-1, row_positions, own, alpha=-1)
+        for name, sums, seen in (
+            ("score", total, row_positions[:, None] >= keys),
+            ("mass", later, row_positions[:, None] > keys),
+        ):
+            count = real.float() @ seen.float()
+            by_key = sums / count[:, None]
+            # A late key is averaged over very few queries, and a head that looks at its own token would pass there.
+            enough = (count >= max(_MIN_QUERIES, 2 / self.threshold))[:, None].expand_as(by_key)
+            self._by_key(f"{name}_by_key", by_key, where=enough, layer=layer)
+            if name == "score":
+                self._by_key("rate_by_key", (by_key > self.threshold).float(), where=enough, layer=layer)
+
+    def reduced(self, *, device: torch.device) -> "Sums":
+        """The sums of all processes together; every one of them must call this."""
+        distributed = torch.distributed
+        length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
+        length = length.to(device)
+        distributed.all_reduce(length, op=distributed.ReduceOp.MAX)
+        padded = {
+            key: _padded(tensor, int(length)) if "by_key" in key[0] else tensor for key, tensor in self.added.items()
+        }
+        added = _all_reduced(padded, op=distributed.ReduceOp.SUM, device=device)
+        largest = _all_reduced(self.largest, op=distributed.ReduceOp.MAX, device=device)
+        return Sums(threshold=self.threshold, extras=self.extras, added=added, largest=largest)
+
+    def numbers(self, *, n_layers: int) -> dict[str, float]:
+        """The keys of a reading and their numbers; what is not defined is left out."""
+        added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
+        layers = range(n_layers)
+        by_layer: dict[str, list[float]] = {}
+        for name in ("rate_first", "mass_first", "entropy", "kurtosis", *sorted(self.extras)):
+            by_layer[name] = [_ratio(added[name, layer]) for layer in layers]
+        for name in ("norm_ratio", "dominance"):
+            by_layer[name] = [_ratio(added[name, layer]) for layer in range(-1, n_layers)]
+        for name in ("max_activation", "max_logit"):
+            by_layer[name] = [float(self.largest[name, layer]) for layer in layers]
+        whole: dict[str, float] = {}
+        scores = torch.stack([added["score_by_key", layer] for layer in layers]).sum(0)
+        mean = scores[0] / scores[1]
+        if not mean.isnan().all():
+            strongest = int(mean.nan_to_num(-1.0).argmax())
+            whole["strongest_position"] = strongest
+            for name in ("rate", "mass"):
+                if strongest == 0:  # known from every query
+                    by_layer[f"{name}_strongest"] = by_layer[f"{name}_first"]
+                else:
+                    found = [_ratio(added[f"{name}_by_key", layer][:, strongest]) for layer in layers]
+                    by_layer[f"{name}_strongest"] = found
+        shares = [added["coverage", layer] for layer in layers]
+        by_layer["coverage"] = [float(share[:-1].max() / share[-1]) for share in shares]
+        widest = _argmax(by_layer["coverage"])
+        if widest is not None:
+            whole["coverage_dimension"] = int(shares[widest][:-1].argmax())
+        peak = _argmax(by_layer["dominance"][1:])
+        if peak is not None:
+            whole["dimension"] = int(added["energy", peak].argmax())
+        return _named(by_layer, whole, n_layers=n_layers)
+
+    def _mean(self, name: str, values: Tensor, layer: int) -> None:
+        known = ~values.isnan()
+        self._add(name, torch.stack([torch.where(known, values, 0.0).sum(), known.sum()]), layer)
+
+    def _by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
+        where = where & ~values.isnan()
+        total = torch.where(where, values, 0.0).sum(dim=(0, 1))
+        self._add(name, torch.stack([total, where.sum(dim=(0, 1)).to(total.dtype)]), layer)
+
+    def _add(self, name: str, tensor: Tensor, layer: int) -> None:
+        self.added[name, layer] = tensor.detach().float()
+
+    def _most(self, name: str, tensor: Tensor, layer: int) -> None:
+        self.largest[name, layer] = tensor.detach().float()
+
+
+def _padded(tensor: Tensor, length: int) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, length - tensor.shape[-1]))
+
+
+def _all_reduced(
+    tensors: Mapping[tuple[str, int], Tensor], *, op: Any, device: torch.device
+) -> dict[tuple[str, int], Tensor]:
+    names = sorted(tensors)
+    flat = torch.cat([tensors[name].flatten() for name in names]).to(device)
+    torch.distributed.all_reduce(flat, op=op)
+    parts = flat.cpu().split([tensors[name].numel() for name in names])
+    return {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def _ratio(pair: Tensor) -> float:
+    return float(pair[0] / pair[1])
+
+
+def _argmax(values: Sequence[float]) -> int | None:
+    known = [index for index, value in enumerate(values) if not math.isnan(value)]
+    return max(known, key=lambda index: values[index]) if known else None
+
+
+def _named(by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, key in KEYS.items():
+        if name in whole:
+            found[PREFIX + name] = whole[name]
+        values = by_layer.get(name, ())
+        known = [value for value in values[-n_layers:] if math.isfinite(value)]
+        if known and key.whole == "max":
+            known = [value for value in values if math.isfinite(value)]
+        if known:
+            found[PREFIX + name] = max(known) if key.whole == "max" else math.fsum(known) / len(known)
+        for index, value in enumerate(values):
+            layer = index - (len(values) - n_layers)
+            if math.isfinite(value):
+                found[f"{PREFIX}{name}/layer_{layer}"] = value
+    return found

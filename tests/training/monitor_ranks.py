@@ -1,0 +1,53 @@
+"""Run by torchrun in test_monitor: each process trains on its share, and the first writes what the monitor read."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed import barrier, destroy_process_group, init_process_group
+from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+from sink_lens.models.tiny import tiny
+from sink_lens.training.monitor import SinkMonitor
+
+
+def batch():
+    return torch.randint(3, 300, (4, 40), generator=torch.Generator().manual_seed(5))
+
+
+def main(out, how):
+    torch.set_num_threads(1)
+    init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    plain = tiny("llama").train()
+    layer = type(plain.model.layers[0])
+    if how == "ddp":
+        model = DistributedDataParallel(plain)
+    elif how == "fsdp2":
+        for one in plain.model.layers:
+            fully_shard(one)
+        model = fully_shard(plain)
+    else:
+        model = Fsdp1(
+            plain, auto_wrap_policy=ModuleWrapPolicy({layer}), use_orig_params=True, device_id=torch.device("cpu")
+        )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    share = batch()[2 * rank : 2 * rank + 2]
+    readings = []
+    with SinkMonitor(model, every=1) as monitor:
+        for _ in range(2):
+            model(input_ids=share, labels=share).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            readings.append(monitor.step())
+    Path(out).with_suffix(f".{rank}").write_text(json.dumps(readings))
+    barrier()  # or one of them may leave while the other still talks to it
+    destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

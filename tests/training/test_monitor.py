@@ -1,0 +1,500 @@
+"""The monitor reads what ``watch`` reads, from the training's own forward, and changes nothing."""
+
+import copy
+import json
+import math
+import os
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sink_lens.training.checkpoints import chain_measures
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+from sink_lens import SinkMonitor, SinkMonitorCallback, from_tensor, load
+from sink_lens.errors import InputError, ModelError
+from sink_lens.models.tiny import planted, tiny
+from sink_lens.records import read_run
+from sink_lens.training.monitor_alarms import RULES, Alarms
+from sink_lens.training.monitor_keys import KEYS
+
+HERE = Path(__file__).parent
+_SCRIPT = spec_from_file_location("monitor_ranks", HERE / "monitor_ranks.py")
+monitor_ranks = module_from_spec(_SCRIPT)
+_SCRIPT.loader.exec_module(monitor_ranks)
+
+# Dynamo looks at the gradient of what enters a graph, and torch warns about it.
+dynamo = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+WATCHED = {
+    "rate_first": "sink_rate",
+    "mass_first": "sink_mass",
+    "norm_ratio": "norm_ratio",
+    "dominance": "dominance_ratio",
+}
+FAMILIES = (
+    "llama",
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "olmo2",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "gpt_oss",
+    "headnorm_sink",
+)
+
+
+def batches(n=6, *, sequences=4, length=40, seed=0):
+    return torch.randint(3, 300, (n, sequences, length), generator=torch.Generator().manual_seed(seed))
+
+
+def one_reading(model, tokens, *, call=None, **options):
+    call = model if call is None else call
+    with SinkMonitor(call, every=1, sequences=len(tokens), **options) as monitor:
+        call(input_ids=tokens, labels=tokens).loss.backward()
+        return monitor.step()
+
+
+def watched(model, tokens, *, threshold):
+    """The same keys from ``watch``'s measures at the same weights and tokens."""
+    frame = chain_measures(load(copy.deepcopy(model)), from_tensor(tokens), threshold=threshold)
+    frame = frame[frame["threshold"].isna() | (frame["threshold"] == threshold)]
+    found = {}
+    for key, measure in WATCHED.items():
+        rows = frame[frame["measure"] == measure]
+        for layer, value in zip(rows["layer"], rows["value"], strict=True):
+            found[f"sinks/{key}" + ("" if pd.isna(layer) else f"/layer_{layer}")] = value
+    return found
+
+
+def hooks_of(model):
+    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
+
+
+def train(model, *, call=None, monitored=True, steps=6, **options):
+    """Losses and readings of a short training."""
+    call = model if call is None else call
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, readings = [], []
+    monitor = SinkMonitor(call, **{"every": 2} | options) if monitored else None
+    if monitor:
+        monitor.__enter__()
+    for tokens in batches(steps):
+        loss = call(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if monitor and (reading := monitor.step()):
+            readings.append(reading)
+    if monitor:
+        monitor.__exit__(None, None, None)
+    return losses, readings, optimizer
+
+
+# --- equal to watch
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_reading_equals_watch_at_the_same_weights_and_tokens(name):
+    model, tokens = tiny(name), batches(1)[0]
+    reading, expected = one_reading(model, tokens, threshold=0.1), watched(model, tokens, threshold=0.1)
+    assert len(expected) == 4 + 2 * 3 + 2 * 4
+    for key, value in expected.items():
+        assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-7), key
+
+
+@dynamo
+@pytest.mark.parametrize(
+    "how", ["eager", "checkpointing", "reentrant", "compiled", "compiled outside", "in place", "layers"]
+)
+def test_reading_is_the_same_however_the_model_runs(how):
+    torch._dynamo.reset()
+    model, tokens = tiny("llama").train(), batches(1)[0]
+    expected, call = one_reading(tiny("llama").train(), tokens), model
+    if how == "eager":
+        model.set_attn_implementation("eager")
+    elif how in ("checkpointing", "reentrant"):
+        model.activation_checkpointing_enable({"use_reentrant": how == "reentrant"})
+    elif how == "compiled":
+        call = torch.compile(model, backend="eager")
+    elif how == "in place":
+        model.compile(backend="eager")
+    elif how == "layers":
+        for layer in model.model.layers:
+            layer.compile(backend="eager")
+    if how == "compiled outside":  # the monitor is given the bare model, and another object is called
+        compiled = torch.compile(model, backend="eager")
+        with SinkMonitor(model, every=1) as monitor:
+            compiled(input_ids=tokens, labels=tokens).loss.backward()
+            reading = monitor.step()
+    else:
+        reading = one_reading(model, tokens, call=call)
+    assert reading.keys() == expected.keys()
+    for key, value in expected.items():
+        assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp1"])
+def test_two_processes_read_what_one_does(how, tmp_path):
+    script, out = HERE / "monitor_ranks.py", tmp_path / "readings.x"
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, out, how],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1))
+    assert first == second
+    model, tokens = tiny("llama").train(), monitor_ranks.batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with SinkMonitor(model, every=1) as monitor:
+        for reading in first:
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            expected = monitor.step()
+            assert reading.keys() == expected.keys()
+            for key, value in expected.items():
+                assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+# --- what the other keys are, against loops over Hugging Face's own outputs
+
+
+def test_other_keys_against_loops_over_hidden_states_and_attentions():
+    model, tokens = tiny("llama"), batches(1, length=70)[0]
+    model.set_attn_implementation("eager")
+    reading = one_reading(model, tokens, threshold=0.1, extras=("effective_rank",))
+    with torch.no_grad():
+        out = model.model(input_ids=tokens, output_attentions=True, output_hidden_states=True)
+    rows = np.linspace(0, 69, 64).round().astype(int)
+    norm = model.model.norm
+    assert norm is not None
+    stream = []  # the last of Hugging Face's states has gone through the last norm: taken by a hook instead
+    handle = model.model.layers[-1].register_forward_hook(lambda module, args, output: stream.append(output))
+    with torch.no_grad():
+        model(input_ids=tokens)
+    handle.remove()
+    states = [*out.hidden_states[1:-1], stream[0]]
+    for layer, (pattern, state) in enumerate(zip(out.attentions, states, strict=True)):
+        p = pattern.double().numpy()[:, :, rows]
+        terms = np.where(p > 0, -p * np.log(np.where(p > 0, p, 1)), 0).sum(-1)
+        assert reading[f"sinks/entropy/layer_{layer}"] == pytest.approx(terms.mean(), rel=1e-4)
+        h = state.double().numpy()
+        assert reading[f"sinks/max_activation/layer_{layer}"] == pytest.approx(np.abs(h).max(), rel=1e-5)
+        centred = h - h.mean(-1, keepdims=True)
+        kurtosis = (centred**4).mean(-1) / (centred**2).mean(-1) ** 2 - 3
+        assert reading[f"sinks/kurtosis/layer_{layer}"] == pytest.approx(kurtosis.mean(), rel=1e-4)
+        ranks = []
+        for sequence in h:
+            s = np.linalg.svd(np.delete(sequence, 0, axis=0), compute_uv=False)
+            share = s[s > 1e-12] / s.sum()
+            ranks.append(math.exp(-(share * np.log(share)).sum()))
+        assert reading[f"sinks/effective_rank/layer_{layer}"] == pytest.approx(np.mean(ranks), rel=1e-4)
+
+
+def test_largest_logit_is_the_scaled_product_of_rotated_query_and_key():
+    model, tokens = tiny("gpt2"), batches(1)[0]  # no rotation: the product of the projections is the logit
+    taken = {}
+    handles = [
+        block.attn.c_attn.register_forward_hook(lambda m, a, out, layer=layer: taken.setdefault(layer, out.detach()))
+        for layer, block in enumerate(model.transformer.h)
+    ]
+    reading = one_reading(model, tokens)
+    for handle in handles:
+        handle.remove()
+    for layer, out in taken.items():
+        q, k, _ = (part.unflatten(-1, (4, 12)).transpose(1, 2).double() for part in out.split(48, dim=-1))
+        causal = torch.ones(40, 40).tril().bool()
+        largest = (q @ k.mT / math.sqrt(12))[..., causal].max()
+        assert reading[f"sinks/max_logit/layer_{layer}"] == pytest.approx(float(largest), rel=1e-4)
+
+
+def test_planted_sink_is_found_where_it_stands_and_not_without_it():
+    for position in (0, 5):
+        tokens = batches(1)[0]
+        tokens[:, position] = 1  # BOS, the sink of the planted model
+        model = planted(sink=True).model
+        reading = one_reading(model, tokens)
+        assert reading["sinks/strongest_position"] == position
+        assert reading["sinks/rate_strongest"] > 0.2
+        assert (reading["sinks/rate_first"] > 0.2) == (position == 0)
+        without = one_reading(planted(sink=False).model, tokens)
+        assert without["sinks/rate_strongest"] < 0.05
+
+
+def test_planted_residual_sink_has_coverage_and_its_dimension():
+    model, tokens = tiny("llama"), batches(1)[0]
+    assert one_reading(model, tokens)["sinks/coverage"] == 0
+    with torch.no_grad():
+        model.model.embed_tokens.weight[::2, 7] = 500.0  # on every other token id
+    reading = one_reading(model, tokens)
+    share = float((tokens[:, 8:] % 2 == 0).float().mean())
+    assert reading["sinks/coverage/layer_0"] == pytest.approx(share)
+    assert reading["sinks/coverage_dimension"] == 7
+
+
+# --- it changes nothing
+
+
+@dynamo
+@pytest.mark.parametrize("how", ["plain", "compiled", "checkpointing", "autocast"])
+def test_training_is_bit_identical_with_and_without(how):
+    found = []
+    for monitored in (True, False):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = tiny("gpt2", resid_pdrop=0.1, attn_pdrop=0.1, embd_pdrop=0.1).train()
+        if how == "checkpointing":
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        call = torch.compile(model, backend="eager") if how == "compiled" else model
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how == "autocast"):
+            losses, readings, optimizer = train(model, call=call, monitored=monitored)
+        assert len(readings) == 3 * monitored
+        assert all(module.training for module in model.modules())
+        moments = [value for state in optimizer.state.values() for value in state.values()]
+        graphs = dict(torch._dynamo.utils.counters["stats"])
+        found.append((losses, [*model.parameters(), *moments, torch.get_rng_state()], graphs))
+    (losses, tensors, graphs), (plain_losses, plain_tensors, plain_graphs) = found
+    assert losses == plain_losses
+    assert all(torch.equal(a, b) for a, b in zip(tensors, plain_tensors, strict=True))
+    assert graphs == plain_graphs
+
+
+def test_gradients_under_autocast_are_whole():
+    """A weight that is cast without gradients must not be taken from autocast's cache by the training."""
+    tokens, found = batches(1)[0], []
+    for monitored in (True, False):
+        model = tiny("llama").train()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if monitored:
+                one_reading(model, tokens)
+            else:
+                model(input_ids=tokens, labels=tokens).loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_hooks_are_gone_between_readings_at_the_end_and_after_an_error():
+    model, tokens = tiny("llama").train(), batches(1)[0]
+    before, implementation = hooks_of(model), model.config._attn_implementation
+    with SinkMonitor(model, every=2) as monitor:
+        assert hooks_of(model) > before
+        model(input_ids=tokens)
+        assert hooks_of(model) == before
+        monitor.step()
+        assert hooks_of(model) == before
+    with pytest.raises(RuntimeError, match="of the loop"), SinkMonitor(model, every=1):
+        raise RuntimeError("of the loop")
+    assert hooks_of(model) == before
+    with SinkMonitor(model, every=1), pytest.raises(IndexError):
+        model(input_ids=tokens + 1000)
+    assert hooks_of(model) == before
+    assert model.config._attn_implementation == implementation
+
+
+# --- padding, fixed tokens, the run folder
+
+
+def test_padding_changes_no_number():
+    model, tokens = tiny("llama"), batches(1)[0]
+    padded = torch.cat([tokens, torch.full((4, 6), 7)], dim=1)
+    mask = torch.ones_like(padded)
+    mask[:, 40:] = 0
+    with SinkMonitor(model, every=1) as monitor:
+        model(input_ids=padded, attention_mask=mask)
+        reading = monitor.step()
+    for key, value in one_reading(model, tokens).items():
+        assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+def test_sequence_that_begins_with_padding_is_left_out():
+    model, tokens = tiny("llama"), batches(1)[0]
+    mask = torch.ones_like(tokens)
+    mask[2:, :5] = 0
+    with SinkMonitor(model, every=1) as monitor:
+        model(input_ids=tokens, attention_mask=mask)
+        reading = monitor.step()
+    for key, value in one_reading(model, tokens[:2]).items():
+        assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fixed_tokens_are_read_in_place_of_the_batch(compiled):
+    torch._dynamo.reset()
+    model, fixed = tiny("gpt2", resid_pdrop=0.5).train(), batches(1, seed=9)[0]
+    call = torch.compile(model, backend="eager") if compiled else model
+    with SinkMonitor(call, every=1, tokens=fixed) as monitor:
+        call(input_ids=batches(1)[0])
+        reading = monitor.step()
+    expected = one_reading(tiny("gpt2", resid_pdrop=0.5).eval(), fixed)
+    assert reading == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_run_folder_has_every_reading_of_every_layer(tmp_path):
+    _, readings, _ = train(tiny("llama").train(), folder=tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    frame = run.tables["monitor"]
+    assert run.status == "finished"
+    assert sorted(set(frame["step"])) == [0, 2, 4]
+    assert len(frame) == sum(len(reading) for reading in readings)
+    chosen = frame[(frame["step"] == 4) & (frame["key"] == "entropy") & (frame["layer"] == 1)]
+    assert chosen["value"].tolist() == [readings[2]["sinks/entropy/layer_1"]]
+
+
+def test_every_key_is_documented_and_under_one_prefix():
+    reading = one_reading(tiny("llama"), batches(1)[0], extras=("effective_rank",))
+    names = {key.removeprefix("sinks/").partition("/layer_")[0] for key in reading}
+    assert all(key.startswith("sinks/") for key in reading)
+    assert names == set(KEYS)
+
+
+# --- the Trainer
+
+
+class Tracker(INTEGRATION_TO_CALLBACK["tensorboard"]):
+    """Where the Trainer's own trackers are: keeps what it is given."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __getattribute__(self, name):
+        if name.startswith("on_") and name != "on_log":
+            return lambda *args, **given: None
+        return super().__getattribute__(name)
+
+    def on_log(self, args, state, control, logs=None, **given):
+        self.seen.append((state.global_step, logs))
+
+
+def trained(folder, callbacks, **options):
+    model = tiny("llama")
+    data = [{"input_ids": row, "labels": row} for row in batches(8).flatten(0, 1)]
+    args = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=6,
+        per_device_train_batch_size=4,
+        logging_steps=3,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        log_level="error",
+        **options,
+    )
+    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=callbacks)
+    trainer.remove_callback(type(trainer.callback_handler.callbacks[-1]))  # the printer
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "bf16": True}, {"torch_compile": True}])
+def test_trainer_logs_the_readings_and_trains_the_same(options, tmp_path):
+    if "torch_compile" in options:
+        torch._dynamo.reset()
+        options = options | {"torch_compile_backend": "eager"}
+    tracker, callback = Tracker(), SinkMonitorCallback(every=2)
+    watched, plain = trained(tmp_path / "a", [tracker, callback], **options), trained(tmp_path / "b", [], **options)
+    history = [entry for entry in watched.state.log_history if "sinks/rate_first" in entry]
+    assert [entry["step"] for entry in history] == [0, 2, 4]
+    assert all(0 <= entry["sinks/mass_first/layer_1"] <= 1 for entry in history)
+    assert [step for step, logs in tracker.seen if "sinks/rate_first" in logs] == [0, 2, 4]
+    json.dumps(watched.state.log_history)
+    losses = [[entry["loss"] for entry in one.state.log_history if "loss" in entry] for one in (watched, plain)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 2
+    weights = zip(watched.model.parameters(), plain.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+    assert hooks_of(watched.model) == hooks_of(plain.model)
+
+
+def test_trainer_without_trackers_or_with_other_callbacks_logs_history_only(tmp_path):
+    class Other(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **given):
+            assert not any(key.startswith("sinks/") for key in logs)
+
+    watched = trained(tmp_path, [Other(), SinkMonitorCallback(every=5)])
+    assert sum("sinks/entropy" in entry for entry in watched.state.log_history) == 2
+
+
+# --- alarms
+
+
+def alarms_of(key, values, *, every=50):
+    alarms = Alarms()
+    return [one for i, value in enumerate(values) for one in alarms.see({f"sinks/{key}": value}, step=every * i)]
+
+
+def test_a_birth_is_said_once_and_again_after_it_has_gone():
+    (alarm,) = alarms_of("rate_strongest", [0, 0.01, 0, 0.125, 0.2, 0.2])
+    assert (alarm.rule, alarm.step) == ("sink_born", 150)
+    assert alarm.sentence.startswith("sink born by step 150")
+    # 0.125 - 0 - 0.02 is over 0.05; each 0 takes 0.02 away, so six of them end it.
+    assert [one.step for one in alarms_of("rate_strongest", [0, 0.125, *[0] * 6, 0.125])] == [50, 400]
+
+
+def test_a_sink_that_was_there_from_the_first_reading_is_no_birth():
+    assert alarms_of("rate_strongest", [0.4, 0.42, 0.38, 0.41, 0.4]) == []
+
+
+def test_small_steady_excess_adds_up():
+    # Excess 0.04 - 0 - 0.02 at each reading: over 0.05 at the third; the median of what came before is still 0.
+    assert [one.step for one in alarms_of("rate_strongest", [0, 0, 0, 0, 0, 0.04, 0.04, 0.04])] == [350]
+
+
+def test_layers_of_an_alarm_are_those_that_changed():
+    alarms = Alarms()
+    for step, rate in ((0, 0.0), (50, 0.25)):
+        reading = {"rate_strongest": rate, "rate_strongest/layer_0": 0.0, "rate_strongest/layer_1": 2 * rate}
+        found = alarms.see({f"sinks/{name}": value for name, value in reading.items()}, step=step)
+    assert [one.layers for one in found] == [(1,)]
+
+
+def test_growth_of_an_outlier_is_told_by_its_factor():
+    assert [one.rule for one in alarms_of("max_activation", [5, 5, 5, 5, 40])] == ["outlier_grows"]
+    assert alarms_of("max_activation", [5, 5.5, 6, 7, 8, 9, 10]) == []
+
+
+def test_committed_births_are_found_and_copy_trainings_have_no_alarm():
+    path = HERE.parents[1] / "benchmarks" / "monitor_births.py"
+    spec = spec_from_file_location("monitor_births", path)
+    births = module_from_spec(spec)
+    spec.loader.exec_module(births)
+    frame = pd.read_csv(births.READINGS)
+    rule = next(rule for rule in RULES if rule.name == "sink_born")
+    trigger, copied = (frame[(frame["task"] == task) & (frame["seed"] >= 100)] for task in ("trigger", "copy"))
+    assert births.score(copied, rule, every=10).false == 0
+    assert births.score(copied, rule, every=10).trainings >= 16
+    found = births.score(trigger, rule, every=50)
+    assert found.births >= 19
+    assert found.found == found.births
+
+
+# --- refusals
+
+
+def test_refusals_say_what_is_needed():
+    with pytest.raises(ModelError, match="was given a Linear; need a Hugging Face model"):
+        SinkMonitor(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="every is 0"):
+        SinkMonitor(tiny("llama"), every=0)
+    with pytest.raises(InputError, match="extras has rank; need some of effective_rank"):
+        SinkMonitor(tiny("llama"), extras=("rank",))
+    model = tiny("llama")
+    with SinkMonitor(model, every=1) as monitor, pytest.raises(InputError, match="the model was not called in it"):
+        monitor.step()
