@@ -1252,3 +1252,8 @@ TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
 )
 
 """Kind of run -> the tables that it writes."""
+Centre = Literal["values", "aggregated", "none"]
+"""What the variance of a token is amplified away from: the mean of the values, of the aggregated ones, or nothing."""
+CENTRES: tuple[Centre, ...] = ("values", "aggregated", "none")
+FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
+"""Factors of the amplification, those of arXiv 2605.06611."""

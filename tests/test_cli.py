@@ -8,7 +8,6 @@ import sys
 import time
 import types
 import warnings
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -357,7 +356,3 @@ def test_measures_are_listed_with_units():
     for measure in MEASURES.values():
         assert measure.name in shown
     assert "arXiv 2410.10781" in shown
-
-
-def test_defaults_of_the_command_are_those_of_the_configuration():
-    assert {field.name: field.default for field in fields(TraceConfig)} == command._DEFAULTS

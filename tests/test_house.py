@@ -142,14 +142,15 @@ def test_a_run_is_read_without_torch():
     assert python(code) == "False\n"
 
 
-def test_help_answers_without_torch():
+@pytest.mark.parametrize("words", ["--help", "trace --help", "isolate --help", "patch --help"])
+def test_help_answers_without_torch(words):
     code = (
-        "import sys\nfrom sink_lens.cli import main\nsys.argv = ['sink-lens', '--help']\n"
+        f"import sys\nfrom sink_lens.cli import main\nsys.argv = ['sink-lens', *{words.split()}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
     shown = python(code)
-    assert "trace" in shown
+    assert "sink-lens" in shown
     assert shown.splitlines()[-1] == "False False"
 
 

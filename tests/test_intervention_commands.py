@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
 from sink_lens.cli import interventions
+from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig
 
 
 def run(*arguments):
@@ -61,7 +62,8 @@ def test_a_command_ends_with_its_table_the_headline_and_the_run(calls, command, 
     assert result.stdout.splitlines()[-2:] == [f"report: {tmp_path / 'report.html'}", f"run: {tmp_path}"]
     ((name, config, options),) = calls
     assert name == command
-    assert config == TraceConfig(model=config.model, sequences=8, cut_sequences=8, cut_length=64)
+    assert config == {"isolate": IsolateConfig, "amplify": AmplifyConfig, "ablate": AblateConfig}[command]()
+    assert config.question() == TraceConfig(model=config.model, sequences=8, cut_sequences=8, cut_length=64)
     assert options["progress"] is True
 
 
@@ -81,10 +83,10 @@ def test_options_reach_the_study(calls):
         "with",
     )
     run("amplify", "--position", "7", "--factors", "0.5,2", "--centre", "none", "--seed", "3")
-    (_, first, isolated), (_, second, amplified) = calls
-    assert (first.model, first.length, first.bos, first.cut_length) == ("a/model", 40, "with", 40)
-    assert (isolated["positions"], isolated["layers"]) == ([9, 12], (0, 1, 2, 5))
-    assert (amplified["position"], amplified["factors"], amplified["centres"]) == (7, (0.5, 2.0), ("none",))
+    (_, first, _), (_, second, _) = calls
+    assert (first.model, first.length, first.bos, first.question().cut_length) == ("a/model", 40, "with", 40)
+    assert (first.positions, first.layers) == ((9, 12), (0, 1, 2, 5))
+    assert (second.position, second.factors, second.centres) == (7, (0.5, 2.0), ("none",))
     assert second.seed == 3
 
 

@@ -1,71 +1,59 @@
 """What ``trace`` is asked: one frozen record, written whole into ``run.json``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..data.described import BOS_ARMS, TOKEN_KINDS, check_described
 from ..errors import InputError
+from ..models.bundled import DEFAULT_MODEL
 from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
 
 __all__ = ["BOS_ARMS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
 
+KERNELS = ("auto", "fused", "eager")
 CONTROLS = 5
 """Draws of every random control, unless others are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceConfig:
-    """The question that a trace answers."""
+class Question:
+    """What a trace and every study are asked: model, sequences, and what counts as a sink. Never made by itself."""
 
-    model: str
-    """Default model's name, folder, GGUF file or hub name."""
-    tokens: str = "text"
-    """text, random (uniform ids) or repeated (one id a sequence)."""
-    text: str | None = None
-    """A text file to cut sequences from; None is the bundled prose."""
-    prompts: tuple[str, ...] = ()
-    """Prompts, one sequence each, instead of ``tokens``."""
-    bos: str = "auto"
-    """auto (what the tokenizer does), with, or without."""
+    model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
+    """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
+    text: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
+    prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
+    """A prompt, one sequence; repeat for several. Instead of text."""
+    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS})
+    """Text, uniformly random ids, or one id repeated."""
+    bos: str = field(default="auto", metadata={"choices": BOS_ARMS})
+    """The first token: what the tokenizer does, BOS, or no BOS."""
     sequences: int = 32
     """How many sequences."""
-    length: int = 64
+    length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included."""
     threshold: float = SINK_THRESHOLD
-    """A head has a sink where its sink score is above it (Gu et al., arXiv 2410.10781)."""
+    """A head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
     min_sink_rate: float = MIN_SINK_RATE
     """A position is a sink position where at least this share of (layer, head) has its sink there."""
     growth_factor: float = 2.0
     """A layer grows where the sink token's norm ratio is multiplied by at least this."""
     dominance_threshold: float = 25.0
-    """A layer has outlier dimensions where max|h| / mean|h| of the sink token passes it."""
+    """A layer has outlier dimensions where max|h| / mean|h| of the sink token passes this."""
     energy_frac: float = 0.8
     """Outlier dimensions are the fewest that hold this share of the sink token's energy."""
     max_outliers: int = 8
     """Where more dimensions than this are needed for that energy, there are no outlier dimensions."""
-    super_share: float = 0.05
-    """A super neuron makes at least this share of its layer's change of the outlier dimension."""
-    kernel: str = "auto"
-    """Attention kernel of the measuring passes: auto, fused or eager."""
+    kernel: str = field(default="auto", metadata={"choices": KERNELS})
+    """Attention kernel of the measuring passes."""
     batch_size: int | None = None
-    """Sequences a forward; by length if None."""
-    twin: bool = True
-    """Measure the randomly initialised twin too, as a null."""
-    cuts: bool = True
-    """Cut every link too, and let a link hold only where measuring and cutting agree."""
-    cut_sequences: int = 8
-    """The most sequences that cuts use."""
-    cut_length: int = 64
-    """The most positions of them that cuts use, counted from the sink on."""
-    position: int | None = None
-    """The interior position at which cuts make a sink; None is a third of the sequences' length."""
-    controls: int = CONTROLS
-    """Draws of every random control: neurons, dimensions, positions."""
-    device: str | None = None
-    """Where the model goes; None picks."""
-    dtype: str | None = None
-    """Type of the weights; None is float32."""
+    """Sequences a forward pass. Default: by length."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """float32, bfloat16, float16 or float64. Default: float32."""
     seed: int = 0
-    """Seed of every generator of the run: tokens, bootstrap, controls, twin."""
+    """Seed of every random choice: tokens, bootstrap, controls, twin."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -74,25 +62,52 @@ class TraceConfig:
             InputError: which value, and what is needed.
         """
         check_described(self)
-        if self.kernel not in ("auto", "fused", "eager"):
+        if self.kernel not in KERNELS:
             raise InputError(f"kernel is {self.kernel!r}; need auto, fused or eager")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}; need at least 1")
-        if self.cut_sequences < 1:
-            raise InputError(f"cut_sequences is {self.cut_sequences}; need at least 1")
-        if self.cut_length < 16:
-            raise InputError(f"cut_length is {self.cut_length}; need at least 16, so that there are other positions")
-        if self.position is not None and self.position < 1:
-            raise InputError(f"position is {self.position}; need an interior position, from 1 on")
-        if self.controls < 1:
-            raise InputError(f"controls is {self.controls}; need at least 1 draw")
-        if self.max_outliers < 1:
-            raise InputError(f"max_outliers is {self.max_outliers}; need at least 1")
+        for name in ("batch_size", "cut_sequences", "max_outliers"):
+            value = getattr(self, name, None)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; need at least 1")
+        cut_length = getattr(self, "cut_length", None)
+        if cut_length is not None and cut_length < 16:
+            raise InputError(f"cut_length is {cut_length}; need at least 16, so that there are other positions")
+        if getattr(self, "controls", 1) < 1:
+            raise InputError(f"controls is {getattr(self, 'controls', 1)}; need at least 1 draw")
         for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):
-            value = getattr(self, name)
+            value = getattr(self, name, 0.5)
             if not 0 < value < 1:
                 raise InputError(f"{name} is {value}; need a number between 0 and 1, both excluded")
         if not self.growth_factor > 1:
             raise InputError(f"growth_factor is {self.growth_factor}; need a factor above 1")
         if not self.dominance_threshold > 1:
             raise InputError(f"dominance_threshold is {self.dominance_threshold}; need a ratio above 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig(Question):
+    """The question that a trace answers."""
+
+    super_share: float = 0.05
+    """A super neuron makes at least this share of its layer's change of the outlier dimension."""
+    twin: bool = True
+    """Measure the randomly initialised twin too, as a null."""
+    cuts: bool = True
+    """Cut every link too, and let a link hold only where measuring and cutting agree."""
+    cut_sequences: int = 8
+    """The most sequences that cuts use."""
+    cut_length: int = field(default=64, metadata={"metavar": "T"})
+    """The most positions of them that cuts use, counted from the sink on."""
+    position: int | None = None
+    """Interior position at which cuts make a sink. Default: a third of the length."""
+    controls: int = CONTROLS
+    """Draws of every random control: neurons, dimensions, positions."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        Question.__post_init__(self)
+        if self.position is not None and self.position < 1:
+            raise InputError(f"position is {self.position}; need an interior position, from 1 on")

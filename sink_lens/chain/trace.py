@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.record import capture
+from ..configuration import with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..edits.amplification import CentringMeans
 from ..errors import InputError, UndrawnError
@@ -122,19 +123,21 @@ def trace(
     model: TraceConfig | ModelLike,
     *,
     config: TraceConfig | None = None,
-    tokens: TokenBatch | None = None,
+    tokens: TokenBatch | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
     report: bool = True,
     links: Sequence[Link] = LINKS,
+    **fields: Any,
 ) -> Trace:
     """Trace the chain on a model and write a run folder.
 
     Args:
         model: what ``load`` takes, a ``LensModel``, or a configuration, which names its model.
         config: what to ask of a model in memory; of the configuration's model, device and type only the record is kept.
-        tokens: sequences to use instead of those that the configuration describes; no other BOS arm is read then.
+        tokens: sequences to use instead of those that the configuration describes; no other BOS arm is read then. A
+            text is the configuration's field: "random".
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
             what is finished of the other arm and the twin is not measured again. Of one that is finished and lacks
             its page, the page is drawn.
@@ -142,13 +145,16 @@ def trace(
         progress: show bars.
         report: draw the report at the end.
         links: the chain.
+        **fields: fields of ``TraceConfig``, such as ``sequences=8``; they win over those of ``config``.
 
     Raises:
         ModelError, InputError, KernelError, RunError: before anything is written, what was found and needed.
     """
     if isinstance(model, (PreTrainedModel, TransformerBridge)):
         model = as_lens(model)
-    config = _config_of(model, given=config)
+    if isinstance(tokens, str):
+        fields, tokens = fields | {"tokens": tokens}, None
+    config = _config_of(model, given=config, fields=fields)
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
@@ -191,13 +197,15 @@ def _finished(folder: Path, *, config: TraceConfig) -> Trace:
     return Trace(folder=folder, config=config, location=location, frames=dict(read_run(folder).tables))
 
 
-def _config_of(model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None) -> TraceConfig:
+def _config_of(
+    model: TraceConfig | LensModel | str | Path, *, given: TraceConfig | None, fields: dict[str, Any]
+) -> TraceConfig:
     if isinstance(model, TraceConfig):
         if given is not None:
             raise InputError("two configurations were given; need one, and a LensModel or a name before it")
-        return model
+        return with_fields(TraceConfig, model, fields, where="trace")
     name = model.name if isinstance(model, LensModel) else str(model)
-    return TraceConfig(model=name) if given is None else dataclasses.replace(given, model=name)
+    return with_fields(TraceConfig, given, fields | {"model": name}, where="trace")
 
 
 def _run(

@@ -48,7 +48,7 @@ def _show_version(asked: bool) -> bool:
 
 
 @app.callback()
-def options(
+def group(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, and all warnings.")] = False,
     version: Annotated[
         bool,

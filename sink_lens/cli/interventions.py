@@ -3,46 +3,21 @@
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..chain.config import BOS_ARMS, TOKEN_KINDS, TraceConfig
-from ..errors import InputError
-from ..models.bundled import DEFAULT_MODEL
-from .console import PACKAGE, app, console, numbers, reported
+from ..studies.config import AblateConfig, AmplifyConfig, IsolateConfig
+from .console import PACKAGE, app, console, reported
+from .options import Overwrite, configured
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ..studies.study import Study
 
-_SEQUENCES = 8
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="The default model's name, a folder written by save_pretrained, a .gguf file or a hub name.",
-        show_default=True,
-    ),
-]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/MODEL-DATE-TIME.", metavar="DIR")]
-Text = Annotated[
-    str | None, typer.Option(help="Text file (UTF-8) to cut the sequences from. Default: prose.", metavar="FILE")
-]
-Prompt = Annotated[list[str] | None, typer.Option(help="A prompt, one sequence; repeat for several.", metavar="TEXT")]
-Tokens = Annotated[
-    str, typer.Option(help="Text, uniformly random ids, or one id repeated.", metavar="|".join(TOKEN_KINDS))
-]
-Bos = Annotated[str, typer.Option(help="The first token, as in trace.", metavar="|".join(BOS_ARMS))]
-Sequences = Annotated[int, typer.Option(help="How many sequences.", metavar="N")]
-Length = Annotated[int, typer.Option(help="Tokens a sequence, BOS included.", metavar="T")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64. Default: float32.")]
-Seed = Annotated[int, typer.Option(help="Seed of every random choice.", metavar="N")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")]
-Layers = Annotated[str | None, typer.Option(help="In which layers, as 0-11 or 3,5.", metavar="N-N")]
 
 _ISOLATE_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -72,92 +47,31 @@ sink-lens ablate ./my-checkpoint --text mine.txt --out runs/ablation
 
 
 @app.command(epilog=_ISOLATE_EXAMPLES)
-def isolate(
-    model: Model = DEFAULT_MODEL,
-    position: Annotated[
-        list[int] | None,
-        typer.Option(help="A position to isolate; repeat for several. Default: a third of the length.", metavar="N"),
-    ] = None,
-    layers: Layers = None,
-    out: Out = None,
-    text: Text = None,
-    prompt: Prompt = None,
-    tokens: Tokens = "text",
-    bos: Bos = "auto",
-    sequences: Sequences = _SEQUENCES,
-    length: Length = 64,
-    device: Device = None,
-    dtype: Dtype = None,
-    seed: Seed = 0,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-) -> None:
+@configured(IsolateConfig)
+def isolate(config: IsolateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Isolate tokens by the attention mask: does a sink come there, is the old one removed or relocated?"""
-    config = _config(locals())
-    chosen = numbers(layers, option="layers")
+    _hush(quiet)
     from ..studies.isolation import isolate as run
 
-    study = run(config, positions=position or (), layers=chosen, out=out, overwrite=overwrite, progress=not quiet)
-    _shown(study, quiet=quiet, columns=_MASS)
+    _shown(run(config, out=out, overwrite=overwrite, progress=not quiet), quiet=quiet, columns=_MASS)
 
 
 @app.command(epilog=_AMPLIFY_EXAMPLES)
-def amplify(
-    model: Model = DEFAULT_MODEL,
-    position: Annotated[
-        int | None, typer.Option(help="The position. Default: a third of the length.", metavar="N")
-    ] = None,
-    layers: Layers = None,
-    factors: Annotated[str | None, typer.Option(help="Factors, as 1,2,5,30.", metavar="F,F")] = None,
-    centre: Annotated[
-        list[str] | None,
-        typer.Option(help="Amplified away from: values, aggregated, none (norm only). Default: all.", metavar="NAME"),
-    ] = None,
-    out: Out = None,
-    text: Text = None,
-    prompt: Prompt = None,
-    tokens: Tokens = "text",
-    bos: Bos = "auto",
-    sequences: Sequences = _SEQUENCES,
-    length: Length = 64,
-    device: Device = None,
-    dtype: Dtype = None,
-    seed: Seed = 0,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-) -> None:
+@configured(AmplifyConfig)
+def amplify(config: AmplifyConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Amplify the variance of a token's aggregated values, by factor and centre: does a sink come there?"""
-    config = _config(locals())
-    chosen = numbers(layers, option="layers")
-    options: dict[str, Any] = {}
-    if factors is not None:
-        options["factors"] = _factors(factors)
-    if centre:
-        options["centres"] = tuple(centre)
+    _hush(quiet)
     from ..studies.amplification import amplify as run
 
-    study = run(config, position=position, layers=chosen, out=out, overwrite=overwrite, progress=not quiet, **options)
+    study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     _shown(study, quiet=quiet, columns=("centre", "factor", "times", *_MASS[1:]))
 
 
 @app.command(epilog=_ABLATE_EXAMPLES)
-def ablate(
-    model: Model = DEFAULT_MODEL,
-    out: Out = None,
-    text: Text = None,
-    prompt: Prompt = None,
-    tokens: Tokens = "text",
-    bos: Bos = "auto",
-    sequences: Sequences = _SEQUENCES,
-    length: Length = 64,
-    device: Device = None,
-    dtype: Dtype = None,
-    seed: Seed = 0,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-) -> None:
+@configured(AblateConfig)
+def ablate(config: AblateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Find the smallest set of neurons of each growth step whose joint ablation removes the sink."""
-    config = _config(locals())
+    _hush(quiet)
     from ..studies.ablation import ablate as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
@@ -175,25 +89,10 @@ _MASS = (
 )
 
 
-def _config(given: dict[str, Any]) -> TraceConfig:
-    """The configuration of a command, from its options by name."""
-    if given["quiet"]:
+def _hush(quiet: bool) -> None:
+    if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
         logging.getLogger(PACKAGE).setLevel(logging.WARNING)
-    same = ("model", "tokens", "text", "bos", "sequences", "length", "device", "dtype", "seed")
-    return TraceConfig(
-        prompts=tuple(given["prompt"] or ()),
-        cut_sequences=max(1, given["sequences"]),
-        cut_length=max(16, given["length"]),
-        **{name: given[name] for name in same},
-    )
-
-
-def _factors(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(piece) for piece in text.split(","))
-    except ValueError:
-        raise InputError(f"--factors is {text!r}; need numbers with commas between them, such as 1,2,5") from None
 
 
 def _ablations(study: "Study") -> "pd.DataFrame":

@@ -1,26 +1,24 @@
 """``sink-lens patch``."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InputError
-from ..models.bundled import DEFAULT_MODEL
-from .console import app, console, numbers, reported
+from ..patching.config import PatchConfig
+from .console import app, console, reported
+from .options import Overwrite, configured
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..edits.metrics import Metric
     from ..models.lens import LensModel
     from ..patching.activation import PatchResult
     from ..patching.attribution import AttributionResult
     from ..patching.pairs import Pair
-
-METRICS = ("sink_mass", "logit_difference", "loss", "kl", "norm", "dominance")
-"""Metrics that have a name on the command line."""
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -37,116 +35,47 @@ sink-lens patch --clean "One two three" --corrupted "One four three" --site neur
 
 
 @app.command(epilog=_EXAMPLES)
+@configured(PatchConfig)
 def patch(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="The default model's name, a folder written by save_pretrained, a .gguf file or a hub name.",
-            show_default=True,
-        ),
-    ] = DEFAULT_MODEL,
-    clean: Annotated[
-        list[str] | None, typer.Option(help="A clean text; repeat for several.", metavar="TEXT", show_default=False)
-    ] = None,
-    corrupted: Annotated[
-        list[str] | None,
-        typer.Option(help="The same changed, of as many tokens; one for each.", metavar="TEXT", show_default=False),
-    ] = None,
-    site: Annotated[str, typer.Option(help="What is patched; see sink_lens.SITES.", metavar="SITE")] = "resid_pre",
-    metric: Annotated[
-        str,
-        typer.Option(
-            help="What it is judged by; the loss is that of the tokens that are run.", metavar="|".join(METRICS)
-        ),
-    ] = "sink_mass",
-    by: Annotated[
-        str, typer.Option(help="What is swept: some of layer, pos, head_index, src_pos.", metavar="NAMES")
-    ] = "layer,pos",
-    direction: Annotated[
-        str,
-        typer.Option(help="Clean values into the corrupted run, or the reverse.", metavar="denoising|noising"),
-    ] = "denoising",
-    layers: Annotated[str | None, typer.Option(help="As 0-11 or 3,5. Default: all.", metavar="N-N")] = None,
-    positions: Annotated[str | None, typer.Option(help="Positions, from 0. Default: all.", metavar="N-N")] = None,
-    heads: Annotated[
-        str | None, typer.Option(help="Heads; key-value heads in k and v. Default: all.", metavar="N-N")
-    ] = None,
-    units: Annotated[
-        str | None, typer.Option(help="Neurons or dimensions, patched together. Default: all.", metavar="N-N")
-    ] = None,
-    key: Annotated[int, typer.Option(help="Position of sink_mass, norm and dominance.", metavar="N")] = 0,
-    metric_layers: Annotated[
-        str | None,
-        typer.Option(help="Layers of sink_mass (default: all); the layer of norm and dominance.", metavar="N-N"),
-    ] = None,
-    correct: Annotated[
-        str | None, typer.Option(help="Of logit_difference: the one token that is right.", metavar="TEXT")
-    ] = None,
-    incorrect: Annotated[
-        str | None, typer.Option(help="Of logit_difference: the one that is wrong.", metavar="TEXT")
-    ] = None,
-    bos: Annotated[str, typer.Option(help="The first token, as in trace.", metavar="auto|with|without")] = "auto",
-    approximate: Annotated[
-        bool,
-        typer.Option("--approximate", help="Attribution patching: by gradients, checked on a sample of real patches."),
-    ] = False,
-    check: Annotated[int, typer.Option(help="With --approximate: real patches in the check.", metavar="N")] = 30,
-    seed: Annotated[int, typer.Option(help="With --approximate: seed of that sample.", metavar="N")] = 0,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64. Default: float32.")] = None,
+    config: PatchConfig,
     top: Annotated[int, typer.Option(help="Rows of the table that is shown.", metavar="N")] = 10,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run. Default: runs/MODEL-DATE-TIME.", metavar="DIR")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")] = False,
+    overwrite: Overwrite = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")] = False,
 ) -> None:
     """Put activations of one run into another, part by part, and measure what changes; write a run folder."""
-    config = {name: value for name, value in locals().items() if name not in ("out", "overwrite", "quiet", "top")}
-    if not clean or not corrupted:
+    if not config.clean or not config.corrupted:
         raise InputError("patching needs two texts of as many tokens; give --clean TEXT and --corrupted TEXT")
-    if metric not in METRICS:
-        raise InputError(f"there is no metric {metric!r}; need one of {', '.join(METRICS)}")
-    chosen: dict[str, Any] = {
-        name: numbers(given, option=name)
-        for name, given in (("layers", layers), ("positions", positions), ("heads", heads), ("units", units))
-    }
-    read = numbers(metric_layers, option="metric-layers")
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
 
     from ..models.load import load
     from ..patching.activation import patch as run_patch
     from ..patching.attribution import attribution_patch
+    from ..patching.named_metric import named_metric
     from ..patching.pairs import paired
 
-    lens = load(model, device=device, dtype=dtype, announce=None if quiet else typer.echo)
-    pair = paired(lens, clean, corrupted, bos=bos)
-    pair.run_and_source(direction)  # refuses one that does not exist
-    measured = _metric(lens, pair, name=metric, key=key, layers=read, correct=correct, incorrect=incorrect)
-    options: dict[str, Any] = {
-        "site": site,
-        "metric": measured,
-        "by": tuple(name.strip() for name in by.split(",") if name.strip()),
-        "direction": direction,
-        **chosen,
-    }
-    folder = out or _default_folder(model)
+    lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else typer.echo)
+    pair = paired(lens, config.clean, config.corrupted, bos=config.bos)
+    pair.run_and_source(config.direction)  # refuses one that does not exist
+    metric = named_metric(lens, pair, config=config)
+    folder = out or _default_folder(config.model)
     if not quiet:
         console().print(_differences(pair))
     with _writer(folder, lens, pair, config=config, overwrite=overwrite) as writer:
         result: PatchResult | AttributionResult
         sentence, tables = "", {}
-        if approximate:
+        if config.approximate:
             import torch
 
-            result = attribution_patch(lens, pair.clean, pair.corrupted, **options)
-            checked = result.sample(check, generator=torch.Generator().manual_seed(seed), progress=not quiet)
+            result = attribution_patch(lens, pair.clean, pair.corrupted, metric=metric, config=config)
+            generator = torch.Generator().manual_seed(config.seed)
+            checked = result.sample(config.check, generator=generator, progress=not quiet)
             sentence, tables = checked.sentence, {"check": checked.frame}
         else:
-            result = run_patch(lens, pair.clean, pair.corrupted, **options, progress=not quiet)
+            result = run_patch(lens, pair.clean, pair.corrupted, metric=metric, config=config, progress=not quiet)
         writer.write_table("patches", result.frame)
         for name, frame in tables.items():
             writer.write_table(name, frame)
@@ -176,47 +105,7 @@ def _default_folder(model: str) -> Path:
     return default_folder(model)
 
 
-def _metric(
-    lens: "LensModel",
-    pair: "Pair",
-    *,
-    name: str,
-    key: int,
-    layers: tuple[int, ...] | None,
-    correct: str | None,
-    incorrect: str | None,
-) -> "Metric":
-    from ..edits import metrics
-    from ..engine.forward import run_with
-
-    match name:
-        case "sink_mass":
-            return metrics.sink_mass(key, layers=layers)
-        case "loss":
-            return metrics.loss()
-        case "kl":
-            logits = run_with(lens, pair.clean, layers=(0,), loss=False, logits=True).logits
-            assert logits is not None
-            return metrics.kl_to(logits)
-        case "logit_difference":
-            return metrics.logit_difference(
-                _token(lens, correct, option="correct"), _token(lens, incorrect, option="incorrect")
-            )
-    if layers is None or len(layers) != 1:
-        raise InputError(f"{name} is read at one layer; give it with --metric-layers N")
-    return metrics.norm(key, layer=layers[0]) if name == "norm" else metrics.dominance(key, layer=layers[0])
-
-
-def _token(lens: "LensModel", text: str | None, *, option: str) -> int:
-    from ..data.bos import single_id
-
-    if text is None:
-        raise InputError(f'logit_difference compares two tokens; give --{option} TEXT, such as --{option} " Paris"')
-    assert lens.tokenizer is not None  # the texts have been read with it
-    return single_id(text, lens.tokenizer, what=f"--{option}")
-
-
-def _writer(folder: Path, lens: "LensModel", pair: "Pair", *, config: dict[str, Any], overwrite: bool) -> Any:
+def _writer(folder: Path, lens: "LensModel", pair: "Pair", *, config: PatchConfig, overwrite: bool) -> Any:
     from ..models.load import weights_hash
     from ..records import create_run, versions
 
@@ -234,10 +123,12 @@ def _writer(folder: Path, lens: "LensModel", pair: "Pair", *, config: dict[str, 
         "device": str(lens.device),
         "kernel": "eager",
         "versions": versions(),
-        "seeds": {"sample": config["seed"]},
+        "seeds": {"sample": config.seed},
     }
     expects = ("patches", "differences", "summary")
-    return create_run(folder, kind="patch", config=config, provenance=provenance, expects=expects, overwrite=overwrite)
+    return create_run(
+        folder, kind="patch", config=asdict(config), provenance=provenance, expects=expects, overwrite=overwrite
+    )
 
 
 def _png(result: "PatchResult | AttributionResult") -> bytes:

@@ -7,7 +7,7 @@ centre the edit is the norm-only control: it scales the token's vector and keeps
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,12 +19,11 @@ from ..data.tokens import random_tokens
 from ..errors import InputError
 from ..measures.reductions import expand_kv
 from ..models.load import ModelLike, as_lens
+from ..schema import CENTRES, FACTORS, Centre
 from .constructors import At, Edit, edit
 
-Centre = Literal["values", "aggregated", "none"]
-CENTRES: tuple[Centre, ...] = ("values", "aggregated", "none")
-FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
-"""The factors of arXiv 2605.06611."""
+__all__ = ["CENTRES", "FACTORS", "Centre", "CentringMeans", "amplification", "centring_means"]
+
 _LENGTH = 64
 
 

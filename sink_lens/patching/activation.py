@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 import torch
@@ -25,17 +25,21 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome, spliced
 from ..engine.forward import Start, run_with
+from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
 from ..stats import strongest
 from .cells import Cell, cells, differs, patch_edit
+from .config import PatchConfig
+from .named_metric import named_metric
 from .pairs import Direction, Pair, Sequences, paired
 
 if TYPE_CHECKING:
@@ -91,21 +95,13 @@ class PatchResult:
 
 def patch(
     lens: ModelLike,
-    clean: Sequences,
-    corrupted: Sequences,
+    clean: Sequences | None = None,
+    corrupted: Sequences | None = None,
     *,
-    site: str,
-    metric: Metric | Callable[[Outcome], Any],
-    by: Sequence[str] = ("layer", "pos"),
-    direction: Direction = "denoising",
-    layers: Sequence[int] | None = None,
-    positions: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    keys: Sequence[int] | None = None,
-    units: Sequence[int] | None = None,
-    bos: str = "auto",
-    batch_size: int | None = None,
+    metric: Metric | Callable[[Outcome], Any] | str | None = None,
+    config: PatchConfig | None = None,
     progress: bool = True,
+    **fields: Any,
 ) -> PatchResult:
     """Patch every cell of a site and measure the metric for each.
 
@@ -114,59 +110,64 @@ def patch(
 
     Args:
         lens: the model.
-        clean: text, texts, token ids or a token batch.
-        corrupted: the same number of sequences, with the same lengths.
-        site: a name from ``sink_lens.SITES``.
-        metric: a metric from ``sink_lens.edits.metrics``, or a function of an ``Outcome``.
-        by: the axes to sweep, from ``layer``, ``pos``, ``head_index`` and ``src_pos``; other axes are patched together.
-        direction: ``denoising`` (clean values into the corrupted run) or ``noising`` (the reverse).
-        layers: layers to patch; None means all, here and below.
-        positions: positions to patch (query positions for scores and pattern).
-        heads: heads to patch (key-value heads for k and v).
-        keys: key positions of scores and pattern to patch.
-        units: entries of the last axis to patch, such as a set of neurons; they are always patched together.
-        bos: BOS condition for texts.
-        batch_size: sequences per forward pass; None chooses it by their length.
-        progress: show a progress bar.
+        clean: text, texts, token ids or a token batch; the configuration's texts if None.
+        corrupted: the same number of sequences of the same lengths.
+        metric: of ``sink_lens.edits.metrics``, a function of an ``Outcome``, or a name; the configuration's if None.
+        config: what is patched; the default one if None.
+        progress: show a bar.
+        **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``.
 
     Raises:
-        InputError: the sequences have different lengths, or a sweep, choice or metric is not possible.
-        SiteError: the family lacks the site, or edits of it have no effect on this bridge.
+        InputError: sequences of different lengths; a field, sweep, choice or metric that is not possible.
+        SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
     """
     lens = as_lens(lens)
-    sweep, grid, pair = swept(
-        lens,
-        clean,
-        corrupted,
-        site=site,
-        metric=metric,
-        by=by,
-        direction=direction,
-        bos=bos,
-        chosen={"layers": layers, "positions": positions, "heads": heads, "keys": keys, "units": units},
-    )
-    values = sweep.measure(grid, batch_size=batch_size, progress=progress)
-    return _result(sweep, values, pair=pair, by=tuple(by), direction=direction, grid=grid)
+    asked = patch_config(config, lens=lens, metric=metric, fields=fields)
+    if asked.approximate:
+        raise InputError("approximate was asked of patch, which makes real patches; call attribution_patch")
+    sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked)
+    values = sweep.measure(grid, batch_size=asked.batch_size, progress=progress)
+    direction = cast("Direction", asked.direction)
+    return _result(sweep, values, pair=pair, by=asked.by, direction=direction, grid=grid)
+
+
+def patch_config(
+    config: PatchConfig | None,
+    *,
+    lens: LensModel,
+    metric: Metric | Callable[[Outcome], Any] | str | None,
+    fields: Mapping[str, Any],
+) -> PatchConfig:
+    """The configuration of a call, from another one and from fields, which win.
+
+    Raises:
+        InputError: an unknown field, or a value that cannot be used.
+    """
+    named = {"metric": metric} if isinstance(metric, str) else {}
+    return with_fields(PatchConfig, config, {**named, **fields, "model": lens.name}, where="patch")
 
 
 def swept(
     lens: LensModel,
-    clean: Sequences,
-    corrupted: Sequences,
+    clean: Sequences | None,
+    corrupted: Sequences | None,
     *,
-    site: str,
-    metric: Metric | Callable[[Outcome], Any],
-    by: Sequence[str],
-    direction: Direction,
-    bos: str,
-    chosen: Mapping[str, Sequence[int] | None],
+    metric: Metric | Callable[[Outcome], Any] | str | None,
+    config: PatchConfig,
 ) -> tuple["Sweep", list[Cell], Pair]:
-    """Prepare the two runs of a sweep, its cells and the pair of sequences, from the arguments of ``patch``."""
-    pair = paired(lens, clean, corrupted, bos=bos)
-    run, source = pair.run_and_source(direction)
-    measured = as_metric(metric, lens=lens, n_positions=run.n_positions)
-    grid = cells(lens, site, by=by, n_positions=run.n_positions, **chosen)
-    return Sweep.of(lens, run, source, site=site, metric=measured, grid=grid), grid, pair
+    """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
+    clean = config.clean if clean is None else clean
+    corrupted = config.corrupted if corrupted is None else corrupted
+    for texts in (clean, corrupted):
+        if isinstance(texts, tuple) and not texts:
+            raise InputError("patching needs two texts of as many tokens; give clean and corrupted")
+    pair = paired(lens, clean, corrupted, bos=config.bos)
+    run, source = pair.run_and_source(config.direction)
+    read = named_metric(lens, pair, config=config) if metric is None or isinstance(metric, str) else metric
+    measured = as_metric(read, lens=lens, n_positions=run.n_positions)
+    chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
+    grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
+    return Sweep.of(lens, run, source, site=config.site, metric=measured, grid=grid), grid, pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -30,8 +30,9 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook
 from ..records import display
 from ..stats import strongest
-from .activation import Sweep, swept
+from .activation import Sweep, patch_config, swept
 from .cells import Cell, place
+from .config import PatchConfig
 from .pairs import Direction, Pair, Sequences
 
 if TYPE_CHECKING:
@@ -134,19 +135,12 @@ class AttributionResult:
 
 def attribution_patch(
     lens: ModelLike,
-    clean: Sequences,
-    corrupted: Sequences,
+    clean: Sequences | None = None,
+    corrupted: Sequences | None = None,
     *,
-    site: str,
-    metric: Metric | Callable[[Outcome], Any],
-    by: Sequence[str] = ("layer", "pos"),
-    direction: Direction = "denoising",
-    layers: Sequence[int] | None = None,
-    positions: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    keys: Sequence[int] | None = None,
-    units: Sequence[int] | None = None,
-    bos: str = "auto",
+    metric: Metric | Callable[[Outcome], Any] | str | None = None,
+    config: PatchConfig | None = None,
+    **fields: Any,
 ) -> AttributionResult:
     """Approximate every patch of a sweep by the metric's gradient; the arguments are those of ``patch``.
 
@@ -157,19 +151,11 @@ def attribution_patch(
         SiteError: as in ``patch``.
     """
     lens = as_lens(lens)
-    sweep, grid, pair = swept(
-        lens,
-        clean,
-        corrupted,
-        site=site,
-        metric=metric,
-        by=by,
-        direction=direction,
-        bos=bos,
-        chosen={"layers": layers, "positions": positions, "heads": heads, "keys": keys, "units": units},
-    )
+    asked = patch_config(config, lens=lens, metric=metric, fields=fields)
+    sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked)
     per_sequence = _first_order(sweep, grid)
-    return _result(sweep, per_sequence, pair=pair, by=tuple(by), direction=direction, grid=grid)
+    direction = cast("Direction", asked.direction)
+    return _result(sweep, per_sequence, pair=pair, by=asked.by, direction=direction, grid=grid)
 
 
 def _spearman(both: pd.DataFrame) -> float:

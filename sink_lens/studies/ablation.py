@@ -7,37 +7,42 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..chain.config import TraceConfig
+from ..chain.config import Question
 from ..data.tokens import TokenBatch
 from ..models.load import ModelLike
 from ..schema import LOST_FRAC
 from ..text import percent, span
+from .config import AblateConfig
 from .neuron_sets import Found, find_sets, names
-from .study import Study, prepared, written
+from .study import Study, asked, prepared, written
 
 
 def ablate(
-    model: ModelLike | TraceConfig,
+    model: ModelLike | Question,
     *,
-    tokens: TokenBatch | None = None,
+    config: AblateConfig | None = None,
+    tokens: TokenBatch | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    **fields: Any,
 ) -> Study:
     """For each growth step, the smallest set of neurons whose joint ablation removes the sink (``sets``).
 
     The table ``ablations`` has every ablation: the set in every way, its neurons alone, each left out, random sets.
+    The arguments are those of ``isolate``; the fields are those of ``AblateConfig``.
 
     Raises:
         InputError: a mixture of experts, a model without a growth step, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
-    setting, config = prepared(model, tokens=tokens, position=None)
+    config = asked(AblateConfig, model, config=config, tokens=tokens, fields=fields)
+    setting, question = prepared(model, config, tokens=tokens, position=None)
     found, table = find_sets(setting, progress=progress)
     summary = pd.DataFrame([_set_row(one, table) for one in found])
     headline = "\n".join(_set_sentence(row) for row in summary.to_dict("records"))
     frames = {"ablations": table, "summary": summary}
-    return written("ablate", setting, config, frames, asked={}, out=out, overwrite=overwrite, headline=headline)
+    return written("ablate", setting, question, frames, asked={}, out=out, overwrite=overwrite, headline=headline)
 
 
 def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:

@@ -1,56 +1,53 @@
 """``amplify``: does a sink come where the variance of aggregated values is amplified?"""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 
-from ..chain.config import TraceConfig
+from ..chain.config import Question
 from ..chain.setting import bar
 from ..chain.summary import curve_text
 from ..data.tokens import TokenBatch
-from ..edits.amplification import CENTRES, FACTORS, Centre, CentringMeans, amplification, centring_means
+from ..edits.amplification import Centre, CentringMeans, amplification, centring_means
 from ..edits.constructors import Edit
 from ..edits.effects import layer_table
 from ..errors import InputError
 from ..models.load import ModelLike
 from ..text import span
-from .study import Study, prepared, sentence, summary_row, written
+from .config import AmplifyConfig
+from .study import Study, asked, prepared, sentence, summary_row, written
 
 
 def amplify(
-    model: ModelLike | TraceConfig,
+    model: ModelLike | Question,
     *,
-    position: int | None = None,
-    layers: Sequence[int] | None = None,
-    factors: Sequence[float] = FACTORS,
-    centres: Sequence[Centre] = CENTRES,
-    tokens: TokenBatch | None = None,
+    config: AmplifyConfig | None = None,
+    tokens: TokenBatch | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    **fields: Any,
 ) -> Study:
     """Amplify the variance of a position's aggregated values, by factor and centre, and see whether a sink comes there.
 
     Args:
         model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
-        position: the position; a third of the length if None.
-        layers: in which layers; from layer 0 to the end of the first growth step if None.
-        factors: under 1 attenuates.
-        centres: what is amplified away from; ``none`` is the norm-only control.
+        config: the study's configuration; the default one if None.
         tokens: the sequences, instead of those of the configuration.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
+        **fields: fields of ``AmplifyConfig``, such as ``sequences=8``; they win over those of ``config``.
 
     Raises:
         InputError: a position, layer, factor or centre that cannot be used, or sequences too short.
         RunError: the folder is in use, or holds another run.
     """
-    if not factors or not centres:
-        raise InputError("amplify was given no factor or no centre; need at least one of each")
-    setting, config = prepared(model, tokens=tokens, position=position)
+    config = asked(AmplifyConfig, model, config=config, tokens=tokens, fields=fields)
+    factors, centres, layers = config.factors, cast("tuple[Centre, ...]", config.centres), config.layers
+    setting, question = prepared(model, config, tokens=tokens, position=config.position)
     chosen = list(setting.early_layers) if layers is None else list(layers)
     after = [layer for layer in range(setting.lens.n_layers) if layer > max(chosen, default=-1)]
     reads = setting.next_layers if layers is None else after[:5]
@@ -77,10 +74,23 @@ def amplify(
         f"{best['centre']} ({best['times']:.1f} times): {sentence(best, old=setting.sink_position)}\n"
         f"{curve_text(frames['summary'])}"
     )
-    asked = {"position": setting.target_position, "layers": chosen, "factors": list(factors), "centres": list(centres)}
+    made = {
+        "position": setting.target_position,
+        "layers": chosen,
+        "factors": list(factors),
+        "centres": list(centres),
+    }
     tensors = {} if means is None else {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
     return written(
-        "amplify", setting, config, frames, asked=asked, out=out, overwrite=overwrite, headline=headline, means=tensors
+        "amplify",
+        setting,
+        question,
+        frames,
+        asked=made,
+        out=out,
+        overwrite=overwrite,
+        headline=headline,
+        means=tensors,
     )
 
 

@@ -1,47 +1,50 @@
 """``isolate``: does a sink come where tokens see only themselves, and what becomes of the model's own?"""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from ..chain.config import TraceConfig
+from ..chain.config import Question
 from ..data.tokens import TokenBatch
 from ..edits.effects import layer_table
 from ..edits.isolation import isolation
 from ..engine.forward import run_with
 from ..models.load import ModelLike
 from ..text import span
-from .study import Study, prepared, sentence, summary_row, written
+from .config import IsolateConfig
+from .study import Study, asked, prepared, sentence, summary_row, written
 
 
 def isolate(
-    model: ModelLike | TraceConfig,
+    model: ModelLike | Question,
     *,
-    positions: Sequence[int] = (),
-    layers: Sequence[int] | None = None,
-    tokens: TokenBatch | None = None,
+    config: IsolateConfig | None = None,
+    tokens: TokenBatch | str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    **fields: Any,
 ) -> Study:
     """Isolate positions by the attention mask, all at once, and see whether a sink comes there.
 
     Args:
         model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
-        positions: the positions, each from 1 on; a third of the length if none is given.
-        layers: in which layers; None is all.
+        config: the study's configuration; the default one if None.
         tokens: the sequences, instead of those of the configuration.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
+        **fields: fields of ``IsolateConfig``, such as ``sequences=8``; they win over those of ``config``.
 
     Raises:
         InputError: a position or layer that does not exist, or sequences too short.
         SiteError: a model whose attention cannot be edited.
         RunError: the folder is in use, or holds another run.
     """
-    setting, config = prepared(model, tokens=tokens, position=positions[0] if positions else None)
+    config = asked(IsolateConfig, model, config=config, tokens=tokens, fields=fields)
+    positions, layers = config.positions, config.layers
+    setting, question = prepared(model, config, tokens=tokens, position=positions[0] if positions else None)
     chosen = list(positions) or [setting.target_position]
     keys = tuple(dict.fromkeys([*chosen, setting.sink_position]))
     edit = isolation(chosen, layers=layers)
@@ -54,5 +57,5 @@ def isolate(
         summary.append(row | summary_row(setting, baseline, edited, new=position, reads=setting.late_layers))
     frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
     headline = "\n".join(f"isolating position {row['position']}: {sentence(row, old=sink)}" for row in summary)
-    asked = {"positions": chosen, "layers": None if layers is None else list(layers)}
-    return written("isolate", setting, config, frames, asked=asked, out=out, overwrite=overwrite, headline=headline)
+    options = {"positions": chosen, "layers": None if layers is None else list(layers)}
+    return written("isolate", setting, question, frames, asked=options, out=out, overwrite=overwrite, headline=headline)

@@ -8,16 +8,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from ..activations.forward import check_tokens
-from ..chain.config import TraceConfig
+from ..chain.config import Question, TraceConfig
 from ..chain.inputs import provenance
 from ..chain.measure import scout
 from ..chain.setting import Setting, setting_of, why_no_interventions
+from ..configuration import with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..edits.effects import change_of
 from ..edits.outcome import Outcome
@@ -27,7 +28,9 @@ from ..models.load import ModelLike, as_lens
 from ..records import create_run, display
 from ..stats import paired_difference
 from ..text import span
+from .config import StudyConfig
 
+S = TypeVar("S", bound=StudyConfig)
 _KERNEL = "eager"
 """What the bridge runs on."""
 
@@ -47,22 +50,46 @@ class Study:
         return display.html(self.headline, self.frames["summary"], folder=self.folder)
 
 
+def asked(
+    kind: type[S],
+    model: ModelLike | Question,
+    *,
+    config: S | None,
+    tokens: TokenBatch | str | None,
+    fields: Mapping[str, Any],
+) -> S:
+    """The configuration of a study, from a model or a configuration, and from fields, which win.
+
+    Raises:
+        InputError: two configurations, an unknown field, or a value that cannot be used.
+    """
+    where = kind.__name__.removesuffix("Config").lower()
+    given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
+    if not isinstance(model, Question):
+        name = str(model) if isinstance(model, str | Path) else as_lens(model).name
+        return with_fields(kind, config, given | {"model": name}, where=where)
+    if config is not None:
+        raise InputError("two configurations were given; need one, and a LensModel or a name before it")
+    if isinstance(model, kind):
+        return with_fields(kind, model, given, where=where)
+    shared = {one.name for one in dataclasses.fields(kind)} - {"position"}  # that of a trace was never a study's
+    same = {one.name: getattr(model, one.name) for one in dataclasses.fields(model) if one.name in shared}
+    return with_fields(kind, None, same | given, where=where)
+
+
 def prepared(
-    model: ModelLike | TraceConfig, *, tokens: TokenBatch | None, position: int | None
+    model: ModelLike | Question, config: StudyConfig, *, tokens: TokenBatch | str | None, position: int | None
 ) -> tuple[Setting, TraceConfig]:
     """The setting of a study: model, sequences, where the sink is, the clean run."""
-    if isinstance(model, TraceConfig):
-        config, lens = model, model_of(model)
-    else:
-        lens = as_lens(model)
-        config = TraceConfig(model=lens.name)
-    batch = tokens_of(lens, config=config, bos=config.bos) if tokens is None else tokens
+    question = config.question()
+    lens = model_of(question) if isinstance(model, Question) else as_lens(model)
+    batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=question, bos=question.bos)
     check_tokens(lens, batch)
     why_not = why_no_interventions(lens, batch)
     if why_not is not None:
         raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
-    location = scout(lens, batch, config=config)
-    return setting_of(lens, batch, location=location, config=config, position=position), config
+    location = scout(lens, batch, config=question)
+    return setting_of(lens, batch, location=location, config=question, position=position), question
 
 
 def summary_row(

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sink_lens.training.watching import chain_measures
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -24,6 +23,7 @@ from sink_lens.models.tiny import planted, tiny
 from sink_lens.records import read_run
 from sink_lens.training.monitor_alarms import RULES, Alarms
 from sink_lens.training.monitor_keys import KEYS
+from sink_lens.training.watching import chain_measures
 
 HERE = Path(__file__).parent
 _SCRIPT = spec_from_file_location("monitor_ranks", HERE / "monitor_ranks.py")

@@ -1,0 +1,74 @@
+"""What ``patch`` is asked: one frozen record; torch is not needed to read it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..data.described import BOS_ARMS
+from ..errors import InputError
+from ..models.bundled import DEFAULT_MODEL
+
+METRICS = ("sink_mass", "logit_difference", "loss", "kl", "norm", "dominance")
+"""Metrics that have a name."""
+DIRECTIONS = ("denoising", "noising")
+_RANGES: dict[str, Any] = {"written": "ranges"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchConfig:
+    """What is patched, and what is measured."""
+
+    model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
+    """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
+    clean: tuple[str, ...] = ()
+    """A clean text; repeat for several."""
+    corrupted: tuple[str, ...] = ()
+    """The same text with something changed, of as many tokens; one for each clean text."""
+    site: str = field(default="resid_pre", metadata={"metavar": "SITE"})
+    """The site that is patched; see sink_lens.SITES."""
+    metric: str = field(default="sink_mass", metadata={"choices": METRICS})
+    """Metric to report; loss is computed on the patched run's own tokens."""
+    by: tuple[str, ...] = field(default=("layer", "pos"), metadata={"written": "commas", "metavar": "NAMES"})
+    """What is swept: some of layer, pos, head_index, src_pos. The rest is patched together."""
+    direction: str = field(default="denoising", metadata={"choices": DIRECTIONS})
+    """Clean values into the corrupted run, or corrupted values into the clean run."""
+    layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
+    """Layers, as 0-11 or 3,5. Default: all."""
+    positions: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
+    """Positions, from 0 (queries, in scores and pattern). Default: all."""
+    heads: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
+    """Heads; key-value heads in k and v. Default: all."""
+    keys: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
+    """Keys of scores and pattern. Default: all."""
+    units: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
+    """Neurons or dimensions, patched together. Default: all."""
+    key: int = 0
+    """Position that sink_mass, norm and dominance are read at."""
+    metric_layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
+    """Layers that sink_mass is read in (default: all); the one layer of norm and dominance."""
+    correct: str | None = None
+    """For logit_difference: the right token."""
+    incorrect: str | None = None
+    """For logit_difference: the wrong token."""
+    bos: str = field(default="auto", metadata={"choices": BOS_ARMS})
+    """The first token, as in trace."""
+    batch_size: int | None = None
+    """Sequences a forward pass. Default: by length."""
+    approximate: bool = False
+    """Attribution patching: by gradients, checked on a sample of real patches."""
+    check: int = 30
+    """With --approximate: real patches in the check."""
+    seed: int = 0
+    """With --approximate: seed of that sample."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """float32, bfloat16, float16 or float64. Default: float32."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: a metric that does not exist.
+        """
+        if self.metric not in METRICS:
+            raise InputError(f"there is no metric {self.metric!r}; need one of {', '.join(METRICS)}")
