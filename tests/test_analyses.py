@@ -108,8 +108,8 @@ def test_the_result_in_the_text_is_that_of_the_result_file(folder):
     assert not result.empty, "not run yet: python -m analyses --keep " + folder.name
     text = (folder / "claim.md").read_text(encoding="utf-8")
     assert with_table(text, result) == text
-    written = pd.read_csv(folder / "result.csv")
-    assert written["verdict"].tolist() == result["verdict"].tolist()
+    written = pd.read_csv(folder / "result.csv", dtype={"number": str})
+    pd.testing.assert_frame_equal(written, result, check_dtype=False)  # no cell is that of an older rule
     assert (folder / "figure.png").is_file()
 
 
