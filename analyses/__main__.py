@@ -23,8 +23,8 @@ and the rule by which every number is judged), `run.py`, the result on the defau
 and what tiny mode must give (`expected.csv`). Judgements are computed, by the range that the claim wrote down for each
 number. The **verdict on theirs** exists only where the paper has a number: *reproduced* where the whole 95% interval
 lies in the range, *not shown* where a part of it does, *not reproduced* where none of it does, *contradicted* where the
-whole of it lies in the opposite range. **Our prediction** stands beside it, for every number: *as predicted*, *opposite*,
-or *not shown*, as a p over 0.05 from three seeds is. Intervals are bootstraps over sequences (over seeds where models
+whole of it lies in the opposite range. **Our prediction** stands beside it, for every number: *as predicted*,
+*opposite*, or *not shown*, as a p over 0.05 from three seeds is. Intervals are bootstraps over sequences (over seeds where models
 were trained). Which figures and tables of the papers are covered, and which are not, says
 [coverage](../docs/coverage.md).
 
@@ -70,10 +70,8 @@ def main() -> int:
             failed += 1
             continue
         first = result.to_dict("records")[0]
-        print(
-            f"{claim.name}: {first['verdict']}, {first['prediction']} ({shown(first)}), {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
+        said = f"{first['verdict']}, {first['prediction']} ({shown(first)})"
+        print(f"{claim.name}: {said}, {time.monotonic() - began:.0f} s", flush=True)
         if asked.keep and not asked.tiny:
             keep(claim, result, out=out / claim.name)
         if asked.expect and asked.tiny:
