@@ -12,7 +12,7 @@ ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_l
 """How scores become weights, and what is done to the head's output: see ``HeadNormConfig.attention``."""
 VALUE_NORMS = ("none", "shared", "per_head", "position")
 """What is done to the aggregated values: nothing, a norm with one gain for all heads or one a head, or a scale."""
-VALUE_NORM_INITS = ("first_token", "ones")
+VALUE_NORM_INITS = ("first_token", "dummy_pass", "ones")
 """How the gain begins."""
 _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
 """Fields that configurations saved by earlier versions of transformers have; their names are near those of others."""
@@ -39,7 +39,9 @@ class HeadNormConfig(LlamaConfig):
     ``sqrt(position + 1)``, which undoes what an average of so many independent values takes from their spread. It goes
     by the position ids; the model counts them itself unless they are given, as left-padded sequences need it."""
     value_norm_init: str = "first_token"
-    """gamma at first: ``first_token``, the size of the first token's head output on random inputs, or ``ones``."""
+    """gamma at first: ``first_token``, the size of the first token's head output on random inputs (mean of 64 draws,
+    unbiased; ours); ``dummy_pass``, the same by one draw and the biased deviation (arXiv 2605.06611, released code); or
+    ``ones``."""
     value_norm_eps: float = 1e-6
     """Added to the mean square."""
     qk_norm: bool = False
