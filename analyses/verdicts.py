@@ -20,12 +20,13 @@ import pandas as pd
 from sink_lens.errors import InputError
 from sink_lens.stats import Interval
 
-VERDICTS = ("reproduced", "not reproduced", "not shown", "contradicted")
-"""On the paper's number: the whole interval in the range, none of it, a part of it, all of it in the opposite range."""
+VERDICTS = ("reproduced", "not reproduced", "not shown", "contradicted", "not comparable")
+"""On the paper's number: the whole interval in the range, none of it, a part of it, all of it in the opposite range; or
+no range was written down, since ours is of another kind."""
 NO_NUMBER = "no number"
 """The verdict where the paper has no number to reproduce."""
-PREDICTIONS = ("as predicted", "not shown", "opposite")
-"""On our own prediction: the whole interval in the range, in neither range, in the opposite one."""
+PREDICTIONS = ("as predicted", "not shown", "opposite", "none made")
+"""On our own prediction: the whole interval in the range, in neither range, in the opposite one; or no range."""
 _TABLE = re.compile(r"(<!-- result -->\n).*?(<!-- /result -->)", flags=re.S)
 _BLOCK = re.compile(r"^```toml\n(.*?)^```$", flags=re.S | re.M)
 _AT = " @ "
@@ -41,8 +42,8 @@ class Rule:
     """What the number is, with its unit."""
     theirs: str = "none given"
     """The paper's number, or what it says without one; brackets say of what it is."""
-    reproduced: tuple[float, float]
-    """Where the interval must lie for the claim to be reproduced."""
+    reproduced: tuple[float, float] = (math.nan, math.nan)
+    """Where the interval must lie for the claim to be reproduced; nan where nothing is judged."""
     contradicted: tuple[float, float] = (math.nan, math.nan)
     """Where it must lie for it to be contradicted; nan is nowhere."""
 
@@ -55,6 +56,8 @@ class Rule:
         """One of ``VERDICTS``, or ``NO_NUMBER``; a number that is not defined, or has no interval, shows nothing."""
         if not self.has_number:
             return NO_NUMBER
+        if math.isnan(self.reproduced[0]):
+            return "not comparable"
         if _within(found, self.reproduced):
             return "reproduced"
         if _within(found, self.contradicted):
@@ -64,6 +67,8 @@ class Rule:
 
     def prediction(self, found: Interval) -> str:
         """One of ``PREDICTIONS``."""
+        if math.isnan(self.reproduced[0]):
+            return "none made"
         if _within(found, self.reproduced):
             return "as predicted"
         return "opposite" if _within(found, self.contradicted) else "not shown"

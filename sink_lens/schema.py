@@ -200,8 +200,8 @@ _HEADS = _table(
     sink_mass: float, attention. Mean attention to the position from the queries after it.
     key_rank: float, keys. How many keys draw more attention than the position, over later queries.
     value_norm_ratio: float, 1. Norm of the position's value after W_O over the mean of the other positions' norms.
-    positive_share: float, share. Share of later queries whose product with the position's key, before rotation, is
-        positive.
+    positive_share: float, share. Share of later queries whose product with the position's real key, before rotation,
+        is positive; figure 12 of arXiv 2605.06611 takes the column of W_K of one dimension instead.
     entropy: float, nats. Entropy of an attention row, mean over sampled rows.
     gini: float, 1. Gini coefficient of an attention row over its visible keys, 0 where uniform, mean over sampled rows
         of the first few sequences.
@@ -257,13 +257,14 @@ _TRACE = (
         outlier_value: float, stream. Value of that dimension.
         dominance_ratio: float, 1. Largest magnitude of its stream over the mean magnitude.
         dominance_ratio_fixed: float, 1. Mean magnitude of that one dimension over the mean magnitude of the others: a
-            ratio of means.
+            ratio of means, of the residual stream; table 1 of arXiv 2605.06611 takes it after the next attention's
+            input norm.
         dominance_elsewhere: float, 1. Median dominance ratio of the positions from 8 on.
         massive_ratio: float, 1. Largest magnitude of its stream over the median magnitude.
         massive_activations: float, count. Entries of its stream over 100 in magnitude and at least 1000 times the
             median.
         effective_rank: float, directions. Effective rank of a sequence's states after the layer, mean over the first
-            few sequences.
+            four sequences only; at most the number of sampled positions.
         effective_rank_without: float, directions. The same without the studied position.
         value_std: float, stream. Standard deviation within a value vector, positions from 8 on.
         z_std: float, stream. Standard deviation within its aggregated value z (its S2).

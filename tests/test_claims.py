@@ -96,6 +96,12 @@ def test_without_a_range_nothing_is_contradicted():
     assert (rule.verdict(between(-9.0, -8.0)), rule.prediction(between(-9.0, -8.0))) == ("not reproduced", "not shown")
 
 
+def test_without_any_range_nothing_is_judged():
+    rule = Rule(says="", theirs="343.7")
+    assert (rule.verdict(between(1.0, 2.0)), rule.prediction(between(1.0, 2.0))) == ("not comparable", "none made")
+    assert Rule(says="").verdict(between(1.0, 2.0)) == "no number"
+
+
 def test_an_analysis_is_judged_by_its_rules_and_kept_with_what_it_was_made_from(tmp_path):
     result = run_claim(folder_of(tmp_path), out=tmp_path / "out", tiny=True, progress=False)
     assert result["number"].tolist() == ["total", "total @ text"]

@@ -39,7 +39,8 @@ def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) 
     """Mean magnitude of one given dimension over that of the other dimensions: a ratio of sample means.
 
     In [0, inf]; nan where everything is 0, or for one dimension alone. Taken after the attention-input norm
-    in the paper (Llama-2-7B, dimension 2533: 262.88).
+    in the paper (Llama-2-7B, dimension 2533: 262.88); a trace's ``layers.dominance_ratio_fixed`` is taken on the
+    residual stream.
 
     Raises:
         InputError: `dimension` is outside the tensor.
