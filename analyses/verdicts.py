@@ -197,6 +197,63 @@ def overview(claims: Sequence[Claim]) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """A figure or table of a paper, and where it is answered here; a row of ``coverage.toml``."""
+
+    where: str
+    """Short name of the paper, and its figure or table."""
+    shows: str
+    """What it shows."""
+    folder: str = ""
+    """Name of the claim's folder; empty where it was not attempted."""
+    numbers: tuple[str, ...] = ()
+    """The claim's numbers that answer it; all where none is named."""
+    theirs: str = ""
+    """Their scale."""
+    reason: str = ""
+    """Why it was not attempted."""
+
+
+def read_coverage(path: Path, *, claims: Sequence[Claim]) -> list[Covered]:
+    """The rows of the coverage table.
+
+    Raises:
+        InputError: a row with neither a folder of a claim nor a reason, or with both, or a number that the claim lacks.
+    """
+    known = {claim.name: claim for claim in claims}
+    rows = []
+    for fields in tomllib.loads(path.read_text(encoding="utf-8"))["row"]:
+        row = Covered(**(fields | {"numbers": tuple(fields.get("numbers", ()))}))
+        if bool(row.folder) == bool(row.reason.strip()):
+            raise InputError(f"{row.where} has folder {row.folder!r}, reason {row.reason!r}; need one of the two")
+        if row.folder and row.folder not in known:
+            raise InputError(f"{row.where} is said to be in {row.folder}; need one of {', '.join(sorted(known))}")
+        if lacking := sorted(set(row.numbers) - set(known[row.folder].rules if row.folder else ())):
+            raise InputError(f"{row.where} names {', '.join(lacking)}; need numbers of the claim's rules")
+        rows.append(row)
+    return rows
+
+
+def coverage(rows: Sequence[Covered], *, claims: Sequence[Claim]) -> str:
+    """The table of what of the papers is here: folder and command, both scales, and what came, or why nothing was."""
+    known = {claim.name: claim for claim in claims}
+    lines = [
+        "| figure or table | what it shows | here | our scale | theirs | what came |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if not row.folder:
+            lines.append(_line(row.where, row.shows, "not attempted", "", row.theirs, row.reason))
+            continue
+        result = read_result(known[row.folder])
+        names = result["number"].str.partition(_AT)[0]
+        found = result[names.isin(row.numbers)] if row.numbers else result
+        link = f"`analyses/{row.folder}/`: `python -m analyses {row.folder}`"
+        lines.append(_line(row.where, row.shows, link, str(result["model"].iloc[0]), row.theirs, _counted(found)))
+    return "\n".join(lines)
+
+
 def shown(row: Mapping[Any, Any]) -> str:
     """A number with its interval as a table shows it."""
     if math.isnan(row["value"]):
