@@ -52,10 +52,12 @@ def measure(work: Work) -> Measured:
     names = {"values": "centred on the mean value", "aggregated": "centred on the mean of z", "none": "scaled only"}
     one_layer = [where for where in curves if where.endswith(next(iter(spans)))]
     for place, where in enumerate(one_layer):
-        axes = panel(figure, place=(1, 2, place + 1), xlabel="factor", ylabel=f"attention to position {PLACE}")
+        axes = panel(
+            figure, place=(1, 2, place + 1), xlabel=f"factor ({where})", ylabel=f"attention to position {PLACE}"
+        )
         for (centre, curve), colour, marker in zip(curves[where].items(), (BLUE, GREEN, ORANGE), "os^", strict=True):
             axes.plot(FACTORS, curve.mean(1), color=colour, marker=marker, markersize=4, label=names[centre])
-        axes.axhline(natural[where].mean(), color=INK, linestyle="--", label=f"position 0, no edit ({where})")
+        axes.axhline(natural[where].mean(), color=INK, linestyle="--", label="position 0, no edit")
         logarithmic(axes, axis="x")
         axes.set_ylim(0, None)
         legend(axes, columns=2)
