@@ -1,7 +1,7 @@
 """``python -m analyses``: run all claims or some, one after another; what is finished is not run again.
 
 --keep puts results, figures and tables into the claims' folders; --expect writes what tiny mode must give; --list
-writes README.md, and the tables of the claims, from the committed results.
+writes README.md, docs/coverage.md, and the tables of the claims, from the committed results.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analyses.claims import run_claim
-from analyses.verdicts import Claim, keep, overview, read_claim, show, shown
+from analyses.verdicts import Claim, coverage, keep, overview, read_claim, read_coverage, show, shown
 from sink_lens.errors import SinkLensError
 from sink_lens.models.bundled import DEFAULT_MODEL
 
@@ -20,9 +20,13 @@ README = """# Analyses: one claim a folder
 
 Each folder holds the claim as it was written before the run (`claim.md`: question, prediction, what would refute it,
 and the rule by which every number is judged), `run.py`, the result on the default model (`result.csv`, `figure.png`),
-and what tiny mode must give (`expected.csv`). A verdict is computed: *reproduced* or *contradicted* where the whole 95%
-interval lies in the range that the claim wrote down for it, else *not reproduced*. Intervals are bootstraps over
-sequences (over seeds where models were trained).
+and what tiny mode must give (`expected.csv`). Judgements are computed, by the range that the claim wrote down for each
+number. The **verdict on theirs** exists only where the paper has a number: *reproduced* where the whole 95% interval
+lies in the range, *not shown* where a part of it does, *not reproduced* where none of it does, *contradicted* where the
+whole of it lies in the opposite range. **Our prediction** stands beside it, for every number: *as predicted*,
+*opposite*, or *not shown*, as a p over 0.05 from three seeds is. Intervals are bootstraps over sequences (over seeds
+where models were trained). Which figures and tables of the papers are covered, and which are not, is listed in
+[coverage](../docs/coverage.md).
 
 ```
 make analyses-tiny                                 # every one on a planted model, in one process
@@ -36,10 +40,29 @@ others are in its `claim.md`. This file is written by `python -m analyses --list
 """
 
 
+COVERAGE = """# What of the papers is here
+
+Each figure and table of the four papers, where it is answered, at which scale, and what came. A: arXiv 2605.06611,
+B: 2602.05927, C: 2509.26404, D: 2506.13674. Numbers that the paper gives count as *theirs*: reproduced, not shown (the
+interval lies in the range in part), not reproduced, contradicted, or not comparable. What the paper shows without a
+number, and what we asked ourselves, counts as *ours*: as predicted, not shown, or opposite to what was written down
+before the run. The numbers with their intervals are in each folder's `claim.md`; `make analyses` runs all of them, and
+`python -m analyses --list` writes this page from `analyses/coverage.toml` and the committed results.
+
+"""
+
+
 def claims(names: Sequence[str] = ()) -> list[Claim]:
     """The claims of these names, or all, by paper."""
     folders = [HERE / name for name in names] or [path.parent for path in HERE.glob("*/claim.md")]
     return sorted((read_claim(folder) for folder in folders), key=lambda claim: (claim.paper[0], claim.name))
+
+
+def coverage_page() -> str:
+    """The page of the documentation that says what of the papers is here."""
+    found = claims()
+    rows = read_coverage(HERE / "coverage.toml", claims=found)
+    return COVERAGE + coverage(rows, claims=found) + "\n"
 
 
 def main() -> int:
@@ -66,7 +89,8 @@ def main() -> int:
             failed += 1
             continue
         first = result.to_dict("records")[0]
-        print(f"{claim.name}: {first['verdict']} ({shown(first)}), {time.monotonic() - began:.0f} s", flush=True)
+        said = f"{first['verdict']}, {first['prediction']} ({shown(first)})"
+        print(f"{claim.name}: {said}, {time.monotonic() - began:.0f} s", flush=True)
         if asked.keep and not asked.tiny:
             keep(claim, result, out=out / claim.name)
         if asked.expect and asked.tiny:
@@ -76,6 +100,7 @@ def main() -> int:
         for claim in claims():
             show(claim)
         (HERE / "README.md").write_text(README + overview(claims()) + "\n", encoding="utf-8")
+        (HERE.parent / "docs" / "coverage.md").write_text(coverage_page(), encoding="utf-8")
     return failed
 
 

@@ -280,9 +280,11 @@ def main(measure: Callable[[Work], Measured]) -> None:
         sys.exit(130)
     if asked.keep and not asked.tiny:
         keep(claim, result, out=out)
-    table = Table("number", "ours (95%)", "theirs", "verdict", title=f"{claim.title}, {result['model'].iloc[0]}")
+    table = Table(
+        "number", "ours (95%)", "theirs", "verdict", "prediction", title=f"{claim.title}, {result['model'].iloc[0]}"
+    )
     for row in result.to_dict("records"):
-        table.add_row(row["number"], shown(row), row["theirs"], row["verdict"])
+        table.add_row(row["number"], shown(row), row["theirs"], row["verdict"], row["prediction"])
     console.print(table)
     console.print(f"{out}: numbers.csv, figure.png")
 

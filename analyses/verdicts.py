@@ -2,6 +2,9 @@
 
 A claim is a folder with a ``claim.md``: a title, the question, the prediction, what would refute it, and a TOML block
 with the rule of each number, all written before the run. ``result.csv`` beside it holds what came.
+
+A number is judged twice. The *verdict* is on the paper, and there is one only where the paper has a number. The
+*prediction* says whether the number is where the claim said, before the run, that it would be.
 """
 
 import math
@@ -17,10 +20,17 @@ import pandas as pd
 from sink_lens.errors import InputError
 from sink_lens.stats import Interval
 
-VERDICTS = ("reproduced", "not reproduced", "contradicted")
+VERDICTS = ("reproduced", "not reproduced", "not shown", "contradicted", "not comparable")
+"""On the paper's number: the whole interval in the range, none of it, a part of it, all of it in the opposite range; or
+no range was written down, since ours is of another kind."""
+NO_NUMBER = "no number"
+"""The verdict where the paper has no number to reproduce."""
+PREDICTIONS = ("as predicted", "not shown", "opposite", "none made")
+"""On our own prediction: the whole interval in the range, in neither range, in the opposite one; or no range."""
 _TABLE = re.compile(r"(<!-- result -->\n).*?(<!-- /result -->)", flags=re.S)
 _BLOCK = re.compile(r"^```toml\n(.*?)^```$", flags=re.S | re.M)
 _AT = " @ "
+_BRACKETS = re.compile(r"\(.*?\)")
 _BAR = r"\|"
 
 
@@ -31,18 +41,37 @@ class Rule:
     says: str
     """What the number is, with its unit."""
     theirs: str = "none given"
-    """The paper's number."""
-    reproduced: tuple[float, float]
-    """Where the interval must lie for the claim to be reproduced."""
+    """The paper's number, or what it says without one; brackets say of what it is."""
+    reproduced: tuple[float, float] = (math.nan, math.nan)
+    """Where the interval must lie for the claim to be reproduced; nan where nothing is judged."""
     contradicted: tuple[float, float] = (math.nan, math.nan)
     """Where it must lie for it to be contradicted; nan is nowhere."""
 
+    @property
+    def has_number(self) -> bool:
+        """Whether the paper gives a number: a digit outside brackets."""
+        return any(letter.isdigit() for letter in _BRACKETS.sub("", self.theirs))
+
     def verdict(self, found: Interval) -> str:
-        """One of ``VERDICTS``; a number that is not defined, or has no interval, reproduces nothing."""
-        for name, (low, high) in (("reproduced", self.reproduced), ("contradicted", self.contradicted)):
-            if low <= found.low and found.high <= high:
-                return name
-        return "not reproduced"
+        """One of ``VERDICTS``, or ``NO_NUMBER``; a number that is not defined, or has no interval, shows nothing."""
+        if not self.has_number:
+            return NO_NUMBER
+        if math.isnan(self.reproduced[0]):
+            return "not comparable"
+        if _within(found, self.reproduced):
+            return "reproduced"
+        if _within(found, self.contradicted):
+            return "contradicted"
+        outside = found.high < self.reproduced[0] or self.reproduced[1] < found.low
+        return "not reproduced" if outside else "not shown"
+
+    def prediction(self, found: Interval) -> str:
+        """One of ``PREDICTIONS``."""
+        if math.isnan(self.reproduced[0]):
+            return "none made"
+        if _within(found, self.reproduced):
+            return "as predicted"
+        return "opposite" if _within(found, self.contradicted) else "not shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +138,7 @@ def judged(claim: Claim, numbers: pd.DataFrame, *, model: str) -> pd.DataFrame:
                 "reproduced_if": span(*rule.reproduced),
                 "contradicted_if": span(*rule.contradicted),
                 "verdict": rule.verdict(found),
+                "prediction": rule.prediction(found),
                 "model": model,
             }
         )
@@ -117,15 +147,16 @@ def judged(claim: Claim, numbers: pd.DataFrame, *, model: str) -> pd.DataFrame:
 
 def keep(claim: Claim, result: pd.DataFrame, *, out: Path) -> None:
     """Put a finished run's result and figure into the claim's folder, and its table into ``claim.md``."""
-    result.to_csv(claim.folder / "result.csv", index=False, float_format="%.6g", lineterminator="\n")
+    _write(result, claim.folder)
     (claim.folder / "figure.png").write_bytes((out / "figure.png").read_bytes())
     show(claim)
 
 
 def show(claim: Claim) -> None:
-    """Write the table of the committed result into ``claim.md``."""
+    """Write the committed result, judged by the rules as they stand, into ``result.csv`` and ``claim.md``."""
     result, path = read_result(claim), claim.folder / "claim.md"
     if not result.empty:
+        _write(result, claim.folder)
         path.write_text(with_table(path.read_text(encoding="utf-8"), result), encoding="utf-8")
 
 
@@ -140,30 +171,86 @@ def read_result(claim: Claim) -> pd.DataFrame:
 
 def with_table(text: str, result: pd.DataFrame) -> str:
     """The text of a ``claim.md`` with the table of a result between its two marks."""
-    lines = ["| number | ours (95%) | theirs | verdict |", "| --- | --- | --- | --- |"]
+    lines = ["| number | ours (95%) | theirs | verdict on theirs | our prediction |", "| --- | --- | --- | --- | --- |"]
     for row in result.to_dict("records"):
         where = row["number"].partition(_AT)[2]
         says = f"{row['says']}, {where}" if where else row["says"]
-        lines.append(_line(says, shown(row), row["theirs"], row["verdict"]))
+        lines.append(_line(says, shown(row), row["theirs"], row["verdict"], row["prediction"]))
     return _TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text)
 
 
 def overview(claims: Sequence[Claim]) -> str:
     """The table of all claims: one line each, its first number, and how many others went which way."""
     lines = [
-        "| claim | paper | model | what | ours (95%) | theirs | verdict | further numbers |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| claim | paper | model | what | ours (95%) | theirs | verdict on theirs | our prediction | further numbers |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for claim in claims:
         result = read_result(claim)
         link = f"[{claim.title}]({claim.name}/claim.md) ([figure]({claim.name}/figure.png))"
         if result.empty:
-            lines.append(_line(f"[{claim.title}]({claim.name}/claim.md)", claim.paper, "", "not run yet", *[""] * 4))
+            lines.append(_line(f"[{claim.title}]({claim.name}/claim.md)", claim.paper, "", "not run yet", *[""] * 5))
             continue
-        first, others = result.to_dict("records")[0], result["verdict"].iloc[1:]
-        counted = [f"{int((others == name).sum())} {name}" for name in VERDICTS if (others == name).any()]
+        first, others = result.to_dict("records")[0], result.iloc[1:]
         cells = (link, claim.paper, first["model"], first["says"], shown(first), first["theirs"], first["verdict"])
-        lines.append(_line(*cells, ", ".join(counted)))
+        lines.append(_line(*cells, first["prediction"], _counted(others)))
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """A figure or table of a paper, and where it is answered here; a row of ``coverage.toml``."""
+
+    where: str
+    """Short name of the paper, and its figure or table."""
+    shows: str
+    """What it shows."""
+    folder: str = ""
+    """Name of the claim's folder; empty where it was not attempted."""
+    numbers: tuple[str, ...] = ()
+    """The claim's numbers that answer it; all where none is named."""
+    theirs: str = ""
+    """Their scale."""
+    reason: str = ""
+    """Why it was not attempted."""
+
+
+def read_coverage(path: Path, *, claims: Sequence[Claim]) -> list[Covered]:
+    """The rows of the coverage table.
+
+    Raises:
+        InputError: a row with neither a folder of a claim nor a reason, or with both, or a number that the claim lacks.
+    """
+    known = {claim.name: claim for claim in claims}
+    rows = []
+    for fields in tomllib.loads(path.read_text(encoding="utf-8"))["row"]:
+        row = Covered(**(fields | {"numbers": tuple(fields.get("numbers", ()))}))
+        if bool(row.folder) == bool(row.reason.strip()):
+            raise InputError(f"{row.where} has folder {row.folder!r}, reason {row.reason!r}; need one of the two")
+        if row.folder and row.folder not in known:
+            raise InputError(f"{row.where} is said to be in {row.folder}; need one of {', '.join(sorted(known))}")
+        if lacking := sorted(set(row.numbers) - set(known[row.folder].rules if row.folder else ())):
+            raise InputError(f"{row.where} names {', '.join(lacking)}; need numbers of the claim's rules")
+        rows.append(row)
+    return rows
+
+
+def coverage(rows: Sequence[Covered], *, claims: Sequence[Claim]) -> str:
+    """The table of what of the papers is here: folder and command, both scales, and what came, or why nothing was."""
+    known = {claim.name: claim for claim in claims}
+    lines = [
+        "| figure or table | what it shows | here | our scale | theirs | what came |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if not row.folder:
+            lines.append(_line(row.where, row.shows, "not attempted", "", row.theirs, row.reason))
+            continue
+        result = read_result(known[row.folder])
+        names = result["number"].str.partition(_AT)[0]
+        found = result[names.isin(row.numbers)] if row.numbers else result
+        link = f"`analyses/{row.folder}/`: `python -m analyses {row.folder}`"
+        lines.append(_line(row.where, row.shows, link, str(result["model"].iloc[0]), row.theirs, _counted(found)))
     return "\n".join(lines)
 
 
@@ -184,6 +271,24 @@ def span(low: float, high: float) -> str:
     if math.isinf(high):
         return "always" if math.isinf(low) else f">= {low:g}"
     return f"<= {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
+
+
+def _within(found: Interval, span: tuple[float, float]) -> bool:
+    """Whether the whole interval lies in a range; an undefined one lies in none."""
+    return span[0] <= found.low and found.high <= span[1]
+
+
+def _counted(numbers: pd.DataFrame) -> str:
+    """How many numbers went which way: those of the paper's by their verdict, the others by our prediction."""
+    theirs = numbers["verdict"] != NO_NUMBER
+    sides = (numbers["verdict"][theirs], VERDICTS), (numbers["prediction"][~theirs], PREDICTIONS)
+    said = [[f"{(side == name).sum()} {name}" for name in names if (side == name).any()] for side, names in sides]
+    words = zip(("theirs", "ours"), said, strict=True)
+    return "; ".join(f"{whose}: {', '.join(counts)}" for whose, counts in words if counts)
+
+
+def _write(result: pd.DataFrame, folder: Path) -> None:
+    result.to_csv(folder / "result.csv", index=False, float_format="%.6g", lineterminator="\n")
 
 
 def _line(*cells: str) -> str:

@@ -198,11 +198,11 @@ _HEADS = _table(
     position: int, index. Sink position; the sink position under study comes first.
     sink_score: float, attention. Mean attention to the position from queries at the position and after it.
     sink_rate: float, share. Share of sequences whose sink score is above the run's threshold.
-    sink_mass: float, attention. Mean attention to the position from queries after the position.
-    key_rank: float, keys. Number of keys that get more attention than the position, over later queries.
-    value_norm_ratio: float, 1. Norm of the position's value after W_O, over the mean of that norm at other positions.
-    positive_share: float, share. Share of later queries whose product with the position's key, before rotation, is
-        positive.
+    sink_mass: float, attention. Mean attention to the position from the queries after it.
+    key_rank: float, keys. How many keys draw more attention than the position, over later queries.
+    value_norm_ratio: float, 1. Norm of the position's value after W_O over the mean of the other positions' norms.
+    positive_share: float, share. Share of later queries whose product with the position's real key, before rotation,
+        is positive; figure 12 of arXiv 2605.06611 takes the column of W_K of one dimension instead.
     entropy: float, nats. Entropy of an attention row, mean over sampled rows.
     gini: float, 1. Gini coefficient of an attention row over its visible keys, 0 where uniform, mean over sampled rows
         of the first few sequences.
@@ -249,23 +249,24 @@ _TRACE = (
         "one layer at the sink position under study; numbers are means over sequences, attention also over heads",
         """
         layer: int, index. Layer.
-        position: int, index. Sink position under study.
-        sink_score: float, attention. Mean attention to the position from queries at the position and after it.
-        sink_mass: float, attention. Mean attention to the position from queries after the position.
-        norm: float, stream. Norm of the residual stream at the position, after the layer.
-        norm_ratio: float, 1. norm over the median norm of the other positions from 8 on.
-        outlier_dimension: int, index. Dimension of the residual stream with the most energy after the layer.
-        outlier_value: float, stream. Value of the outlier dimension.
-        dominance_ratio: float, 1. Largest magnitude of the position's residual stream over its mean magnitude.
-        dominance_ratio_fixed: float, 1. Mean magnitude of the outlier dimension over the mean magnitude of all other
-            dimensions, a ratio of means.
+        position: int, index. Sink position that is studied.
+        sink_score: float, attention. Mean attention to it from the queries at and after it.
+        sink_mass: float, attention. Mean attention to it from the queries after it.
+        norm: float, stream. Norm of its residual stream after the layer.
+        norm_ratio: float, 1. That norm over the median norm of the other positions from 8 on.
+        outlier_dimension: int, index. Dimension with the most energy after the layer.
+        outlier_value: float, stream. Value of that dimension.
+        dominance_ratio: float, 1. Largest magnitude of its stream over the mean magnitude.
+        dominance_ratio_fixed: float, 1. Mean magnitude of that one dimension over the mean magnitude of the others: a
+            ratio of means, of the residual stream; table 1 of arXiv 2605.06611 takes it after the next attention's
+            input norm.
         dominance_elsewhere: float, 1. Median dominance ratio of the positions from 8 on.
         massive_ratio: float, 1. Largest magnitude of the position's residual stream over its median magnitude.
         massive_activations: float, count. Number of entries of the position's residual stream above 100 in magnitude
             and at least 1000 times the median magnitude.
         effective_rank: float, directions. Effective rank of a sequence's states after the layer, mean over the first
-            few sequences.
-        effective_rank_without: float, directions. Effective rank computed without the sink position.
+            four sequences only; at most the number of sampled positions.
+        effective_rank_without: float, directions. The same without the studied position.
         value_std: float, stream. Standard deviation within a value vector, positions from 8 on.
         z_std: float, stream. Standard deviation within the position's aggregated value z (its S2).
         """,

@@ -63,21 +63,43 @@ def between(low, high):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"),
+    ("low", "high", "words"),
     [
-        (0.5, 0.9, "reproduced"),
-        (0.4, 0.9, "not reproduced"),  # reaches out of the range
-        (0.0, 0.1, "contradicted"),
-        (0.2, 0.3, "not reproduced"),  # in neither
-        (math.nan, math.nan, "not reproduced"),
+        (0.5, 0.9, ("reproduced", "as predicted")),
+        (0.4, 0.9, ("not shown", "not shown")),  # reaches out of the range
+        (0.0, 0.1, ("contradicted", "opposite")),
+        (0.2, 0.3, ("not reproduced", "not shown")),  # in neither
+        (math.nan, math.nan, ("not shown", "not shown")),
     ],
 )
-def test_the_whole_interval_must_lie_in_the_range(low, high, verdict):
-    assert Rule(says="", reproduced=(0.5, 1.0), contradicted=(0.0, 0.1)).verdict(between(low, high)) == verdict
+def test_the_whole_interval_must_lie_in_the_range(low, high, words):
+    rule = Rule(says="", theirs="0.7", reproduced=(0.5, 1.0), contradicted=(0.0, 0.1))
+    found = between(low, high)
+    assert (rule.verdict(found), rule.prediction(found)) == words
+
+
+@pytest.mark.parametrize(
+    "theirs", ["none given", "a sink comes there (abstract, figure 6)", "can be fatal (2503.22329)"]
+)
+def test_without_a_number_of_the_papers_there_is_no_verdict_on_it(theirs):
+    rule = Rule(says="", theirs=theirs, reproduced=(0.5, 1.0))
+    assert (rule.verdict(between(0.5, 0.9)), rule.prediction(between(0.5, 0.9))) == ("no number", "as predicted")
+
+
+@pytest.mark.parametrize("theirs", ["262.88 (Llama-2-7B)", "top 5", "-0.039 (152M parameters)"])
+def test_with_a_number_of_the_papers_there_is_one(theirs):
+    assert Rule(says="", theirs=theirs, reproduced=(0.5, 1.0)).verdict(between(0.5, 0.9)) == "reproduced"
 
 
 def test_without_a_range_nothing_is_contradicted():
-    assert Rule(says="", reproduced=(0.5, 1.0)).verdict(between(-9.0, -8.0)) == "not reproduced"
+    rule = Rule(says="", theirs="1", reproduced=(0.5, 1.0))
+    assert (rule.verdict(between(-9.0, -8.0)), rule.prediction(between(-9.0, -8.0))) == ("not reproduced", "not shown")
+
+
+def test_without_any_range_nothing_is_judged():
+    rule = Rule(says="", theirs="343.7")
+    assert (rule.verdict(between(1.0, 2.0)), rule.prediction(between(1.0, 2.0))) == ("not comparable", "none made")
+    assert Rule(says="").verdict(between(1.0, 2.0)) == "no number"
 
 
 def test_an_analysis_is_judged_by_its_rules_and_kept_with_what_it_was_made_from(tmp_path):
@@ -113,11 +135,11 @@ def test_the_table_of_a_claim_and_of_all_claims(tmp_path):
     numbers = pd.DataFrame({"number": ["total"], "value": [2.0], "low": [1.95], "high": [2.05], "n": [4]})
     judged(claim, numbers, model="some model").to_csv(folder / "result.csv", index=False)
     text = with_table(CLAIM, read_result(claim))
-    assert "| sum | 2 (1.95 to 2.05) | 2 | reproduced |" in text
+    assert "| sum | 2 (1.95 to 2.05) | 2 | reproduced | as predicted |" in text
     assert with_table(text, read_result(claim)) == text
     line = overview([claim]).splitlines()[-1]
     assert "[One and one is two](sums/claim.md)" in line
-    assert "| A, figure 0 | some model | sum | 2 (1.95 to 2.05) | 2 | reproduced |" in line
+    assert "| A, figure 0 | some model | sum | 2 (1.95 to 2.05) | 2 | reproduced | as predicted |" in line
 
 
 def test_numbers_as_they_are_shown():

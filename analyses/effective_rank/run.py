@@ -17,10 +17,14 @@ def measure(work: Work) -> Measured:
         return torch.stack([effective_rank(view["resid_post"], valid=view.valid, without=w) for w in (0, None)], dim=-1)
 
     reading = Reading(name="rank", sites=("resid_post",), function=ranks)
-    found = {
-        name: stream(work.lens, tokens, [reading], progress=work.progress).stacked("rank").transpose(0, 1).numpy()
-        for name, tokens in work.texts(sequences=work.size(32, 4), length=64).items()
-    }  # sequence, layer, without and with
+
+    def read(tokens):
+        """The rank: sequence, layer, without and with."""
+        return stream(work.lens, tokens, [reading], progress=work.progress).stacked("rank").transpose(0, 1).numpy()
+
+    texts = work.texts(sequences=work.size(32, 4), length=64)
+    found = {name: read(tokens) for name, tokens in texts.items()}
+    long = read(work.text(sequences=work.size(8, 3), length=work.size(1024, 128)))
 
     def left(rows):
         return rows[:, middle].mean() / rows[:, 0].mean()
@@ -31,6 +35,7 @@ def measure(work: Work) -> Measured:
     first = next(iter(found.values()))
     numbers["middle_with"] = work.interval(first[:, middle, 1].mean(1))
     numbers["middle_without"] = work.interval(first[:, middle, 0].mean(1))
+    numbers["mean_with"], numbers["mean_without"] = (work.interval(long[..., index].mean(1)) for index in (1, 0))
 
     figure = canvas(width=5.6, height=3.0)
     axes = panel(figure, xlabel="after layer", ylabel="effective rank of 64 tokens")

@@ -10,6 +10,7 @@ from analyses.claims import Measured, Work, certain, main
 from sink_lens import FingerprintConfig, UntrainedConfig, fingerprint, load, train, untrained, wrap
 from sink_lens.identity.features import facts, features, shared_inputs
 from sink_lens.identity.lineages import auc, p_of
+from sink_lens.identity.nulls import sigma
 from sink_lens.identity.seedprint import Simulated, compare
 from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
 from sink_lens.training.config import read_train
@@ -35,6 +36,10 @@ def measure(work: Work) -> Measured:
     numbers = {}
     for name in NULLS:
         numbers[f"unrelated @ {name}"] = share_over(untrained_pairs[untrained_pairs["null"] == name], seeds, work)
+    few = work.size(range(10), range(4))
+    embedded = work.once("embedded", lambda: at_first(work, few, inputs="embeddings"))
+    for name in NULLS:
+        numbers[f"on_embeddings @ {name}"] = share_over(embedded[embedded["null"] == name], few, work)
     z = untrained_pairs.groupby("null")["z"]
     numbers["too_narrow"] = certain(np.sqrt((z.get_group("analytical") ** 2).mean()))
     for name, p in zip(noise["noise"], noise["log10_p_pipeline"], strict=True):
@@ -49,8 +54,10 @@ def measure(work: Work) -> Measured:
     for name in ("pipeline", "relabelled"):
         numbers[f"own @ {name}"] = certain(own[f"log10_p_{name}"].max())
         numbers[f"other @ {name}"] = certain(other[f"log10_p_{name}"].min())
-    for name in ("analytical", "pipeline", "relabelled"):
-        numbers[f"same_data @ {name}"] = certain(both[f"log10_p_{name}"].min())
+    numbers["trained_too_narrow"] = certain(rms_z(both))
+    numbers["same_data"] = certain(both["log10_p_relabelled"].min())
+    for name in ("analytical", "pipeline"):
+        numbers[f"same_data_published @ {name}"] = certain(both[f"log10_p_{name}"].min())
     numbers["other_arm"] = certain(turned["log10_p_relabelled"].max())
     for name in ("tau_bar", "weights", "cka"):
         numbers[f"told_apart @ {name}"] = certain(auc(own[name].to_numpy(), other[name].to_numpy()))
@@ -58,11 +65,17 @@ def measure(work: Work) -> Measured:
     return Measured(numbers=numbers, figure=drawn(untrained_pairs, pairs))
 
 
-def at_first(work: Work, seeds) -> pd.DataFrame:
+def rms_z(pairs: pd.DataFrame) -> float:
+    """Root mean square of z under the published formula; 1 where it holds."""
+    z = pairs["tau_bar"] * np.sqrt(pairs["shared"]) / sigma(INPUTS["sequences"])
+    return float(np.sqrt((z**2).mean()))
+
+
+def at_first(work: Work, seeds, *, inputs="tokens") -> pd.DataFrame:
     """A pair of untrained models of two seeds and a null a row."""
     small = work.size(SMALL, TINY)
     models = [untrained(UntrainedConfig(**small), seed=seed) for seed in seeds]
-    config = FingerprintConfig(**work.size({"coordinates": 64}, FEW))
+    config = FingerprintConfig(inputs=inputs, **work.size({"coordinates": 64}, FEW))
     names = {one.name: seed for one, seed in zip(models, seeds, strict=True)}
     found = fingerprint(models, config=config, progress=work.progress).nulls
     return found.assign(a=found["a"].map(names), b=found["b"].map(names), p=p_of(found))

@@ -11,38 +11,56 @@ PLACE = 10
 
 
 def measure(work: Work) -> Measured:
-    """The curve of each centre, and its strongest factor against none."""
-    tokens = work.text(sequences=work.size(32, 4), length=64)
+    """The curve of each centre on each input, in one layer and averaged, and its strongest factor against none."""
     means = centring_means(work.lens, n_tokens=work.size(12_800, 1024), progress=work.progress)
     last = work.steps()[0].last_layer
     ends = [step.first_layer for step in work.steps()[1:]] + [work.lens.n_layers]
     reads = range(last + 1, min(last + 6, ends[0]))
+    size = {"sequences": work.size(32, 4), "length": 64}
+    inputs = {"random tokens": work.random(**size), "prose": work.text(**size)}
+    spans = {f"layer {reads[0]}": reads[:1], f"layers {reads[0]} to {reads[-1]}": reads}
 
-    def mass(centre, factor, key=PLACE):
+    def mass(tokens, centre, factor, key=PLACE):
+        """The attention to a position by span of layers and sequence."""
         edits = [] if factor == 1 else [_edit(factor, centre=centre, last=last, means=means)]
         run = run_with(work.lens, tokens, edits, keys=(key,), layers=reads, loss=False)
-        return run.mass_at(key).numpy()
+        return np.stack([run.mass_at(key, layers=span).numpy() for span in spans.values()])
 
-    curves = {c: np.stack([mass(c, f) for f in FACTORS]) for c in ("values", "aggregated", "none")}  # factor, sequence
-    rises = {centre: (curve[curve.mean(1).argmax()] - curve[0]) for centre, curve in curves.items()}
-    natural = mass("none", 1, key=0)
+    found, curves, natural = {}, {}, {}
+    for name, tokens in inputs.items():
+        clean = mass(tokens, "none", 1)
+        by_centre = {
+            c: np.stack([clean, *(mass(tokens, c, f) for f in FACTORS if f != 1)])
+            for c in ("values", "aggregated", "none")
+        }  # factor, span, sequence
+        at_first = mass(tokens, "none", 1, key=0)
+        for index, span in enumerate(spans):
+            where = f"{name}, {span}"
+            curves[where] = {centre: curve[:, index] for centre, curve in by_centre.items()}
+            natural[where] = at_first[index]
+            rises = {c: curve[curve.mean(1).argmax()] - curve[0] for c, curve in curves[where].items()}
+            found[f"centred_on_values @ {where}"] = work.interval(rises["values"])
+            found[f"norm_share @ {where}"] = work.ratio(rises["none"], rises["values"], least=0.02)
+            found[f"centred_on_z @ {where}"] = work.interval(rises["aggregated"])
+            found[f"share_of_natural @ {where}"] = work.ratio(
+                curves[where]["values"][0] + rises["values"], natural[where]
+            )
+    order = ("centred_on_values", "norm_share", "centred_on_z", "share_of_natural")
+    numbers = {name: found[name] for name in sorted(found, key=lambda one: order.index(one.partition(" @ ")[0]))}
 
-    numbers = {
-        "centred_on_values": work.interval(rises["values"]),
-        "norm_share": work.ratio(rises["none"], rises["values"], least=0.02),
-        "centred_on_z": work.interval(rises["aggregated"]),
-        "share_of_natural": work.ratio(curves["values"][0] + rises["values"], natural),
-    }
-
-    figure = canvas(width=5.6, height=3.2)
-    axes = panel(figure, xlabel="factor", ylabel=f"attention to position {PLACE}, layers {reads[0]}-{reads[-1]}")
+    figure = canvas(width=9.6, height=3.2)
     names = {"values": "centred on the mean value", "aggregated": "centred on the mean of z", "none": "scaled only"}
-    for (centre, curve), colour, marker in zip(curves.items(), (BLUE, GREEN, ORANGE), "os^", strict=True):
-        axes.plot(FACTORS, curve.mean(1), color=colour, marker=marker, markersize=4, label=names[centre])
-    axes.axhline(natural.mean(), color=INK, linestyle="--", label="position 0, no edit")
-    logarithmic(axes, axis="x")
-    axes.set_ylim(0, None)
-    legend(axes, columns=2)
+    one_layer = [where for where in curves if where.endswith(next(iter(spans)))]
+    for place, where in enumerate(one_layer):
+        axes = panel(
+            figure, place=(1, 2, place + 1), xlabel=f"factor ({where})", ylabel=f"attention to position {PLACE}"
+        )
+        for (centre, curve), colour, marker in zip(curves[where].items(), (BLUE, GREEN, ORANGE), "os^", strict=True):
+            axes.plot(FACTORS, curve.mean(1), color=colour, marker=marker, markersize=4, label=names[centre])
+        axes.axhline(natural[where].mean(), color=INK, linestyle="--", label="position 0, no edit")
+        logarithmic(axes, axis="x")
+        axes.set_ylim(0, None)
+        legend(axes, columns=2)
     return Measured(numbers=numbers, figure=finished(figure))
 
 

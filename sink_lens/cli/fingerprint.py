@@ -85,7 +85,8 @@ def fingerprint(
 
     Read tau_bar, the effect, first: a p only says how sure it is that the effect is not 0.
 
-    With --embeddings unrelated models look related: the stream carries an embedding's own coordinates to the end.
+    With --embeddings unrelated untrained models look related under every null: the stream carries an embedding's own
+    coordinates to the end.
     """
     from datetime import datetime
 

@@ -8,7 +8,7 @@ the weights, the configuration and the inputs, so that no model reads the same i
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,9 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 
-KINDS = ("tokens", "embeddings")
+KINDS = ("tokens", "embeddings", "released_embeddings")
+"""Kinds of inputs: token ids; normal embeddings of one deviation (ours); normal embeddings with the mean and deviation
+of the first model's embedding matrix (released code of arXiv 2509.26404)."""
 FEWEST = 50
 """Inputs below which tau over them says nothing."""
 EMBEDDING_STD = 0.02
@@ -51,6 +53,8 @@ class Facts:
     width: int
     context: int | None
     dtype: str
+    embedding: tuple[float, float]
+    """Mean and standard deviation over all entries of its embedding matrix."""
 
 
 def facts(lens: LensModel) -> Facts:
@@ -66,6 +70,7 @@ def facts(lens: LensModel) -> Facts:
         for name, value in lens.config.to_dict().items()
         if name not in ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
     }
+    matrix = lens.plain.get_input_embeddings().weight.detach().float()  # type: ignore[union-attr]
     return Facts(
         weights=weights_hash(lens),
         config=_digest([type(lens.plain).__name__, told, buffers.hexdigest()]),
@@ -74,6 +79,7 @@ def facts(lens: LensModel) -> Facts:
         width=lens.d_model,
         context=lens.n_context,
         dtype=str(lens.dtype).removeprefix("torch."),
+        embedding=(float(matrix.mean()), float(matrix.std())),
     )
 
 
@@ -82,7 +88,7 @@ class Inputs:
     """Random inputs that are the same for every model: sequence i depends on the seed and i only, not on how many."""
 
     kind: str
-    """``tokens`` or ``embeddings``."""
+    """One of ``KINDS``."""
     sequences: int
     length: int
     seed: int
@@ -90,11 +96,16 @@ class Inputs:
     """Tokens are drawn from these, uniformly."""
     width: int = 0
     """Width of the embeddings."""
+    embedding: tuple[float, float] = (0.0, EMBEDDING_STD)
+    """Mean and standard deviation of the embeddings."""
 
     @property
     def digest(self) -> str:
         """What tells these inputs from others."""
-        return _digest(asdict(self))
+        told = asdict(self)
+        if self.kind != "released_embeddings":  # the others' are fixed
+            del told["embedding"]
+        return _digest(told)
 
     def chunks(self) -> Iterator[Tensor]:
         """The inputs in order: token ids [b, length], or embeddings [b, length, width]."""
@@ -107,7 +118,8 @@ class Inputs:
                 yield ids[torch.randint(len(ids), (_CHUNK, self.length), generator=generator)][:rows]
             else:
                 drawn = torch.randn((_CHUNK, self.length, self.width), generator=generator)
-                yield drawn[:rows] * EMBEDDING_STD
+                mean, deviation = self.embedding
+                yield drawn[:rows] * deviation + mean
 
 
 def shared_inputs(
@@ -122,8 +134,8 @@ def shared_inputs(
     """Inputs that all of some models can take.
 
     Args:
-        known: name -> facts of each model.
-        kind: ``tokens`` or ``embeddings``.
+        known: name -> facts of each model; released embeddings are drawn by the first one's matrix.
+        kind: one of ``KINDS``.
         sequences: how many, 50 at least.
         length: tokens of each.
         seed: of the draw.
@@ -139,13 +151,15 @@ def shared_inputs(
     for name, one in known.items():
         if one.context is not None and length > one.context:
             raise InputError(f"the length is {length} tokens; {name} takes at most {one.context}: use a shorter length")
-    if kind == "embeddings":
+    if kind != "tokens":
         widths = {one.width for one in known.values()}
         if len(widths) > 1:
             raise InputError(
                 f"random embeddings for models of widths {_listed(sorted(widths))}; need one width. Use random tokens"
             )
-        return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, width=widths.pop())
+        made = Inputs(kind=kind, sequences=sequences, length=length, seed=seed, width=widths.pop())
+        first = next(iter(known.values()))
+        return replace(made, embedding=first.embedding) if kind == "released_embeddings" else made
     vocabularies = {one.tokenizer for one in known.values()} - {None}
     if len(vocabularies) > 1 and not any_tokenizer:
         raise InputError(

@@ -6,9 +6,10 @@
     tau_bar                 = mean over S of Kendall's tau-b of x_j of the one with x_j of the other
 
 tau_bar is the effect size; p, from the nulls of ``nulls``, says how sure we are, and grows with the number of inputs
-alone. The published nulls take inputs and coordinates for independent. They are not: whatever both models know of an
-input goes into many coordinates at once, so that unrelated models differ from 0 by more than the formula says. The null
-that decides here is ``relabelled``, which keeps all of that; the others are reported beside it.
+alone. The published nulls take inputs and coordinates for independent. For trained models that read tokens they are
+not: what both know of an input goes into many coordinates at once, so that unrelated models differ from 0 by more than
+the formula says, on either side. The null that decides here is ``relabelled``, which keeps all of that; the others are
+reported beside it. On embedding inputs it does not hold for untrained models (see ``nulls``).
 
 Reference: Tong et al., arXiv 2509.26404 (the statistic, ``analytical``, ``matrices`` and ``pipeline``); ``shuffled``,
 ``relabelled`` and the test of a common factor are ours.
@@ -42,8 +43,9 @@ class FingerprintConfig:
     """
 
     inputs: str = "tokens"
-    """``tokens``, or ``embeddings``: equal widths only, and unrelated models then look related (the stream carries an
-    embedding's own coordinates to the end)."""
+    """``tokens``; ``embeddings`` (normal, deviation 0.02); or ``released_embeddings``, with the mean and deviation of
+    the first model's embedding matrix, as the released code draws them. Embeddings need equal widths, and no null holds
+    on them for untrained models: the stream carries an embedding's own coordinates to the end."""
     sequences: int = 2000
     """Random inputs, 50 at least."""
     length: int = 16
@@ -240,6 +242,8 @@ def compare(
     )
     by_name = {one.name: one for one in every}
     verdict, why = _decided(by_name[config.decides], tau_bar, alpha=config.alpha)
+    if verdict == SAME and config.inputs != "tokens":
+        why += ", which does not hold on embedding inputs unless both models are trained"
     sizes = [np.linalg.norm(one - one.mean(1, keepdims=True), axis=1)[:, None] for one in soft]
     scale = float(tau(*sizes)[0])
     return Pair(

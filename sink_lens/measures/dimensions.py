@@ -39,7 +39,8 @@ def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) 
     """Mean magnitude of one given dimension over the mean magnitude of the other dimensions: a ratio of sample means.
 
     In [0, inf]; nan if everything is 0, or if there is only one dimension. The paper computes it after the
-    attention-input norm (Llama-2-7B, dimension 2533: 262.88).
+    attention-input norm (Llama-2-7B, dimension 2533: 262.88). A trace's
+    ``layers.dominance_ratio_fixed`` is computed on the residual stream.
 
     Raises:
         InputError: `dimension` is outside the tensor.

@@ -12,7 +12,7 @@ from ..errors import InputError
 
 ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
 VALUE_NORMS = ("none", "shared", "per_head", "position")
-VALUE_NORM_INITS = ("first_token", "ones")
+VALUE_NORM_INITS = ("first_token", "dummy_pass", "ones")
 DTYPES = ("float32", "bf16")
 DEVICES = ("cpu", "cuda", "mps")
 TRACKERS = ("tensorboard", "wandb")
@@ -72,15 +72,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "eval_every": 500,
         "save_every": 500,
     },
-    "paper": {  # 152M: arXiv 2605.06611, Tables 3 and 4; the batch, which they do not give, is ours
+    "paper": {  # 152M: arXiv 2605.06611, Tables 3 and 4; batch and accumulation are those of the authors' README
         "n_layers": 12,
         "d_model": 768,
         "d_mlp": 3072,
         "n_heads": 12,
         "vocab_size": 50304,
         "length": 4096,
-        "batch": 128,
-        "accumulation": 16,
+        "batch": 60,  # 12 x 5
+        "accumulation": 5,
         "steps": 40_000,
         "lr": 1e-3,
         "min_lr": 1e-4,
@@ -130,7 +130,8 @@ class TrainConfig:
     """Head-wise RMSNorm of the aggregated values: none, shared (one gain for all heads) or per_head; position instead
     scales them by the root of how many they average."""
     value_norm_init: str = "first_token"
-    """Where its gain begins: first_token (what the first token of a noise input needs) or ones."""
+    """Where its gain begins: first_token (the size of the first token's head output on noise, mean of 64 draws),
+    dummy_pass (the same by one draw and a biased deviation, as in the released code) or ones."""
 
     data: str = "bundled"
     """bundled, fetched (``sink-lens data fetch``; fetched:brown for one source), a text, JSONL or Parquet file, a
@@ -159,7 +160,9 @@ class TrainConfig:
     warmup: int = _OF_SIZE
     """Steps over which it rises to its peak."""
     weight_decay: float = 0.1
-    """Weight decay of matrices; gains, biases and sink logits are not decayed."""
+    """Of matrices; gains, biases and sink logits are not decayed."""
+    decay_unshared_gain: bool = False
+    """Decay the gain of value_norm per_head like a matrix, as the released code of arXiv 2605.06611 does."""
     betas: tuple[float, ...] = (0.9, 0.95)
     """AdamW's."""
     clip: float = 1.0
@@ -258,6 +261,8 @@ class TrainConfig:
             raise InputError(f"n_heads is {self.n_heads} and n_kv_heads {self.n_kv_heads}; need a multiple of it")
         if self.batch % self.accumulation:
             raise InputError(f"batch is {self.batch} and accumulation {self.accumulation}; need a multiple of it")
+        if self.decay_unshared_gain and self.value_norm != "per_head":
+            raise InputError(f"decay_unshared_gain is true and value_norm {self.value_norm!r}; need per_head, or false")
         if self.min_lr > self.lr:
             raise InputError(f"min_lr is {self.min_lr} and lr {self.lr}; need at most that")
         if self.warmup >= self.steps:
@@ -286,7 +291,7 @@ size = "toy"              # toy 3M, small 10M, medium 40M, paper 152M parameters
 
 attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit
 value_norm = "none"       # shared, per_head: RMSNorm of each head's aggregated values; position: scaled by position
-# value_norm_init = "ones"  # instead of first_token
+# value_norm_init = "dummy_pass"  # the released code's, or ones, instead of first_token
 
 data = "bundled"          # fetched (sink-lens data fetch), a file or folder of texts, OWNER/NAME on the model hub
 tokenizer = "bpe"         # trained on the data, vocab_size ids; or a tokenizer's folder, or a model's name
@@ -294,7 +299,7 @@ tokenizer = "bpe"         # trained on the data, vocab_size ids; or a tokenizer'
 
 steps = 600
 batch = 32                # sequences a step, over all processes
-# length, accumulation, lr, min_lr, warmup, weight_decay, betas, clip
+# length, accumulation, lr, min_lr, warmup, weight_decay, decay_unshared_gain, betas, clip
 
 seed = 0                  # of the weights
 data_seed = 0             # of the order of the data: the same in every arm

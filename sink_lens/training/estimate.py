@@ -54,7 +54,7 @@ def estimate(config: TrainConfig) -> Estimate:
     check_trackers(config)
     with random_state_kept():
         model: Any = model_of(config)
-        apart = undecayed(model)
+        apart = undecayed(model, unshared_gain=not config.decay_unshared_gain)
         model.to(device).train()
         groups: list[dict[str, Any]] = [{"params": [], "weight_decay": config.weight_decay}]
         groups.append({"params": [], "weight_decay": 0.0})

@@ -118,7 +118,7 @@ def train(
                 train=corpus.train,
                 evaluation=corpus.evaluation,
                 args=args,
-                undecayed=undecayed(model),
+                undecayed=undecayed(model, unshared_gain=not config.decay_unshared_gain),
                 folder=folder / "checkpoints",
                 writer=writer,
                 watch=_watch(config, folder, writer) if config.watch and writer is not None else None,

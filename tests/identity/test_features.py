@@ -58,6 +58,23 @@ def test_embeddings_are_shared_where_the_width_is():
         shared_inputs(wide, kind="embeddings", sequences=50, length=4, seed=0)
 
 
+def test_released_embeddings_have_the_mean_and_deviation_of_the_first_models_matrix():
+    first, other = lens(), lens(seed=1)
+    with torch.no_grad():
+        first.plain.get_input_embeddings().weight.mul_(3).add_(0.5)
+    known = {"a": facts(first), "b": facts(other)}
+    ours = shared_inputs(known, kind="embeddings", sequences=200, length=8, seed=0)
+    theirs = shared_inputs(known, kind="released_embeddings", sequences=200, length=8, seed=0)
+    drawn, plain = (torch.cat(list(one.chunks())) for one in (theirs, ours))
+    matrix = first.plain.get_input_embeddings().weight
+    assert drawn.mean().item() == pytest.approx(matrix.mean().item(), abs=0.002)
+    assert drawn.std().item() == pytest.approx(matrix.std().item(), rel=0.02)
+    assert plain.std().item() == pytest.approx(0.02, rel=0.02)
+    turned = shared_inputs(dict(reversed(known.items())), kind="released_embeddings", sequences=200, length=8, seed=0)
+    assert len({ours.digest, theirs.digest, turned.digest}) == 3
+    assert features(other, theirs).shape == (200, 48)
+
+
 def test_tokens_are_those_that_every_model_has():
     small = lens(vocab_size=40)
     known = {"small": facts(small), "large": facts(lens(tokenizer=tiny_tokenizer()))}
@@ -83,7 +100,7 @@ def test_different_tokenizers_are_refused_unless_asked_for():
         ({"sequences": 49}, "49 inputs were asked for; need at least 50"),
         ({"length": 257}, "the length is 257 tokens; a takes at most 256"),
         ({"length": 0}, "need one token or more"),
-        ({"kind": "text"}, "need one of tokens, embeddings"),
+        ({"kind": "text"}, "need one of tokens, embeddings, released_embeddings"),
     ],
 )
 def test_what_cannot_be_read_is_refused(change, says):

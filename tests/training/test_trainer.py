@@ -269,6 +269,14 @@ def test_gains_and_sink_logits_are_not_decayed(tmp_path):
     assert len(groups[0]["params"]) == len(list(model.parameters())) - len(apart)
 
 
+def test_an_unshared_gain_is_decayed_by_name(tmp_path):
+    config = config_of(value_norm="per_head", decay_unshared_gain=True, steps=1, warmup=0, eval_every=0)
+    trained(tmp_path / "run", config=config)
+    groups = state(tmp_path / "run/checkpoints/checkpoint-1", "optimizer.pt")["param_groups"]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert len(groups[1]["params"]) == 2 * 2 + 1  # the norms of two layers, and the last one
+
+
 def test_accumulation_is_the_same_training(whole, tmp_path):
     cut = trained(tmp_path / "run", config=config_of(accumulation=2))
     assert np.allclose(cut.log["loss"][1:], whole.log["loss"][1:], atol=2e-5)

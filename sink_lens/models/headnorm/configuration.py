@@ -12,7 +12,7 @@ ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_l
 """Variants of the attention weights and of the head's output; see ``HeadNormConfig.attention``."""
 VALUE_NORMS = ("none", "shared", "per_head", "position")
 """Treatments of the aggregated values: none, a norm with a shared gain or a gain per head, or a scale by position."""
-VALUE_NORM_INITS = ("first_token", "ones")
+VALUE_NORM_INITS = ("first_token", "dummy_pass", "ones")
 """Ways to initialise the gain of the norm."""
 _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
 """Fields that earlier versions of transformers saved; they are accepted although they resemble other field names."""
@@ -41,7 +41,9 @@ class HeadNormConfig(LlamaConfig):
     standard deviation by the same factor. The model counts positions itself unless position ids are given, which
     left-padded sequences need."""
     value_norm_init: str = "first_token"
-    """Initial gamma: ``first_token`` (the size of the first token's head output on random inputs) or ``ones``."""
+    """gamma at first: ``first_token``, the size of the first token's head output on random inputs (mean of 64 draws,
+    unbiased; ours); ``dummy_pass``, the same by one draw and the biased deviation (arXiv 2605.06611, released code); or
+    ``ones``."""
     value_norm_eps: float = 1e-6
     """Number added to the mean square of the value norm."""
     qk_norm: bool = False

@@ -94,13 +94,19 @@ def _take_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
     return frozenset(common)
 
 
-def undecayed(model: nn.Module) -> frozenset[str]:
+def undecayed(model: nn.Module, *, unshared_gain: bool = True) -> frozenset[str]:
     """Names of the parameters to keep out of weight decay.
 
     These are all parameters with one axis (norm gains, biases, sink logits) and the gains of the heads' norm, whatever
     their shape. Embeddings and matrices are decayed. Other Trainers recognise the gains by their names and do not decay
     them, but they do decay sink logits.
+
+    Args:
+        model: the model whose parameters are listed.
+        unshared_gain: whether a gain of [head d_head] is kept out; the released code of arXiv 2605.06611 decays it.
     """
     return frozenset(
-        name for name, parameter in model.named_parameters() if parameter.ndim <= 1 or name.endswith(".value_norm")
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim <= 1 or (unshared_gain and name.endswith(".value_norm"))
     )

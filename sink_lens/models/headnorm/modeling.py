@@ -203,16 +203,20 @@ class HeadNormAttention(LlamaAttention):
         return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
 
     @torch.no_grad()
-    def first_token_size(self) -> Float[Tensor, " head"]:
+    def first_token_size(self, *, draws: int = _DRAWS, biased: bool = False) -> Float[Tensor, " head"]:
         """Standard deviation over d_head of the first token's head output, mean over random inputs.
 
         The first token attends only to itself, so the output of a head is the token's value. The inputs are standard
         normal numbers from torch's generator.
+
+        Args:
+            draws: number of random inputs; the released code of arXiv 2605.06611 takes one.
+            biased: divide by d_head instead of d_head - 1, as that code does.
         """
         weight, bias = self.v_proj.weight, self.v_proj.bias
-        inputs = torch.randn(_DRAWS, weight.shape[1], device=weight.device, dtype=torch.float32)
+        inputs = torch.randn(draws, weight.shape[1], device=weight.device, dtype=torch.float32)
         values = nn.functional.linear(inputs, weight.float(), None if bias is None else bias.float())
-        sizes = values.unflatten(-1, (-1, self.head_dim)).std(-1).mean(0)
+        sizes = values.unflatten(-1, (-1, self.head_dim)).std(-1, correction=0 if biased else 1).mean(0)
         return sizes.repeat_interleave(self.num_key_value_groups)
 
     @torch.no_grad()
@@ -223,7 +227,8 @@ class HeadNormAttention(LlamaAttention):
         if self.config.value_norm_init == "ones":
             initialization.ones_(self.gamma)
             return
-        sizes = self.first_token_size()
+        is_theirs = self.config.value_norm_init == "dummy_pass"
+        sizes = self.first_token_size(draws=1, biased=True) if is_theirs else self.first_token_size()
         sizes = sizes.mean() if self.gamma.ndim == 1 else sizes[:, None]
         initialization.copy_(self.gamma, sizes.to(self.gamma.dtype).expand_as(self.gamma))
 

@@ -229,6 +229,20 @@ def test_gamma_begins_at_the_size_of_the_first_tokens_output():
     assert values.std(-1).mean((0, 1))[0].item() == pytest.approx(0.3 * 16, rel=0.03)
 
 
+def test_the_dummy_pass_of_the_authors_is_one_draw_with_a_biased_deviation():
+    fields = {"hidden_size": 48, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = HeadNormConfig(**fields, vocab_size=10, value_norm="per_head", value_norm_init="dummy_pass")
+    attention = HeadNormForCausalLM(config).model.layers[0].self_attn
+    torch.manual_seed(5)
+    attention.begin_gamma()
+    torch.manual_seed(5)
+    value = (torch.randn(1, 48) @ attention.v_proj.weight.T).view(4, 12)  # the first token's output is its value
+    wanted = (value - value.mean(1, keepdim=True)).square().mean(1).sqrt()  # over 12, not 11
+    torch.testing.assert_close(attention.gamma, wanted[:, None].expand(4, 12))
+    torch.manual_seed(5)
+    assert not torch.allclose(attention.first_token_size(), wanted, rtol=1e-3)
+
+
 def test_the_first_weights_have_the_sizes_of_the_paper_and_follow_the_seed():
     fields = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4}
     config = HeadNormConfig(**fields, vocab_size=500, value_norm="shared", attention="gate_headwise")
@@ -256,6 +270,14 @@ def test_gains_sink_logits_and_biases_are_not_decayed():
     assert undecayed(model) == {f"model.layers.0.self_attn.{name}" for name in inside} | {f"{n}.weight" for n in norms}
     decayed = {name for name, _ in model.named_parameters()} - undecayed(model)
     assert {"model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight"} < decayed
+
+
+def test_an_unshared_gain_is_decayed_where_the_released_code_is_asked_for():
+    gain = "model.layers.0.self_attn.value_norm"
+    for norm, spared in (("per_head", False), ("shared", True)):
+        model = tiny("headnorm", value_norm=norm, num_hidden_layers=1)
+        assert gain in undecayed(model)
+        assert (gain in undecayed(model, unshared_gain=False)) == spared
 
 
 @pytest.mark.parametrize("norm", ["shared", "per_head"])
