@@ -31,7 +31,7 @@ LINKS = {
     "key_sink": "Queries meet that key, so attention goes to it.",
 }
 """Name of a link -> what it claims; one more node of NODES each."""
-VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not measured": "–"}
+VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not applicable": "∅", "not measured": "–"}
 """Verdict -> its sign."""
 HOLDS = ("z", "neurons", "dimensions", "key")
 """What mediation keeps at its clean value, in the order of the chain."""
@@ -41,7 +41,7 @@ SINK_THRESHOLD = 0.3
 MIN_SINK_RATE = 0.05
 """A position is a sink position where at least this share of (layer, head, sequence) has its sink there."""
 LEAST_SINK = 0.05
-"""Where the model's own sink has less attention than this, a share of it means nothing."""
+"""Where the model's own sink has less attention than this over uniform attention, a share of it means nothing."""
 INTERVENTION_FLOOR = 0.25
 """An intervention shows its link where it makes or removes more than this share of the sink."""
 LOST_FRAC = 0.5
@@ -63,7 +63,9 @@ UNITS: Mapping[str, str] = MappingProxyType(
     {
         "1": "a pure number, such as a ratio",
         "share": "a part of a whole, 0 to 1; a part of a change has either sign and may pass 1",
-        "attention": "attention that a position receives, 0 to 1",
+        "attention": "attention that a position receives, 0 to 1: a share of what the row sums to in sigmoid attention, "
+        "the weight itself in every softmax (with a learned sink logit, rows sum to less than 1), and averaged over "
+        "the queries whose sliding window reaches the position",
         "cosine": "-1 to 1",
         "tau": "Kendall's tau-b, -1 to 1",
         "nats": "natural-log units of loss",
@@ -195,10 +197,10 @@ _HEADS = _table(
     layer: int, index. Layer.
     head: int, index. Query head.
     position: int, index. Sink position; the studied one is in the first rows.
-    sink_score: float, attention. Mean attention to the position from the queries at and after it.
+    sink_score: float, attention. Mean attention to the position from the queries at and after it that can see it.
     sink_rate: float, share. Share of sequences whose sink score is above the run's threshold.
-    sink_mass: float, attention. Mean attention to the position from the queries after it.
-    key_rank: float, keys. How many keys draw more attention than the position, over later queries.
+    sink_mass: float, attention. Mean attention to the position from the queries after it that can see it.
+    key_rank: float, keys. How many keys draw more attention than the position, over later queries that can see it.
     value_norm_ratio: float, 1. Norm of the position's value after W_O over the mean of the other positions' norms.
     positive_share: float, share. Share of later queries whose product with the position's key, before rotation, is
         positive.
@@ -249,8 +251,8 @@ _TRACE = (
         """
         layer: int, index. Layer.
         position: int, index. Sink position that is studied.
-        sink_score: float, attention. Mean attention to it from the queries at and after it.
-        sink_mass: float, attention. Mean attention to it from the queries after it.
+        sink_score: float, attention. Mean attention to it from the queries at and after it that can see it.
+        sink_mass: float, attention. Mean attention to it from the queries after it that can see it.
         norm: float, stream. Norm of its residual stream after the layer.
         norm_ratio: float, 1. That norm over the median norm of the other positions from 8 on.
         outlier_dimension: int, index. Dimension with the most energy after the layer.
@@ -390,8 +392,9 @@ _TRACE = (
         """
         arm: str, name. with or without BOS.
         chosen: bool, yes or no. Whether the other tables are of this arm.
-        sink_rate: float, share. Share of (layer, head, sequence) whose sink score at the arm's sink position is above
-            the threshold.
+        position: int, index. The arm's studied position: its strongest sink on all sequences, 0 where it has none.
+        sink_rate: float, share. Share of (layer, head, sequence) whose sink score at that position is above the
+            threshold.
         s2_ratio: float, 1. S2 of z at the sink position over the median of other positions, in the layers that feed the
             growth (the growth layers, else the first quarter).
         outlier_dimensions: str, list. Outlier dimensions, those of most layers first.
@@ -412,8 +415,9 @@ _TRACE = (
         criterion: str, text. When the link holds.
         is_primary: bool, yes or no. Whether the measured verdict hangs on this statistic.
         n: int, count. Sequences that the numbers are taken over.
-        verdict: str, name. holds, fails or undecided: measured and intervened, the same on all rows.
-        measured: str, name. The same of the primary statistic alone.
+        verdict: str, name. holds, fails or undecided: measured and intervened, the same on all rows; not applicable
+            where no position is a sink.
+        measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
         cut: str, name. The same of the intervention alone; not cut where there was none.
         """,
     ),
@@ -471,6 +475,8 @@ _TRACE = (
         sink_mass_new: float, attention. The same with the edit.
         baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
         sink_mass_old: float, attention. The same with the edit.
+        uniform_mass_old: float, attention. What uniform attention would give {_OLD}, its rows summing to what the
+            model's sum to.
         baseline_loss_nats: float, nats. Mean next-token loss without an edit.
         loss_nats: float, nats. Mean next-token loss with the edit.
         control_of: str, text. The edit that this one is a control of; empty for all others.
