@@ -63,9 +63,9 @@ UNITS: Mapping[str, str] = MappingProxyType(
     {
         "1": "a pure number, such as a ratio",
         "share": "a part of a whole, 0 to 1; a part of a change has either sign and may pass 1",
-        "attention": "attention that a position receives, 0 to 1: a share of what the row sums to in sigmoid attention, "
-        "the weight itself in every softmax (with a learned sink logit, rows sum to less than 1), and averaged over "
-        "the queries whose sliding window reaches the position",
+        "attention": "attention that a position receives, 0 to 1: the weight itself in every softmax (with a learned "
+        "sink logit, rows sum to less than 1), a share of what the row sums to in sigmoid attention; averaged over the "
+        "queries whose sliding window reaches the position",
         "cosine": "-1 to 1",
         "tau": "Kendall's tau-b, -1 to 1",
         "nats": "natural-log units of loss",
@@ -197,8 +197,9 @@ _HEADS = _table(
     layer: int, index. Layer.
     head: int, index. Query head.
     position: int, index. Sink position; the studied one is in the first rows.
-    sink_score: float, attention. Mean attention to the position from the queries at and after it that can see it.
-    sink_rate: float, share. Share of sequences whose sink score is above the run's threshold.
+    sink_score: float, attention. Mean attention to the position from the queries at and after it that can see it;
+        nan where the layer's window is so short that uniform attention alone passes the threshold.
+    sink_rate: float, share. Share of sequences whose sink score is above the run's threshold; nan likewise.
     sink_mass: float, attention. Mean attention to the position from the queries after it that can see it.
     key_rank: float, keys. How many keys draw more attention than the position, over later queries that can see it.
     value_norm_ratio: float, 1. Norm of the position's value after W_O over the mean of the other positions' norms.

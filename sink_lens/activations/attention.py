@@ -33,10 +33,10 @@ OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "p
 """What an observed pass can read of a layer's attention, beside the sites.
 
 ``mass`` and ``key_scores`` "batch head query key" (the chosen keys only; the mass of sigmoid attention, whose rows
-sum to anything, is the share of the row's sum), ``rows`` "batch head row key" (explicit rows of the pattern), ``rotated_q`` "batch head query d_head" and ``rotated_k`` "batch kv_head key
-d_head" (as they enter the product, the scale in the query), ``scores`` and ``pattern`` "batch head query key"
-(the whole matrix). What is masked is -inf in ``key_scores``, and the least number of the model's type in
-``scores``, as on the bridge.
+sum to anything, is the share of the row's sum), ``rows`` "batch head row key" (explicit rows of the pattern),
+``rotated_q`` "batch head query d_head" and ``rotated_k`` "batch kv_head key d_head" (as they enter the product, the
+scale in the query), ``scores`` and ``pattern`` "batch head query key" (the whole matrix). What is masked is -inf in
+``key_scores``, and the least number of the model's type in ``scores``, as on the bridge.
 """
 
 _NAME = "sink_lens"

@@ -179,7 +179,7 @@ def measure(
         generator=torch.Generator().manual_seed(config.seed),
     )
     readings: list[Reading] = [
-        *r.attention_readings(keys),
+        *r.attention_readings(keys, threshold=config.threshold),
         r.rate_by_key(config.threshold, shares=lens.family.sigmoid),
         *r.position_readings(positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),

@@ -20,6 +20,7 @@ from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where, queries_from
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
+from ..schema import SINK_THRESHOLD
 from .config import CONTROLS
 from .locate import Plan
 
@@ -78,7 +79,8 @@ def rate_by_key(threshold: float, *, shares: bool = False) -> Reading:
 
     nan at late keys, with fewer than 8 such queries or than two over the threshold: a head that only looks at its
     own token and the one before would pass there. In a layer with a sliding window, queries that reach the key are
-    averaged over, and a window shorter than that must be full. ``shares`` takes weights over what their row sums to.
+    averaged over, and a window shorter than that must be full; nan where the window is too short to tell
+    (``attention.tells``). ``shares`` takes weights over what their row sums to.
     """
     fewest = max(_MIN_QUERIES, 2 / threshold)
 
@@ -92,13 +94,17 @@ def rate_by_key(threshold: float, *, shares: bool = False) -> Reading:
         weights = attention.row_shares(view["rows"]) if shares else view["rows"]
         score = mean_where(weights, where=from_key, dim=2)
         enough = from_key.sum(2) >= (fewest if view.reach is None else min(fewest, view.reach))
+        enough = enough & attention.tells(view.reach, threshold=threshold)
         return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)
 
     return Reading(name="rate_by_key", sites=("rows",), function=rate)
 
 
-def attention_readings(keys: tuple[int, ...]) -> list[Reading]:
-    """Sink score and mass, entropy, null mass, rank of the key, Gini, and the sum of squares of the rows."""
+def attention_readings(keys: tuple[int, ...], *, threshold: float = SINK_THRESHOLD) -> list[Reading]:
+    """Sink score and mass, entropy, null mass, rank of the key, Gini, and the sum of squares of the rows.
+
+    The score is nan in layers whose window is too short to tell a sink at the threshold (``attention.tells``).
+    """
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
         def read(view: LayerView) -> Tensor:
@@ -107,6 +113,10 @@ def attention_readings(keys: tuple[int, ...]) -> list[Reading]:
             return torch.stack([function(column, key=key, **at) for column, key in pairs], dim=-1)
 
         return read
+
+    def score(view: LayerView) -> Tensor:
+        found = by_key(attention.sink_score)(view)
+        return found if attention.tells(view.reach, threshold=threshold) else torch.full_like(found, math.nan)
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
         return lambda view: attention.mean_rows(function(view["rows"]), row_valid=_row_valid(view))
@@ -132,7 +142,7 @@ def attention_readings(keys: tuple[int, ...]) -> list[Reading]:
         return squares.masked_fill(~_row_valid(view), math.nan)
 
     return [
-        Reading(name="sink_score", sites=("mass",), function=by_key(attention.sink_score)),
+        Reading(name="sink_score", sites=("mass",), function=score),
         Reading(name="sink_mass", sites=("mass",), function=by_key(attention.sink_mass)),
         Reading(name="entropy", sites=("rows",), function=row_mean(attention.entropy)),
         Reading(name="null_mass", sites=("rows",), function=row_mean(attention.null_mass)),

@@ -131,7 +131,9 @@ def _headline(
     if location.sink_found:
         text.append(f": attention sink at position {location.position}\n")
     elif np.isnan(float(rate["value"])):
-        text.append(": the sequences are too short to tell of an attention sink (8 tokens are needed)\n")
+        text.append(
+            ": the sequences, or the attention's windows, are too short to tell of a sink (8 tokens are needed)\n"
+        )
     else:
         text.append(f": no attention sink was found, so no link is judged; position {location.position} is studied\n")
     text.append(

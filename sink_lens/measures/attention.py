@@ -123,6 +123,15 @@ def uniform_mass(
     )
 
 
+def tells(reach: int | None, *, threshold: float) -> bool:
+    """Whether a window is long enough for a sink score over the threshold to mean something.
+
+    The first key of a window is seen by queries that see few others: under uniform attention its score is the mean of
+    1, 1/2, ..., 1/reach, which passes 0.3 in windows shorter than 10.
+    """
+    return reach is None or sum(1 / seen for seen in range(1, reach + 1)) / reach < threshold
+
+
 def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row key"]:
     """Each weight over the sum of its row, for attention that is no softmax (sigmoid).
 
