@@ -259,7 +259,7 @@ def test_without_effects_the_links_are_judged_by_what_is_measured():
 def test_a_mixture_of_experts_is_undecided_where_its_neurons_are_asked_for():
     found = link_table(evidence_of("gpt_oss"), twin=None, length=24).set_index("link")
     for name in ("variance_neurons", "neurons_dimension"):
-        assert found.loc[[name], "verdict"].iloc[0] == "undecided"
+        assert found.loc[[name], "measured"].iloc[0] == "undecided"
         assert "mixture of experts" in found.loc[[name], "criterion"].iloc[0]
 
 
