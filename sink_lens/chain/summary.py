@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measures.dimensions import massive_ratio, stable_range
-from ..schema import NORM_ALONE
+from ..schema import ANOTHER_PATH, NORM_ALONE
 from ..stats import Interval, interval
 from .config import TraceConfig
 from .links import LINKS
