@@ -31,8 +31,8 @@ LINKS = {
     "dimension_key": "After the norm, the outlier dimension alone fixes the sink's key.",
     "key_sink": "Queries meet that key, so attention goes to it.",
 }
-"""Name of a link -> its claim. Link i leads from node i to node i + 1 of NODES."""
-VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not measured": "–"}
+"""Name of a link -> what it claims; one more node of NODES each."""
+VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not applicable": "∅", "not measured": "–"}
 """Verdict -> its sign."""
 HOLDS = ("z", "neurons", "dimensions", "key")
 """Quantities that mediation freezes at their clean value, in the order of the chain."""
@@ -42,7 +42,7 @@ SINK_THRESHOLD = 0.3
 MIN_SINK_RATE = 0.05
 """A position is a sink position if at least this share of all (layer, head, sequence) have their sink at it."""
 LEAST_SINK = 0.05
-"""Shares of the sink's attention are undefined if the model's own sink gets less attention than this."""
+"""Where the model's own sink has less attention than this over uniform attention, a share of it means nothing."""
 INTERVENTION_FLOOR = 0.25
 """An intervention confirms its link if it makes or removes more than this share of the sink."""
 LOST_FRAC = 0.5
@@ -63,8 +63,10 @@ be stored as whole floats, as pandas does."""
 UNITS: Mapping[str, str] = MappingProxyType(
     {
         "1": "a pure number, such as a ratio",
-        "share": "a part of a whole, 0 to 1; a share of a change may be negative or above 1",
-        "attention": "attention that a position receives, 0 to 1",
+        "share": "a part of a whole, 0 to 1; a part of a change has either sign and may pass 1",
+        "attention": "attention that a position receives, 0 to 1: the weight itself in every softmax (with a learned "
+        "sink logit, rows sum to less than 1), a share of what the row sums to in sigmoid attention; averaged over the "
+        "queries whose sliding window reaches the position",
         "cosine": "-1 to 1",
         "tau": "Kendall's tau-b, -1 to 1",
         "nats": "natural-log units of loss",
@@ -195,11 +197,12 @@ _HEADS = _table(
     """
     layer: int, index. Layer.
     head: int, index. Query head.
-    position: int, index. Sink position; the sink position under study comes first.
-    sink_score: float, attention. Mean attention to the position from queries at the position and after it.
-    sink_rate: float, share. Share of sequences whose sink score is above the run's threshold.
-    sink_mass: float, attention. Mean attention to the position from the queries after it.
-    key_rank: float, keys. How many keys draw more attention than the position, over later queries.
+    position: int, index. Sink position; the studied one is in the first rows.
+    sink_score: float, attention. Mean attention to the position from the queries at and after it that can see it;
+        nan where the layer's window is so short that uniform attention alone passes the threshold.
+    sink_rate: float, share. Share of sequences whose sink score is above the run's threshold; nan likewise.
+    sink_mass: float, attention. Mean attention to the position from the queries after it that can see it.
+    key_rank: float, keys. How many keys draw more attention than the position, over later queries that can see it.
     value_norm_ratio: float, 1. Norm of the position's value after W_O over the mean of the other positions' norms.
     positive_share: float, share. Share of later queries whose product with the position's real key, before rotation,
         is positive; figure 12 of arXiv 2605.06611 takes the column of W_K of one dimension instead.
@@ -250,8 +253,8 @@ _TRACE = (
         """
         layer: int, index. Layer.
         position: int, index. Sink position that is studied.
-        sink_score: float, attention. Mean attention to it from the queries at and after it.
-        sink_mass: float, attention. Mean attention to it from the queries after it.
+        sink_score: float, attention. Mean attention to it from the queries at and after it that can see it.
+        sink_mass: float, attention. Mean attention to it from the queries after it that can see it.
         norm: float, stream. Norm of its residual stream after the layer.
         norm_ratio: float, 1. That norm over the median norm of the other positions from 8 on.
         outlier_dimension: int, index. Dimension with the most energy after the layer.
@@ -393,13 +396,14 @@ _TRACE = (
         "arms",
         "one BOS condition: the traced one, and the other one if the tokenizer has BOS",
         """
-        arm: str, name. BOS condition, with or without.
-        chosen: bool, yes or no. Whether the other tables describe this condition.
-        sink_rate: float, share. Share of (layer, head, sequence) whose sink score at the condition's sink position is
-            above the threshold.
-        s2_ratio: float, 1. S2 of z at the sink position over the median S2 of other positions, in the growth layers (in
-            the first quarter of layers if nothing grows).
-        outlier_dimensions: str, list. Outlier dimensions, starting with those found in most layers.
+        arm: str, name. with or without BOS.
+        chosen: bool, yes or no. Whether the other tables are of this arm.
+        position: int, index. The arm's studied position: its strongest sink on all sequences, 0 where it has none.
+        sink_rate: float, share. Share of (layer, head, sequence) whose sink score at that position is above the
+            threshold.
+        s2_ratio: float, 1. S2 of z at the sink position over the median of other positions, in the layers that feed the
+            growth (the growth layers, else the first quarter).
+        outlier_dimensions: str, list. Outlier dimensions, those of most layers first.
         growth_steps: str, list. Layers of the growth steps.
         loss_nats: float, nats. Mean next-token loss.
         """,
@@ -412,15 +416,15 @@ _TRACE = (
         statistic: str, name. Name of the statistic; cut_share is the share of the sink that the intervention moves.
         value: float, of the measure. Value of the statistic; nan if it is undefined.
         ci_low/ci_high: float, of the measure. 95% interval of the value over sequences.
-        null_name: str, name. Null that the value is compared with; none if there is no null.
-        null_value: float, of the measure. Value of the statistic under the null.
-        criterion: str, text. Condition under which the link holds.
-        is_primary: bool, yes or no. Whether this statistic decides the measured verdict.
-        n: int, count. Sequences that the numbers are averaged over.
-        verdict: str, name. Overall verdict from measurement and intervention, the same on all rows of a link: holds,
-            fails or undecided.
-        measured: str, name. Verdict from the primary statistic alone.
-        cut: str, name. Verdict from the intervention alone; not cut if there was no intervention.
+        null_name: str, name. What the value is compared with; none where there is nothing.
+        null_value: float, of the measure. The statistic there.
+        criterion: str, text. When the link holds.
+        is_primary: bool, yes or no. Whether the measured verdict hangs on this statistic.
+        n: int, count. Sequences that the numbers are taken over.
+        verdict: str, name. holds, fails or undecided: measured and intervened, the same on all rows; not applicable
+            where no position is a sink.
+        measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
+        cut: str, name. The same of the intervention alone; not cut where there was none.
         """,
     ),
     _table(
@@ -479,7 +483,9 @@ _TRACE = (
         baseline_mass_new: float, attention. Attention without an edit to {_NEW}.
         sink_mass_new: float, attention. Attention with the edit to {_NEW}.
         baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
-        sink_mass_old: float, attention. Attention with the edit to {_OLD}.
+        sink_mass_old: float, attention. The same with the edit.
+        uniform_mass_old: float, attention. What uniform attention would give {_OLD}, its rows summing to what the
+            model's sum to.
         baseline_loss_nats: float, nats. Mean next-token loss without an edit.
         loss_nats: float, nats. Mean next-token loss with the edit.
         control_of: str, text. Edit that this row is a control of; empty if the row is no control.

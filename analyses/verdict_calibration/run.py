@@ -53,7 +53,8 @@ def measure(work: Work) -> Measured:
         for link in LINKS:
             if (of["link"] == link).any():
                 numbers[f"{name} @ {link}"] = share(of.loc[of["link"] == link, "verdict"] == verdict)
-    numbers["not_asked_answered"] = share(table.loc[table["truth"] == "not asked", "verdict"] != "undecided")
+    not_asked = table.loc[table["truth"] == "not asked", "verdict"]
+    numbers["not_asked_answered"] = share(~not_asked.isin(["undecided", "not applicable"]))
     for present, verdict, name in (("yes", "fails", "measured_no"), ("no", "holds", "measured_yes")):
         numbers[name] = share(table.loc[table["present"] == present, "measured"] == verdict)
     return Measured(numbers=numbers, figure=drawn(table))
@@ -122,9 +123,9 @@ def truth_of(present: str, necessary: str) -> str:
 
 
 def answer_of(truth: str, verdict: str) -> str:
-    """Right, wrong or undecided; without a sink, or a start of the link, undecided is right and other words wrong."""
+    """Right, wrong or undecided; without a sink, or a start of the link, a word that decides nothing is right."""
     if truth in ("seen", "not asked"):
-        return "right" if verdict == "undecided" else "wrong"
+        return "right" if verdict in ("undecided", "not applicable") else "wrong"
     return WORDS[truth].get(verdict, "undecided")
 
 

@@ -5,10 +5,11 @@ fused kernels return. The column of a key therefore costs one small product, and
 a pass is observed, a custom attention function, registered through the Hugging Face attention interface, replaces the
 model's own and gives the same output.
 
-Two kernels return a log-sum-exp: ``fused`` (the flash kernel on CPU, the memory-efficient kernel on CUDA) and
-``eager``, which processes blocks of query rows and is exact for every family, including soft-capped scores. A learned
-sink logit works with both: it enters the log-sum-exp and scales the output. Sigmoid attention has no log-sum-exp; its
-mass is ``sigmoid(s q_i.k_j)``, which only the eager kernel supports.
+Two kernels give a log-sum-exp: ``fused`` (the flash kernel on CPU, the memory-efficient one on CUDA), and
+``eager``, which goes over blocks of query rows and is exact for every family, soft-capped scores included.
+A learned sink logit needs no other kernel: it enters the log-sum-exp, and scales the output. Sigmoid attention has
+no log-sum-exp: its weights are ``sigmoid(s q_i.k_j)``, a key's mass is its weight over the sum of the row, and only
+the eager kernel does it.
 """
 
 import contextlib
@@ -31,11 +32,11 @@ from ..models.families import Family
 OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "pattern")
 """Names, beside the sites, that an observed pass can read from a layer's attention.
 
-``mass`` and ``key_scores`` are "batch head query key", for the chosen keys only. ``rows`` is "batch head row key":
-explicit rows of the pattern. ``rotated_q`` "batch head query d_head" and ``rotated_k`` "batch kv_head key d_head" are
-as they enter the product, with the scale in the query. ``scores`` and ``pattern`` are the whole matrix, "batch head
-query key". Masked entries are -inf in ``key_scores``, and the lowest number of the model's type in ``scores``, as on
-the bridge.
+``mass`` and ``key_scores`` "batch head query key" (the chosen keys only; the mass of sigmoid attention, whose rows
+sum to anything, is the share of the row's sum), ``rows`` "batch head row key" (explicit rows of the pattern),
+``rotated_q`` "batch head query d_head" and ``rotated_k`` "batch kv_head key d_head" (as they enter the product, the
+scale in the query), ``scores`` and ``pattern`` "batch head query key" (the whole matrix). What is masked is -inf in
+``key_scores``, and the least number of the model's type in ``scores``, as on the bridge.
 """
 
 _NAME = "sink_lens"
@@ -125,8 +126,9 @@ def _observed_attention(
     mask = None if attention_mask is None else _additive(attention_mask, query.dtype)
     score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
     lse: Tensor | None
+    total: Tensor | None = None
     if weighting == "sigmoid":
-        output, lse = _sigmoid_by_rows(score, value), None
+        (output, total), lse = _sigmoid_by_rows(score, value), None
     elif watch.kernel == "fused":
         _check_fused(query.device.type, query.dtype, query.shape[-1])
         output, lse = _fused(query, key, value, mask=mask, scale=scale)
@@ -134,19 +136,20 @@ def _observed_attention(
         output, lse = _by_rows(score, value)
     if sink is not None:
         assert lse is not None  # a sink logit is in the denominator of a softmax
-        total = torch.logaddexp(lse, sink[:, None])
-        output = output * (lse - total).exp()[..., None].to(output.dtype)
-        lse = total
-    names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # every attention of transformers sets it
+        with_sink = torch.logaddexp(lse, sink[:, None])
+        output = output * (lse - with_sink).exp()[..., None].to(output.dtype)
+        lse = with_sink
+    names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # set by every attention of transformers
     for name in names:
-        watch.put(int(module.layer_idx), name, _observe(name, score, lse, watch))  # type: ignore[arg-type]
+        watch.put(int(module.layer_idx), name, _observe(name, score, lse, total, watch))  # type: ignore[arg-type]
     return output.transpose(1, 2).contiguous(), None
 
 
-def _observe(name: str, score: "Scores", lse: Tensor | None, watch: Watch) -> Tensor:
+def _observe(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:
     match name:
         case "mass":
-            return _weights(score.columns(watch.keys), lse)
+            weights = _weights(score.columns(watch.keys), lse)
+            return weights if total is None else weights / total[..., None]
         case "key_scores":
             return score.columns(watch.keys)
         case "rows":
@@ -219,13 +222,15 @@ def _by_rows(score: Scores, value: Tensor) -> tuple[Tensor, Float[Tensor, "batch
     return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
 
 
-def _sigmoid_by_rows(score: Scores, value: Tensor) -> Tensor:
-    """Output of sigmoid attention, computed in blocks of query rows."""
-    outputs = []
+def _sigmoid_by_rows(score: Scores, value: Tensor) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
+    """Output of sigmoid attention over blocks of query rows, and what each row sums to."""
+    outputs, sums = [], []
     for rows in torch.arange(score.query.shape[2], device=value.device).split(_BLOCK):
-        pattern = _weights(score.block(rows), None).unflatten(1, (value.shape[1], -1))
+        weights = _weights(score.block(rows), None)
+        pattern = weights.unflatten(1, (value.shape[1], -1))
         outputs.append((pattern @ value.float()[:, :, None]).flatten(1, 2).to(value.dtype))
-    return torch.cat(outputs, dim=2)
+        sums.append(weights.sum(-1).clamp(min=torch.finfo(weights.dtype).tiny))
+    return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
 
 
 def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, " head"] | None = None) -> Tensor:

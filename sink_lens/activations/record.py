@@ -79,7 +79,7 @@ def stream(
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
     with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(_batch_size(batch_size, batch)):
-            desk = _Desk(readings, plan=plan, part=part, rows=rows, device=lens.device, found=found)
+            desk = _Desk(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
             plain_forward(lens, part, plan=plan, put=desk.put, keys=tuple(keys), rows=rows, kernel=chosen)
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
@@ -191,15 +191,16 @@ class _Desk:
         self,
         readings: Sequence[Reading],
         *,
+        lens: LensModel,
         plan: Mapping[int, frozenset[str]],
         part: TokenBatch,
         rows: Tensor | None,
-        device: torch.device,
         found: dict[str, dict[int, list[Tensor]]],
     ) -> None:
         self.waiting = {layer: [one for one in readings if _reads(one, layer)] for layer in plan}
         self.held: dict[int, dict[str, Tensor]] = {layer: {} for layer in plan}
-        self.valid, self.tokens, self.rows = part.valid.to(device), part.tokens.to(device), rows
+        self.lens, self.rows = lens, rows
+        self.valid, self.tokens = part.valid.to(lens.device), part.tokens.to(lens.device)
         self.found = found
 
     def put(self, layer: int, name: str, tensor: Tensor) -> None:
@@ -214,6 +215,7 @@ class _Desk:
             valid=self.valid.to(tensor.device),
             tokens=self.tokens.to(tensor.device),
             rows=None if self.rows is None else self.rows.to(tensor.device),
+            reach=self.lens.reach(layer) if layer < self.lens.n_layers else None,
         )
         for reading in ready:
             self.waiting[layer].remove(reading)

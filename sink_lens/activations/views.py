@@ -23,7 +23,9 @@ class LayerView:
     """True at real tokens, false at padding."""
     tokens: Int[Tensor, "batch position"]
     rows: Int[Tensor, " row"] | None
-    """The query positions for ``rows``."""
+    """The query positions of ``rows``."""
+    reach: int | None = None
+    """How many positions a query of the layer sees, itself included; None where it has no sliding window."""
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor of a site."""

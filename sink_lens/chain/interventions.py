@@ -37,6 +37,7 @@ EFFECT_COLUMNS = (
     "sink_mass_new",
     "baseline_mass_old",
     "sink_mass_old",
+    "uniform_mass_old",
     "baseline_loss_nats",
     "loss_nats",
     "control_of",
@@ -80,7 +81,8 @@ def effect_table(
         np.random.default_rng(setting.seed),
     )
     found = [(link.name, one) for link in links for one in link.interventions(trial)]
-    rows = [_row(setting, name, one, rng=rng) for name, one in bar(found, label="cutting", progress=progress)]
+    uniform = setting.uniform_mass()
+    rows = [_row(setting, *one, uniform=uniform, rng=rng) for one in bar(found, label="cutting", progress=progress)]
     return pd.DataFrame(rows, columns=list(EFFECT_COLUMNS))
 
 
@@ -93,6 +95,7 @@ def causal_tables(
     config: TraceConfig,
     once: Callable[[str, Callable[[], pd.DataFrame]], pd.DataFrame],
     keep_means: Callable[[CentringMeans], object],
+    lacks_sink: bool = False,
     links: Sequence[Link] = LINKS,
     factors: Sequence[float] = FACTORS,
     centring_tokens: int = 4096,
@@ -108,12 +111,13 @@ def causal_tables(
         config: the question.
         once: makes a table by its name and maker, unless an interrupted run has left it.
         keep_means: called with the centring means where they are computed.
+        lacks_sink: the model has no sink to remove, put elsewhere or mediate, so the tables have no rows.
         links: the chain.
         factors: of the amplification.
         centring_tokens: random tokens over which the centring means are taken.
         progress: show bars.
     """
-    if why_no_interventions(lens, batch) is not None:
+    if lacks_sink or why_no_interventions(lens, batch) is not None:
         for name, columns in TABLES.items():
             once(name, lambda columns=columns: pd.DataFrame(columns=list(columns)))
         return
@@ -145,7 +149,9 @@ def causal_tables(
     once("placement", lambda: placement.placement_table(setting(), progress=progress))
 
 
-def _row(setting: Setting, link: str, one: Intervention, *, rng: np.random.Generator) -> dict[str, object]:
+def _row(
+    setting: Setting, link: str, one: Intervention, *, uniform: Tensor, rng: np.random.Generator
+) -> dict[str, object]:
     reads, new, old = list(one.reads), setting.target_position, setting.sink_position
     baseline, whole = setting.baseline, setting.run(one.edits, loss=True)
 
@@ -169,6 +175,7 @@ def _row(setting: Setting, link: str, one: Intervention, *, rng: np.random.Gener
         "sink_mass_new": _mass(whole, new, reads),
         "baseline_mass_old": _mass(baseline, old, reads),
         "sink_mass_old": _mass(whole, old, reads),
+        "uniform_mass_old": float(uniform[reads].mean()),
         "baseline_loss_nats": float(baseline.loss.mean()),
         "loss_nats": float(whole.loss.mean()),
         "control_of": one.control_of,

@@ -4,7 +4,8 @@ A link holds if the interval of its primary statistic lies over a stated floor a
 the interval lies under the floor or under a null, or if what it would be measured on is not there (no growth step,
 no outlier dimension); else, and wherever it cannot be measured, it is undecided. The randomly initialised twin is
 one draw, and one draw is not a control: its values stand beside the others and decide nothing. Where the links
-are intervened on too, a link holds only if measuring and intervening agree.
+are intervened on too, a link holds only if measuring and intervening agree. Where the model has no sink, no link leads
+to one: every link is not applicable, and what was measured is still there.
 """
 
 import math
@@ -20,7 +21,7 @@ from .evidence import Evidence, Statistic
 from .links import LINKS
 from .links.link import Link
 
-Verdict = Literal["holds", "fails", "undecided"]
+Verdict = Literal["holds", "fails", "undecided", "not applicable"]
 
 
 def verdict(statistic: Statistic, *, floor: float) -> Verdict:
@@ -37,8 +38,11 @@ def verdict(statistic: Statistic, *, floor: float) -> Verdict:
 
 
 def intervention_verdict(row: Mapping[Hashable, Any]) -> Verdict:
-    """What an intervention says, from its row of the effects: the interval against the floor and the controls."""
-    if not row["baseline_mass_old"] >= LEAST_SINK or math.isnan(row["ci_low"]):
+    """What an intervention says, from its row of the effects: the interval against the floor and the controls.
+
+    Undecided where the sink has hardly more attention than uniform attention would give it.
+    """
+    if not row["baseline_mass_old"] - row["uniform_mass_old"] >= LEAST_SINK or math.isnan(row["ci_low"]):
         return "undecided"
     bars = [INTERVENTION_FLOOR, *([] if math.isnan(row["control_share"]) else [row["control_share"]])]
     if all(row["ci_low"] > bar for bar in bars):
@@ -81,7 +85,8 @@ def link_table(
 
     The random twin's value of every statistic (``link_values``) is a row of its own, and so is the share of the sink
     that the link's intervention makes or removes (``cut_share``), where there is one. ``measured`` is the verdict of
-    the primary statistic, ``cut`` that of the intervention, ``verdict`` that of both, on all rows of a link.
+    the primary statistic, ``cut`` that of the intervention, ``verdict`` that of both, on all rows of a link; without
+    a sink it is not applicable.
 
     Args:
         evidence: what was measured.
@@ -104,6 +109,8 @@ def link_table(
         decided = measured_verdict
         if effects is not None and len(effects):
             decided = both(measured_verdict, effect_says or "undecided")
+        if evidence.panel.lacks_sink:
+            decided = "not applicable"
         criterion = _criterion(primary, floor=floor)
         common = {"verdict": decided, "measured": measured_verdict, "cut": effect_says or "not cut"}
         if effect is not None:

@@ -77,6 +77,12 @@ class Panel:
         """The studied token's stream before layer 0 and after each layer."""
         return torch.cat([self["state_pre"], self["state"]])[:, :, self.keys.index(self.location.position)]
 
+    @property
+    def lacks_sink(self) -> bool:
+        """Whether no position is a sink, on sequences that are long enough to tell."""
+        rates = self["rate_by_key"][..., : self.shortest]
+        return not self.location.sink_found and not bool(rates.isnan().all())
+
     def sinks(self, *, min_rate: float) -> tuple[int, ...]:
         """The sink positions of this pass, the strongest first, whether or not their columns were read."""
         return sink_positions(self["rate_by_key"].nanmean(dim=(0, 1))[: self.shortest], min_rate=min_rate)
@@ -105,7 +111,8 @@ def scout(
     shortest = min(few.n_positions, int(tokens.lengths.min()))
     found: tuple[int, ...] = () if position is None else (position,)
     if position is None:
-        rates = stream(lens, few, [r.rate_by_key(config.threshold)], rows=rows, kernel=config.kernel)  # type: ignore[arg-type]  # checked by TraceConfig
+        by_key = r.rate_by_key(config.threshold, shares=lens.family.sigmoid)
+        rates = stream(lens, few, [by_key], rows=rows, kernel=config.kernel)  # type: ignore[arg-type]  # checked by TraceConfig
         rate = rates.stacked("rate_by_key").nanmean(dim=(0, 1))[:shortest]
         found = sink_positions(rate, min_rate=config.min_sink_rate)
     keys = found or (0,)
@@ -121,7 +128,10 @@ def scout(
 
 
 def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None) -> Location:
-    """Sink positions among the panel's keys, growth steps and outlier dimensions of the first, from what was read."""
+    """Sink positions among the panel's keys, growth steps and outlier dimensions of the first, from what was read.
+
+    Where no key is a sink, the first one is studied: that is position 0 in what ``aimed`` measures.
+    """
     positions, sink_found = panel.keys, panel.location.sink_found
     if "rate_by_key" in panel:
         found = tuple(key for key in panel.sinks(min_rate=config.min_sink_rate) if key in panel.keys)
@@ -169,8 +179,8 @@ def measure(
         generator=torch.Generator().manual_seed(config.seed),
     )
     readings: list[Reading] = [
-        *r.attention_readings(keys),
-        r.rate_by_key(config.threshold),
+        *r.attention_readings(keys, threshold=config.threshold),
+        r.rate_by_key(config.threshold, shares=lens.family.sigmoid),
         *r.position_readings(positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
         *r.state_readings(keys, positions=positions),
@@ -226,8 +236,10 @@ def aimed(
 ) -> Panel:
     """Scout and measure; measure again where the pass found that it was aimed elsewhere.
 
-    The second pass reads every sink position; a third is needed only where the scout took a wrong position for
-    the strongest. ``aim`` is where to look first, instead of where the scout says.
+    The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and where these
+    have none, position 0 is studied, whatever the scout saw. The second pass reads every sink position; a third is
+    needed only where the scout took a wrong position for the strongest. ``aim`` is where to look first, instead of
+    where the scout says.
     """
 
     def measured(at: Location, label: str) -> Panel:
@@ -237,7 +249,10 @@ def aimed(
     aim = scout(lens, tokens, config=config) if aim is None else aim
     panel = measured(aim, label)
     sinks = panel.sinks(min_rate=config.min_sink_rate)
-    if not set(sinks) <= set(panel.keys):
+    elsewhere = not set(sinks) <= set(panel.keys)
+    if not sinks and panel.keys != (0,):
+        sinks, elsewhere = (0,), True
+    if elsewhere:
         at = panel.location
         if sinks[0] not in panel.keys:
             at = scout(lens, tokens, config=config, position=sinks[0])

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ..activations.record import LayerView, Reading
 from ..measures import attention, dimensions, outputs, rank, variance
-from ..measures.reductions import mean_where, median_where
+from ..measures.reductions import mean_where, median_where, queries_from
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
+from ..schema import SINK_THRESHOLD
 from .config import CONTROLS
 from .locate import Plan
 
@@ -73,34 +74,49 @@ def ratio_to_others(
     return x[..., positions == key][..., 0] / median_where(x, where=other)
 
 
-def rate_by_key(threshold: float) -> Reading:
+def rate_by_key(threshold: float, *, shares: bool = False) -> Reading:
     """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold.
 
     nan at late keys, with fewer than 8 such queries or than two over the threshold: a head that only looks at its
-    own token and the one before would pass there.
+    own token and the one before would pass there. In a layer with a sliding window, queries that reach the key are
+    averaged over, and a window shorter than that must be full; nan where the window is too short to tell
+    (``attention.tells``). ``shares`` takes weights over what their row sums to.
     """
     fewest = max(_MIN_QUERIES, 2 / threshold)
 
     def rate(view: LayerView) -> Tensor:
         rows = _rows(view)
         keys = torch.arange(view["rows"].shape[-1], device=rows.device)
-        from_key = (_row_valid(view)[:, :, None] & (rows[:, None] >= keys))[:, None]
-        score = mean_where(view["rows"], where=from_key, dim=2)
-        enough = from_key.sum(2) >= fewest
+        sees = rows[:, None] >= keys
+        if view.reach is not None:
+            sees = sees & (rows[:, None] < keys + view.reach)
+        from_key = (_row_valid(view)[:, :, None] & sees)[:, None]
+        weights = attention.row_shares(view["rows"]) if shares else view["rows"]
+        score = mean_where(weights, where=from_key, dim=2)
+        enough = from_key.sum(2) >= (fewest if view.reach is None else min(fewest, view.reach))
+        enough = enough & attention.tells(view.reach, threshold=threshold)
         return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)
 
     return Reading(name="rate_by_key", sites=("rows",), function=rate)
 
 
-def attention_readings(keys: tuple[int, ...]) -> list[Reading]:
-    """Sink score and mass, entropy, null mass, rank of the key, Gini, and the sum of squares of the rows."""
+def attention_readings(keys: tuple[int, ...], *, threshold: float = SINK_THRESHOLD) -> list[Reading]:
+    """Sink score and mass, entropy, null mass, rank of the key, Gini, and the sum of squares of the rows.
+
+    The score is nan in layers whose window is too short to tell a sink at the threshold (``attention.tells``).
+    """
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
         def read(view: LayerView) -> Tensor:
             pairs = zip(view["mass"].unbind(-1), keys, strict=True)
-            return torch.stack([function(column, valid=view.valid, key=key) for column, key in pairs], dim=-1)
+            at = {"valid": view.valid, "reach": view.reach}
+            return torch.stack([function(column, key=key, **at) for column, key in pairs], dim=-1)
 
         return read
+
+    def score(view: LayerView) -> Tensor:
+        found = by_key(attention.sink_score)(view)
+        return found if attention.tells(view.reach, threshold=threshold) else torch.full_like(found, math.nan)
 
     def row_mean(function: Callable[[Tensor], Tensor]) -> Callable[[LayerView], Tensor]:
         return lambda view: attention.mean_rows(function(view["rows"]), row_valid=_row_valid(view))
@@ -109,6 +125,8 @@ def attention_readings(keys: tuple[int, ...]) -> list[Reading]:
         ranks = []
         for key in keys:
             later = _row_valid(view) & (_rows(view) > key)
+            if view.reach is not None:
+                later = later & (_rows(view) < key + view.reach)
             ranks.append(attention.mean_rows(attention.key_rank(view["rows"], key=key).float(), row_valid=later))
         return torch.stack(ranks, dim=-1)
 
@@ -124,7 +142,7 @@ def attention_readings(keys: tuple[int, ...]) -> list[Reading]:
         return squares.masked_fill(~_row_valid(view), math.nan)
 
     return [
-        Reading(name="sink_score", sites=("mass",), function=by_key(attention.sink_score)),
+        Reading(name="sink_score", sites=("mass",), function=score),
         Reading(name="sink_mass", sites=("mass",), function=by_key(attention.sink_mass)),
         Reading(name="entropy", sites=("rows",), function=row_mean(attention.entropy)),
         Reading(name="null_mass", sites=("rows",), function=row_mean(attention.null_mass)),
@@ -282,8 +300,8 @@ def dominance_elsewhere(positions: Int[Tensor, " position"]) -> Reading:
 
 
 def later_queries(view: LayerView, *, key: int) -> Bool[Tensor, "batch query"]:
-    """The real queries after a key."""
-    return view.valid & (torch.arange(view.valid.shape[1], device=view.valid.device) > key)
+    """The real queries after a key that can see it."""
+    return queries_from(view.valid, start=key + 1, end=None if view.reach is None else key + view.reach)
 
 
 def _at(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
@@ -327,6 +345,7 @@ def _few(function: Callable[[LayerView], Tensor], *, most: int = FEW) -> Callabl
             valid=view.valid[:take],
             tokens=view.tokens[:take],
             rows=view.rows,
+            reach=view.reach,
         )
         result = function(some)
         shapes[view.layer] = result.shape[1:]

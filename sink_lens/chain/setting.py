@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..activations.record import capture
+from ..activations.record import Reading, capture, stream
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, hold
 from ..edits.outcome import Outcome
 from ..engine.forward import Start, run_with
 from ..errors import InputError
+from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
 from .config import TraceConfig
 from .locate import GrowthStep, Location
@@ -99,6 +101,19 @@ class Setting:
     def next_layers(self) -> tuple[int, ...]:
         """The five layers after the first growth step."""
         return self.segments[0].layers[:_LAYERS_AFTER]
+
+    def uniform_mass(self) -> Float[Tensor, " layer"]:
+        """What uniform attention would give the sink position in each layer, for rows that sum to what they sum to."""
+        lens, valid, position = self.lens, self.tokens.valid, self.sink_position
+        sums = None
+        if lens.family.sink_logit:
+            read = Reading(name="row_sum", sites=("rows",), function=lambda view: view["rows"].sum(-1).mean(1))
+            sums = stream(lens, self.tokens, [read], rows=torch.arange(self.tokens.n_positions)).stacked("row_sum")
+        found = [
+            uniform_mass(valid, key=position, reach=lens.reach(layer), row_sum=None if sums is None else sums[layer])
+            for layer in range(lens.n_layers)
+        ]
+        return torch.stack(found).nanmean(1)
 
     def generator(self) -> torch.Generator:
         """A new generator of the random controls."""

@@ -23,8 +23,8 @@ from .locate import Location, onset_layer, slow_growth
 from .measure import Panel
 from .placement import kind_of
 
-_STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
-_MARKS = {"holds": "+", "fails": "x", "undecided": "?"}
+_STYLES = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "dim"}
+_MARKS = {"holds": "+", "fails": "x", "undecided": "?", "not applicable": "-"}
 _CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
 _KINDS = {
     "positional": "it comes at position 0 whatever token stands there, and BOS inside brings none",
@@ -131,9 +131,11 @@ def _headline(
     if location.sink_found:
         text.append(f": attention sink at position {location.position}\n")
     elif np.isnan(float(rate["value"])):
-        text.append(": the sequences are too short to tell of an attention sink (8 tokens are needed)\n")
+        text.append(
+            ": the sequences, or the attention's windows, are too short to tell of a sink (8 tokens are needed)\n"
+        )
     else:
-        text.append(f": no attention sink was found; position {location.position} is studied\n")
+        text.append(f": no attention sink was found, so no link is judged; position {location.position} is studied\n")
     text.append(
         f"  sink rate at {config.threshold:g}: {float(rate['value']):.1%} of layers and heads"
         f" ({float(rate['ci_low']):.1%} to {float(rate['ci_high']):.1%})\n"
@@ -195,6 +197,8 @@ def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: 
         evidence.append("".join(f"{null}\n" for null in [", ".join(nulls)] if null))
         if link in intervened:
             evidence.append(f"{intervention_text(intervened[link], sink_position=sink_position)}\n")
+        if verdict == "not applicable":
+            evidence.append(f"measured: {first['measured']}\n")
         evidence.append(str(first["criterion"]), style="dim")
         mark = Text(f"{_MARKS[verdict]} {verdict}", style=_STYLES[verdict])
         table.add_row(str(link), evidence, mark, end_section=True)
@@ -203,11 +207,12 @@ def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: 
 
 def _arms(arms: pd.DataFrame) -> Table:
     table = Table(title="With and without BOS", title_justify="left")
-    for name in ("arm", "sink rate", "S2 ratio", "outlier dimensions", "growth steps", "loss (nats)"):
+    for name in ("arm", "position", "sink rate", "S2 ratio", "outlier dimensions", "growth steps", "loss (nats)"):
         table.add_column(name)
     for row in _rows(arms):
         table.add_row(
             f"{row['arm']}{' (traced)' if row['chosen'] else ''}",
+            str(row["position"]),
             f"{row['sink_rate']:.1%}",
             f"{row['s2_ratio']:.2f}",
             row["outlier_dimensions"] or "none",

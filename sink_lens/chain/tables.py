@@ -205,6 +205,7 @@ def arm_row(panel: Panel, *, arm: str, chosen: bool, config: TraceConfig) -> dic
     return {
         "arm": arm,
         "chosen": chosen,
+        "position": location.position,
         "sink_rate": float(panel.sink_rate(config.threshold).nanmean()),
         "s2_ratio": float(panel.std_ratio("z")[feeding].nanmean()),
         "outlier_dimensions": ",".join(str(d) for d in sorted(by_count, key=lambda d: -by_count[d])),

@@ -264,6 +264,7 @@ def _run(
             config=config,
             once=once,
             keep_means=lambda means: writer.write_tensors("centring_means", _arrays(means)),
+            lacks_sink=panel.lacks_sink,
             links=links,
             progress=progress,
         )

@@ -20,7 +20,7 @@ from ..data.tokens import TokenBatch, from_tensor
 from ..edits.constructors import Edit, EditError
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
-from ..measures.attention import sink_mass
+from ..measures.attention import row_shares, sink_mass
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -95,7 +95,7 @@ def run_with(
     first = 0 if start is None else _check_start(start, lens=lens, batch=batch, edits=given, read=read)
     last = lens.n_layers if loss or logits else max(read) + 1
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    desk = Desk(keys=tuple(keys))
+    desk = Desk(lens=lens, keys=tuple(keys))
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done = 0
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
@@ -119,8 +119,8 @@ def run_with(
 class Desk:
     """Collects what a run reads, and joins the results of its passes."""
 
-    def __init__(self, *, keys: tuple[int, ...]) -> None:
-        self.keys = keys
+    def __init__(self, *, lens: LensModel, keys: tuple[int, ...]) -> None:
+        self.lens, self.keys = lens, keys
         self.mass: dict[int, list[Tensor]] = {}
         self.state: dict[int, list[Tensor]] = {}
         self.kept: dict[tuple[str, int], list[Tensor]] = {}
@@ -141,13 +141,16 @@ class Desk:
         return places
 
     def take_pattern(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Read the attention to each key."""
+        """Read the attention to each key; where rows are no softmax, as shares of what they sum to."""
+        if self.lens.family.sigmoid:
+            pattern = row_shares(pattern)
         self.take_columns([pattern[..., key] for key in self.keys], layer=layer, valid=valid)
 
     def take_columns(self, columns: Sequence[Tensor], *, layer: int, valid: Tensor) -> None:
         """Read the attention to each key from the key's column of the pattern."""
         found = [
-            sink_mass(column.float(), valid=valid, key=key) for column, key in zip(columns, self.keys, strict=True)
+            sink_mass(column.float(), valid=valid, key=key, reach=self.lens.reach(layer))
+            for column, key in zip(columns, self.keys, strict=True)
         ]
         self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1))
 

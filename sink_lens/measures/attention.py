@@ -3,7 +3,16 @@
 A *column* is the attention of every query to one key; it is computed without building the pattern. Keys after the
 query have mass 0. *Rows* are explicit rows of the pattern at sampled query positions.
 
-Padding is on the right, so real queries never see it; `valid` and `row_valid` mark the real queries.
+Padding is on the right, so a real query never sees it; `valid` and `row_valid` say which queries are real.
+
+Scores and masses are shares of a query's attention, averaged over the queries that can see the key:
+
+- softmax over the earlier keys: rows sum to 1, and a weight is a share as it is;
+- a learned sink logit (gpt-oss): rows sum to less than 1, and a weight is still a probability. What the logit takes
+  is given to no key, so the weights are taken as they are;
+- sigmoid: rows sum to anything, so each weight is taken over the sum of its row (`row_shares`);
+- a sliding window: only the queries whose window reaches the key are averaged over (`reach`). All others give it 0
+  because they cannot see it.
 """
 
 import math
@@ -21,17 +30,20 @@ def sink_score(
     valid: Bool[Tensor, "batch query"],
     key: int,
     min_queries: int = 8,
+    reach: int | None = None,
 ) -> Float[Tensor, "batch head"]:
     """Mean attention to `key` over the queries that can see it, the key's own query included: alpha_k.
 
     In [0, 1]. Under uniform attention key k of T scores (1/(T-k)) sum_{i=k}^{T-1} 1/(i+1) (0-based).
 
     Args:
-        column: attention of each query to `key`.
+        column: attention of each query to `key`; of sigmoid attention, its share of the row's sum (`row_shares`).
         valid: which queries are real tokens.
-        key: the 0-based position of the key.
-        min_queries: sequences with fewer real queries at or after `key` give nan. A late key would be averaged over
-            very few queries, including its own, and would look like a sink.
+        key: the 0-based position whose column this is.
+        min_queries: a late key is averaged over very few queries, itself among them, and would score as a
+            false sink; sequences with fewer real queries that see `key` than this are nan (a window shorter
+            than this must be full).
+        reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
 
     Raises:
         InputError: `key` is outside the sequence.
@@ -39,9 +51,10 @@ def sink_score(
     Reference: Gu et al., arXiv 2410.10781, alpha_k (self included).
     """
     check_position(key, n_positions=column.shape[2])
-    counted = queries_from(valid, start=key)
+    counted = queries_from(valid, start=key, end=_end(key, reach))
+    fewest = min_queries if reach is None else min(min_queries, reach)
     score = mean_where(column, where=counted[:, None], dim=-1)
-    return score.masked_fill((counted.sum(-1) < min_queries)[:, None], math.nan)
+    return score.masked_fill((counted.sum(-1) < fewest)[:, None], math.nan)
 
 
 def sink_rate(score: Float[Tensor, "batch head"], *, threshold: float) -> Float[Tensor, " head"]:
@@ -56,12 +69,22 @@ def sink_rate(score: Float[Tensor, "batch head"], *, threshold: float) -> Float[
 
 
 def sink_mass(
-    column: Float[Tensor, "batch head query"], *, valid: Bool[Tensor, "batch query"], key: int
+    column: Float[Tensor, "batch head query"],
+    *,
+    valid: Bool[Tensor, "batch query"],
+    key: int,
+    reach: int | None = None,
 ) -> Float[Tensor, "batch head"]:
-    """Mean attention to `key` over the real queries after it, without its own query.
+    """Mean attention to `key` over the real queries after it that can see it, its own query left out.
 
     In [0, 1]; nan if no real query follows the key. After an intervention, report it at both the sink position and the
     target position: removing a sink and moving it are different results.
+
+    Args:
+        column: attention of each query to `key`; of sigmoid attention, its share of the row's sum (`row_shares`).
+        valid: which queries are real tokens.
+        key: the 0-based position whose column this is.
+        reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
 
     Raises:
         InputError: `key` is outside the sequence.
@@ -69,7 +92,59 @@ def sink_mass(
     Reference: arXiv 2605.06611 (the induced sink score, before its mean over sequences and heads).
     """
     check_position(key, n_positions=column.shape[2])
-    return mean_where(column, where=queries_from(valid, start=key + 1)[:, None], dim=-1)
+    return mean_where(column, where=queries_from(valid, start=key + 1, end=_end(key, reach))[:, None], dim=-1)
+
+
+def uniform_mass(
+    valid: Bool[Tensor, "batch query"],
+    *,
+    key: int,
+    reach: int | None = None,
+    row_sum: Float[Tensor, "batch query"] | None = None,
+) -> Float[Tensor, " batch"]:
+    """The sink mass of `key` under uniform attention: the mean over later queries that see it of 1 / keys seen.
+
+    In [0, 1]; nan where no real query follows the key.
+
+    Args:
+        valid: which queries are real tokens.
+        key: the 0-based position.
+        reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
+        row_sum: what the rows sum to, where a learned sink logit takes a part of them; None is 1.
+
+    Raises:
+        InputError: `key` is outside the sequence.
+    """
+    check_position(key, n_positions=valid.shape[1])
+    seen = torch.arange(1, valid.shape[1] + 1, device=valid.device).clamp(min=1, max=reach).double()
+    shared = (1.0 if row_sum is None else row_sum) / seen
+    return mean_where(
+        shared.expand(valid.shape), where=queries_from(valid, start=key + 1, end=_end(key, reach)), dim=-1
+    )
+
+
+def tells(reach: int | None, *, threshold: float) -> bool:
+    """Whether a window is long enough for a sink score over the threshold to mean something.
+
+    The first key of a window is seen by queries that see few others: under uniform attention its score is the mean of
+    1, 1/2, ..., 1/reach, which passes 0.3 in windows shorter than 10.
+    """
+    return reach is None or sum(1 / seen for seen in range(1, reach + 1)) / reach < threshold
+
+
+def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row key"]:
+    """Each weight over the sum of its row, for attention that is no softmax (sigmoid).
+
+    In [0, 1]. Untrained sigmoid attention gives every key a weight of about 1/2, which as a share is uniform
+    attention. A row of zeros stays zeros.
+    """
+    rows = widen(rows)
+    return rows / rows.sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+
+
+def _end(key: int, reach: int | None) -> int | None:
+    """The first query whose window no longer reaches the key."""
+    return None if reach is None else key + reach
 
 
 def entropy(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:

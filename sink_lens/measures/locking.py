@@ -44,8 +44,9 @@ def positive_share(
     k: Float[Tensor, "batch kv_head d_head"],
     valid: Bool[Tensor, "batch position"],
     key: int,
+    reach: int | None = None,
 ) -> Float[Tensor, "batch head"]:
-    """Share of the real queries after `key` whose product with its key vector is positive (strictly).
+    """Share of the real queries after `key` that see it whose product with its key vector is positive (strictly).
 
     In [0, 1]: 1 if every product is positive, 1/2 by chance. nan if no real query follows.
 
@@ -54,6 +55,7 @@ def positive_share(
         k: the key vector of the token at `key`.
         valid: True at real positions.
         key: 0-based position of the key.
+        reach: how many positions a query sees, itself included, in a layer with a sliding window; None is all.
 
     Raises:
         InputError: `key` is outside the sequence, or the heads do not divide.
@@ -63,7 +65,8 @@ def positive_share(
     check_position(key, n_positions=q.shape[1])
     keys = expand_kv(widen(k), n_heads=q.shape[2])
     product = torch.einsum("bthd,bhd->bht", widen(q), keys.to(widen(q).dtype))
-    return mean_where((product > 0).float(), where=queries_from(valid, start=key + 1)[:, None], dim=-1)
+    later = queries_from(valid, start=key + 1, end=None if reach is None else key + reach)
+    return mean_where((product > 0).float(), where=later[:, None], dim=-1)
 
 
 def logit_split(

@@ -56,10 +56,13 @@ def check_position(key: int, *, n_positions: int) -> None:
         )
 
 
-def queries_from(valid: Bool[Tensor, "batch query"], *, start: int) -> Bool[Tensor, "batch query"]:
-    """Mark the real queries at or after `start`."""
+def queries_from(
+    valid: Bool[Tensor, "batch query"], *, start: int, end: int | None = None
+) -> Bool[Tensor, "batch query"]:
+    """The real queries from `start` on, and before `end` if it is given."""
     index = torch.arange(valid.shape[1], device=valid.device)
-    return valid & (index >= start)
+    kept = valid & (index >= start)
+    return kept if end is None else kept & (index < end)
 
 
 def expand_kv(x: Num[Tensor, "batch kv_head ..."], *, n_heads: int) -> Num[Tensor, "batch head ..."]:

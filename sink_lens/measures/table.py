@@ -84,6 +84,9 @@ MEASURES: Mapping[str, Measure] = MappingProxyType({row.name: row for row in _RO
 BUILDING_BLOCKS: Mapping[str, str] = MappingProxyType(
     {
         "mean_rows": "averages a per-row measure over real rows",
+        "tells": "a decision: whether a window is long enough for a sink score",
+        "row_shares": "the weights that sigmoid attention is judged by",
+        "uniform_mass": "what sink_mass is under uniform attention: its null",
         "super_neurons": "a decision: contribution_share against a threshold",
         "top_dimensions": "indices of a neuron's column",
         "outlier_dimensions": "indices by a token's energy",

@@ -218,3 +218,15 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
         sink_logit=config.attention == "sink_logit",
         qk_norm="head" if config.qk_norm else None,
     )
+
+
+def reach_of(config: Any, *, layer: int) -> int | None:
+    """How many positions a query of a layer sees, itself included; None where it sees all before it.
+
+    A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
+    """
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return None
+    types = getattr(config, "layer_types", None)
+    return int(window) if types is None or types[layer] == "sliding_attention" else None

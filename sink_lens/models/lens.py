@@ -8,7 +8,7 @@ from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .families import Family
+from .families import Family, reach_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -77,6 +77,10 @@ class LensModel:
     def n_context(self) -> int | None:
         """Longest input in tokens; None if the configuration does not state it."""
         return getattr(self.config, "max_position_embeddings", None)
+
+    def reach(self, layer: int) -> int | None:
+        """How many positions a query of a layer sees, itself included; None where it has no sliding window."""
+        return reach_of(self.config, layer=layer)
 
     @property
     def layers(self) -> nn.ModuleList:

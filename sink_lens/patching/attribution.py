@@ -24,7 +24,7 @@ from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome
 from ..engine.forward import sequence_loss
 from ..errors import InputError
-from ..measures.attention import sink_mass
+from ..measures.attention import row_shares, sink_mass
 from ..models.evaluating import evaluating
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook
@@ -244,7 +244,9 @@ def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     tensors: dict[tuple[str, int], Tensor] = {}
 
     def read_mass(x: Tensor, hook: object, *, layer: int) -> None:
-        found = [sink_mass(x[..., key].float(), valid=valid.to(x.device), key=key) for key in metric.keys]
+        x = row_shares(x) if lens.family.sigmoid else x
+        at = {"valid": valid.to(x.device), "reach": lens.reach(layer)}
+        found = [sink_mass(x[..., key].float(), key=key, **at) for key in metric.keys]
         mass[layer] = torch.stack(found, dim=-1).cpu()
 
     def read_state(x: Tensor, hook: object, *, layer: int) -> None:

@@ -667,6 +667,8 @@ def _foot(axes: Axes, circuit: Circuit, *, left_out: int, top: float) -> None:
     ]
     if circuit.edges.loc[circuit.edges["quantity"] == "cut_share", "value"].isna().all():
         lines[0] = "No link of this run was cut, so every arrow is thin."
+    if "not applicable" in circuit.edges["verdict"].tolist():
+        lines[1:3] = ["Dotted: no position is a sink, so no link is judged."]
     if left_out > 0:
         lines[-1] += f" {left_out} more growth steps are not drawn."
     for place, line in enumerate(lines):

@@ -99,7 +99,7 @@ def verdicts(links: pd.DataFrame, *, names: Iterable[str] = LINKS) -> str:
         rows.append(
             _row(
                 link,
-                _verdict(str(first["verdict"])),
+                _verdict(str(first["verdict"]), measured=str(first.get("measured", ""))),
                 f"{visible(first['statistic'])} {number(first['value'])} {interval(first['ci_low'], first['ci_high'])}",
                 "; ".join(f"{visible(name)} {number(value)}" for name, value in nulls if name != "none"),
                 f"{number(cut[0]['value'])} {interval(cut[0]['ci_low'], cut[0]['ci_high'])}" if cut else "not cut",
@@ -131,9 +131,10 @@ def _text(text: object) -> str:
     return escape(visible(text, limit=400))
 
 
-def _verdict(word: str) -> str:
+def _verdict(word: str, *, measured: str = "") -> str:
     colour = _COLOURS.get(word, _QUIET)
-    return f"<b style='color: {colour}; white-space: nowrap'>{VERDICTS.get(word, '?')} {_text(word)}</b>"
+    shown = f"<b style='color: {colour}; white-space: nowrap'>{VERDICTS.get(word, '?')} {_text(word)}</b>"
+    return f"{shown}<br>measured: {_text(measured)}" if measured and word == "not applicable" else shown
 
 
 def _row(link: str, verdict: str, *cells: str) -> str:

@@ -91,6 +91,8 @@ def headline(story: Story) -> list[str]:
 def traced(verdicts: dict[str, str]) -> str:
     """The sentence that says how much of the chain is traced on this model."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
+    if counts["not applicable"] == len(verdicts) > 0:
+        return "There is nothing for the chain to lead to: what was measured is shown, and no link is judged."
     parts = [f"{count} {_COUNTED[name][count > 1]}" for name, count in counts.items() if count]
     return (
         "This model's chain is traced, not assumed: no position, layer, neuron or dimension was typed in, "
@@ -102,6 +104,7 @@ _COUNTED = {
     "holds": ("holds", "hold"),
     "fails": ("fails", "fail"),
     "undecided": ("is undecided", "are undecided"),
+    "not applicable": ("is not applicable", "are not applicable"),
     "mixed": ("has mixed statistics", "have mixed statistics"),
     "not measured": ("was not measured", "were not measured"),
 }
@@ -135,6 +138,8 @@ class LinkRow:
     """Verdict on the link."""
     own: str
     """Verdict of the statistic; empty where it is the link's again."""
+    measured: str = ""
+    """Verdict of what was measured, on the primary statistic, where the link's own is not applicable."""
     primary: bool = True
     statistic: str = ""
     value: str = ""
@@ -280,7 +285,7 @@ def link_rows(run: Run) -> list[LinkRow]:
         "verdict",
     )
     table = run.need("links", columns=columns)
-    wanted = [*columns, *(("is_primary",) if "is_primary" in table.columns else ())]
+    wanted = [*columns, *(name for name in ("is_primary", "measured") if name in table.columns)]
     rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
     claims = {link.name: link.sentence for link in chain(run)}
     cuts = _cuts(run)
@@ -334,6 +339,7 @@ def _link(name: str, rows: list[dict[str, Any]], *, claim: str, cuts: Mapping[st
                 interval=interval(first["ci_low"], first["ci_high"]),
                 nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
                 criterion=criterion if primary or criterion != _text(rows[0]["criterion"]) else "",
+                measured=_text(first.get("measured")) if primary and decided == "not applicable" else "",
                 own=decided if primary or decided != _text(rows[0]["verdict"]) else "",
                 **(cuts.get(name, {}) if primary else {}),
             )

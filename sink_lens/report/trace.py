@@ -441,7 +441,10 @@ def _placement_table(run: Run) -> tuple[str, Table]:
 
 
 def _asked(run: Run) -> bool:
-    return bool(run.config.get("cuts"))
+    """Whether links were to be cut, and there is a sink to cut them from."""
+    links = run.optional("links", columns=["verdict"])
+    without = links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
+    return bool(run.config.get("cuts")) and not without
 
 
 _CAUSAL_FIGURES = (
@@ -613,6 +616,7 @@ def _arm_table(run: Run) -> tuple[str, Table]:
     heads = {
         "arm": "BOS",
         "chosen": "studied",
+        "position": "position",
         "sink_rate": "sink rate",
         "s2_ratio": "S2 ratio",
         "outlier_dimensions": "outlier dimensions",

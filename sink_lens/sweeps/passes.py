@@ -141,7 +141,7 @@ class _Pack:
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
         self.part, self.prompts, self.edits, self.clean = part, prompts, edits, clean
         self.applied = [Applied(lens=self.lens, edits=tuple(some), n_sequences=passes.n_sequences) for some in edits]
-        self.desks = [Desk(keys=self.needs.keys) for _ in edits]
+        self.desks = [Desk(lens=self.lens, keys=self.needs.keys) for _ in edits]
         n = part.n_sequences
         self.rows = [slice(copy * n, (copy + 1) * n) for copy in range(len(edits))]
         self.valid = part.valid.to(self.lens.device)

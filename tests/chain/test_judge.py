@@ -100,10 +100,12 @@ def test_the_links_from_the_neuron_on_hold_on_the_planted_model(seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_no_link_from_the_neuron_on_holds_without_it(seed):
-    found = verdicts(planted_evidence(sink=False, seed=seed))
+def test_no_link_from_the_neuron_on_is_there_without_it(seed):
+    evidence = planted_evidence(sink=False, seed=seed)
+    assert set(verdicts(evidence).values()) == {"not applicable"}  # there is no sink to lead to
+    measured = link_table(evidence, twin=None, length=24).groupby("link")["measured"].first()
     for name in ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink"):
-        assert found[name] == "fails", name
+        assert measured[name] == "fails", name
 
 
 def test_one_row_per_link_statistic_and_null():
@@ -153,12 +155,13 @@ def test_the_interval_holds_the_value():
 # --- intervened on too
 
 
-def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, primary=True):
+def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, uniform=0.0, primary=True):
     """A row of the effects: what the links read of it."""
     return {
         "link": link,
         "edit": f"cut of {link}",
         "baseline_mass_old": had,
+        "uniform_mass_old": uniform,
         "share": (low + high) / 2,
         "ci_low": low,
         "ci_high": high,
@@ -181,6 +184,8 @@ def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, primary=True):
         (effect("x", low=NAN, high=NAN), "undecided"),  # one sequence has no interval
         (effect("x", had=0.04), "undecided"),  # a share of hardly any sink
         (effect("x", had=NAN), "undecided"),
+        (effect("x", had=0.1, uniform=0.06), "undecided"),  # hardly more than uniform attention
+        (effect("x", had=0.12, uniform=0.06), "holds"),
         (effect("x", low=-0.3, high=-0.1), "fails"),
     ],
 )
@@ -254,7 +259,7 @@ def test_without_effects_the_links_are_judged_by_what_is_measured():
 def test_a_mixture_of_experts_is_undecided_where_its_neurons_are_asked_for():
     found = link_table(evidence_of("gpt_oss"), twin=None, length=24).set_index("link")
     for name in ("variance_neurons", "neurons_dimension"):
-        assert found.loc[[name], "verdict"].iloc[0] == "undecided"
+        assert found.loc[[name], "measured"].iloc[0] == "undecided"
         assert "mixture of experts" in found.loc[[name], "criterion"].iloc[0]
 
 

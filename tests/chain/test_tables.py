@@ -199,7 +199,8 @@ def test_steps_have_the_contracts_columns():
 
 def test_an_arm_is_one_row():
     row = tables.arm_row(planted_panel(), arm="with", chosen=True, config=CONFIG)
-    assert list(row)[:3] == ["arm", "chosen", "sink_rate"]
+    assert list(row)[:4] == ["arm", "chosen", "position", "sink_rate"]
+    assert row["position"] == 0
     assert row["outlier_dimensions"] == str(planted().outlier_dimension)
     assert row["growth_steps"] == str(planted().layer)
     assert row["sink_rate"] == pytest.approx(float(planted_panel().sink_rate(0.3).mean()))

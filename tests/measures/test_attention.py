@@ -13,9 +13,12 @@ from sink_lens.measures.attention import (
     key_rank,
     mean_rows,
     null_mass,
+    row_shares,
     sink_mass,
     sink_rate,
     sink_score,
+    tells,
+    uniform_mass,
 )
 
 
@@ -228,3 +231,47 @@ def test_half_precision_is_summed_in_float32(dtype):
     score = sink_score(column, valid=all_valid(1, 4096), key=0)
     assert score.dtype == torch.float32
     assert score.item() == 1.0
+
+
+# --- windows, and rows that are no softmax
+
+
+def test_only_queries_whose_window_reaches_the_key_are_averaged_over():
+    column = torch.tensor([0.0, 1.0, 0.5, 0.3, 0.0, 0.0, 0.0])[None, None]  # key 1, a window of 3
+    at = {"valid": all_valid(1, 7), "key": 1, "reach": 3}
+    assert sink_mass(column, **at).item() == pytest.approx((0.5 + 0.3) / 2)
+    assert sink_score(column, **at).item() == pytest.approx((1.0 + 0.5 + 0.3) / 3)
+    assert sink_score(column[..., :3], valid=all_valid(1, 3), key=1, reach=3).isnan().all()  # not a full window
+    assert sink_mass(column, valid=all_valid(1, 7), key=1, reach=1).isnan().all()
+
+
+@pytest.mark.parametrize("measure", [sink_score, sink_mass])
+def test_a_window_as_long_as_the_sequence_changes_no_bit(measure):
+    column = random_pattern(3)[..., 2]
+    whole = measure(column, valid=all_valid(2, 12), key=2)
+    assert torch.equal(measure(column, valid=all_valid(2, 12), key=2, reach=12), whole)
+
+
+def test_uniform_mass_is_the_mass_of_uniform_attention():
+    valid = all_valid(2, 12)
+    valid[1, 7:] = False
+    pattern = uniform_pattern(12)[None, None].expand(2, 1, -1, -1)
+    for key in (0, 3):
+        found = uniform_mass(valid, key=key)
+        torch.testing.assert_close(found.float(), sink_mass(pattern[..., key], valid=valid, key=key)[:, 0])
+        # rows that sum to a half, and windows of 4
+        half = uniform_mass(valid, key=key, row_sum=torch.full((2, 12), 0.5))
+        torch.testing.assert_close(half, found / 2)
+    assert uniform_mass(valid, key=3, reach=4)[0].item() == pytest.approx(1 / 4)
+    assert uniform_mass(valid, key=0, reach=4)[0].item() == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+
+
+def test_shares_of_equal_weights_are_uniform_attention_whatever_the_weights():
+    rows = 0.5 * torch.tril(torch.ones(1, 1, 9, 9))
+    torch.testing.assert_close(row_shares(rows)[0, 0], uniform_pattern(9))
+    assert (row_shares(torch.zeros(1, 1, 2, 3)) == 0).all()
+
+
+def test_a_window_in_which_uniform_attention_passes_the_threshold_tells_nothing():
+    assert tells(None, threshold=0.01)
+    assert [reach for reach in range(1, 30) if not tells(reach, threshold=0.3)] == list(range(1, 10))

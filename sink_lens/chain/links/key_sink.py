@@ -22,21 +22,27 @@ ADVANTAGES = ("sink", "other_positions")
 def _readings(one: MeasuringPass) -> list[Reading]:
     """How many queries have a positive product with each key, and the advantage of the studied one.
 
-    A key's advantage is its logit over the mean logit of the other keys up to the query, in every layer that outlier
-    dimensions enter. Logits are those before a soft cap; sliding windows are not regarded.
+    A key's advantage is its logit over the mean logit of the other keys that the query sees, in every layer that
+    outlier dimensions enter. Logits are those before a soft cap.
     """
     plan = one.plan
 
     def positive_share(view: LayerView) -> Tensor:
         places = plan.positions
-        shares = [locking.positive_share(view["q"], k=view["k"][:, p], valid=view.valid, key=p) for p in places]
+        at = {"valid": view.valid, "reach": view.reach}
+        shares = [locking.positive_share(view["q"], k=view["k"][:, p], key=p, **at) for p in places]
         return torch.stack(shares, dim=-1)
 
     def advantage(view: LayerView) -> Tensor:
         query, keys = view["rotated_q"].float(), view["rotated_k"].float()
         n_keys = keys.shape[2]
-        count = torch.arange(n_keys, device=keys.device).clamp(min=1)  # of the other keys that a later query sees
-        seen = _logit(query, keys.cumsum(2))
+        window = n_keys if view.reach is None else view.reach
+        # of the other keys that a later query sees
+        count = torch.arange(n_keys, device=keys.device).clamp(min=1, max=max(1, window - 1))
+        sums = keys.cumsum(2)
+        if window < n_keys:
+            sums = torch.cat([sums[:, :, :window], sums[:, :, window:] - sums[:, :, :-window]], dim=2)
+        seen = _logit(query, sums)
         found = []
         for place in [plan.position, *control_positions(n_keys, key=plan.position, controls=one.controls)]:
             at_place = _logit(query, keys[:, :, place : place + 1])
