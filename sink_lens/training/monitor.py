@@ -24,7 +24,8 @@ from transformers import AttentionInterface, Cache, PreTrainedModel
 from ..activations.attention import Scores, choose_kernel, log_sum_exp
 from ..activations.forward import evaluating
 from ..errors import InputError, KernelError, ModelError
-from ..models.families import FAMILIES, Family, family_of_model
+from ..measures.attention import row_shares
+from ..models.families import FAMILIES, Family, family_of_model, reach_of
 from ..records import RunWriter, create_run, versions
 from .monitor_alarms import Alarm, Alarms
 from .monitor_keys import KEYS, ON_REQUEST, PREFIX, SAMPLED, Sums
@@ -36,6 +37,7 @@ _UNCOMPILED: Any = torch.compiler.disable  # its type takes no bound method
 _NAME = "sink_lens_monitor"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _SAVED_EVERY = 10
+_ROWS_A_BLOCK = 256
 
 
 class SinkMonitor:
@@ -318,13 +320,21 @@ class SinkMonitor:
             rows = _sampled(length, device=hidden.device)
             scores = score.block(rows)
             column = score.columns((0,))[..., 0]
-            if lse is None:
-                column, pattern = column.sigmoid(), scores.sigmoid()
+            if lse is None:  # the share of what the row sums to
+                blocks = torch.arange(length, device=hidden.device).split(_ROWS_A_BLOCK)
+                total = torch.cat([score.block(some).float().sigmoid().sum(-1) for some in blocks], dim=2)
+                column, pattern = column.sigmoid() / total, row_shares(scores.sigmoid())
             else:
                 column = (column - lse).exp()
                 pattern = (scores - lse[:, :, rows, None]).exp()
             sums.take_attention(
-                layer=layer, column=column, rows=pattern, scores=scores, row_positions=rows, valid=valid
+                layer=layer,
+                column=column,
+                rows=pattern,
+                scores=scores,
+                row_positions=rows,
+                valid=valid,
+                reach=reach_of(self._model.config, layer=layer),
             )
 
     def _sums_of_rows(self, score: Scores, sink: Tensor | None) -> Tensor:

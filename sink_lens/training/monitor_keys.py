@@ -129,31 +129,41 @@ class Sums:
         scores: Float[Tensor, "batch head row key"],
         row_positions: Tensor,
         valid: Bool[Tensor, "batch position"],
+        reach: int | None,
     ) -> None:
-        """Attention of all queries to position 0, and some whole rows of the pattern with their scores."""
-        score = attention.sink_score(column, valid=valid, key=0)
+        """Attention of all queries to position 0, and some whole rows of the pattern with their scores.
+
+        Queries whose sliding window (``reach`` positions) does not include a key do not count for it.
+        """
+        score = attention.sink_score(column, valid=valid, key=0, reach=reach)
+        if not attention.tells(reach, threshold=self.threshold):
+            score = torch.full_like(score, math.nan)
         self._mean("rate_first", (score > self.threshold).float().masked_fill(score.isnan(), math.nan), layer)
-        self._mean("mass_first", attention.sink_mass(column, valid=valid, key=0), layer)
+        self._mean("mass_first", attention.sink_mass(column, valid=valid, key=0, reach=reach), layer)
         real = valid[:, row_positions]
         self._mean("entropy", attention.mean_rows(attention.entropy(rows), row_valid=real), layer)
         highest = scores.amax(-1).masked_fill(~real[:, None], -math.inf)
         self._most("max_logit", highest.amax(), layer)
-        self._take_keys(rows, row_positions=row_positions, real=real, layer=layer)
+        self._take_keys(rows, row_positions=row_positions, real=real, layer=layer, reach=reach)
 
-    def _take_keys(self, rows: Tensor, *, row_positions: Tensor, real: Tensor, layer: int) -> None:
+    def _take_keys(self, rows: Tensor, *, row_positions: Tensor, real: Tensor, layer: int, reach: int | None) -> None:
         """Score, mass and rate of every key, from the sampled rows; entries after the query are 0."""
         keys = torch.arange(rows.shape[-1], device=rows.device)
         total = (real[:, None, None].to(rows.dtype) @ rows)[:, :, 0]
         own = rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0] * real[:, None]
         later = total.index_add(-1, row_positions, own, alpha=-1)
+        reached = row_positions[:, None] < keys + (rows.shape[-1] if reach is None else reach)
         for name, sums, seen in (
-            ("score", total, row_positions[:, None] >= keys),
-            ("mass", later, row_positions[:, None] > keys),
+            ("score", total, reached & (row_positions[:, None] >= keys)),
+            ("mass", later, reached & (row_positions[:, None] > keys)),
         ):
             count = real.float() @ seen.float()
             by_key = sums / count[:, None]
             # A late key is averaged over very few queries, and a head that looks at its own token would pass there.
-            enough = (count >= max(_MIN_QUERIES, 2 / self.threshold))[:, None].expand_as(by_key)
+            fewest = max(_MIN_QUERIES, 2 / self.threshold)
+            enough = (count >= (fewest if reach is None else min(fewest, reach)))[:, None].expand_as(by_key)
+            if name == "score" and not attention.tells(reach, threshold=self.threshold):
+                enough = torch.zeros_like(enough)
             self._by_key(f"{name}_by_key", by_key, where=enough, layer=layer)
             if name == "score":
                 self._by_key("rate_by_key", (by_key > self.threshold).float(), where=enough, layer=layer)

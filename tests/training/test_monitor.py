@@ -110,7 +110,10 @@ def test_reading_equals_watch_at_the_same_weights_and_tokens(name):
     reading, expected = one_reading(model, tokens, threshold=0.1), watched(model, tokens, threshold=0.1)
     assert len(expected) == 4 + 2 * 3 + 2 * 4
     for key, value in expected.items():
-        assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-7), key
+        if math.isnan(value):  # a window too short to tell a sink: what is not defined is left out
+            assert key not in reading
+        else:
+            assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-7), key
 
 
 @dynamo
