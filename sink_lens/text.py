@@ -106,7 +106,7 @@ def ranges(text: str, *, name: str, also: str = "") -> list[int]:
     Args:
         text: the text to parse.
         name: name of the option, for the error message.
-        also: other words that the option accepts, for the error message, such as ``each, all, or ``.
+        also: other words that the option accepts, for the error message, such as ``each, all, or``, and a space.
 
     Raises:
         InputError: the text is not a list of numbers and ranges.

@@ -26,7 +26,7 @@ def test_few_sequences_have_a_tau_without_an_interval():
     row = table.loc[["kendall_tau"]].iloc[0]
     assert not math.isnan(row["value"])
     assert math.isnan(row["ci_low"])
-    assert row["verdict"] == "undecided"
+    assert row["measured"] == "undecided"
 
 
 def test_aggregated_values_are_undefined_where_a_sequence_has_ended():
