@@ -35,7 +35,7 @@ def results():
     state, valid = torch.zeros(1, 2, 1, 4), torch.ones(2, 3, dtype=torch.bool)
     run = {"keys": (0,), "layers": (4,), "valid": valid, "mass": mass, "state": state, "logits": None, "tensors": {}}
     yield Outcome(loss=torch.tensor([2.0, 3.0]), **run), "2.5"
-    yield PatchResult(frame=SWEPT, values=torch.zeros(2, 1), **PATCHED, **SITE), "1 unpatched"
+    yield PatchResult(frame=SWEPT, values=torch.zeros(2, 1), **PATCHED, **SITE), "is 1 in the unpatched run"
     yield AttributionResult(frame=SWEPT, sweep=object.__new__(Sweep), grid=(), **PATCHED, **SITE), "to first order"
     node = Node(site="z", layer=3)
     yield PathResult(frame=SWEPT, receiver=node, **PATCHED), "through"

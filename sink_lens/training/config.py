@@ -160,7 +160,7 @@ class TrainConfig:
     warmup: int = _OF_SIZE
     """Steps over which it rises to its peak."""
     weight_decay: float = 0.1
-    """Of matrices; gains, biases and sink logits are not decayed."""
+    """Weight decay of matrices; gains, biases and sink logits are not decayed."""
     decay_unshared_gain: bool = False
     """Decay the gain of value_norm per_head like a matrix, as the released code of arXiv 2605.06611 does."""
     betas: tuple[float, ...] = (0.9, 0.95)

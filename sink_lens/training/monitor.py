@@ -253,7 +253,7 @@ class SinkMonitor:
             self._hook(layer.register_forward_hook(self._stream_after(index)))
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Of the whole model: keep its inputs for the few sequences, and see which tokens are real."""
+        """Before the whole model runs: keep its inputs for the few sequences, and see which tokens are real."""
         named = dict(zip(("input_ids", "attention_mask"), args, strict=False)) | kwargs
         tokens = named.get("input_ids")
         tokens = named.get("inputs_embeds") if tokens is None else tokens
@@ -266,7 +266,7 @@ class SinkMonitor:
         self._valid = _valid(found, length=tokens.shape[1])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Of the whole model: the hooks come off; where those of the layers were not called, it is called once more."""
+        """After the whole model ran: the hooks come off; where those of the layers were not called, it is called once more."""
         inputs, seen = self._inputs, self._sums is not None and self._whole(self._sums)
         self.disarm()
         if not seen and inputs is not None and output is not None:

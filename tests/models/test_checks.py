@@ -167,6 +167,6 @@ def test_a_configuration_may_name_the_code_that_transformers_has():
     same = {"auto_map": {"AutoModelForCausalLM": "someone/llama--modeling_llama.LlamaForCausalLM"}}
     note = checks.check_config(known | same, name="m")
     assert note is not None
-    assert "code of its own (modeling_llama.LlamaForCausalLM)" in note
+    assert "its own code (modeling_llama.LlamaForCausalLM)" in note
     with pytest.raises(ModelError, match=r"m brings its own code .* need an architecture that is part of transformers"):
         checks.check_config(known | {"auto_map": {"AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}}, name="m")

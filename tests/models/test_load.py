@@ -256,7 +256,7 @@ def test_code_beside_a_checkpoint_of_a_known_class_is_not_run_and_noted(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "modeling_phi3.py").write_text("raise RuntimeError('this code was run')")
     found = load(tmp_path)
-    assert any("names code of its own (modeling_phi3.Phi3ForCausalLM)" in note for note in found.notes)
+    assert any("names its own code (modeling_phi3.Phi3ForCausalLM)" in note for note in found.notes)
     assert type(found.plain).__module__ == "transformers.models.phi3.modeling_phi3"
 
 
@@ -366,7 +366,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path, change, text):
         ),
         (
             {"auto_map": {"AutoModelForCausalLM": "modeling_mine.LlamaForCausalLM"}},
-            r"code of its own for the model \(modeling_mine.LlamaForCausalLM\), and remote code is never run",
+            r"its own code for the model \(modeling_mine.LlamaForCausalLM\), and remote code is never run",
         ),
         (
             {"architectures": None, "auto_map": {"AutoModelForCausalLM": "me/mine--modeling_llama.LlamaForCausalLM"}},

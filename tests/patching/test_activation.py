@@ -242,7 +242,7 @@ REFUSED = [
     ({"units": [48]}, "units: 48 does not exist; need 0 to 47"),
     ({"positions": []}, "no positions were chosen"),
     ({"units": [1, 1]}, "units are named twice"),
-    ({"metric": lambda run: run.logits}, "need one number a sequence"),
+    ({"metric": lambda run: run.logits}, "need one number per sequence"),
 ]
 
 
@@ -276,7 +276,7 @@ def test_a_direction_that_does_not_exist_is_refused():
 
 def test_delegated_attention_is_refused():
     stock = dataclasses.replace(speaking(), uneditable=frozenset({"pattern"}))
-    with pytest.raises(SiteError, match="delegated"):
+    with pytest.raises(SiteError, match="delegates its attention"):
         patch(stock, *pair(), site="pattern", by=("layer",), metric=DIFFERENCE)
 
 

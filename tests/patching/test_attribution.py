@@ -129,7 +129,7 @@ def test_a_metric_without_a_gradient_is_refused(function):
 def test_a_sample_of_nothing_is_refused():
     lens, (clean, corrupted) = lens_of(), pair()
     found = attribution_patch(lens, clean, corrupted, site="z", metric=DIFFERENCE)
-    with pytest.raises(InputError, match="0 patches were asked for"):
+    with pytest.raises(InputError, match="0 patches were requested"):
         found.sample(0, generator=torch.Generator())
     with pytest.warns(UserWarning, match="changes nothing"):
         found = attribution_patch(lens, clean, clean, site="z", metric=DIFFERENCE)

@@ -218,7 +218,10 @@ def test_dropout_is_off_during_a_pass(tokens_of, engine_of, swept):
 BAD = {
     "raises": (edit("z", fails, layers=[1]), "ValueError: mine"),
     "gives nan": (scale("z", float("nan"), layers=[1]), "the edit 'z x nan' of 'z' gave numbers that are not finite"),
-    "blocks a row": (set_value("scores", float("-inf"), layers=[1], positions=[5]), "not a number under the edits"),
+    "blocks a row": (
+        set_value("scores", float("-inf"), layers=[1], positions=[5]),
+        "values are not finite under the edits",
+    ),
     "gives another shape": (edit("z", lambda x, at: x[:, 1:], layers=[1]), "need a tensor of the shape"),
     "writes in place": (edit("z", lambda x, at: x.zero_(), layers=[1]), "changed its values in place"),
     "wrong head": (zero("z", layers=[1], heads=[9]), "head 9 of the edit 'zero z' does not exist; need 0 to 3"),

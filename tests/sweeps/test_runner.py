@@ -802,7 +802,7 @@ def test_times_are_spoken_in_seconds_minutes_and_hours():
         (lambda out: sweep(SweepConfig(grid=GRID), seed=0, out=out), "a seed were given; the configuration has its"),
         (lambda out: swept(out, engine="cloud"), "engine is 'cloud'; need one of local, ray"),
         (lambda out: swept(out, what=[]), "there are no cells"),
-        (lambda out: swept(out, what=[cell_of(zero("z"), name="a")] * 2), "two of one name"),
+        (lambda out: swept(out, what=[cell_of(zero("z"), name="a")] * 2), "two cells have the same name"),
         (lambda out: swept(out, what=Grid.of(EditGrid(site="z", layers=7))), "7 does not exist; need 0 to 2"),
         (lambda out: swept(out, metrics=[loss(), loss()]), "two metrics have one name"),
         (lambda out: swept(out, metrics=[MetricSpec(name="mass")]), "there is no metric 'mass'"),
