@@ -311,7 +311,7 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
     checks = {one.name for one in (link.freeze for link in LINKS) if one is not None and one.is_check}
     lines = []
     for hold in dict.fromkeys([*words, *table["hold"]]):
-        leaving = table[(table["hold"] == hold) & (table["surviving_share"] > ANOTHER_PATH)]
+        leaving = table.loc[(table["hold"] == hold) & (table["surviving_share"] > ANOTHER_PATH)]
         if hold not in checks and len(leaving):
             where = ", ".join(f"{row['intervention']} step {row['step']}" for row in leaving.to_dict("records"))
             beside = words.get(hold, hold)

@@ -266,7 +266,7 @@ class SinkMonitor:
         self._valid = _valid(found, length=tokens.shape[1])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After the whole model ran: the hooks come off; where those of the layers were not called, it is called once more."""
+        """Take the hooks off after the whole model ran; call it once more if those of the layers were not called."""
         inputs, seen = self._inputs, self._sums is not None and self._whole(self._sums)
         self.disarm()
         if not seen and inputs is not None and output is not None:
