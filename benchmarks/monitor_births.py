@@ -24,12 +24,12 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from sink_lens.training.birth import MIN_RATE
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.monitor_alarms import RULES, Alarms, Rule
+from sink_lens.training.sink_birth import MIN_RATE
 
 VOCAB, ANSWER, LENGTH, BATCH, STEPS, EVERY = 64, 16, 32, 32, 300, 10
 BOS, TRIGGER = 0, 1
