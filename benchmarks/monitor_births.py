@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sink_lens.schema import MIN_SINK_RATE
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.monitor_alarms import RULES, Alarms, Rule
-from sink_lens.training.sink_birth import MIN_RATE
 
 VOCAB, ANSWER, LENGTH, BATCH, STEPS, EVERY = 64, 16, 32, 32, 300, 10
 BOS, TRIGGER = 0, 1
@@ -109,7 +109,7 @@ def birth_of(training: pd.DataFrame) -> int | None:
     """The first reading from which the true rate stays at or over the least rate of a sink."""
     steps, rates = training["step"].tolist(), training["true_rate"].tolist()
     first = len(rates)
-    while first > 0 and rates[first - 1] >= MIN_RATE:
+    while first > 0 and rates[first - 1] >= MIN_SINK_RATE:
         first -= 1
     return steps[first] if first < len(rates) else None
 
