@@ -64,5 +64,7 @@ def untrained(*, seed: int, family: str) -> ZooModel:
     links = dict.fromkeys(LINKS, NOTHING) | {LINKS[0]: first, LINKS[2]: BROKEN}
     if first is SEEN:
         links[LINKS[1]] = BROKEN if family in _LEVELLED else SEEN
+    if family == "gpt_oss":  # its seeds lie on both sides of what counts as present, so nothing is said of it
+        links[LINKS[1]] = NOTHING
     truth = Truth(sink="none", feeding=(0,), outliers={}, links=links)
     return ZooModel(name="untrained", family=family, seed=seed, model=model, bos_id=None, truth=truth)
