@@ -47,7 +47,7 @@ class MeasuringPass:
     controls: int
     """Draws of every random control."""
     generator: torch.Generator
-    """Of the random controls; the links draw from it in their order."""
+    """The generator of the random controls; the links draw from it in their order."""
 
 
 def sampled_positions(length: int, *, keys: Iterable[int] = ()) -> Int[Tensor, " position"]:

@@ -650,7 +650,7 @@ def _criteria_table(run: Run) -> tuple[str, Table]:
         "invented": "invented",
     }
     table = run.need("criteria", columns=["layer", "criterion", "found"])
-    see = "Of the super neurons of a layer, how many the same number of top neurons by another criterion finds."
+    see = "How many super neurons of a layer are found by taking as many top neurons by another criterion."
     return see, shown_table(table, heads)
 
 

@@ -26,7 +26,7 @@ from sink_lens.sweeps.plan import plan_of
 from sink_lens.sweeps.runner import checked
 
 ROUNDING = 2e-6
-"""Of a row's norm: what float32 leaves where the products are others."""
+"""Largest difference, as a share of a row's norm, that float32 rounding leaves where the products differ."""
 EDITS = {
     "no edit": ((), ()),
     "scale z": (scale("z", 0.5, layers=[1]), [("z", 1, lambda view: view.mul_(0.5))]),

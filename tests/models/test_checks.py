@@ -60,7 +60,9 @@ def test_a_subclass_under_its_own_name_does_not_get_its_parents_adapter():
 
 
 def test_a_subclass_under_its_parents_name_does_not_get_its_parents_adapter():
-    with pytest.raises(ModelError, match=r"\.LlamaForCausalLM has the name of a class of transformers but"):
+    with pytest.raises(
+        ModelError, match=r"\.LlamaForCausalLM has the name of a class of transformers but is a different class"
+    ):
         wrap(of_class(LlamaForCausalLM))
 
 

@@ -39,7 +39,7 @@ class Trial:
 
     setting: Setting
     generator: torch.Generator
-    """Of the random controls; the links draw from it in their order."""
+    """The generator of the random controls; the links draw from it in their order."""
     means: CentringMeans
     """What variance is amplified away from."""
     curve: pd.DataFrame

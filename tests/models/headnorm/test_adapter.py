@@ -177,7 +177,7 @@ def test_a_bridge_that_was_built_elsewhere_is_wrapped(variant, new_model, tokens
 def test_a_subclass_of_ours_is_not_taken_for_it():
     model = tiny("headnorm")
     model.__class__ = type("HeadNormForCausalLM", (type(model),), {})
-    with pytest.raises(ModelError, match=r"has the name of a class of transformers but"):
+    with pytest.raises(ModelError, match=r"has the name of a class of transformers but is a different class"):
         wrap(model)
 
 
