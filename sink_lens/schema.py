@@ -425,6 +425,8 @@ _TRACE = (
             where no position is a sink.
         measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
         cut: str, name. The same of the intervention alone; not cut where there was none.
+        floors: str, name. calibrated; not calibrated if the user moved a floor or threshold, so that the measured error
+            rates of the verdicts do not apply.
         """,
     ),
     _table(

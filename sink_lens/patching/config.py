@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..configuration import check_choices
 from ..data.described import BOS_ARMS
-from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 
 METRICS = ("sink_mass", "logit_difference", "loss", "kl", "norm", "dominance")
@@ -68,7 +68,6 @@ class PatchConfig:
         """Refuse what cannot be run.
 
         Raises:
-            InputError: a metric that does not exist.
+            InputError: which value, and what is needed.
         """
-        if self.metric not in METRICS:
-            raise InputError(f"there is no metric {self.metric!r}; need one of {', '.join(METRICS)}")
+        check_choices(self)
