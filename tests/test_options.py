@@ -199,7 +199,7 @@ SPECIAL = {
     "text": None,
     "centres": ("none",),
     "tokens": "repeated",
-    "cut_length": 17,
+    "intervention_length": 17,
     "growth_factor": 3.5,
     "dominance_threshold": 3.5,
     "decides": "shuffled",
@@ -399,7 +399,7 @@ def test_a_table_of_the_tokens_is_the_same_as_its_fields(read, tmp_path):
 
 
 def test_a_study_takes_over_what_it_shares_with_a_trace():
-    config = TraceConfig(model="m", sequences=20, threshold=0.2, cut_length=32, position=9, controls=7)
+    config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, position=9, controls=7)
     study = asked(AmplifyConfig, config, config=None, tokens=None, fields={"factors": [3]})
     assert (study.position, study.factors, study.threshold) == (None, (3.0,), 0.2)
     assert study.question() == dataclasses.replace(config, position=None, controls=5)

@@ -1,4 +1,4 @@
-"""Where interventions are made: a few sequences, a sink of theirs, a target position, and what their clean run holds.
+"""Where interventions are made: a few sequences, a sink of theirs, a target position, and their clean run.
 
 A quantity at a position is *frozen* at its clean value while something upstream is changed. Of the model's own sink,
 whose clean value is what makes it a sink, it is *mean ablated* instead: set to the mean over other positions, from 8
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from ..activations.record import Reading, capture, stream
 from ..data.tokens import TokenBatch
-from ..edits.constructors import Edit, hold
+from ..edits.constructors import Edit, freeze
 from ..edits.outcome import Outcome
 from ..engine.forward import Start, run_with
 from ..errors import InputError
@@ -36,6 +36,7 @@ _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
+_VERB = {False: "freeze", True: "mean ablate"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One model, a few sequences, their clean run, and the edits that keep what it holds."""
+    """One model, a few sequences, their clean run, and the edits that freeze or mean ablate."""
 
     lens: LensModel
     tokens: TokenBatch
@@ -85,7 +86,7 @@ class Setting:
     @property
     def sink_position(self) -> int:
         """The position of the model's own sink."""
-        return self.location.position
+        return self.location.sink_position
 
     @property
     def late_layers(self) -> tuple[int, ...]:
@@ -122,12 +123,12 @@ class Setting:
     def control_positions(self, position: int) -> list[int]:
         """Positions that are no sink and not the target; later ones if there are any, where an edit is seen."""
         length = self.tokens.n_positions
-        taken = {*self.location.positions, self.target_position}
-        places = [p for p in range(position + 1, length - 1) if p not in taken]
-        if len(places) < self.n_controls:
-            places = [p for p in range(1, length - 1) if p not in taken]
-        chosen = torch.linspace(0, len(places) - 1, min(self.n_controls, len(places))).round().long().tolist()
-        return [places[index] for index in chosen]
+        taken = {*self.location.sink_positions, self.target_position}
+        free = [p for p in range(position + 1, length - 1) if p not in taken]
+        if len(free) < self.n_controls:
+            free = [p for p in range(1, length - 1) if p not in taken]
+        chosen = torch.linspace(0, len(free) - 1, min(self.n_controls, len(free))).round().long().tolist()
+        return [free[index] for index in chosen]
 
     def run(
         self,
@@ -151,8 +152,9 @@ class Setting:
             first = min([*read, *(layer for edit in edits for layer in edit.over(self.lens.n_layers))])
             if first > 0:
                 start = Start(layer=first, stream=source.tensors["resid_post", first - 1])
-        keys = (self.target_position, self.sink_position)
-        return run_with(self.lens, self.tokens, edits, keys=keys, layers=read, loss=loss, start=start, quiet=quiet)
+        read_at = (self.target_position, self.sink_position)
+        more = {"layers": read, "loss": loss, "start": start, "quiet": quiet}
+        return run_with(self.lens, self.tokens, edits, positions=read_at, **more)
 
     def clean(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
         """The clean run's tensors of a site by layer, all positions; all that are missing in one pass."""
@@ -164,21 +166,21 @@ class Setting:
 
     def mean_of_others(self, clean: Tensor) -> Tensor:
         """Mean over sequences and over positions from 8 on, sink positions left out; both axes of size 1."""
-        others = [p for p in range(OTHERS_FROM, clean.shape[1]) if p not in self.location.positions]
+        others = [p for p in range(OTHERS_FROM, clean.shape[1]) if p not in self.location.sink_positions]
         return clean[:, others].mean(dim=(0, 1))[None, None]
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
         """Keep a site at a position: frozen at its clean value there, or at the mean over other positions."""
         values = {layer: self._value(x, position, mean) for layer, x in self.clean(site, layers=layers).items()}
-        return hold(site, values, positions=[position], label=f"hold {site} at {position}")
+        return freeze(site, values, positions=[position], label=f"{_VERB[mean]} {site} at {position}")
 
     def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool, label: str = "") -> Edits:
         """The same of chosen units of each layer."""
         clean, edits = self.clean(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(clean[layer], position, mean)
-            text = label or f"hold {len(units)} {site} at {position}"
-            edits.append(hold(site, {layer: value[..., units]}, positions=[position], units=units, label=text))
+            text = label or f"{_VERB[mean]} {len(units)} {site} at {position}"
+            edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=text))
         return tuple(edits)
 
     def keep_site(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Kept:
@@ -202,31 +204,31 @@ def setting_of(
     *,
     location: Location,
     config: TraceConfig,
-    position: int | None = None,
+    target_position: int | None = None,
     super_neurons: Mapping[int, Tensor] | None = None,
 ) -> Setting:
-    """The first few sequences of a batch, cut short, with their clean run (one pass of the bridge).
+    """The first few sequences of a batch, shortened, with their clean run (one pass of the bridge).
 
     Raises:
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are
             too short to have one.
     """
-    length = location.position + config.cut_length
-    if position is not None:
-        length = max(length, position + _AFTER_POSITION)
-    few = shortened(tokens, sequences=config.cut_sequences, length=length)
+    length = location.sink_position + config.intervention_length
+    if target_position is not None:
+        length = max(length, target_position + _AFTER_POSITION)
+    few = shortened(tokens, sequences=config.intervention_sequences, length=length)
     shortest = int(few.lengths.min())
     few = shortened(few, sequences=few.n_sequences, length=shortest)  # every sequence reaches every position
-    target = interior_position(few, location=location) if position is None else position
+    target = interior_position(few, location=location) if target_position is None else target_position
     check_interior(target, shortest=shortest)
-    if target == location.position:
+    if target == location.sink_position:
         raise InputError(f"position {target} is the sink already; need another one")
     return Setting(
         lens=lens,
         tokens=few,
         location=location,
         target_position=target,
-        baseline=run_with(lens, few, keys=(target, location.position), sites=("resid_post",)),
+        baseline=run_with(lens, few, positions=(target, location.sink_position), sites=("resid_post",)),
         segments=segments(location, n_layers=lens.n_layers),
         seed=config.seed,
         n_controls=config.controls,
@@ -240,7 +242,7 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
         return "the attention of this bridge is delegated to Hugging Face, so that it cannot be edited"
     shortest = int(tokens.lengths.min())
     if shortest < _SHORTEST:
-        return f"the shortest sequence has {shortest} tokens, and cuts need {_SHORTEST}"
+        return f"the shortest sequence has {shortest} tokens, and interventions need {_SHORTEST}"
     return None
 
 
@@ -252,17 +254,17 @@ def check_interior(position: int, *, shortest: int) -> None:
     """
     if not 1 <= position < shortest - 1:
         raise InputError(
-            f"the interior position is {position}; need one from 1 to {shortest - 2}: tokens must come before and "
+            f"the target position is {position}; need one from 1 to {shortest - 2}: tokens must come before and "
             "after it"
         )
 
 
 def interior_position(tokens: TokenBatch, *, location: Location) -> int:
     """A third of the shortest sequence, or the next position that is no sink."""
-    place = max(1, int(tokens.lengths.min()) // 3)
-    while place in location.positions:
-        place += 1
-    return place
+    target = max(1, int(tokens.lengths.min()) // 3)
+    while target in location.sink_positions:
+        target += 1
+    return target
 
 
 def segments(location: Location, *, n_layers: int) -> tuple[Segment, ...]:
@@ -296,4 +298,4 @@ def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit
 
 def bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
     """The items under a progress bar."""
-    return tqdm(items, desc=label, unit="cut", disable=not progress, leave=False)
+    return tqdm(items, desc=label, unit="run", disable=not progress, leave=False)

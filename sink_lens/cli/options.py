@@ -96,12 +96,12 @@ def built(
 
 
 def option_of(field: Field[Any]) -> str:
-    """``--cut-length``: a field's option."""
+    """``--intervention-length``: a field's option."""
     return "--" + str(field.metadata.get("option", field.name)).replace("_", "-")
 
 
 def off_of(field: Field[Any]) -> str:
-    """``--no-cuts``: the option that sets a field to false."""
+    """``--no-interventions``: the option that sets a field to false."""
     return "--" + field.metadata["off"] if "off" in field.metadata else f"--no-{option_of(field)[2:]}"
 
 

@@ -112,7 +112,7 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
     if quiet:
         typer.echo(done.report)
         return
-    for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["arm"].tolist())]:
+    for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["variant"].tolist())]:
         console().print(sentence, soft_wrap=True)
     console().print(_table(kind, done))
     typer.echo(f"report: {done.report}")
@@ -130,7 +130,7 @@ def _cost(frame: "pd.DataFrame") -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in frame.to_dict("records"):
         table.add_row(
-            str(row["arm"]),
+            str(row["variant"]),
             str(row["models"]),
             short(row["parameters"]),
             short(row["tokens"]),
@@ -142,16 +142,16 @@ def _cost(frame: "pd.DataFrame") -> None:
 
 
 def _table(kind: str, done: "Survey") -> "Table":
-    """One row an arm with its interval over seeds; one row a checkpoint."""
+    """One row a variant with its interval over seeds; one row a checkpoint."""
     from rich.table import Table
 
-    from ..report.survey import arm_rows
+    from ..report.survey import variant_rows
 
     shown = _SHOWN[kind]
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in shown.values():
         table.add_column(name, justify="right", no_wrap=True)
-    for label, cells in arm_rows(done.tables["arms"], done.tables["summary"], measures=tuple(shown)):
+    for label, cells in variant_rows(done.tables["arms"], done.tables["summary"], measures=tuple(shown)):
         table.add_row(label, *cells)
     return table

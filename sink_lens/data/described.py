@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from ..errors import InputError, check_name
 
 TOKEN_KINDS = ("text", "random", "repeated")
-BOS_ARMS = ("auto", "with", "without")
+BOS_CONDITIONS = ("auto", "with", "without")
 TOKENS_TABLE = {"kind": "tokens"} | {name: name for name in ("text", "prompts", "bos", "sequences", "length")}
 """What a table ``[tokens]`` of a file has: key -> field."""
 

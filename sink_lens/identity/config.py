@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..configuration import check_choices
-from ..data.described import BOS_ARMS
+from ..data.described import BOS_CONDITIONS
 from ..errors import InputError
 from ..schema import NULLS
 
@@ -45,7 +45,7 @@ class SurveyConfig(ModelsConfig):
     """Random sequences, 50 at least."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence."""
-    bos: str = field(default="without", metadata={"choices": BOS_ARMS})
+    bos: str = field(default="without", metadata={"choices": BOS_CONDITIONS})
     """The first token."""
     seed: int = 0
     """Seed of the sequences."""

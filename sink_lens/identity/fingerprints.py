@@ -23,7 +23,7 @@ from .features import Facts, Inputs, cached_features, facts, features, kept_feat
 from .lineages import calibration_table, matrix, related, score_table
 from .models_to_measure import ModelToMeasure, models_to_measure
 from .nulls import NULLS
-from .seedprint import Pair, Simulated, compare
+from .seedprint import ModelPair, Simulated, compare
 from .untrained_models import read_untrained
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _chosen(
     texts = [*config.models, *(str(one) for one in models if isinstance(one, (str, os.PathLike)))]
     named = models_to_measure(texts) if texts else []
     for one in named:
-        steps = [other.step for other in named if other.arm == one.arm and other.step is not None]
+        steps = [other.step for other in named if other.variant == one.variant and other.step is not None]
         if config.every_checkpoint or one.step is None or one.step in (min(steps), max(steps)):
             found.append(one)
     found += [
@@ -193,7 +193,7 @@ def _labels(
             raise InputError(f"{len(lineages)} lineages for {len(found)} models ({names}); need one for each, in order")
         return {one.name: (label, None) for one, label in zip(found, lineages, strict=True)}
     return {
-        one.name: (one.arm, one.seed) if isinstance(one, ModelToMeasure) and one.seed is not None else (None, None)
+        one.name: (one.variant, one.seed) if isinstance(one, ModelToMeasure) and one.seed is not None else (None, None)
         for one in found
     }
 
@@ -223,7 +223,7 @@ def _timed(lens: LensModel, inputs: Inputs) -> float:
 
 
 def _result(
-    compared: Sequence[Pair],
+    compared: Sequence[ModelPair],
     found: Sequence[ModelToMeasure | LensModel],
     *,
     labels: dict[str, tuple[str | None, int | None]],
@@ -271,7 +271,7 @@ def _result(
 _NULL_COLUMNS = ["a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws"]
 
 
-def _wide(pair: Pair) -> dict[str, float]:
+def _wide(pair: ModelPair) -> dict[str, float]:
     rows = {row["null"]: row for row in pair.rows()}
     return {
         f"{column}_{name}": rows[name][source] if name in rows else math.nan  # type: ignore[misc]
@@ -315,7 +315,7 @@ def _write(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) ->
         "weights_sha256": found.models["weights_sha256"].tolist(),
         "tokens_sha256": inputs.digest,
         "token_source": f"random {inputs.kind}",
-        "bos_arm": "without",
+        "bos_condition": "without",
         "dtype": sorted(set(found.models["dtype"])),
         "versions": versions(),
     }

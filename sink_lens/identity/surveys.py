@@ -21,8 +21,8 @@ from ..models.lens import LensModel
 from .config import ContractionConfig, PreferenceConfig, SurveyConfig
 from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
 from .state_contraction import agreement, contraction, passes
-from .survey_folder import Measured, Partial, Survey, arms_of, written
-from .switches import arm_table, switched_configs
+from .survey_folder import MeasuredModel, Partial, Survey, variants_of, written
+from .switches import switched_configs, variant_table
 from .token_preference import Votes, last_logits, preference, size_of_forward
 from .untrained_models import UntrainedConfig, read_untrained
 from .variance_calibration import calibration
@@ -76,19 +76,19 @@ def survey(
 
 
 def estimate(config: SurveyConfig) -> pd.DataFrame:
-    """One row an arm: arm, models, parameters, tokens (of all its models), seconds (of them), memory (bytes, now).
+    """One row a variant: its models, parameters, and the tokens, seconds and memory (bytes, now) of all of them.
 
-    A few sequences of each arm's first model are timed. Memory is that of this process after a forward; what is summed
-    is among it, and no number of sequences changes it.
+    A few sequences of each variant's first model are timed. Memory is that of this process after a forward; the sums
+    are among it, and no number of sequences changes it.
 
     Raises:
-        SinkLensError: what measuring the first model of an arm would raise.
+        SinkLensError: what measuring the first model of a variant would raise.
     """
     draws, found, rows = _draws(config), _models(config), []
-    for arm in dict.fromkeys(one.arm for one in found):
-        of_arm = [one for one in found if one.arm == arm]
+    for variant in dict.fromkeys(one.variant for one in found):
+        of_variant = [one for one in found if one.variant == variant]
         begun = now("cpu")
-        lens = of_arm[0].open(device=config.device, dtype=config.dtype)
+        lens = of_variant[0].open(device=config.device, dtype=config.dtype)
         opened = now(lens.device) - begun
         draws.check(lens)
         n_parameters = lens.plain.num_parameters()
@@ -99,11 +99,11 @@ def estimate(config: SurveyConfig) -> pd.DataFrame:
         each = opened + seconds / part.n_sequences * draws.sequences
         rows.append(
             {
-                "arm": arm,
-                "models": len(of_arm),
+                "variant": variant,
+                "models": len(of_variant),
                 "parameters": n_parameters,
-                "tokens": len(of_arm) * draws.sequences * draws.length,
-                "seconds": len(of_arm) * each,
+                "tokens": len(of_variant) * draws.sequences * draws.length,
+                "seconds": len(of_variant) * each,
                 "memory": held_bytes(),
             }
         )
@@ -135,34 +135,34 @@ def _models(config: SurveyConfig) -> list[ModelToMeasure]:
 
 def _preference(
     lens: LensModel, sums: Partial, *, config: SurveyConfig, draws: RandomSequences, progress: bool
-) -> Measured:
+) -> MeasuredModel:
     """Token preference of a model; its sums are kept while it runs."""
     found = preference(lens, **asdict(draws), progress=progress, resume=sums.load(), keep=sums.keep)
     top = found.top()
     text = [_text(lens, token) for token in top["token"].tolist()]
     frames = {"summary": found.summary, "coverage": found.coverage, "tokens": top.assign(text=text)}
-    return Measured(frames=frames, tensors={})
+    return MeasuredModel(frames=frames, tensors={})
 
 
 def _contraction(
     lens: LensModel, sums: Partial, *, config: SurveyConfig, draws: RandomSequences, progress: bool
-) -> Measured:
+) -> MeasuredModel:
     """Contraction of a model, and its directions."""
     assert isinstance(config, ContractionConfig)
     found = contraction(lens, **asdict(draws), sinks=config.sinks, progress=progress)
     frames = {name: getattr(found, name) for name in KINDS["contraction"].tables}
     kept = {name: one.astype(np.float32) for name, one in found.directions.items() if ".attention" not in name}
-    return Measured(frames=frames, tensors=kept)
+    return MeasuredModel(frames=frames, tensors=kept)
 
 
 def _calibration(
     lens: LensModel, sums: Partial, *, config: SurveyConfig, draws: RandomSequences, progress: bool
-) -> Measured:
+) -> MeasuredModel:
     """Calibrations of a model: on random tokens, or on the bundled prose where it has a tokenizer."""
     draws.check(lens)
     tokens = _sequences(lens, draws)
     frame = calibration(lens, tokens, seed=draws.seed, progress=progress)
-    return Measured(frames={"summary": frame.assign(tokens=tokens.source)}, tensors={})
+    return MeasuredModel(frames={"summary": frame.assign(tokens=tokens.source)}, tensors={})
 
 
 Step = Callable[[TokenBatch], None]
@@ -184,23 +184,23 @@ def _contraction_step(lens: LensModel, draws: RandomSequences, *, times: int = 1
 def directions_compared(
     tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, pd.DataFrame]:
-    """The arms, and how far the contraction directions of the models agree."""
+    """The variants, and how far the contraction directions of the models agree."""
     by_model: dict[str, dict[str, np.ndarray]] = {model: {} for model in tables["models"]["model"].tolist()}
     for name, tensor in tensors.items():
         model, _, place = name.rpartition("|")
         by_model[model][place] = tensor
     found = {model: _ordered(places) for model, places in by_model.items() if places}
-    return arms_of(tables, tensors) | {"agreement": agreement(found)}
+    return variants_of(tables, tensors) | {"agreement": agreement(found)}
 
 
 def calibrations_compared(
     tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, pd.DataFrame]:
-    """The calibrations of each arm over its seeds, against none, paired by seed."""
+    """The calibrations of each variant over its seeds, against none, paired by seed."""
     frames = []
-    for arm, of_arm in tables["summary"].groupby("arm", sort=False):
-        found = arm_table(of_arm.assign(arm=of_arm["calibration"]))
-        frames.append(found.rename(columns={"arm": "calibration"}).assign(arm=arm))
+    for variant, of_variant in tables["summary"].groupby("variant", sort=False):
+        found = variant_table(of_variant.assign(variant=of_variant["calibration"]))
+        frames.append(found.rename(columns={"variant": "calibration"}).assign(variant=variant))
     return {"arms": pd.concat(frames, ignore_index=True)}
 
 
@@ -210,7 +210,7 @@ class SurveyKind:
 
     tables: tuple[str, ...]
     """The tables that each model adds to."""
-    measure: Callable[..., Measured]
+    measure: Callable[..., MeasuredModel]
     """Gives what one open model adds."""
     finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], dict[str, pd.DataFrame]]
     """Gives what is computed from the tables and tensors of all models, written as CSV."""
@@ -220,7 +220,7 @@ class SurveyKind:
 
 KINDS = {
     "preference": SurveyKind(
-        tables=("summary", "coverage", "tokens"), measure=_preference, finish=arms_of, step=_preference_step
+        tables=("summary", "coverage", "tokens"), measure=_preference, finish=variants_of, step=_preference_step
     ),
     "contraction": SurveyKind(
         tables=("summary", "layers", "positions", "alignment"),

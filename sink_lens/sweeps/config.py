@@ -11,7 +11,7 @@ length = 64
 
 [[metrics]]
 name = "sink_mass"
-key = 0
+sink_position = 0
 layers = "12-29"
 
 [[edits]]
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..configuration import check_choices, check_known, flat, with_fields
-from ..data.described import BOS_ARMS, TOKEN_KINDS, TOKENS_TABLE, check_described, read_settings
+from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described, read_settings
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 
@@ -56,7 +56,7 @@ class SweepConfig:
     """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
     prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
     """A prompt, one sequence; repeat for several. Instead of text."""
-    bos: str = field(default="auto", metadata={"choices": BOS_ARMS})
+    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token: what the tokenizer does, BOS, or no BOS."""
     sequences: int = 8
     """How many sequences."""

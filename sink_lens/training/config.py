@@ -307,7 +307,7 @@ class CompareConfig:
     by: tuple[str, ...] | None = field(default=None, metadata={"written": "commas", "metavar": "FIELD[,FIELD]"})
     """The field of the configuration that is compared. Default: the one that differs."""
     baseline: str | None = field(default=None, metadata={"metavar": "VALUE"})
-    """The arm that the others are compared with. Default: softmax attention without a value norm."""
+    """The variant that the others are compared with. Default: softmax attention without a value norm."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this."""
     smooth_frac: float = SMOOTH_FRAC
@@ -351,7 +351,7 @@ batch = 32                # sequences a step, over all processes
 # length, accumulation, lr, min_lr, warmup, weight_decay, decay_unshared_gain, betas, clip
 
 seed = 0                  # of the weights
-data_seed = 0             # of the order of the data: the same in every arm
+data_seed = 0             # of the order of the data: the same in every variant
 dtype = "float32"         # bf16: autocast
 compile = false           # torch.compile
 # device = "cpu"          # cuda, mps; without it the first GPU
