@@ -155,7 +155,7 @@ def _notes(run: Run) -> list[object]:
     notes = run.provenance.get("notes") or []
     notes = list(notes) if isinstance(notes, list) else [notes]
     links = run.optional("links", columns=["floors"])
-    if links is not None and links["floors"].eq("not calibrated").any():
+    if links is not None and "not calibrated" in set(links["floors"]):
         notes.append("floors not calibrated: one was moved, or a threshold; the verdicts' error rates do not apply")
     return notes
 
