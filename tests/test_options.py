@@ -283,10 +283,10 @@ def test_an_unknown_field_from_python_is_refused_with_the_nearest_name(command):
 
 
 def test_a_study_takes_over_what_it_shares_with_a_trace():
-    config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, position=9, controls=7)
+    config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, target_position=9, controls=7)
     study = asked(AmplifyConfig, config, config=None, tokens=None, fields={"factors": [3]})
-    assert (study.position, study.factors, study.threshold) == (None, (3.0,), 0.2)
-    assert study.question() == dataclasses.replace(config, position=None, controls=5)
+    assert (study.target_position, study.factors, study.threshold) == (None, (3.0,), 0.2)
+    assert study.question() == dataclasses.replace(config, target_position=None, controls=5)
     assert asked(AblateConfig, config, config=None, tokens="random", fields={}).question().controls == 7
 
 

@@ -24,7 +24,7 @@ def frames_of(kind):
     if kind == "isolate":
         return {
             "layers": LAYERS.assign(position=9),
-            "summary": pd.DataFrame([{"position": 9} | READ | MASSES | LOSSES]),
+            "summary": pd.DataFrame([{"target_position": 9} | READ | MASSES | LOSSES]),
         }
     if kind == "amplify":
         rows = [(centre, factor) for centre in ("values", "none") for factor in (1.0, 5.0)]
