@@ -2,7 +2,8 @@
 
 ``by`` names the swept axes: ``layer``, ``position`` (query position in ``scores`` and ``pattern``), ``head`` (key-value
 heads in ``k`` and ``v``) and ``key`` (key position in ``scores`` and ``pattern``). All indices of an axis that is not
-swept are patched together. The names of ``transformer_lens.patching`` (``pos``, ``head_index``, ``src_pos``) still work.
+swept are patched together. The words of ``transformer_lens.patching`` (``pos``, ``head_index``, ``src_pos``) still
+work.
 """
 
 from collections.abc import Mapping, Sequence

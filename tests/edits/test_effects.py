@@ -17,7 +17,7 @@ TARGET, SINK = 5, 0
 
 
 def outcome(new, old, *, layers=(1, 2), loss=None, state=None, keys=(TARGET, SINK)):
-    """Two layers, as many sequences as numbers are given, one head; mass by sequence at the target and the sink position."""
+    """Two layers, one head, a sequence a number; mass by sequence at the target and the sink position."""
     mass = torch.stack([torch.tensor(new), torch.tensor(old)], dim=-1)  # batch, key
     n = len(mass)
     return Outcome(
