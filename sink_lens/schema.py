@@ -427,6 +427,8 @@ _TRACE = (
             where no position is a sink.
         measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
         intervened: str, name. The same of the intervention alone; no intervention where there was none.
+        floors: str, name. calibrated; not calibrated if the user moved a floor or threshold, so that the measured error
+            rates of the verdicts do not apply.
         """,
     ),
     _table(

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.record import capture
-from ..configuration import with_fields
+from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..edits.amplification import CentringMeans
 from ..errors import InputError, UndrawnError
@@ -30,7 +30,7 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
 from . import summary, tables
-from .config import TraceConfig
+from .config import EVERY_INTERVENTION, TraceConfig
 from .estimate import estimate
 from .evidence import gather
 from .inputs import other_condition, provenance
@@ -160,6 +160,7 @@ def trace(
     batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
     other = None if tokens is not None else other_condition(lens, batch, config=config)
     check_tokens(lens, batch)
+    check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     if config.interventions and config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
     why_not = why_no_interventions(lens, batch) if config.interventions else None

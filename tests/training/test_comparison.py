@@ -351,7 +351,7 @@ def test_fields_of_fields_are_named_by_both():
 
 def test_a_comparison_is_kept_as_a_run(tmp_path):
     found = compare(variants(tmp_path, masses=[0.0, 0.2]), generator=generator())
-    folder = write(found, tmp_path / "out", threshold=0.3, seed=0)
+    folder = write(found, tmp_path / "out")
     kept = read_run(folder)
     assert (kept.kind, kept.status, kept.missing) == ("compare", "finished", [])
     assert set(kept.tables) == {"curves", "bands", "finals", "differences", "measures", "course", "births"}
@@ -361,7 +361,7 @@ def test_a_comparison_is_kept_as_a_run(tmp_path):
     assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (folder / "compare.svg").read_bytes()
     with pytest.raises(RunError, match="holds a compare run that finished"):
-        write(found, folder, threshold=0.3, seed=0)
+        write(found, folder)
 
 
 def test_the_same_generator_gives_the_same_comparison(tmp_path):
