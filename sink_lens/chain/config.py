@@ -10,8 +10,8 @@ from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
 __all__ = ["BOS_ARMS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
 
 KERNELS = ("auto", "fused", "eager")
-CONTROLS = 5
-"""Draws of every random control, unless others are asked for."""
+CONTROLS = 19
+"""Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,8 @@ class TraceConfig(Question):
     """Measure the randomly initialised twin too, as a null."""
     cuts: bool = True
     """Cut every link too, and let a link hold only where measuring and cutting agree."""
-    cut_sequences: int = 8
-    """The most sequences that cuts use."""
+    cut_sequences: int = 20
+    """The most sequences on which interventions are tested, spread over the text; parts are chosen on the others."""
     cut_length: int = field(default=64, metadata={"metavar": "T"})
     """The most positions of them that cuts use, counted from the sink on."""
     position: int | None = None
