@@ -20,6 +20,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from .errors import InputError
+from .renamed import current_fields
 from .text import ranges
 
 C = TypeVar("C")
@@ -38,6 +39,7 @@ def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
     Raises:
         InputError: a name that is no field, with the nearest one, or a value that the field cannot take.
     """
+    changes = current_fields(kind.__name__, changes, stacklevel=3)
     known, made = {field.name: field for field in fields(cast("Any", kind))}, {}
     hints = get_type_hints(kind)
     for name, value in changes.items():

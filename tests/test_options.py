@@ -162,7 +162,7 @@ def test_docs_are_read_from_the_classes_a_class_is_made_from():
 # --- every command
 
 OTHERS = {str: "other", int: 7, float: 0.25, bool: True}
-SPECIAL = {"factors": (0.5, 3.0), "text": None, "centres": ("none",), "tokens": "repeated", "cut_length": 17}
+SPECIAL = {"factors": (0.5, 3.0), "text": None, "centres": ("none",), "tokens": "repeated", "intervention_length": 17}
 
 
 def another(one, kind):
@@ -283,7 +283,7 @@ def test_an_unknown_field_from_python_is_refused_with_the_nearest_name(command):
 
 
 def test_a_study_takes_over_what_it_shares_with_a_trace():
-    config = TraceConfig(model="m", sequences=20, threshold=0.2, cut_length=32, position=9, controls=7)
+    config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, position=9, controls=7)
     study = asked(AmplifyConfig, config, config=None, tokens=None, fields={"factors": [3]})
     assert (study.position, study.factors, study.threshold) == (None, (3.0,), 0.2)
     assert study.question() == dataclasses.replace(config, position=None, controls=5)

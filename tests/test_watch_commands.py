@@ -47,7 +47,7 @@ def asked(monkeypatch):
     return made
 
 
-def arms(tmp_path, *, seeds=(0, 1, 2), norm=(5.5, 4.5, 3.0, 2.0), masses=(0.0, 0.02)):
+def variants(tmp_path, *, seeds=(0, 1, 2), norm=(5.5, 4.5, 3.0, 2.0), masses=(0.0, 0.02)):
     made = []
     for seed in seeds:
         made.append(write_run(tmp_path / f"softmax-{seed}", BASE, seed=seed, masses=masses))
@@ -115,7 +115,7 @@ def test_watching_what_is_no_training_ends_with_code_2(tmp_path):
 
 
 def test_compare_prints_what_it_finds_and_keeps_it(tmp_path):
-    done = run("compare", *arms(tmp_path), "--out", tmp_path / "out")
+    done = run("compare", *variants(tmp_path), "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     for words in (
         "value_norm: shared against none, 3 seeds each (0, 1, 2), 2.56k tokens a run, same data in the same order",
@@ -133,7 +133,7 @@ def test_compare_prints_what_it_finds_and_keeps_it(tmp_path):
 
 
 def test_an_arm_that_is_behind_is_printed_as_such(tmp_path):
-    done = run("compare", *arms(tmp_path, norm=(6.0, 5.9, 5.5, 5.0)))
+    done = run("compare", *variants(tmp_path, norm=(6.0, 5.9, 5.5, 5.0)))
     assert done.exit_code == 0
     assert "shared is behind the baseline" in done.stdout
     assert "not reached" in done.stdout
@@ -143,20 +143,20 @@ def test_an_arm_that_is_behind_is_printed_as_such(tmp_path):
 
 
 def test_two_seeds_come_with_a_warning(tmp_path):
-    done = run("compare", *arms(tmp_path, seeds=(0, 1)), "--quiet")
+    done = run("compare", *variants(tmp_path, seeds=(0, 1)), "--quiet")
     assert "warning: an interval of two seeds says little" in done.stderr
     assert "final losses" not in done.stdout
 
 
 def test_the_baseline_can_be_named(tmp_path):
-    done = run("compare", *arms(tmp_path), "--by", "value_norm", "--baseline", "shared", "--quiet")
+    done = run("compare", *variants(tmp_path), "--by", "value_norm", "--baseline", "shared", "--quiet")
     assert "value_norm: none against shared" in done.stdout
     assert "none is behind the baseline" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"lr": 5}, "the runs also differ in lr"), ({"seed": 9}, "the arms have other seeds")],
+    [({"lr": 5}, "the runs also differ in lr"), ({"seed": 9}, "the variants have other seeds")],
 )
 def test_arms_that_cannot_be_compared_end_with_code_2(tmp_path, change, says):
     runs = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1)]

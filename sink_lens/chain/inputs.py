@@ -1,4 +1,4 @@
-"""The other BOS arm of a trace's sequences, and its run's record."""
+"""The other BOS condition of a trace's sequences, and its run's record."""
 
 import dataclasses
 import logging
@@ -19,14 +19,14 @@ _BEFORE, _AFTER, _FEWEST = 4, 16, 4
 """Tokens that are left before an aligned sink, tokens that must follow it, and the fewest sequences."""
 
 
-def other_arm(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
+def other_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
     """The same sequences with BOS where they have none, without it where they have it; None where there is no BOS."""
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
     try:
         return tokens_of(lens, config=config, bos="without" if batch.bos else "with")
     except InputError as error:
-        log.warning("the other BOS arm is left out: %s", error)
+        log.warning("the other BOS condition is left out: %s", error)
         return None
 
 
@@ -68,7 +68,7 @@ def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kerne
             "tokens": batch.seed,
             "bootstrap": config.seed,
             "controls": config.seed,
-            "twin": config.seed,
+            "random_init": config.seed,
             "centring": config.seed,
         },
         "thresholds": {name: getattr(config, name) for name in (*thresholds, "super_share")},

@@ -1,7 +1,7 @@
 """Where: the sink positions, growth steps and outlier dimensions of a model, found in what was measured.
 
-A ``Plan`` says where a pass looks, a ``Location`` what was found there. Nothing is typed in: coordinates do not
-transfer between models, not even between seeds of one.
+A ``MeasuringPlan`` says where a pass looks, a ``Location`` what was found there. Nothing is typed in: coordinates do
+not transfer between models, not even between seeds of one.
 """
 
 import json
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..measures.dimensions import dominance_ratio, outlier_dimensions
+from ..renamed import renamed_fields
 
 _WRITTEN, _LEAST_WRITTEN = 0.1, 0.01
 
@@ -40,31 +41,32 @@ class GrowthStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MeasuringPlan:
     """Where a pass looks: what the readings need to know before anything is measured."""
 
-    positions: tuple[int, ...]
-    """Key positions whose attention is read, the studied one first."""
+    sink_positions: tuple[int, ...]
+    """Positions whose attention is read, the studied one first."""
     layers: tuple[int, ...] = ()
     """The layers whose neurons are read."""
     dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Layer -> dimensions of the stream that it reads, whose part in the studied key is read."""
 
     @property
-    def position(self) -> int:
+    def sink_position(self) -> int:
         """The studied position."""
-        return self.positions[0]
+        return self.sink_positions[0]
 
     def feeding(self, n_layers: int) -> tuple[int, ...]:
         """The layers whose aggregated values are kept; see ``feeding_layers``."""
         return feeding_layers(self.layers, n_layers=n_layers)
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
     """Where a model's sink is, and what makes it: what was found."""
 
-    positions: tuple[int, ...]
+    sink_positions: tuple[int, ...]
     """The sink positions, the studied one first; position 0 where no sink was found."""
     sink_found: bool
     """Whether the studied position is a sink position."""
@@ -73,9 +75,9 @@ class Location:
     """Layer -> outlier dimensions of the studied token after it, where there are any; -1 is before layer 0."""
 
     @property
-    def position(self) -> int:
+    def sink_position(self) -> int:
         """The studied position."""
-        return self.positions[0]
+        return self.sink_positions[0]
 
     @property
     def growth_layers(self) -> tuple[int, ...]:
@@ -94,11 +96,11 @@ class Location:
         """Outlier dimensions of the stream that a layer reads."""
         return self.outliers.get(layer - 1, ())
 
-    def plan(self, n_layers: int) -> Plan:
+    def plan(self, n_layers: int) -> MeasuringPlan:
         """The plan of a pass that reads what was found here."""
         entering = {layer: self.entering(layer) for layer in range(n_layers)}
-        return Plan(
-            positions=self.positions,
+        return MeasuringPlan(
+            sink_positions=self.sink_positions,
             layers=self.growth_layers,
             dimensions={layer: dimensions for layer, dimensions in entering.items() if dimensions},
         )
@@ -111,8 +113,9 @@ class Location:
 def location_from(text: str) -> Location:
     """A location from what ``Location.as_json`` wrote."""
     found = json.loads(text)
+    found.setdefault("sink_positions", found.get("positions"))  # its name in 0.1
     return Location(
-        positions=tuple(found["positions"]),
+        sink_positions=tuple(found["sink_positions"]),
         sink_found=found["sink_found"],
         steps=tuple(GrowthStep(**step) for step in found["steps"]),
         outliers={int(layer): tuple(dimensions) for layer, dimensions in found["outliers"].items()},
@@ -246,7 +249,7 @@ def find(
         )
         for first, last in spans
     )
-    return Location(positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
+    return Location(sink_positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
 
 
 def _written_spans(

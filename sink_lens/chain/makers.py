@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..edits.constructors import At, Edit, edit, hold
+from ..edits.constructors import At, Edit, edit, freeze
 from ..edits.effects import share_removed
 from ..edits.outcome import Outcome
 from ..models.weights import attention_weights
@@ -104,7 +104,7 @@ def target_of(setting: Setting, *, lacks_sink: bool) -> Target | None:
 def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> Makers:
     """Rank everything that writes to the sink position, and find the sets.
 
-    Cost: the screen, and some 20 to 80 passes of the bridge, most of which end and begin within the model.
+    TraceCost: the screen, and some 20 to 80 passes of the bridge, most of which end and begin within the model.
     """
     ranking = _ranked(screened(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
@@ -217,7 +217,7 @@ def _neurons(setting: Setting, layer: int, units: list[int]) -> Edits:
 def _heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
     value = setting.mean_of_others(setting.clean("z", layers=[layer])[layer])[:, :, units]
     label = f"{len(units)} heads of layer {layer} as elsewhere"
-    return [hold("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
+    return [freeze("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
 
 
 def _embedding(setting: Setting, kind: str) -> list[Edit]:

@@ -14,7 +14,7 @@ A screen only ranks: parts that act together, or one instead of the other, need 
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -74,7 +74,7 @@ class _Effects:
 def screened(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
     """Every part with its three screens: kind, layer, unit, ``SCREENS``; effects are shares of the largest one.
 
-    Cost: twelve passes of the bridge with gradients over the setting's sequences, layer by layer.
+    TraceCost: twelve passes of the bridge with gradients over the setting's sequences, layer by layer.
     """
     if target == "sink logit":
         return _sink_logits(setting)

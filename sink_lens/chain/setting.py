@@ -1,4 +1,4 @@
-"""Where interventions are made: a few sequences, a sink of theirs, a target position, and what their clean run holds.
+"""Where interventions are made: a few sequences, a sink of theirs, a target position, and their clean run.
 
 A quantity at a position is *frozen* at its clean value while something upstream is changed. Of the model's own sink,
 whose clean value is what makes it a sink, it is *mean ablated* instead: set to the mean over other positions, from 8
@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from ..activations.record import Reading, capture, stream
 from ..data.tokens import TokenBatch
-from ..edits.constructors import At, Edit, edit, hold
+from ..edits.constructors import At, Edit, edit, freeze
 from ..edits.outcome import Outcome
 from ..engine.forward import Start, run_with
 from ..errors import InputError
@@ -39,6 +39,7 @@ _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
 _MOST_SELECTED = 12
+_VERB = {False: "freeze", True: "mean ablate"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One model, a few sequences, their clean run, and the edits that keep what it holds."""
+    """One model, a few sequences, their clean run, and the edits that freeze or mean ablate."""
 
     lens: LensModel
     tokens: TokenBatch
@@ -92,7 +93,7 @@ class Setting:
     @property
     def sink_position(self) -> int:
         """The position of the model's own sink."""
-        return self.location.position
+        return self.location.sink_position
 
     @property
     def late_layers(self) -> tuple[int, ...]:
@@ -105,7 +106,7 @@ class Setting:
 
         All layers after the first growth step where it has that in none.
         """
-        mass = self.baseline.mass[..., self.baseline.keys.index(self.sink_position)].nanmean(dim=(1, 2))
+        mass = self.baseline.mass[..., self.baseline.positions.index(self.sink_position)].nanmean(dim=(1, 2))
         over = (mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()
         return tuple(over) or self.late_layers
 
@@ -158,12 +159,12 @@ class Setting:
     def control_positions(self, position: int) -> list[int]:
         """Positions that are no sink and not the target; later ones if there are any, where an edit is seen."""
         length = self.tokens.n_positions
-        taken = {*self.location.positions, self.target_position}
-        places = [p for p in range(position + 1, length - 1) if p not in taken]
-        if len(places) < self.n_controls:
-            places = [p for p in range(1, length - 1) if p not in taken]
-        chosen = torch.linspace(0, len(places) - 1, min(self.n_controls, len(places))).round().long().tolist()
-        return [places[index] for index in chosen]
+        taken = {*self.location.sink_positions, self.target_position}
+        free = [p for p in range(position + 1, length - 1) if p not in taken]
+        if len(free) < self.n_controls:
+            free = [p for p in range(1, length - 1) if p not in taken]
+        chosen = torch.linspace(0, len(free) - 1, min(self.n_controls, len(free))).round().long().tolist()
+        return [free[index] for index in chosen]
 
     def run(
         self,
@@ -189,10 +190,9 @@ class Setting:
             first = min([*read, *(layer for edit in edits for layer in edit.over(self.lens.n_layers))])
             if first > 0:
                 start = Start(layer=first, stream=source.tensors["resid_post", first - 1])
-        keys = (self.target_position, self.sink_position)
-        return run_with(
-            self.lens, self.tokens, edits, keys=keys, layers=read, loss=loss, start=start, quiet=quiet, sites=sites
-        )
+        read_at = (self.target_position, self.sink_position)
+        more = {"layers": read, "loss": loss, "start": start, "quiet": quiet, "sites": sites}
+        return run_with(self.lens, self.tokens, edits, positions=read_at, **more)
 
     def clean(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
         """The clean run's tensors of a site by layer, all positions; all that are missing in one pass."""
@@ -206,7 +206,7 @@ class Setting:
         """Mean over sequences and over positions from 8 on, sink positions left out; both axes of size 1."""
         counted = ~self.sinks.clone()
         counted[:, : min(OTHERS_FROM, counted.shape[1] - 1)] = False
-        counted[:, [p for p in self.location.positions if p < counted.shape[1]]] = False
+        counted[:, [p for p in self.location.sink_positions if p < counted.shape[1]]] = False
         if not counted.any():
             counted = ~self.sinks
         return clean[counted.to(clean.device)].mean(dim=0)[None, None]
@@ -214,15 +214,15 @@ class Setting:
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
         """Keep a site at a position: frozen at its clean value there, or at the mean over other positions."""
         values = {layer: self._value(x, position, mean) for layer, x in self.clean(site, layers=layers).items()}
-        return hold(site, values, positions=[position], label=f"hold {site} at {position}")
+        return freeze(site, values, positions=[position], label=f"{_VERB[mean]} {site} at {position}")
 
     def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool, label: str = "") -> Edits:
         """The same of chosen units of each layer."""
         clean, edits = self.clean(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(clean[layer], position, mean)
-            text = label or f"hold {len(units)} {site} at {position}"
-            edits.append(hold(site, {layer: value[..., units]}, positions=[position], units=units, label=text))
+            text = label or f"{_VERB[mean]} {len(units)} {site} at {position}"
+            edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=text))
         return tuple(edits)
 
     def keep_site(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Kept:
@@ -246,7 +246,7 @@ def setting_of(
     *,
     location: Location,
     config: TraceConfig,
-    position: int | None = None,
+    target_position: int | None = None,
     super_neurons: Mapping[int, Tensor] | None = None,
     chosen: Sequence[int] | None = None,
 ) -> Setting:
@@ -258,23 +258,23 @@ def setting_of(
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are
             too short to have one.
     """
-    length = location.position + config.cut_length
-    if position is not None:
-        length = max(length, position + _AFTER_POSITION)
+    length = location.sink_position + config.intervention_length
+    if target_position is not None:
+        length = max(length, target_position + _AFTER_POSITION)
     some = tested(tokens.n_sequences, config=config) if chosen is None else chosen
     few = shortened(picked(tokens, some), sequences=len(some), length=length)
     shortest = int(few.lengths.min())
     few = shortened(few, sequences=few.n_sequences, length=shortest)  # every sequence reaches every position
-    target = interior_position(few, location=location) if position is None else position
+    target = interior_position(few, location=location) if target_position is None else target_position
     check_interior(target, shortest=shortest)
-    if target == location.position:
+    if target == location.sink_position:
         raise InputError(f"position {target} is the sink already; need another one")
     return Setting(
         lens=lens,
         tokens=few,
         location=location,
         target_position=target,
-        baseline=run_with(lens, few, keys=(target, location.position), sites=("resid_post",)),
+        baseline=run_with(lens, few, positions=(target, location.sink_position), sites=("resid_post",)),
         segments=segments(location, n_layers=lens.n_layers),
         seed=config.seed,
         n_controls=config.controls,
@@ -286,7 +286,7 @@ def setting_of(
 
 def tested(n_sequences: int, *, config: TraceConfig) -> list[int]:
     """The sequences on which interventions are made: spread evenly over the text."""
-    count = min(config.cut_sequences, n_sequences)
+    count = min(config.intervention_sequences, n_sequences)
     return torch.linspace(0, n_sequences - 1, count).round().long().unique().tolist()
 
 
@@ -311,7 +311,7 @@ def sink_mask(
     reading = rate_by_key(config.threshold, shares=lens.family.sigmoid)
     found = stream(lens, tokens, [reading], rows=sampled_rows(tokens.n_positions))
     rate = found.stacked("rate_by_key").nan_to_num(0.0).mean(0)
-    return rate >= max(config.min_sink_rate, float(rate[:, location.position].mean()) / 2)
+    return rate >= max(config.min_sink_rate, float(rate[:, location.sink_position].mean()) / 2)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
@@ -320,7 +320,7 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
         return "the attention of this bridge is delegated to Hugging Face, so that it cannot be edited"
     shortest = int(tokens.lengths.min())
     if shortest < _SHORTEST:
-        return f"the shortest sequence has {shortest} tokens, and cuts need {_SHORTEST}"
+        return f"the shortest sequence has {shortest} tokens, and interventions need {_SHORTEST}"
     return None
 
 
@@ -332,17 +332,17 @@ def check_interior(position: int, *, shortest: int) -> None:
     """
     if not 1 <= position < shortest - 1:
         raise InputError(
-            f"the interior position is {position}; need one from 1 to {shortest - 2}: tokens must come before and "
+            f"the target position is {position}; need one from 1 to {shortest - 2}: tokens must come before and "
             "after it"
         )
 
 
 def interior_position(tokens: TokenBatch, *, location: Location) -> int:
     """A third of the shortest sequence, or the next position that is no sink."""
-    place = max(1, int(tokens.lengths.min()) // 3)
-    while place in location.positions:
-        place += 1
-    return place
+    target = max(1, int(tokens.lengths.min()) // 3)
+    while target in location.sink_positions:
+        target += 1
+    return target
 
 
 def segments(location: Location, *, n_layers: int) -> tuple[Segment, ...]:
@@ -376,4 +376,4 @@ def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit
 
 def bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
     """The items under a progress bar."""
-    return tqdm(items, desc=label, unit="cut", disable=not progress, leave=False)
+    return tqdm(items, desc=label, unit="run", disable=not progress, leave=False)

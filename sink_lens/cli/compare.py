@@ -27,10 +27,10 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs of sink-lens train.", metavar="RUN...")],
     by: Annotated[
         str | None,
-        typer.Option(help="What the arms differ in. Default: the one field that differs.", metavar="FIELD[,FIELD]"),
+        typer.Option(help="What the variants differ in. Default: the one field that differs.", metavar="FIELD[,FIELD]"),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="The arm to compare with. Default: softmax, no norm.", metavar="VALUE")
+        str | None, typer.Option(help="The variant to compare with. Default: softmax, no norm.", metavar="VALUE")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the comparison. Default: runs/compare-DATE-TIME.", metavar="DIR")
@@ -42,7 +42,7 @@ def compare(
 ) -> None:
     """Compare training runs, seed by seed: who is ahead, how sure, and what became of the sink.
 
-    All runs must have the same data in the same order; arms differ in one thing, and have the same seeds.
+    All runs must have the same data in the same order; variants differ in one thing, and have the same seeds.
     """
     from datetime import datetime
 
@@ -77,23 +77,23 @@ def _losses(found: "Comparison") -> "Table":
     from ..text import short
 
     table = Table(title="final losses, nats", title_justify="left", box=None, pad_edge=False)
-    for name in ("curve", "arm"):
+    for name in ("curve", "variant"):
         table.add_column(name, no_wrap=True)
     for name in ("seed", "loss", "difference", "reaches the baseline's end after", "times as fast"):
         table.add_column(name, justify="right")
     for row in found.tables["finals"].to_dict("records"):
-        is_base = row["arm"] == found.baseline
+        is_base = row["variant"] == found.baseline
         at, ratio = float(row["reached"]), float(row["acceleration"])
         never = math.isnan(at)
         when = "" if is_base else "not reached" if never else f"{short(at)} tokens"
         speed = "" if is_base or never else f"{ratio:.2f}"
         gap = "" if is_base else f"{row['difference']:+.4f}"
-        table.add_row(str(row["curve"]), str(row["arm"]), str(row["seed"]), f"{row['loss']:.4f}", gap, when, speed)
+        table.add_row(str(row["curve"]), str(row["variant"]), str(row["seed"]), f"{row['loss']:.4f}", gap, when, speed)
     return table
 
 
 def _sides(found: "Comparison") -> "Table":
-    """A measure a row, an arm a column, with intervals over seeds."""
+    """A measure a row, a variant a column, with intervals over seeds."""
     from rich.table import Table
 
     from ..text import interval, number
@@ -103,17 +103,17 @@ def _sides(found: "Comparison") -> "Table":
         title=f"step {rows[0]['step']}, mean over seeds [95%]", title_justify="left", box=None, pad_edge=False
     )
     table.add_column("measure", no_wrap=True)
-    for arm in found.arms.runs:
-        table.add_column(arm, justify="right")
+    for variant in found.variants.runs:
+        table.add_column(variant, justify="right")
     lines: dict[str, dict[str, str]] = {}
     for row in rows:
         level = row["threshold"]
         name = _NAMES.get(str(row["measure"]), str(row["measure"]))
         name += f" over {level:g}" * (level == level)
         text = f"{number(row['mean'])} {interval(row['low'], row['high'])}".strip()
-        lines.setdefault(name, {})[str(row["arm"])] = text
-    for name, by_arm in lines.items():
-        table.add_row(name, *(by_arm.get(arm, "") for arm in found.arms.runs))
+        lines.setdefault(name, {})[str(row["variant"])] = text
+    for name, by_variant in lines.items():
+        table.add_row(name, *(by_variant.get(variant, "") for variant in found.variants.runs))
     return table
 
 

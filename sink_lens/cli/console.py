@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import SinkLensError, UndrawnError
+from ..renamed import current_options
 from ..text import ranges
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ PACKAGE = __name__.split(".")[0]
 
 class Commands(TyperGroup):
     """The group of commands, which turns errors into messages and exit codes."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A command and its words, of which options of 0.1 get their names now."""
+        name, command, words = super().resolve_command(ctx, args)
+        return name, command, current_options(name or "", words)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command."""

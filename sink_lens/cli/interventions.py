@@ -24,18 +24,18 @@ _ISOLATE_EXAMPLES = """\
 
 sink-lens isolate  [dim]a third of the length, in all layers of the default model[/dim]
 
-sink-lens isolate gpt2 --position 9 --position 20 --layers 0-5
+sink-lens isolate gpt2 --target-position 9 --target-position 20 --layers 0-5
 
-sink-lens isolate --prompt "Call me Ishmael. Some years ago, never mind how long" --position 5
+sink-lens isolate --prompt "Call me Ishmael. Some years ago, never mind how long" --target-position 5
 """
 _AMPLIFY_EXAMPLES = """\
 [bold]Examples[/bold]
 
 sink-lens amplify  [dim]a third of the length, layer 0 to the end of the first growth step[/dim]
 
-sink-lens amplify gpt2 --position 10 --factors 1,2,5,10 --centre values --centre none
+sink-lens amplify gpt2 --target-position 10 --factors 1,2,5,10 --centre values --centre none
 
-sink-lens amplify --position 10 --layers 0-1 --factors 0,0.5  [dim]attenuate[/dim]
+sink-lens amplify --target-position 10 --layers 0-1 --factors 0,0.5  [dim]attenuate[/dim]
 """
 _ABLATE_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -49,7 +49,7 @@ sink-lens ablate ./my-checkpoint --text mine.txt --out runs/ablation
 @app.command(epilog=_ISOLATE_EXAMPLES)
 @configured(IsolateConfig)
 def isolate(config: IsolateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
-    """Isolate tokens by the attention mask: does a sink come there, is the old one removed or relocated?"""
+    """Isolate tokens by the attention mask: does a sink come there, is the model's own removed or relocated?"""
     _hush(quiet)
     from ..studies.isolation import isolate as run
 
@@ -79,11 +79,11 @@ def ablate(config: AblateConfig, out: Out = None, overwrite: Overwrite = False, 
 
 
 _MASS = (
-    "position",
-    "baseline_mass_new",
-    "mass_new",
-    "baseline_mass_old",
-    "mass_old",
+    "target_position",
+    "baseline_target_mass",
+    "target_mass",
+    "baseline_sink_mass",
+    "sink_mass",
     "outcome",
     "loss_change_nats",
 )

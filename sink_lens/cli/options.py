@@ -68,7 +68,7 @@ def configured(kind: type[C]) -> Callable[[Callable[..., None]], Callable[..., N
 
 
 def option_of(field: Field[Any]) -> str:
-    """``--cut-length``: a field's option."""
+    """``--intervention-length``: a field's option."""
     return "--" + str(field.metadata.get("option", field.name)).replace("_", "-")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..models.lens import LensModel
     from ..patching.activation import PatchResult
     from ..patching.attribution import AttributionResult
-    from ..patching.pairs import Pair
+    from ..patching.pairs import PromptPair
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -26,8 +26,8 @@ _EXAMPLES = """\
 sink-lens patch --clean "The capital of France is" --corrupted "The capital of Spain is" \
 --metric logit_difference --correct " Paris" --incorrect " Madrid"
 
-sink-lens patch gpt2 --clean "A cat sat down" --corrupted "A dog sat down" --site z --by layer,head_index \
---metric sink_mass --key 0
+sink-lens patch gpt2 --clean "A cat sat down" --corrupted "A dog sat down" --site z --by layer,head \
+--metric sink_mass --sink-position 0
 
 sink-lens patch --clean "One two three" --corrupted "One four three" --site neurons --layers 3-5 --units 12,800 \
 --metric norm --metric-layers 6 --direction noising
@@ -105,7 +105,7 @@ def _default_folder(model: str) -> Path:
     return default_folder(model)
 
 
-def _writer(folder: Path, lens: "LensModel", pair: "Pair", *, config: PatchConfig, overwrite: bool) -> Any:
+def _writer(folder: Path, lens: "LensModel", pair: "PromptPair", *, config: PatchConfig, overwrite: bool) -> Any:
     from ..models.load import weights_hash
     from ..records import create_run, versions
 
@@ -118,7 +118,7 @@ def _writer(folder: Path, lens: "LensModel", pair: "Pair", *, config: PatchConfi
         "tokens_sha256": pair.clean.hash,
         "corrupted_sha256": pair.corrupted.hash,
         "bos": pair.clean.bos,
-        "bos_arm": pair.clean.bos_arm,
+        "bos_condition": pair.clean.bos_condition,
         "dtype": str(lens.dtype).removeprefix("torch."),
         "device": str(lens.device),
         "kernel": "eager",
@@ -151,7 +151,7 @@ def _summary(result: "PatchResult | AttributionResult", *, top: int) -> Any:
     )
 
 
-def _differences(pair: "Pair") -> "Table":
+def _differences(pair: "PromptPair") -> "Table":
     from rich.table import Table
 
     from ..text import token
@@ -176,7 +176,7 @@ def _strongest(result: "PatchResult | AttributionResult", *, top: int) -> "Table
     shown = [name for name in heads if name in result.frame.columns]
     table = Table(*result.by, "token", *(heads[name] for name in shown), box=None, pad_edge=False)
     for row in result.strongest(top).to_dict("records"):
-        text = result.labels.get(int(row["pos"]), "") if "pos" in row else ""
+        text = result.labels.get(int(row["position"]), "") if "position" in row else ""
         where = [str(int(row[name])) for name in result.by]
         table.add_row(*where, token(text) if text else "", *(number(float(row[name])) for name in shown))
     return table

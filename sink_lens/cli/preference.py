@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..data.described import BOS_ARMS
+from ..data.described import BOS_CONDITIONS
 from .console import INTERRUPTED, PACKAGE, app, console, numbers, say
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Switch = Annotated[
 ]
 Sequences = Annotated[int, typer.Option(help="Random sequences, 50 at least.", metavar="N")]
 Length = Annotated[int, typer.Option(help="Tokens a sequence.", metavar="T")]
-Bos = Annotated[str, typer.Option(help="The first token.", metavar="|".join(BOS_ARMS))]
+Bos = Annotated[str, typer.Option(help="The first token.", metavar="|".join(BOS_CONDITIONS))]
 Seed = Annotated[int, typer.Option(help="Seed of the sequences.", metavar="N", min=0)]
 Out = Annotated[
     Path | None,
@@ -121,7 +121,7 @@ def preference(
     """Which tokens a model predicts after random sequences, against chance: trained, along training, or untrained."""
     _hush(quiet)
     from ..identity.measurements import preferences
-    from ..identity.survey import arms_of
+    from ..identity.survey import variants_of
 
     asked = _Asked(models, untrained, seeds=seeds, switches=switch)
     options: dict[str, Any] = {"device": device, "dtype": dtype, "out": out, "overwrite": overwrite, "quiet": quiet}
@@ -129,7 +129,7 @@ def preference(
     if dry_run:
         _cost("preference", asked.found, draws=draws, device=device, dtype=dtype)
         return
-    _run("preference", asked, preferences(draws, progress=not quiet), draws=draws, finish=arms_of, **options)
+    _run("preference", asked, preferences(draws, progress=not quiet), draws=draws, finish=variants_of, **options)
 
 
 @app.command(epilog=_CONTRACTION_EXAMPLES)
@@ -195,10 +195,14 @@ class _Asked:
         if switches and not untrained:
             raise InputError("--switch was given and no untrained model; need one to switch: --untrained gpt2")
         bases = [read_untrained(text) for text in untrained or ()]
-        arms = dict.fromkeys(arm for base in bases for arm in contrasts(base, switches=switches or ()))
+        variants = dict.fromkeys(variant for base in bases for variant in contrasts(base, switches=switches or ()))
         chosen = numbers(seeds, option="seeds") or (0,)
-        self.found = subjects(models or (), configs=list(arms), seeds=chosen)
-        self.config = {"models": list(models or ()), "untrained": [arm.label for arm in arms], "seeds": list(chosen)}
+        self.found = subjects(models or (), configs=list(variants), seeds=chosen)
+        self.config = {
+            "models": list(models or ()),
+            "untrained": [variant.label for variant in variants],
+            "seeds": list(chosen),
+        }
 
     def draws(self, **size: Any) -> "Draws":
         """The sequences."""
@@ -221,7 +225,7 @@ def _cost(kind: str, found: "list[Subject]", *, draws: "Draws", device: str | No
         table.add_column(name, justify="right", no_wrap=True)
     for row in frame.to_dict("records"):
         table.add_row(
-            str(row["arm"]),
+            str(row["variant"]),
             str(row["models"]),
             short(row["parameters"]),
             short(row["tokens"]),
@@ -264,23 +268,23 @@ def _run(
         return
     from ..report.survey import shared
 
-    for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["arm"].tolist())]:
+    for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["variant"].tolist())]:
         console().print(sentence, soft_wrap=True)
     console().print(_table(kind, done))
     typer.echo(f"report: {done.report}")
 
 
 def _table(kind: str, done: "Survey") -> "Table":
-    """One row an arm with its interval over seeds; one row a checkpoint."""
+    """One row a variant with its interval over seeds; one row a checkpoint."""
     from rich.table import Table
 
-    from ..report.survey import arm_rows
+    from ..report.survey import variant_rows
 
     shown = _SHOWN[kind]
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in shown.values():
         table.add_column(name, justify="right", no_wrap=True)
-    for label, cells in arm_rows(done.tables["arms"], done.tables["summary"], measures=tuple(shown)):
+    for label, cells in variant_rows(done.tables["arms"], done.tables["summary"], measures=tuple(shown)):
         table.add_row(label, *cells)
     return table

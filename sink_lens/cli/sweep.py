@@ -31,7 +31,7 @@ length = 64
 
 [[metrics]]                      # sink_mass, loss, logit_difference, norm, dominance; several are read at once
 name = "sink_mass"
-key = 0
+sink_position = 0
 layers = "12-29"
 
 [[edits]]                        # zero, mean, resample, scale, set, isolate, amplify; several blocks make one table

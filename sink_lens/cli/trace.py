@@ -14,7 +14,7 @@ from .options import Overwrite, configured
 _TRACE_EXAMPLES = """\
 [bold]Examples[/bold]
 
-sink-lens trace  [dim]the default model, some four minutes on two cores; with --no-cuts one[/dim]
+sink-lens trace  [dim]the default model, some four minutes on two cores; with --no-interventions one[/dim]
 
 sink-lens trace gpt2 --sequences 8 --out runs/gpt2  [dim]a hub name, where there is a network[/dim]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from ..errors import InputError, check_name
 
 TOKEN_KINDS = ("text", "random", "repeated")
-BOS_ARMS = ("auto", "with", "without")
+BOS_CONDITIONS = ("auto", "with", "without")
 
 
 @runtime_checkable
@@ -75,8 +75,8 @@ def check_described(config: Described) -> None:
     """
     if config.tokens not in TOKEN_KINDS:
         raise InputError(f"tokens is {config.tokens!r}; need one of {', '.join(TOKEN_KINDS)}")
-    if config.bos not in BOS_ARMS:
-        raise InputError(f"bos is {config.bos!r}; need one of {', '.join(BOS_ARMS)}")
+    if config.bos not in BOS_CONDITIONS:
+        raise InputError(f"bos is {config.bos!r}; need one of {', '.join(BOS_CONDITIONS)}")
     if config.length < 2:
         raise InputError(f"length is {config.length}; need at least 2, since the first token attends only to itself")
     if config.sequences < 1:

@@ -1,4 +1,4 @@
-"""What a survey would take, before it is begun: a few sequences of each arm's first model, timed."""
+"""What a survey would take, before it is begun: a few sequences of each variant's first model, timed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -60,18 +60,18 @@ def estimate(
     device: str | None = None,
     dtype: str | None = None,
 ) -> pd.DataFrame:
-    """One row an arm: arm, models, parameters, tokens (of all its models), seconds (of them), memory (bytes, now).
+    """One row a variant: variant, models, parameters, tokens and seconds of all its models, memory (bytes, now).
 
     Memory is that of this process after a forward; what is summed is among it, and no number of sequences changes it.
 
     Raises:
-        SinkLensError: what measuring the first model of an arm would raise.
+        SinkLensError: what measuring the first model of a variant would raise.
     """
     rows = []
-    for arm in dict.fromkeys(one.arm for one in found):
-        of_arm = [one for one in found if one.arm == arm]
+    for variant in dict.fromkeys(one.variant for one in found):
+        of_variant = [one for one in found if one.variant == variant]
         begun = now("cpu")
-        lens = of_arm[0].open(device=device, dtype=dtype)
+        lens = of_variant[0].open(device=device, dtype=dtype)
         opened = now(lens.device) - begun
         draws.check(lens)
         n_parameters = lens.plain.num_parameters()
@@ -83,11 +83,11 @@ def estimate(
         each = opened + seconds / part.n_sequences * draws.sequences
         rows.append(
             {
-                "arm": arm,
-                "models": len(of_arm),
+                "variant": variant,
+                "models": len(of_variant),
                 "parameters": n_parameters,
-                "tokens": len(of_arm) * draws.sequences * draws.length,
-                "seconds": len(of_arm) * each,
+                "tokens": len(of_variant) * draws.sequences * draws.length,
+                "seconds": len(of_variant) * each,
                 "memory": held_bytes(),
             }
         )

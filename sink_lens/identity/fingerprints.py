@@ -21,7 +21,7 @@ from .features import Facts, Inputs, cached_features, facts, features, kept_feat
 from .lineages import calibration_table, matrix, related, score_table
 from .measured_models import Subject, subjects
 from .nulls import NULLS
-from .seedprint import FingerprintConfig, Pair, Simulated, compare
+from .seedprint import FingerprintConfig, ModelPair, Simulated, compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -174,7 +174,7 @@ def _chosen(models: Sequence[ModelLike | Subject], *, every_checkpoint: bool) ->
     texts = [str(one) for one in models if isinstance(one, (str, os.PathLike))]
     named = subjects(texts) if texts else []
     for one in named:
-        steps = [other.step for other in named if other.arm == one.arm and other.step is not None]
+        steps = [other.step for other in named if other.variant == one.variant and other.step is not None]
         if every_checkpoint or one.step is None or one.step in (min(steps), max(steps)):
             found.append(one)
     found += [
@@ -201,7 +201,7 @@ def _labels(
             raise InputError(f"{len(lineages)} lineages for {len(found)} models ({names}); need one for each, in order")
         return {one.name: (label, None) for one, label in zip(found, lineages, strict=True)}
     return {
-        one.name: (one.arm, one.seed) if isinstance(one, Subject) and one.seed is not None else (None, None)
+        one.name: (one.variant, one.seed) if isinstance(one, Subject) and one.seed is not None else (None, None)
         for one in found
     }
 
@@ -231,7 +231,7 @@ def _timed(lens: LensModel, inputs: Inputs) -> float:
 
 
 def _result(
-    compared: Sequence[Pair],
+    compared: Sequence[ModelPair],
     found: Sequence[Subject | LensModel],
     *,
     labels: dict[str, tuple[str | None, int | None]],
@@ -279,7 +279,7 @@ def _result(
 _NULL_COLUMNS = ["a", "b", "null", "mean", "sd", "z", "log10_p_paper", "log10_p_code", "p_draws"]
 
 
-def _wide(pair: Pair) -> dict[str, float]:
+def _wide(pair: ModelPair) -> dict[str, float]:
     rows = {row["null"]: row for row in pair.rows()}
     return {
         f"{column}_{name}": rows[name][source] if name in rows else math.nan  # type: ignore[misc]
@@ -323,7 +323,7 @@ def _write(found: Fingerprint, inputs: Inputs, *, out: Path, overwrite: bool) ->
         "weights_sha256": found.models["weights_sha256"].tolist(),
         "tokens_sha256": inputs.digest,
         "token_source": f"random {inputs.kind}",
-        "bos_arm": "without",
+        "bos_condition": "without",
         "dtype": sorted(set(found.models["dtype"])),
         "versions": versions(),
     }

@@ -28,8 +28,8 @@ class Subject:
     """A model to measure, not yet opened."""
 
     name: str
-    arm: str
-    """What it has in common with its repetitions: models of one arm differ in their seed, or in their step."""
+    variant: str
+    """What it has in common with its repetitions: models of one variant differ in their seed, or in their step."""
     seed: int | None = None
     """Seed of the weights, if it is known."""
     step: int | None = None
@@ -66,13 +66,13 @@ def subjects(
             run = read_run(folder)
             seed = run.config.get("seed")
             found += [
-                Subject(name=f"{folder.name} step {step}", arm=folder.name, seed=seed, step=step, source=str(path))
+                Subject(name=f"{folder.name} step {step}", variant=folder.name, seed=seed, step=step, source=str(path))
                 for step, path in checkpoints_of(run).items()
             ]
         else:
-            found.append(Subject(name=model, arm=model, source=model))
+            found.append(Subject(name=model, variant=model, source=model))
     for config in configs:
-        found += [Subject(name=f"{config.label} seed {s}", arm=config.label, seed=s, source=config) for s in seeds]
+        found += [Subject(name=f"{config.label} seed {s}", variant=config.label, seed=s, source=config) for s in seeds]
     if not found:
         raise InputError("nothing to measure; need a model, a folder of sink-lens train, or --untrained gpt2")
     places = [_place(one) for one in found]

@@ -10,10 +10,10 @@ import torch
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..models.lens import LensModel
-from .contrasts import arm_table
+from .contrasts import variant_table
 from .measured_models import Draws
 from .state_contraction import agreement, contraction
-from .survey import Measure, Measured, Partial, arms_of
+from .survey import Measure, MeasuredModel, Partial, variants_of
 from .token_preference import preference
 from .variance_calibration import calibration
 
@@ -28,12 +28,12 @@ TABLES = {
 def preferences(draws: Draws, *, progress: bool = False) -> Measure:
     """Token preference of a model; its sums are kept while it runs."""
 
-    def measure(lens: LensModel, partial: Partial) -> Measured:
+    def measure(lens: LensModel, partial: Partial) -> MeasuredModel:
         found = preference(lens, **_of(draws), progress=progress, resume=partial.load(), keep=partial.keep)
         top = found.top()
         text = [_text(lens, token) for token in top["token"].tolist()]
         frames = {"summary": found.summary, "coverage": found.coverage, "tokens": top.assign(text=text)}
-        return Measured(frames=frames, tensors={})
+        return MeasuredModel(frames=frames, tensors={})
 
     return measure
 
@@ -41,11 +41,11 @@ def preferences(draws: Draws, *, progress: bool = False) -> Measure:
 def contractions(draws: Draws, *, sinks: bool = True, progress: bool = False) -> Measure:
     """Contraction of a model, and its directions."""
 
-    def measure(lens: LensModel, partial: Partial) -> Measured:
+    def measure(lens: LensModel, partial: Partial) -> MeasuredModel:
         found = contraction(lens, **_of(draws), sinks=sinks, progress=progress)
         frames = {name: getattr(found, name) for name in TABLES["contraction"]}
         kept = {name: one.astype(np.float32) for name, one in found.directions.items() if ".attention" not in name}
-        return Measured(frames=frames, tensors=kept)
+        return MeasuredModel(frames=frames, tensors=kept)
 
     return measure
 
@@ -53,11 +53,11 @@ def contractions(draws: Draws, *, sinks: bool = True, progress: bool = False) ->
 def calibrations(draws: Draws, *, progress: bool = False) -> Measure:
     """Calibrations of a model: on random tokens, or on the bundled prose where it has a tokenizer."""
 
-    def measure(lens: LensModel, partial: Partial) -> Measured:
+    def measure(lens: LensModel, partial: Partial) -> MeasuredModel:
         draws.check(lens)
         tokens = _sequences(lens, draws)
         frame = calibration(lens, tokens, seed=draws.seed, progress=progress)
-        return Measured(frames={"summary": frame.assign(tokens=tokens.source)}, tensors={})
+        return MeasuredModel(frames={"summary": frame.assign(tokens=tokens.source)}, tensors={})
 
     return measure
 
@@ -65,23 +65,23 @@ def calibrations(draws: Draws, *, progress: bool = False) -> Measure:
 def directions_compared(
     tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, pd.DataFrame]:
-    """The arms, and how far the contraction directions of the models agree."""
+    """The variants, and how far the contraction directions of the models agree."""
     by_model: dict[str, dict[str, np.ndarray]] = {model: {} for model in tables["models"]["model"].tolist()}
     for name, tensor in tensors.items():
         model, _, place = name.rpartition("|")
         by_model[model][place] = tensor
     found = {model: _ordered(places) for model, places in by_model.items() if places}
-    return arms_of(tables, tensors) | {"agreement": agreement(found)}
+    return variants_of(tables, tensors) | {"agreement": agreement(found)}
 
 
 def calibrations_compared(
     tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, pd.DataFrame]:
-    """The calibrations of each arm over its seeds, against none, paired by seed."""
+    """The calibrations of each variant over its seeds, against none, paired by seed."""
     frames = []
-    for arm, of_arm in tables["summary"].groupby("arm", sort=False):
-        found = arm_table(of_arm.assign(arm=of_arm["calibration"]))
-        frames.append(found.rename(columns={"arm": "calibration"}).assign(arm=arm))
+    for variant, of_variant in tables["summary"].groupby("variant", sort=False):
+        found = variant_table(of_variant.assign(variant=of_variant["calibration"]))
+        frames.append(found.rename(columns={"variant": "calibration"}).assign(variant=variant))
     return {"arms": pd.concat(frames, ignore_index=True)}
 
 

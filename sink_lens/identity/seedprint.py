@@ -102,7 +102,7 @@ class FingerprintConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class ModelPair:
     """Two models, compared."""
 
     a: str
@@ -192,7 +192,7 @@ def compare(
     config: FingerprintConfig,
     simulated: Simulated,
     generator: np.random.Generator,
-) -> Pair:
+) -> ModelPair:
     """Two models' states on the same inputs, [n, d] each: is coordinate j of the one that of the other?
 
     Models of different widths, or with too few coordinates in common, get no answer, and the reason; never a p.
@@ -246,7 +246,7 @@ def compare(
         why += ", which does not hold on embedding inputs unless both models are trained"
     sizes = [np.linalg.norm(one - one.mean(1, keepdims=True), axis=1)[:, None] for one in soft]
     scale = float(tau(*sizes)[0])
-    return Pair(
+    return ModelPair(
         a=name_a,
         b=name_b,
         verdict=verdict,
@@ -271,8 +271,8 @@ def _decided(null: Null, tau_bar: float, *, alpha: float) -> tuple[str, str]:
     return (SAME if p < alpha else NOT_SHOWN), f"p {p:.3g} under the {null.name} null"
 
 
-def _unanswered(a: str, b: str, *, why: str, shared: int, expected: float) -> Pair:
-    return Pair(
+def _unanswered(a: str, b: str, *, why: str, shared: int, expected: float) -> ModelPair:
+    return ModelPair(
         a=a,
         b=b,
         verdict=NO_ANSWER,

@@ -11,7 +11,7 @@ length = 64
 
 [[metrics]]
 name = "sink_mass"
-key = 0
+sink_position = 0
 layers = "12-29"
 
 [[edits]]

@@ -302,7 +302,7 @@ batch = 32                # sequences a step, over all processes
 # length, accumulation, lr, min_lr, warmup, weight_decay, decay_unshared_gain, betas, clip
 
 seed = 0                  # of the weights
-data_seed = 0             # of the order of the data: the same in every arm
+data_seed = 0             # of the order of the data: the same in every variant
 dtype = "float32"         # bf16: autocast
 compile = false           # torch.compile
 # device = "cpu"          # cuda, mps; without it the first GPU

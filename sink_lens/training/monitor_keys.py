@@ -87,7 +87,7 @@ ON_REQUEST = ("effective_rank",)
 
 
 @dataclass(slots=True, kw_only=True)
-class Sums:
+class KeySums:
     """What one reading has taken so far: name and layer -> sums (to be added) or largest values."""
 
     threshold: float
@@ -168,7 +168,7 @@ class Sums:
             if name == "score":
                 self._by_key("rate_by_key", (by_key > self.threshold).float(), where=enough, layer=layer)
 
-    def reduced(self, *, device: torch.device) -> "Sums":
+    def reduced(self, *, device: torch.device) -> "KeySums":
         """The sums of all processes together; every one of them must call this."""
         distributed = torch.distributed
         length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
@@ -179,7 +179,7 @@ class Sums:
         }
         added = _all_reduced(padded, op=distributed.ReduceOp.SUM, device=device)
         largest = _all_reduced(self.largest, op=distributed.ReduceOp.MAX, device=device)
-        return Sums(threshold=self.threshold, extras=self.extras, added=added, largest=largest)
+        return KeySums(threshold=self.threshold, extras=self.extras, added=added, largest=largest)
 
     def numbers(self, *, n_layers: int) -> dict[str, float]:
         """The keys of a reading and their numbers; what is not defined is left out."""

@@ -26,7 +26,7 @@ from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter, create_run, display, versions
 from . import checkpoint_files
-from .batches import Corpus, Rows, corpus_of, given_corpus, tokenizer_hash
+from .batches import Rows, TrainingRows, corpus_of, given_corpus, tokenizer_hash
 from .checkpoint_files import Checkpoint
 from .config import TrainConfig, read_train
 from .loop import Loop
@@ -248,7 +248,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(
-    config: TrainConfig, corpus: Corpus, args: TrainingArguments, *, folder: Path, overwrite: bool
+    config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> Iterator[tuple[RunWriter | None, Checkpoint | None]]:
     """The run folder, held by the first process, and the checkpoint that all go on from."""
     writer: RunWriter | None = None
@@ -269,17 +269,17 @@ def _opened(
 
 
 def _writer(
-    config: TrainConfig, corpus: Corpus, args: TrainingArguments, *, folder: Path, overwrite: bool
+    config: TrainConfig, corpus: TrainingRows, args: TrainingArguments, *, folder: Path, overwrite: bool
 ) -> RunWriter:
     asked = asdict(config)
-    arm = "with" if config.bos else "without"
+    variant = "with" if config.bos else "without"
     provenance = {
         "data_source": corpus.source,
         "data_sha256": corpus.sha256,
         "tokenizer_sha256": tokenizer_hash(corpus.tokenizer),
         "tokens_sha256": corpus.sha256,
         "token_source": corpus.source,
-        "bos_arm": arm,
+        "bos_condition": variant,
         "dtype": config.dtype,
         "device": args.device.type,
         "processes": args.world_size,
@@ -293,7 +293,7 @@ def _writer(
     )
 
 
-def _prepared(config: TrainConfig, corpus: Corpus, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
+def _prepared(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, overwrite: bool) -> Checkpoint | None:
     """Put what a run begins with into its folder, and find where it goes on."""
     folder = writer.folder / "checkpoints"
     if overwrite:

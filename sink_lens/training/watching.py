@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from ..activations.record import Streamed
 from ..chain.config import TraceConfig
-from ..chain.locate import Plan
+from ..chain.locate import MeasuringPlan
 from ..chain.measure import Panel, measure
 from ..chain.neurons import split_layers, super_neurons
 from ..data.corpora import bundled_text
@@ -61,7 +61,7 @@ COLUMNS = {
 }
 """Columns of ``watch.parquet`` and their types. ``layer`` is missing for the whole model, -1 before layer 0."""
 
-_AT_ONCE = frozenset({"neurons_at_keys", "attn_out_at_keys", "mlp_out_at_keys"})
+_AT_ONCE = frozenset({"neurons_at_sinks", "attn_out_at_sinks", "mlp_out_at_sinks"})
 _READ = _AT_ONCE | {
     "sink_score",
     "sink_mass",
@@ -113,7 +113,7 @@ def chain_measures(
             "those from position 8 on. Give longer ones."
         )
     config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
-    everywhere = Plan(positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
+    everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
     panel = _grown(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
     rows = _Rows()
     _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
@@ -310,7 +310,7 @@ class _Rows:
 
 
 def _attention_rows(rows: _Rows, panel: Panel, *, levels: Sequence[float], lengths: Tensor) -> None:
-    score, mass = panel.at_key("sink_score", 0), panel.at_key("sink_mass", 0)
+    score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
         over = (score > level).float().masked_fill(score.isnan(), torch.nan)
         for layer, value in enumerate(over.nanmean(dim=(1, 2))):

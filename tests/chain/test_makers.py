@@ -17,7 +17,7 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.zoo import build
 
-CONFIG = TraceConfig(model="zoo", twin=False, cut_sequences=8, controls=3)
+CONFIG = TraceConfig(model="zoo", random_init=False, intervention_sequences=8, controls=3)
 KNOWN = [
     ("embedding", "llama"),
     ("bos_neuron", "qwen3"),
@@ -43,7 +43,7 @@ def places(name, *, family, seed=0, sequences=14):
     lens = replace(wrap(zoo.model), name=name)
     tokens = from_tensor(zoo.draw(sequences, length=40, generator=torch.Generator().manual_seed(seed)))
     panel = aimed(lens, tokens, config=CONFIG)
-    rate, position = panel["rate_by_key"], panel.location.position
+    rate, position = panel["rate_by_key"], panel.location.sink_position
     moved = aligned(tokens, rate, position=position, min_sink_rate=CONFIG.min_sink_rate)
     if moved is not None:
         tokens, panel = moved, aimed(lens, moved, config=CONFIG)
@@ -58,6 +58,7 @@ def places(name, *, family, seed=0, sequences=14):
 def test_the_makers_are_those_that_were_written(name, family):
     zoo, panel, (choosing, _) = places(name, family=family)
     target = makers.target_of(choosing, lacks_sink=panel.lacks_sink)
+    assert target is not None
     found = set(makers.find_makers(choosing, target=target).sets[makers.ALL])
     true = {Part(kind=m.kind, layer=-1 if m.layer is None else m.layer, unit=m.index) for m in zoo.truth.makers}
     f1 = 2 * len(found & true) / (len(found) + len(true))
@@ -98,7 +99,7 @@ def test_a_dimension_is_written_wherever_its_own_value_grows_whatever_its_rate()
 
 def test_sequences_whose_sinks_stand_elsewhere_are_cut_so_that_they_stand_at_one_position():
     zoo, panel, (_, testing) = places("delimiter", family="llama")
-    position = panel.location.position
+    position = panel.location.sink_position
     assert panel.location.sink_found
     assert torch.isin(testing.tokens.tokens[:, position], torch.tensor(zoo.truth.tokens)).all()
     assert float(panel["rate_by_key"].nanmean(0)[:, position].min()) > 0.3

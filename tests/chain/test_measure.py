@@ -9,7 +9,7 @@ from lenses import lens_of
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.locate import Location, Plan
+from sink_lens.chain.locate import Location, MeasuringPlan
 from sink_lens.chain.measure import ARM_READINGS, aimed, aims, measure, scout, shortened
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
@@ -95,7 +95,7 @@ def test_tokens_too_few_for_a_score_have_no_sink():
 def test_the_panel_finds_the_planted_truth():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
     panel = measure(planted_lens(), tokens_with_bos(), plan=aim.plan(5), config=CONFIG)
-    assert panel.location.positions == (0,)
+    assert panel.location.sink_positions == (0,)
     assert steps_of(panel.location) == steps_of(aim)
     assert aims(aim, at=panel.location, n_layers=5)
     rate = panel.sink_rate(0.3)
@@ -123,7 +123,7 @@ def test_batches_change_nothing(size):
     whole, parts = (
         measure(planted_lens(), tokens, plan=aim.plan(5), config=replace(CONFIG, batch_size=n)) for n in (7, size)
     )
-    assert whole.location.positions == parts.location.positions
+    assert whole.location.sink_positions == parts.location.sink_positions
     for name, by_layer in whole.streamed.values.items():
         for layer, tensor in by_layer.items():
             torch.testing.assert_close(parts.at(name, layer), tensor, equal_nan=True, rtol=1e-3, atol=1e-4, msg=name)
@@ -160,9 +160,9 @@ def test_eager_and_fused_agree():
 
 
 def test_a_plan_reads_every_layer_whatever_grows():
-    everywhere = Plan(positions=(0,), layers=tuple(range(5)))
+    everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(5)))
     panel = measure(planted_lens(), tokens_with_bos(sequences=2), plan=everywhere, config=CONFIG)
-    assert panel.layers("neurons_at_keys") == [0, 1, 2, 3, 4]
+    assert panel.layers("neurons_at_sinks") == [0, 1, 2, 3, 4]
     assert steps_of(panel.location) == [(truth().layer, truth().layer, truth().outlier_dimension)]
 
 
@@ -183,7 +183,7 @@ def test_a_scout_that_looked_elsewhere_is_put_right():
     wrong = Location(positions=(0,), sink_found=False, steps=(), outliers={})
     found = aimed(planted_lens(), tokens, config=CONFIG, own=OWN, aim=wrong)
     assert found.location == right.location
-    assert found.location.positions == (5,)
+    assert found.location.sink_positions == (5,)
     assert found.location.sink_found
     assert found.streamed.values.keys() == right.streamed.values.keys()
     torch.testing.assert_close(found["key_cosine"], right["key_cosine"], equal_nan=True)
@@ -194,7 +194,7 @@ def test_a_second_sink_that_the_scout_missed_is_read_too():
     tokens.tokens[:, 4] = truth().bos_id  # a second BOS takes part of the mass
     config = replace(CONFIG, threshold=0.2)
     right = aimed(planted_lens(), tokens, config=config)
-    assert set(right.location.positions) == {0, 4}
+    assert set(right.location.sink_positions) == {0, 4}
     aim = scout(planted_lens(), tokens, config=config)
     blind = replace(aim, positions=aim.positions[:1])
     assert aimed(planted_lens(), tokens, config=config, aim=blind).location == right.location

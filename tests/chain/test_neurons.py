@@ -57,11 +57,11 @@ def test_contributions_and_bias_sum_to_the_mlp_output(family, dimension):
     splits = split_layers(lens, panel, super_share=0.05)
     assert [(split.layer, split.position) for split in splits] == [(1, 0), (1, 2), (2, 0), (2, 2)]
     for split in splits:
-        index = panel.keys.index(split.position)
+        index = panel.sink_positions.index(split.position)
         weights = mlp_weights(lens, layer=split.layer)
-        activations = panel.at("neurons_at_keys", split.layer)[:, index]
+        activations = panel.at("neurons_at_sinks", split.layer)[:, index]
         terms, bias = output_terms(lens, weights, layer=split.layer, activations=activations, dimension=dimension)
-        output = panel.at("mlp_out_at_keys", split.layer)[:, index, dimension]
+        output = panel.at("mlp_out_at_sinks", split.layer)[:, index, dimension]
         assert (terms.sum(1) + bias - output).abs().max() < 1e-4
         assert (terms.sum(1) + bias - output).abs().max() < 1e-4 * max(1.0, float(terms.abs().sum(1).max()))
         torch.testing.assert_close(split.terms, terms)

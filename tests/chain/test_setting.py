@@ -103,7 +103,7 @@ def test_controls_are_no_sink(planted_at):
 def test_the_baseline_is_a_run_of_the_first_positions_of_the_first_sequences(planted_at):
     place = planted_at()
     assert torch.equal(place.setting.tokens.tokens, place.tokens.tokens[:3, :20])
-    plain = run_with(place.lens, place.setting.tokens, keys=(6, 0))
+    plain = run_with(place.lens, place.setting.tokens, positions=(6, 0))
     assert torch.equal(plain.mass, place.setting.baseline.mass)
     assert torch.equal(plain.loss, place.setting.baseline.loss)
     assert sorted(place.setting.baseline.tensors) == [("resid_post", layer) for layer in range(5)]
@@ -153,7 +153,7 @@ def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer):
     place = planted_at()
     one = scale("attn_out", 3.0, layers=[layer], positions=[3])
     short = place.setting.run([one], layers=[4])
-    whole = run_with(place.lens, place.setting.tokens, [one], keys=(6, 0))
+    whole = run_with(place.lens, place.setting.tokens, [one], positions=(6, 0))
     assert torch.equal(short.mass[0], whole.mass[4])
     assert short.loss is None
     assert place.setting.run([one], loss=True).loss.tolist() == whole.loss.tolist()
@@ -162,9 +162,9 @@ def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer):
 def test_a_run_goes_on_from_another_run(planted_at):
     place = planted_at()
     early, late = (zero("neurons", layers=[layer], positions=[2]) for layer in (0, 3))
-    source = run_with(place.lens, place.setting.tokens, early, keys=(6, 0), sites=("resid_post",))
+    source = run_with(place.lens, place.setting.tokens, early, positions=(6, 0), sites=("resid_post",))
     found = place.setting.run([late], layers=[4], of=source)
-    both = run_with(place.lens, place.setting.tokens, [early, late], keys=(6, 0))
+    both = run_with(place.lens, place.setting.tokens, [early, late], positions=(6, 0))
     assert torch.equal(found.mass[0], both.mass[4])
     assert not torch.equal(found.mass[0], place.setting.run([late], layers=[4]).mass[0])
 

@@ -160,7 +160,7 @@ def test_other_sink_positions_have_outliers_of_their_own():
     assert outliers[["layer", "position", "dimension"]].to_numpy().tolist() == [[1, 3, 7]]
 
 
-# --- layers, law, steps, arms
+# --- layers, law, steps, conditions
 
 
 def test_layers_have_one_row_each():
@@ -198,8 +198,8 @@ def test_steps_have_the_contracts_columns():
 
 
 def test_an_arm_is_one_row():
-    row = tables.arm_row(planted_panel(), arm="with", chosen=True, config=CONFIG)
-    assert list(row)[:4] == ["arm", "chosen", "position", "sink_rate"]
+    row = tables.condition_row(planted_panel(), condition="with", chosen=True, config=CONFIG)
+    assert list(row)[:4] == ["condition", "chosen", "position", "sink_rate"]
     assert row["position"] == 0
     assert row["outlier_dimensions"] == str(planted().outlier_dimension)
     assert row["growth_steps"] == str(planted().layer)
@@ -211,7 +211,7 @@ def test_outlier_dimensions_of_an_arm_are_sorted_by_the_layers_that_have_them():
     step = GrowthStep(first_layer=1, last_layer=2, ratio_before=1.0, ratio_after=9.0, dimension=7)
     outliers = {0: (7,), 1: (7, 400), 2: (12, 7), 3: (12,)}
     panel = replace(panel, location=replace(panel.location, steps=(step,), outliers=outliers))
-    row = tables.arm_row(panel, arm="without", chosen=False, config=CONFIG)
+    row = tables.condition_row(panel, condition="without", chosen=False, config=CONFIG)
     assert row["outlier_dimensions"] == "7,12,400"
     assert row["growth_steps"] == "1-2"
     assert row["chosen"] is False

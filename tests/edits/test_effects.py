@@ -21,7 +21,7 @@ def outcome(new, old, *, layers=(1, 2), loss=None, state=None, keys=(NEW, OLD)):
     mass = torch.stack([torch.tensor(new), torch.tensor(old)], dim=-1)  # batch, key
     n = len(mass)
     return Outcome(
-        keys=keys,
+        positions=keys,
         layers=layers,
         valid=torch.ones(n, 8).bool(),
         mass=mass[None, :, None].expand(len(layers), n, 1, 2).clone(),
@@ -78,7 +78,7 @@ def test_a_norm_is_that_of_the_stream_at_the_key():
 def test_the_effect_of_an_edit_of_a_model_is_the_difference_of_its_runs(lens_of):
     ids = torch.randint(3, VOCAB_SIZE, (3, 10), generator=torch.Generator().manual_seed(1))
     before, after = (
-        run_with(lens_of("llama"), ids, edits, keys=(0, 9))
+        run_with(lens_of("llama"), ids, edits, positions=(0, 9))
         for edits in ((), scale("attn_out", 3.0, layers=[1], positions=[0]))
     )
     table = effect(before, after, generator=rng()).set_index(["quantity", "layer", "key"])
@@ -105,11 +105,21 @@ def test_a_layer_has_masses_norms_and_values_at_both_positions():
     assert table["layer"].tolist() == [1, 2]
     row = table.iloc[1]
     assert row["outlier_dimension"] == 2
-    assert row[["baseline_mass_new", "mass_new", "baseline_mass_old", "mass_old"]].tolist() == pytest.approx(
+    assert row[["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass"]].tolist() == pytest.approx(
         [0.2, 0.6, 0.7, 0.3]
     )
-    assert row[["baseline_norm_new", "norm_new", "baseline_norm_old", "norm_old"]].tolist() == [5.0, 10.0, 7.0, 14.0]
-    assert row[["baseline_value_new", "value_new", "baseline_value_old", "value_old"]].tolist() == [3, 6, -7, -14]
+    assert row[["baseline_target_norm", "target_norm", "baseline_sink_norm", "sink_norm"]].tolist() == [
+        5.0,
+        10.0,
+        7.0,
+        14.0,
+    ]
+    assert row[["baseline_target_value", "target_value", "baseline_sink_value", "sink_value"]].tolist() == [
+        3,
+        6,
+        -7,
+        -14,
+    ]
 
 
 @pytest.mark.parametrize("position", [3, -1])

@@ -20,13 +20,13 @@ def test_a_training_is_its_checkpoints_in_order(tmp_path):
         (folder / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
     found = subjects([str(folder)])
     assert [one.name for one in found] == ["mine step 0", "mine step 5", "mine step 20"]
-    assert {(one.arm, one.seed) for one in found} == {("mine", 4)}
+    assert {(one.variant, one.seed) for one in found} == {("mine", 4)}
     assert found[0].source == str(folder / "checkpoints" / "checkpoint-0")
 
 
 def test_untrained_models_are_repeated_over_seeds():
     found = subjects(configs=[CONFIG], seeds=(0, 3))
-    assert [(one.arm, one.seed) for one in found] == [(CONFIG.label, 0), (CONFIG.label, 3)]
+    assert [(one.variant, one.seed) for one in found] == [(CONFIG.label, 0), (CONFIG.label, 3)]
     lens = found[1].open(device="cpu")
     assert torch.equal(
         lens.plain.get_input_embeddings().weight, untrained(CONFIG, seed=3).plain.get_input_embeddings().weight

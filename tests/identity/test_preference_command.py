@@ -57,10 +57,10 @@ def test_contraction_with_switches(tmp_path):
     for words in ("cosine between sequences", "by att.", "no MLP", "All models: gpt2"):
         assert words in done.stdout
     found = read_run(tmp_path / "run")
-    arms = found.tables["arms"].set_index(["measure", "arm"])
-    off = next(arm for _, arm in arms.index if "mlp=False" in arm)
-    assert arms.loc[("inter_by_mlp", off), "mean"] == pytest.approx(0, abs=1e-6)
-    assert arms.loc[("inter_by_mlp", off), "n"] == 2
+    variants = found.tables["arms"].set_index(["measure", "variant"])
+    off = next(variant for _, variant in variants.index if "mlp=False" in variant)
+    assert variants.loc[("inter_by_mlp", off), "mean"] == pytest.approx(0, abs=1e-6)
+    assert variants.loc[("inter_by_mlp", off), "n"] == 2
     assert len(found.tables["agreement"]) == 2 * 6  # pairs of four models, after the last layer and after the norm
     assert found.missing == []
     page = report(tmp_path / "run")

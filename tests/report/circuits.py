@@ -39,9 +39,9 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
     for link in LINKS:
         common = {"link": link, "ci_low": 0.1, "ci_high": 9.0, "verdict": VERDICTS[link], "criterion": "is over 1"}
         common |= {"measured": VERDICTS[link], "cut": "holds"}
-        rows.append(common | {"statistic": "cut_share", "value": SHARES[link], "is_primary": False})
+        rows.append(common | {"statistic": "intervention_share", "value": SHARES[link], "is_primary": False})
         rows.append(common | {"statistic": f"of_{link}", "value": 2.5, "is_primary": True})
-    found["links"] = pd.DataFrame(rows).assign(null_name="random_twin", null_value=1.0)
+    found["links"] = pd.DataFrame(rows).assign(null_name="random_init", null_value=1.0)
     found["effects"] = pd.DataFrame(
         {
             "link": list(LINKS),
@@ -60,12 +60,12 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
     survives = {"z": 0.0, "neurons": 0.25, "dimensions": 0.8, "key": 0.0}
     found["mediation"] = pd.DataFrame(
         [
-            {"intervention": kind, "hold": hold, "step": n, "surviving_share": share, "control_surviving_share": 1.0}
+            {"intervention": kind, "frozen": hold, "step": n, "surviving_share": share, "control_surviving_share": 1.0}
             for kind in ("isolation", "natural")
             for n in range(len(steps))
             for hold, share in survives.items()
         ],
-        columns=["intervention", "hold", "step", "surviving_share", "control_surviving_share"],
+        columns=["intervention", "frozen", "step", "surviving_share", "control_surviving_share"],
     )
     rows = [
         {"layer": at, "neuron": 100 + n, "position": place, "cosine": 0.1, "up": 0.2, "gate": float(place == 0)}

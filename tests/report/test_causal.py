@@ -9,7 +9,7 @@ from sink_lens.report.figures import amplification_curve, mediation_matrix
 MEDIATION = pd.DataFrame(
     {
         "intervention": ["isolation"] * 4,
-        "hold": ["z", "neurons", "dimensions", "key"],
+        "frozen": ["z", "neurons", "dimensions", "key"],
         "step": 0,
         "position": 9,
         "layers_from": 3,
@@ -37,10 +37,10 @@ EFFECTS = pd.DataFrame(
         "edit": ["isolation", "key as elsewhere"],
         "position": [9, 0],
         "read_layers": "3-7",
-        "baseline_mass_new": 0.02,
-        "sink_mass_new": [0.3, 0.02],
-        "baseline_mass_old": 0.6,
-        "sink_mass_old": [0.4, 0.05],
+        "baseline_target_mass": 0.02,
+        "target_mass": [0.3, 0.02],
+        "baseline_sink_mass": 0.6,
+        "sink_mass": [0.4, 0.05],
         "share": [0.47, 0.92],
         "ci_low": [0.4, 0.9],
         "ci_high": [0.5, 0.94],

@@ -12,7 +12,9 @@ def test_isolating_reports_both_positions_by_layer_and_the_loss(tmp_path):
     assert study.frames["summary"]["position"].tolist() == [9, 15]
     layers = study.frames["layers"]
     assert len(layers) == 2 * lens.n_layers
-    assert {"mass_new", "baseline_mass_old", "norm_new", "value_old", "outlier_dimension"} <= set(layers.columns)
+    assert {"target_mass", "baseline_sink_mass", "target_norm", "sink_value", "outlier_dimension"} <= set(
+        layers.columns
+    )
     summary = study.frames["summary"].iloc[0]
     assert summary["loss_change_nats"] == pytest.approx(summary["loss_nats"] - summary["baseline_loss_nats"], abs=1e-5)
     assert summary["outcome"] == "unchanged"  # the planted sink follows its token, not the variance

@@ -35,7 +35,7 @@ def test_the_studies_run_on_families_without_special_cases(family, tmp_path):
     assert len(isolate(lens, tokens=tokens, out=tmp_path / "a", progress=False).frames["summary"]) == 1
     options = {"factors": (3.0,), "centres": ("values",), "layers": [0]}
     study = amplify(lens, tokens=tokens, out=tmp_path / "b", progress=False, **options)
-    assert np.isfinite(study.frames["summary"]["mass_new"]).all()
+    assert np.isfinite(study.frames["summary"]["target_mass"]).all()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_study_can_be_asked_by_configuration(tmp_path):
     planted(seed=1).model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     config = TraceConfig(
-        model=str(tmp_path / "model"), tokens="random", sequences=3, length=24, cut_length=24, device="cpu"
+        model=str(tmp_path / "model"), tokens="random", sequences=3, length=24, intervention_length=24, device="cpu"
     )
     study = isolate(config, out=tmp_path / "run", progress=False)
     assert study.frames["summary"]["n"].tolist() == [3]

@@ -16,7 +16,7 @@ from sink_lens.records import read_run
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
     """A trace with the seventh link, with its twin and interventions."""
-    config = TraceConfig(model="planted", cut_sequences=3, cut_length=20, controls=2)
+    config = TraceConfig(model="planted", intervention_sequences=3, intervention_length=20, controls=2)
     out = tmp_path_factory.mktemp("seventh") / "run"
     _, lens = planted_lens()
     options = {"config": config, "tokens": sequences(), "out": out, "progress": False, "report": False}
@@ -37,8 +37,8 @@ def test_it_is_the_last_of_the_chain(tables):
 
 def test_it_has_a_value_a_twin_and_a_verdict(tables):
     rows = tables["links"].query("link == 'sink_toy'")
-    assert set(rows["statistic"]) == {"toy_loss", "cut_share"}
-    assert "random_twin" in set(rows["null_name"])
+    assert set(rows["statistic"]) == {"toy_loss", "intervention_share"}
+    assert "random_init" in set(rows["null_name"])
     assert rows["measured"].unique().tolist() == ["holds"]  # a loss is over 0
     assert rows["verdict"].isin(["holds", "fails", "undecided"]).all()
 
