@@ -9,7 +9,6 @@ are not called, as in a compiled model, the model is called once more on the few
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
