@@ -101,7 +101,9 @@ def compare(
     notes = list(arms.notes)
     said = [_opening(arms, finals)]
     for arm, curve, one in found:
-        said += [_ahead(arm, curve, one, finals=finals, baseline=arms.baseline), _reaching(arm, curve, finals)]
+        told = one.told and one.n >= FEWEST_SEEDS
+        said.append(_ahead(arm, curve, one, finals=finals, baseline=arms.baseline))
+        said.append(_reaching(arm, curve, finals) if told else _untold(arm, curve, finals))
     side, why_not = sides(arms)
     if why_not:
         notes.append(why_not)
@@ -184,6 +186,14 @@ def _reaching(arm: str, curve: str, finals: pd.DataFrame) -> str:
     told = f"{mean:.2f}"
     word = "at the same time" if told == "1.00" else "sooner" if mean > 1 else "later"
     return f"{arm} reaches {target} {word}: after {when}, {told} times as fast (by seed {each})"
+
+
+def _untold(arm: str, curve: str, finals: pd.DataFrame) -> str:
+    """Where the final losses cannot be told apart, neither can be who comes there sooner: the seeds alone are given."""
+    ratio = _of(finals, arm, curve)["acceleration"].to_numpy()
+    each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
+    seeds = f"seed by seed: {each}" if len(ratio) > 1 else f"the one seed: {each}"
+    return f"whether {arm} reaches the baseline's final {curve} loss sooner cannot be told either ({seeds})"
 
 
 def _sinks(arm: str, born: Sequence[Birth]) -> str:

@@ -106,6 +106,7 @@ class SinkMonitor:
         self._threshold, self._extras = threshold, frozenset(extras)
         self._folder, self._step = None if folder is None else Path(folder), first_step
         self._handles: list[Any] = []
+        self._end: Any = None
         self._stack = contextlib.ExitStack()
         self._writer: RunWriter | None = None
         self._sums: Sums | None = None
@@ -148,7 +149,7 @@ class SinkMonitor:
             self._replay({"input_ids": self._tokens.to(device)}, call=_callable(self._outer))
             return
         self._hook(self._model.register_forward_pre_hook(_UNCOMPILED(self._before), with_kwargs=True))
-        self._hook(self._model.register_forward_hook(_UNCOMPILED(self._after), always_call=True))
+        self._end = self._model.register_forward_hook(_UNCOMPILED(self._after), always_call=True)
         if not (self.compiled or _compiled(self._outer)):
             self._listen()
 
@@ -241,6 +242,9 @@ class SinkMonitor:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._end is not None:
+            self._end.remove()
+            self._end = None
         self._inputs = self._valid = None
 
     def _listen(self) -> None:
@@ -270,7 +274,12 @@ class SinkMonitor:
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Take the hooks off after the whole model ran; call it once more if those of the layers were not called."""
         inputs, seen = self._inputs, self._sums is not None and self._sums.complete(range(len(self._layers)))
+        kept = None
+        if output is None and next(reversed(self._model._forward_hooks)) != self._end.id:
+            # After an error torch goes on over these hooks, and one before the last must not be removed.
+            kept, self._end = self._end, None
         self.disarm()
+        self._end = kept
         if not seen and inputs is not None and output is not None:
             self._replay(inputs, call=self._model.forward)
 
