@@ -61,6 +61,11 @@ def frames_of(kind):
             "log": log.assign(eval_loss=[6.0, np.nan, 4.5]),
             "watch": pd.DataFrame(rows, columns=columns).assign(unit=""),
         }
+    if kind == "monitor":
+        rows = [(step, key, layer, 0.4) for step in (0, 50) for key in KEYS for layer in (pd.NA, 0, 1)]
+        readings = pd.DataFrame(rows, columns=["step", "key", "layer", "value"]).astype({"layer": "Int64"})
+        alarm = {"step": 50, "rule": "sink_born", "sentence": "sink born by step 50 in layer 1"}
+        return {"monitor": readings.assign(unit="1"), "alarms": pd.DataFrame([alarm])}
     bands = [
         (variant, "evaluation", q, t, 4.0 - t / 100)
         for variant in "ab"
@@ -86,7 +91,9 @@ CONFIGS = {
     "train": {"attention": "softmax", "value_norm": "shared"},
     "compare": {"by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
 }
+KEYS = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
 SAYS = {
+    "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": ("Isolating position 9: the sink is shared", "isolated in all layers: attention there 0.01 → 0.3"),
     "amplify": ("Amplifying position 9", "Factor 5 from values (2 times): attention there 0.01 → 0.9"),
     "ablate": ("The neurons that carry the sink", "2 neurons (2.90,2.430) together remove 90% of the sink"),
