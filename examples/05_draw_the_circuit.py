@@ -1,6 +1,6 @@
 """Draw a model's circuit: token, aggregated values, neurons, dimension, key and heads, joined by measured arrows.
 
-An arrow is as wide as the share of the sink that the intervention on its link moves; interventions take three minutes (``--interventions``).
+An arrow is as wide as the share of the sink that the intervention on its link moves (``--interventions``, three minutes).
 The figure is a Matplotlib one (PNG, SVG, PDF), the circuit itself two data frames and JSON, and the heads can be looked
 at in a browser, without a network. Of a trace that is there already:
 
@@ -8,7 +8,7 @@ at in a browser, without a network. Of a trace that is there already:
 
 Prints on the default model, with --interventions:
 
-    each link: its statistic, the share of the sink that its intervention makes (the first) or removes, its verdict
+    each link: its statistic, the share of the sink that its intervention moves, its verdict
                     link            statistic  statistic_value  share  ci_low  ci_high   verdict
     aggregation_variance             s2_ratio             2.25   0.50    0.47     0.53     holds
       variance_preserved          kendall_tau             0.00   0.50    0.13     0.86     fails
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         .rename(columns={"value": "share"})
     )
     print(
-        "each link: its statistic, the share of the sink that its intervention makes (the first) or removes, its verdict"
+        "each link: its statistic, the share of the sink that its intervention moves, its verdict"
     )
     columns = ["link", "statistic", "statistic_value", "share", "ci_low", "ci_high", "verdict"]
     print(links[columns].round(2).to_string(index=False))
