@@ -13,8 +13,8 @@ from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
 __all__ = ["BOS_CONDITIONS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
 
 KERNELS = ("auto", "fused", "eager")
-CONTROLS = 5
-"""Draws of every random control, unless others are asked for."""
+CONTROLS = 19
+"""Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
 _CALIBRATED = (
@@ -102,8 +102,8 @@ class TraceConfig(Question):
     """Measure the random-init baseline too (the same configuration, fresh weights), as a null."""
     interventions: bool = True
     """Intervene on every link too; a link then holds only if measurement and intervention agree."""
-    intervention_sequences: int = 8
-    """The most sequences that interventions use."""
+    intervention_sequences: int = 20
+    """The most sequences on which interventions are tested, spread over the text; parts are chosen on the others."""
     intervention_length: int = field(default=64, metadata={"metavar": "T"})
     """The most positions of them that interventions use, counted from the sink on."""
     target_position: int | None = None

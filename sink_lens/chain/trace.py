@@ -33,7 +33,7 @@ from . import summary, tables
 from .config import EVERY_INTERVENTION, TraceConfig
 from .estimate import estimate
 from .evidence import gather
-from .inputs import other_condition, provenance
+from .inputs import aligned, other_condition, provenance
 from .interventions import TABLES, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
@@ -56,6 +56,7 @@ FILES = (
     "layers",
     "law",
     "dimensions",
+    "writing",
     "growth_steps",
     "neurons",
     "selectivity",
@@ -233,9 +234,14 @@ def _run(
             keep(name, make())
         return frames[name]
 
-    keep("tokens", decode_tokens(batch, lens.tokenizer))
     keep("chain", chain_table(links))
     panel = aimed(lens, batch, config=config, own=own, progress=progress)
+    at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
+    moved = aligned(batch, panel["rate_by_key"], **at)
+    if moved is not None:
+        batch, other = moved, None
+        panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
+    keep("tokens", decode_tokens(batch, lens.tokenizer))
     evidence = gather(lens, panel, config=config)
     errors = {split.layer: split.error for split in evidence.splits if split.position == panel.location.sink_position}
     keep("heads", tables.head_table(lens, panel, threshold=config.threshold))
@@ -243,6 +249,7 @@ def _run(
     keep("layers", tables.layer_table(panel))
     keep("law", tables.law_table(panel))
     keep("dimensions", tables.dimension_table(panel, config=config))
+    keep("writing", tables.writing_table(panel))
     keep("growth_steps", tables.step_table(panel, errors))
     keep("neurons", neuron_table(lens, panel, evidence.splits))
     keep("selectivity", selectivity_table(lens, panel, evidence.splits))
@@ -271,7 +278,7 @@ def _run(
         )
     nulls = {"random_init": frames.get("twin_links"), "effects": frames.get("effects")}
     keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    frames["summary"] = summary.summary_table(panel, frames, config=config)
+    frames["summary"] = summary.summary_table(panel, frames, config=config, aligned=moved is not None)
     writer.write_csv("summary", frames["summary"])
     return frames, panel
 

@@ -102,10 +102,9 @@ def compare(
     notes = list(variants.notes)
     said = [_opening(variants, finals)]
     for variant, curve, one in found:
-        said += [
-            _ahead(variant, curve, one, finals=finals, baseline=variants.baseline),
-            _reaching(variant, curve, finals),
-        ]
+        told = one.told and one.n >= FEWEST_SEEDS
+        said.append(_ahead(variant, curve, one, finals=finals, baseline=variants.baseline))
+        said.append(_reaching(variant, curve, finals) if told else _untold(variant, curve, finals))
     side, why_not = sides(variants)
     if why_not:
         notes.append(why_not)
@@ -190,6 +189,14 @@ def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
     told = f"{mean:.2f}"
     word = "at the same time" if told == "1.00" else "sooner" if mean > 1 else "later"
     return f"{variant} reaches {target} {word}: after {when}, {told} times as fast (by seed {each})"
+
+
+def _untold(variant: str, curve: str, finals: pd.DataFrame) -> str:
+    """Where the final losses cannot be told apart, neither can be who comes there sooner: the seeds alone are given."""
+    ratio = _of(finals, variant, curve)["acceleration"].to_numpy()
+    each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
+    seeds = f"seed by seed: {each}" if len(ratio) > 1 else f"the one seed: {each}"
+    return f"whether {variant} reaches the baseline's final {curve} loss sooner cannot be told either ({seeds})"
 
 
 def _sinks(variant: str, born: Sequence[Birth]) -> str:

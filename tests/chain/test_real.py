@@ -166,12 +166,12 @@ def test_cutting_shows_the_same_chain(traced):
     assert (z["mass"] == z["baseline_mass"]).all()
 
     assert kind_of(frames["placement"]) == "positional"
-    links = traced.links.groupby("link")[["measured", "cut", "verdict"]].first()
+    links = traced.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
         assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
     assert links.loc["variance_preserved", "verdict"] == "fails"
     # other dimensions of the same neurons' columns carry the sink where the strongest is taken away
-    assert links.loc["neurons_dimension", ["cut", "verdict"]].tolist() == ["fails", "fails"]
+    assert links.loc["neurons_dimension", ["intervened", "verdict"]].tolist() == ["fails", "fails"]
 
 
 def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):

@@ -11,7 +11,7 @@ from sink_lens.activations.record import Reading, stream
 from sink_lens.chain import measure, tables
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.measure import ARM_READINGS, aimed
+from sink_lens.chain.measure import CONDITION_READINGS, aimed
 from sink_lens.chain.readings import attention_readings, rate_by_key
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
@@ -53,10 +53,10 @@ def few_delimiters():
     return lens, from_tensor(tokens)
 
 
-@pytest.mark.parametrize("only", [None, ARM_READINGS], ids=["traced", "other condition"])
+@pytest.mark.parametrize("only", [None, CONDITION_READINGS], ids=["traced", "other condition"])
 def test_where_all_sequences_show_no_sink_the_studied_position_is_0_whatever_the_scout_saw(only):
     lens, tokens = few_delimiters()
-    assert measure.scout(lens, tokens, config=CONFIG).position == 20
+    assert measure.scout(lens, tokens, config=CONFIG).sink_position == 20
     panel = aimed(lens, tokens, config=CONFIG, own=[link.readings for link in LINKS], only=only)
     assert panel.sinks(min_rate=CONFIG.min_sink_rate) == ()
     assert (panel.location.sink_positions, panel.location.sink_found, panel.sink_positions) == ((0,), False, (0,))
@@ -66,13 +66,13 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     _, lens, _ = lens_and_tokens("bos_neuron")
     config = replace(CONFIG, tokens="random", sequences=8, length=24, bos="with", interventions=False)
     result = trace(lens, config=config, out=tmp_path / "run", progress=False)
-    assert result.frames["arms"]["position"].tolist() == [result.location.sink_position, 0]
+    assert result.frames["arms"]["sink_position"].tolist() == [result.location.sink_position, 0]
     shown = text_of(result.table())
     assert "position" in shown[shown.index("With and without BOS") :]
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert '<th scope="col" class="number">position</th>' in page[page.index("With and without BOS") :]
-    late = aimed(*few_delimiters(), config=CONFIG, only=ARM_READINGS)
-    assert tables.condition_row(late, condition="without", chosen=False, config=CONFIG)["position"] == 0
+    late = aimed(*few_delimiters(), config=CONFIG, only=CONDITION_READINGS)
+    assert tables.condition_row(late, condition="without", chosen=False, config=CONFIG)["sink_position"] == 0
 
 
 # --- no sink
@@ -114,7 +114,7 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
 def test_variance_without_a_sink_is_a_finding(tmp_path):
     _, result = traced("unread_variance", tmp_path / "run", length=64)
     first = result.links.query("link == 'aggregation_variance' and is_primary").iloc[0]
-    assert (first["verdict"], first["measured"], first["cut"]) == ("not applicable", "holds", "no intervention")
+    assert (first["verdict"], first["measured"], first["intervened"]) == ("not applicable", "holds", "no intervention")
     assert first["ci_low"] > 1.25
 
 

@@ -42,27 +42,27 @@ TABLES += ("columns", "criteria", "key_split", "arms", "links", "twin_heads", "t
 COLUMNS = {
     "tokens": "sequence position token_id text",
     "chain": "order link source target sentence question",
-    "heads": "layer head position sink_score sink_rate sink_mass entropy label",
-    "twin_heads": "layer head position sink_score sink_rate sink_mass entropy label",
+    "heads": "layer head sink_position sink_score sink_rate sink_mass entropy label",
+    "twin_heads": "layer head sink_position sink_score sink_rate sink_mass entropy label",
     "positions": "layer site position s1 s2 norm",
-    "neurons": "layer neuron position activation spike_ratio contribution outlier_dimension gate_norm_rank "
+    "neurons": "layer neuron sink_position activation spike_ratio contribution outlier_dimension gate_norm_rank "
     "up_norm_rank column_kurtosis is_super",
-    "dimensions": "layer position dimension value dominance_ratio is_outlier",
+    "dimensions": "layer sink_position dimension value dominance_ratio is_outlier",
     "columns": "layer neuron dimension weight energy_share",
     "key_split": "layer key_cosine_sink key_cosine_random_dimensions key_cosine_other_positions dimension rest bias "
     "random_dimensions logit_advantage_sink logit_advantage_other_positions",
-    "growth_steps": "step first_layer last_layer ratio_before ratio_after position outlier_dimension",
+    "growth_steps": "step first_layer last_layer ratio_before ratio_after sink_position outlier_dimension",
     "arms": "condition chosen sink_rate s2_ratio outlier_dimensions loss_nats",
     "links": "link statistic value ci_low ci_high null_name null_value criterion verdict",
 }
 """The issue's and the contract's columns."""
 KEYS = {
     "tokens": ["sequence", "position"],
-    "heads": ["layer", "head", "position"],
-    "twin_heads": ["layer", "head", "position"],
+    "heads": ["layer", "head", "sink_position"],
+    "twin_heads": ["layer", "head", "sink_position"],
     "positions": ["layer", "site", "position"],
-    "neurons": ["layer", "neuron", "position"],
-    "dimensions": ["layer", "position", "dimension"],
+    "neurons": ["layer", "neuron", "sink_position"],
+    "dimensions": ["layer", "sink_position", "dimension"],
     "columns": ["layer", "neuron", "dimension"],
     "key_split": ["layer"],
     "growth_steps": ["step"],
@@ -111,7 +111,7 @@ def check_folder(folder, *, random_init=True):
     assert (found.status, found.missing, found.kind) == ("finished", [], "trace")
     tables = found.tables.kept()
     for name, columns in COLUMNS.items():
-        if name == "twin_heads" and not twin:
+        if name == "twin_heads" and not random_init:
             continue
         assert set(columns.split()) <= set(tables[name].columns), name
     for name, key in KEYS.items():
@@ -121,7 +121,9 @@ def check_folder(folder, *, random_init=True):
     for name, column in (("neurons", "is_super"), ("dimensions", "is_outlier"), ("arms", "chosen")):
         assert tables[name][column].dtype == bool
     for name in ("heads", "positions", "neurons", "dimensions"):
-        for column in {"layer", "head", "neuron", "position", "dimension", "outlier_dimension"} & set(tables[name]):
+        for column in {"layer", "head", "neuron", "position", "sink_position", "dimension", "outlier_dimension"} & set(
+            tables[name]
+        ):
             assert str(tables[name][column].dtype) == "int64", (name, column)
     assert set(tables["links"]["verdict"]) <= {"holds", "fails", "undecided", "not applicable"}
     return found
@@ -422,7 +424,7 @@ def test_another_question_does_not_continue_an_interrupted_run(tmp_path, monkeyp
 @pytest.fixture(scope="module")
 def cut_whole(tmp_path_factory):
     """A trace of the planted model with all its cuts, that ran to its end."""
-    return cut_run(tmp_path_factory.mktemp("cut") / "run")
+    return cut_run(tmp_path_factory.mktemp("intervened") / "run")
 
 
 def cut_run(out):
@@ -457,15 +459,15 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
 
 def test_without_cuts_there_is_none_of_their_files(whole):
     assert not {path.stem for path in whole.folder.iterdir()} & {*CAUSAL_TABLES, "centring_means"}
-    assert (whole.links["cut"] == "no intervention").all()
+    assert (whole.links["intervened"] == "no intervention").all()
     assert (whole.links["verdict"] == whole.links["measured"]).all()
 
 
 def test_the_planted_links_hold_measured_and_cut(cut_whole):
-    links = cut_whole.links.groupby("link")[["measured", "cut", "verdict"]].first()
+    links = cut_whole.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in CHAIN:
         assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
-    assert links.loc["aggregation_variance", "cut"] == "fails"  # its sink is a token, no variance
+    assert links.loc["aggregation_variance", "intervened"] == "fails"  # its sink is a token, no variance
     assert links.loc["aggregation_variance", "verdict"] == "fails"
     assert (cut_whole.links["statistic"] == "intervention_share").sum() == 6
     assert text_of(cut_whole.table())
@@ -501,13 +503,15 @@ def test_a_run_stopped_after_its_cuts_runs_none_again(tmp_path, monkeypatch, cut
 
 
 def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
-    with pytest.warns(UserWarning, match="nothing is cut: the shortest sequence has 10 tokens, and cuts need 12"):
+    with pytest.warns(
+        UserWarning, match="no intervention is made: the shortest sequence has 10 tokens, and interventions need 12"
+    ):
         result = run(speaking("llama"), tmp_path / "run", sequences=3, length=10, random_init=False, interventions=True)
     found = check_folder(tmp_path / "run", random_init=False)
     for name in CAUSAL_TABLES:
         assert found.tables[name].empty
     assert (result.links["verdict"] == result.links["measured"]).all()
-    assert set(result.links["cut"]) == {"no intervention"}
+    assert set(result.links["intervened"]) == {"no intervention"}
     assert text_of(result.table())
 
 

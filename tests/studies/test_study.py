@@ -46,7 +46,7 @@ def test_the_studies_run_on_families_without_special_cases(family, tmp_path):
         (lambda lens, out: isolate(lens, positions=[9], layers=[99], tokens=sequences(), out=out), "layer 99"),
         (lambda lens, out: amplify(lens, factors=(), tokens=sequences(), out=out), "no factor"),
         (lambda lens, out: amplify(lens, layers=[4], tokens=sequences(), out=out), "leave no layer to read"),
-        (lambda lens, out: isolate(lens, tokens=sequences(2, 9), out=out), "9 tokens, and cuts need 12"),
+        (lambda lens, out: isolate(lens, tokens=sequences(2, 9), out=out), "9 tokens, and interventions need 12"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_written(call, text, tmp_path):
