@@ -299,6 +299,20 @@ _TRACE = (
         """,
     ),
     _table(
+        "writing",
+        "one outlier dimension of the sink position under study in one layer; numbers are means over sequences",
+        """
+        dimension: int, index. Outlier dimension, in any layer.
+        layer: int, index. Layer; -1 is the embedding.
+        value: float, stream. Value of the dimension at the position after the layer.
+        change: float, stream. What the layer adds to it.
+        share: float, share. Growth of its magnitude over the layer, over its largest magnitude in any layer.
+        is_outlier: bool, yes or no. Whether the dimension is an outlier dimension after the layer.
+        writes: bool, yes or no. Whether the layer writes the dimension: its magnitude grows by at least a tenth,
+            whatever other tokens do.
+        """,
+    ),
+    _table(
         "growth_steps",
         "one growth step of the sink position under study; no rows if there is no growth step",
         """
@@ -427,6 +441,8 @@ _TRACE = (
             where no position is a sink.
         measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
         intervened: str, name. The same of the intervention alone; no intervention where there was none.
+        floors: str, name. calibrated; not calibrated if the user moved a floor or threshold, so that the measured error
+            rates of the verdicts do not apply.
         """,
     ),
     _table(
@@ -456,6 +472,53 @@ _TRACE = (
         value: float, of the measure. Value of the statistic; nan if it is undefined.
         """,
         when="with the random-init baseline",
+    ),
+    _table(
+        "makers",
+        "one part of the model that writes to the sink position, the strongest first; the first of the ranking, and "
+        "all that belong to a set",
+        """
+        rank: int, rank. Rank among all parts of the model, by score.
+        kind: str, name. neuron, head, embedding, position embedding, key bias or sink logit.
+        layer: int, index. Layer; -1 for an embedding.
+        unit: int, index. Neuron, head, key-value head (key bias), token id (embedding; -1 where sequences differ) or
+            position (position embedding).
+        integrated: float, share. Effect on the target, over the largest one, integrated from what the stream is at
+            other positions to what it is at the sink position; an embedding's is its direct effect.
+        gradient: float, share. The same to first order in the clean model.
+        contribution: float, share. Largest share of an outlier dimension that the part writes, over the largest one.
+        score: float, share. The largest magnitude of these three.
+        sets: str, list. Sets that the part belongs to.
+        is_maker: bool, yes or no. Whether it belongs to the set of all makers.
+        is_super: bool, yes or no. Whether it is a super neuron by contribution.
+        removed_alone: float, share. Share of the target that ablating it alone removes, on the sequences on which it
+            was chosen; nan for parts of no set.
+        target: str, name. What the makers make: sink, outlier dimensions or sink logit.
+        """,
+        when="with interventions",
+    ),
+    _table(
+        "maker_sets",
+        "one set of parts that is ablated together, or a random set of the same size and layers",
+        """
+        set: str, name. half, four fifths, all makers, super neurons or random.
+        control_of: str, name. Set that a random set is a control of; empty for a set.
+        size: int, count. Number of parts.
+        parts: str, list. The parts: layer.neuron for a neuron, else with its kind.
+        target: str, name. What is to be removed: sink, outlier dimensions or sink logit.
+        removed: float, share. Share of it that is removed on sequences on which the set was not chosen; a ratio of
+            means.
+        ci_low/ci_high: float, share. 95% interval of that share over sequences.
+        control_largest: float, share. Largest share that one of its random sets removes; nan without random sets.
+        n_controls: int, count. Number of random sets.
+        baseline: float, of the measure. The target without an edit: attention, or magnitude of the dimensions.
+        value: float, of the measure. The target with the set ablated.
+        baseline_loss_nats: float, nats. Mean next-token loss without an edit.
+        loss_nats: float, nats. Mean next-token loss with the set ablated.
+        control_loss_nats: float, nats. Mean loss with a random set ablated; nan without random sets.
+        n: int, count. Sequences that the numbers are averaged over.
+        """,
+        when="with interventions",
     ),
     _table(
         "amplification",
@@ -839,6 +902,29 @@ _TRAIN = (
         tokens_sha256: str, hash. Hash of the sequences that were read.
         """,
         when="that were watched",
+    ),
+)
+
+_MONITOR = (
+    _table(
+        "monitor",
+        "one key of one reading",
+        """
+        step: int, steps. Optimiser steps that the weights have made.
+        key: str, name. Key of the monitor, without its prefix.
+        layer: int, index. Layer, or -1 for the stream before the first layer; missing for the whole model.
+        value: float, of the row. Value of the key over the sequences that were read.
+        unit: str, text. Unit of the row's numbers.
+        """,
+    ),
+    _table(
+        "alarms",
+        "one alarm",
+        """
+        step: int, steps. Step of the reading at which the rule passed its limit.
+        rule: str, name. Name of the change-point rule.
+        sentence: str, text. What was found, and in which layers.
+        """,
     ),
 )
 
@@ -1253,6 +1339,7 @@ TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
         "sweep": _SWEEP,
         "train": _TRAIN,
         "compare": _COMPARE,
+        "monitor": _MONITOR,
         "preference": _PREFERENCE,
         "contraction": _CONTRACTION,
         "calibration": _CALIBRATION,

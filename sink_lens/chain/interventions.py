@@ -20,12 +20,12 @@ from ..edits.outcome import Outcome
 from ..models.lens import LensModel
 from ..stats import Interval
 from ..text import span
-from . import amplification, mediate, placement
+from . import amplification, makers, mediate, placement
 from .config import TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
-from .setting import Setting, bar, setting_of, why_no_interventions
+from .setting import Setting, bar, selected, setting_of, why_no_interventions
 
 EFFECT_COLUMNS = (
     "link",
@@ -53,6 +53,8 @@ EFFECT_COLUMNS = (
     "n",
 )
 TABLES = {
+    "makers": makers.MAKER_COLUMNS,
+    "maker_sets": makers.SET_COLUMNS,
     "amplification": amplification.COLUMNS,
     "effects": EFFECT_COLUMNS,
     "mediation": mediate.COLUMNS,
@@ -119,15 +121,28 @@ def causal_tables(
         centring_tokens: random tokens over which the centring means are taken.
         progress: show bars.
     """
-    if lacks_sink or why_no_interventions(lens, batch) is not None:
-        for name, columns in TABLES.items():
-            once(name, lambda columns=columns: pd.DataFrame(columns=list(columns)))
-        return
+    empty = list(TABLES)
+    able = why_no_interventions(lens, batch) is None
 
     @functools.cache
-    def setting() -> Setting:
+    def setting(*, choosing: bool = False) -> Setting:
         at = {"location": location, "target_position": config.target_position, "super_neurons": supers}
-        return setting_of(lens, batch, config=config, **at)
+        chosen = selected(batch.n_sequences, config=config) if choosing else None
+        return setting_of(lens, batch, config=config, chosen=chosen, **at)
+
+    @functools.cache
+    def maker_tables() -> dict[str, pd.DataFrame]:
+        target = makers.target_of(setting(), lacks_sink=lacks_sink)
+        return makers.maker_tables(setting(choosing=True), setting(), target=target, supers=supers, progress=progress)
+
+    if able:
+        for name in ("makers", "maker_sets"):
+            once(name, lambda name=name: maker_tables()[name])
+            empty.remove(name)
+    if lacks_sink or not able:
+        for name in empty:
+            once(name, lambda name=name: pd.DataFrame(columns=list(TABLES[name])))
+        return
 
     @functools.cache
     def means() -> CentringMeans:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..schema import INTERVENTION_FLOOR, LEAST_SINK
+from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
 from .links import LINKS
 from .links.link import Link
@@ -37,14 +38,14 @@ def verdict(statistic: Statistic, *, floor: float) -> Verdict:
     return "undecided"
 
 
-def intervention_verdict(row: Mapping[Hashable, Any]) -> Verdict:
+def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR) -> Verdict:
     """What an intervention says, from its row of the effects: the interval against the floor and the controls.
 
     Undecided where the sink has hardly more attention than uniform attention would give it.
     """
     if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or math.isnan(row["ci_low"]):
         return "undecided"
-    bars = [INTERVENTION_FLOOR, *([] if math.isnan(row["control_share"]) else [row["control_share"]])]
+    bars = [floor, *([] if math.isnan(row["control_share"]) else [row["control_share"]])]
     if all(row["ci_low"] > bar for bar in bars):
         return "holds"
     return "fails" if any(row["ci_high"] < bar for bar in bars) else "undecided"
@@ -86,7 +87,8 @@ def link_table(
     The random-init baseline's value of every statistic (``link_values``) is a row of its own, and so is the share of
     the sink that the link's intervention makes or removes (``intervention_share``), where there is one. ``measured`` is
     the verdict of the primary statistic, ``intervened`` that of the intervention, ``verdict`` that of both, on all rows
-    of a link; without a sink it is not applicable.
+    of a link; without a sink it is not applicable. ``floors`` says whether the user moved a floor or threshold: the
+    error rates of the verdicts were measured with the defaults.
 
     Args:
         evidence: what was measured.
@@ -99,15 +101,18 @@ def link_table(
     of_baseline = (
         {} if random_init is None else {(row["link"], row["statistic"]): row["value"] for row in _rows(random_init)}
     )
-    rng = np.random.default_rng(evidence.config.seed)
+    config = evidence.config
+    own = config.own_floors
+    effect_floor = own.get(EVERY_INTERVENTION, INTERVENTION_FLOOR)
+    rng = np.random.default_rng(config.seed)
     rows = []
     for link in links:
-        floor = link.floor(evidence.config, length)
+        floor = own.get(link.name, link.floor(config, length))
         found = link.statistics(evidence, rng)
         primary = found[0]
         measured_verdict = verdict(primary, floor=floor)
         effect = intervened.get(link.name)
-        effect_says = None if effect is None else intervention_verdict(effect)
+        effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
         decided = measured_verdict
         if effects is not None and len(effects):
             decided = both(measured_verdict, effect_says or "undecided")
@@ -115,8 +120,12 @@ def link_table(
             decided = "not applicable"
         criterion = _criterion(primary, floor=floor)
         common = {"verdict": decided, "measured": measured_verdict, "intervened": effect_says or "no intervention"}
+        common["floors"] = "not calibrated" if config.moved else "calibrated"
         if effect is not None:
-            criterion += f", and that of the intervention over {INTERVENTION_FLOOR:.0%} and over its controls"
+            criterion += f", and that of the intervention over {effect_floor:.0%} and over its controls"
+        if config.moved:
+            criterion += f"; floors not calibrated: {', '.join(config.moved)} moved"
+        if effect is not None:
             rows.append(_effect_row(link.name, effect, criterion=criterion) | common)
         for statistic in found:
             nulls = {**statistic.nulls, **statistic.references}

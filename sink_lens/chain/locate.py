@@ -15,10 +15,15 @@ from torch import Tensor
 from ..measures.dimensions import dominance_ratio, outlier_dimensions
 from ..renamed import renamed_fields
 
+_WRITTEN, _LEAST_WRITTEN = 0.1, 0.01
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthStep:
-    """A maximal run of consecutive layers in each of which the sink token's norm ratio at least doubles."""
+    """Consecutive layers in each of which the sink token grows.
+
+    Its norm ratio at least doubles, or one of its outlier dimensions is written, at any rate (``writing_layers``).
+    """
 
     first_layer: int
     last_layer: int
@@ -146,6 +151,20 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
     return [step for step in steps if ratio[step[1] + 1] > 1]
 
 
+def writing_layers(
+    values: Float[Tensor, "layer dimension"], *, dominant: Bool[Tensor, "layer dimension"]
+) -> Bool[Tensor, "layer dimension"]:
+    """In which layers a dimension is written: its own magnitude grows by a tenth of what it is then.
+
+    Its change counts, whatever the other tokens do. A change under a hundredth of the dimension's largest value does
+    not count before it dominates. ``values`` begin before layer 0, ``dominant`` and the result with layer 0.
+    """
+    size = values.abs()
+    so_far, change = size.cummax(0).values[1:], size[1:] - size[:-1]
+    enough = dominant | (change >= _LEAST_WRITTEN * size.max(0).values)
+    return (change >= _WRITTEN * so_far) & (change > 0) & enough
+
+
 def slow_growth(ratio: Float[Tensor, " layer"], *, factor: float) -> tuple[int, int, float] | None:
     """The stretch of layers over which the ratio never falls and rises most: first and last layer, and by how much.
 
@@ -215,7 +234,11 @@ def find(
             state, dominance_threshold=dominance_threshold, energy_frac=energy_frac, max_outliers=max_outliers
         ):
             outliers[index - 1] = dimensions
-    spans = growth_layers(ratio, factor=growth_factor) if forced is None else list(forced)
+    if forced is None:
+        spans = growth_layers(ratio, factor=growth_factor)
+        spans = sorted([*spans, *_written_spans(states, outliers=outliers, taken=spans)])
+    else:
+        spans = list(forced)
     steps = tuple(
         GrowthStep(
             first_layer=first,
@@ -227,6 +250,30 @@ def find(
         for first, last in spans
     )
     return Location(sink_positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
+
+
+def _written_spans(
+    states: Float[Tensor, "layer batch d_model"],
+    *,
+    outliers: Mapping[int, tuple[int, ...]],
+    taken: list[tuple[int, int]],
+) -> list[tuple[int, int]]:
+    """Runs of layers that write an outlier dimension and belong to no growth step of the norm."""
+    dims = sorted({one for found in outliers.values() for one in found})
+    if not dims:
+        return []
+    values = states.double().mean(1)[:, dims]
+    dominant = torch.tensor([[one in outliers.get(layer, ()) for one in dims] for layer in range(len(states) - 1)])
+    covered = {layer for first, last in taken for layer in range(first, last + 1)}
+    spans: list[tuple[int, int]] = []
+    for layer in writing_layers(values, dominant=dominant).any(1).nonzero().flatten().tolist():
+        if layer in covered:
+            continue
+        if spans and spans[-1][1] == layer - 1:
+            spans[-1] = (spans[-1][0], layer)
+        else:
+            spans.append((layer, layer))
+    return spans
 
 
 def _strongest(state: Float[Tensor, "batch d_model"]) -> int:

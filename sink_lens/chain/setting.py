@@ -8,25 +8,27 @@ on. Both have controls of the same size.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..activations.record import Reading, capture, stream
 from ..data.tokens import TokenBatch
-from ..edits.constructors import Edit, freeze
+from ..edits.constructors import At, Edit, edit, freeze
 from ..edits.outcome import Outcome
 from ..engine.forward import Start, run_with
 from ..errors import InputError
 from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
+from ..schema import LEAST_SINK, SINK_THRESHOLD
 from .config import TraceConfig
 from .locate import GrowthStep, Location
 from .measure import shortened
-from .readings import OTHERS_FROM
+from .readings import OTHERS_FROM, rate_by_key, sampled_rows
 
 Edits = tuple[Edit, ...]
 Units = Mapping[int, list[int]]
@@ -36,6 +38,7 @@ _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
+_MOST_SELECTED = 12
 _VERB = {False: "freeze", True: "mean ablate"}
 
 
@@ -64,7 +67,7 @@ class Kept:
     """How many numbers a token are kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """One model, a few sequences, their clean run, and the edits that freeze or mean ablate."""
 
@@ -78,7 +81,11 @@ class Setting:
     segments: tuple[Segment, ...]
     seed: int
     n_controls: int
-    """Draws of every random control."""
+    """Draws of every random control that decides an answer."""
+    sinks: Bool[Tensor, "batch position"] = field(repr=False)
+    """Positions at which a sequence has a sink; no mean over other positions counts them."""
+    threshold: float = SINK_THRESHOLD
+    """A head has a sink where its sink score is above this."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     """Layer -> mask of its super neurons."""
     _clean: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
@@ -90,8 +97,37 @@ class Setting:
 
     @property
     def late_layers(self) -> tuple[int, ...]:
-        """All layers in which the sink is read."""
+        """All layers after the first growth step."""
         return tuple(layer for segment in self.segments for layer in segment.layers)
+
+    @cached_property
+    def sink_layers(self) -> tuple[int, ...]:
+        """The layers in which the sink is read: where it has clearly more attention than uniform attention gives it.
+
+        All layers after the first growth step where it has that in none.
+        """
+        mass = self.baseline.mass[..., self.baseline.positions.index(self.sink_position)].nanmean(dim=(1, 2))
+        over = (mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()
+        return tuple(over) or self.late_layers
+
+    @cached_property
+    def without_sink(self) -> Outcome:
+        """The run in which no query may attend to the sink position, with its loss: what the sink itself is worth."""
+        position = self.sink_position
+
+        def change(scores: Tensor, at: At) -> Tensor:
+            return torch.full_like(scores, torch.finfo(scores.dtype).min)
+
+        later = [query for query in range(self.tokens.n_positions) if query > position]
+        masked = edit("scores", change, positions=later, keys=[position], label="sink masked")
+        return self.run([masked], loss=True, quiet=True)
+
+    @cached_property
+    def null_mass(self) -> Float[Tensor, "layer head"]:
+        """Attention that goes to no key, mean over queries and sequences."""
+        read = Reading(name="null", sites=("rows",), function=lambda view: 1 - view["rows"].sum(-1).mean(-1))
+        rows = torch.arange(1, self.tokens.n_positions)
+        return stream(self.lens, self.tokens, [read], rows=rows).stacked("null").mean(1)
 
     @property
     def early_layers(self) -> tuple[int, ...]:
@@ -138,22 +174,24 @@ class Setting:
         loss: bool = False,
         of: Outcome | None = None,
         quiet: bool = False,
+        sites: Sequence[str] = (),
     ) -> Outcome:
         """A run under edits, the target and the sink position read.
 
-        Where no loss is asked for, it begins at the first layer that is edited, from the stream of another run
-        (``of``) under all edits that come before; the clean one if None. ``quiet`` is for controls, and for
-        freezing what may be untouched: that they change nothing is an answer, and no reason to warn.
+        Where no loss is asked for, or the layers are named, it begins at the first layer that is edited or read, from
+        the stream of another run (``of``) under all edits that come before; the clean one if None. ``quiet`` is for
+        controls, and for freezing what may be untouched: that they change nothing is an answer, and no reason to warn.
+        ``sites`` are kept too.
         """
         source = self.baseline if of is None else of
         read = list(range(self.lens.n_layers)) if layers is None else list(layers)
         start = None
-        if not loss:
+        if not loss or layers is not None:
             first = min([*read, *(layer for edit in edits for layer in edit.over(self.lens.n_layers))])
             if first > 0:
                 start = Start(layer=first, stream=source.tensors["resid_post", first - 1])
         read_at = (self.target_position, self.sink_position)
-        more = {"layers": read, "loss": loss, "start": start, "quiet": quiet}
+        more = {"layers": read, "loss": loss, "start": start, "quiet": quiet, "sites": sites}
         return run_with(self.lens, self.tokens, edits, positions=read_at, **more)
 
     def clean(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
@@ -166,8 +204,12 @@ class Setting:
 
     def mean_of_others(self, clean: Tensor) -> Tensor:
         """Mean over sequences and over positions from 8 on, sink positions left out; both axes of size 1."""
-        others = [p for p in range(OTHERS_FROM, clean.shape[1]) if p not in self.location.sink_positions]
-        return clean[:, others].mean(dim=(0, 1))[None, None]
+        counted = ~self.sinks.clone()
+        counted[:, : min(OTHERS_FROM, counted.shape[1] - 1)] = False
+        counted[:, [p for p in self.location.sink_positions if p < counted.shape[1]]] = False
+        if not counted.any():
+            counted = ~self.sinks
+        return clean[counted.to(clean.device)].mean(dim=0)[None, None]
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
         """Keep a site at a position: frozen at its clean value there, or at the mean over other positions."""
@@ -206,8 +248,11 @@ def setting_of(
     config: TraceConfig,
     target_position: int | None = None,
     super_neurons: Mapping[int, Tensor] | None = None,
+    chosen: Sequence[int] | None = None,
 ) -> Setting:
-    """The first few sequences of a batch, shortened, with their clean run (one pass of the bridge).
+    """A few sequences of a batch, cut short, with their clean run (one pass of the bridge).
+
+    They are spread evenly over the batch, unless they are ``chosen``.
 
     Raises:
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are
@@ -216,7 +261,8 @@ def setting_of(
     length = location.sink_position + config.intervention_length
     if target_position is not None:
         length = max(length, target_position + _AFTER_POSITION)
-    few = shortened(tokens, sequences=config.intervention_sequences, length=length)
+    some = tested(tokens.n_sequences, config=config) if chosen is None else chosen
+    few = shortened(picked(tokens, some), sequences=len(some), length=length)
     shortest = int(few.lengths.min())
     few = shortened(few, sequences=few.n_sequences, length=shortest)  # every sequence reaches every position
     target = interior_position(few, location=location) if target_position is None else target_position
@@ -232,8 +278,40 @@ def setting_of(
         segments=segments(location, n_layers=lens.n_layers),
         seed=config.seed,
         n_controls=config.controls,
+        sinks=sink_mask(lens, few, location=location, config=config),
+        threshold=config.threshold,
         super_neurons=super_neurons or {},
     )
+
+
+def tested(n_sequences: int, *, config: TraceConfig) -> list[int]:
+    """The sequences on which interventions are made: spread evenly over the text."""
+    count = min(config.intervention_sequences, n_sequences)
+    return torch.linspace(0, n_sequences - 1, count).round().long().unique().tolist()
+
+
+def selected(n_sequences: int, *, config: TraceConfig) -> list[int]:
+    """The sequences on which parts are chosen, none of which is tested; all where none is left, and that is said."""
+    test = set(tested(n_sequences, config=config))
+    rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
+    index = torch.linspace(0, len(rest) - 1, min(_MOST_SELECTED, len(rest))).round().long().unique().tolist()
+    return [rest[place] for place in index]
+
+
+def picked(tokens: TokenBatch, sequences: Sequence[int]) -> TokenBatch:
+    """Some of the sequences."""
+    index = torch.tensor(list(sequences))
+    return dataclasses.replace(tokens, tokens=tokens.tokens[index], lengths=tokens.lengths[index])
+
+
+def sink_mask(
+    lens: LensModel, tokens: TokenBatch, *, location: Location, config: TraceConfig
+) -> Bool[Tensor, "batch position"]:
+    """Where each sequence has a sink: in half as many heads as the studied position has, and in 5% at least."""
+    reading = rate_by_key(config.threshold, shares=lens.family.sigmoid)
+    found = stream(lens, tokens, [reading], rows=sampled_rows(tokens.n_positions))
+    rate = found.stacked("rate_by_key").nan_to_num(0.0).mean(0)
+    return rate >= max(config.min_sink_rate, float(rate[:, location.sink_position].mean()) / 2)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
@@ -289,10 +367,10 @@ def random_dimensions(dims: Sequence[int], *, d_model: int, draws: int, generato
 def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
     """What is left of edits from a layer on."""
     kept = []
-    for edit in edits:
-        layers = tuple(layer for layer in edit.over(n_layers) if layer >= first)
+    for one in edits:
+        layers = tuple(layer for layer in one.over(n_layers) if layer >= first)
         if layers:
-            kept.append(dataclasses.replace(edit, layers=layers))
+            kept.append(dataclasses.replace(one, layers=layers))
     return kept
 
 

@@ -25,6 +25,8 @@ from .placement import kind_of
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "dim"}
 _MARKS = {"holds": "+", "fails": "x", "undecided": "?", "not applicable": "-"}
+_VIEWS_DIFFER = 0.2
+"""The makers and the super neurons differ where they remove shares that differ by more than this."""
 _CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
 _KINDS = {
     "positional": "it comes at position 0 whatever token stands there, and BOS inside brings none",
@@ -36,7 +38,9 @@ _KINDS = {
 }
 
 
-def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig) -> pd.DataFrame:
+def summary_table(
+    panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, aligned: bool = False
+) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers = {str(name): column.to_numpy(dtype=float) for name, column in frames["layers"].items()}
@@ -53,6 +57,9 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
         "" if location.sink_found else f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
     )
     add("sink_position", location.sink_position, "position", found)
+    if aligned:
+        note = "sinks stand at another position in each sequence; each was cut so that one stands here"
+        add("aligned_position", location.sink_position, "position", note)
     if len(location.sink_positions) > 1:
         others = ", ".join(str(position) for position in location.sink_positions[1:])
         add("other_sink_positions", others, "position")
@@ -106,7 +113,7 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
     )
     add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
     nothing = {"ci_low": np.nan, "ci_high": np.nan}
-    return pd.DataFrame([*rows, *(nothing | row for row in causal_rows(frames))])
+    return pd.DataFrame([*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames)])])
 
 
 def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, location: Location) -> RenderableType:
@@ -115,6 +122,8 @@ def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, loca
     parts: list[RenderableType] = [_headline(values, frames, config=config, location=location)]
     if len(frames["growth_steps"]):
         parts.append(_steps(frames))
+    if len(frames.get("maker_sets", ())):
+        parts += [makers_table(frames["maker_sets"]), Text(views_text(frames).capitalize())]
     parts.append(_links(frames["links"], effects=frames.get("effects"), sink_position=location.sink_position))
     parts += causal_parts(frames)
     if len(frames["arms"]) > 1:
@@ -181,7 +190,8 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
 
 def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: int) -> Table:
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
-    table = Table(title="Links of the chain, each with a 95% interval over sequences", title_justify="left")
+    moved = "; floors not calibrated" if links["floors"].eq("not calibrated").any() else ""
+    table = Table(title=f"Links of the chain, each with a 95% interval over sequences{moved}", title_justify="left")
     table.add_column("link", no_wrap=True)
     table.add_column("measured, its nulls, and what it must pass")
     table.add_column("verdict", no_wrap=True)
@@ -268,6 +278,65 @@ def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
         _matrix(frames["mediation"]),
         Text(_paths(frames)),
     ]
+
+
+def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
+    """Rows of ``summary.csv`` about the makers of the sink; none where none were looked for."""
+    table = frames.get("maker_sets")
+    if table is None or not len(table):
+        return []
+    rows: list[dict[str, object]] = []
+    for row in table.loc[table["control_of"] == ""].to_dict("records"):
+        control = "" if np.isnan(row["control_largest"]) else f", random sets at most {row['control_largest']:.0%}"
+        note = f"of the {row['target']}, by ablating {row['size']}: {_first(row['parts'])}; loss "
+        note += f"{row['baseline_loss_nats']:.2f} to {row['loss_nats']:.2f} nats{control}"
+        name = f"makers_{row['set'].replace(' ', '_')}"
+        ends = {"ci_low": row["ci_low"], "ci_high": row["ci_high"]}
+        rows.append({"quantity": name, "value": row["removed"], "unit": "share", "note": note} | ends)
+    rows.append({"quantity": "makers_beside_super_neurons", "value": views_text(frames), "unit": "", "note": ""})
+    return rows
+
+
+def _first(parts: str, most: int = 8) -> str:
+    names = parts.split(", ")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
+    """Whether the parts that remove the sink and the super neurons by contribution are the same, in words."""
+    sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
+    if "all makers" not in sets.index:
+        return "no set of parts that write to this position removes half of it: what makes it was not found"
+    made = set(sets.loc["all makers", "parts"].split(", "))
+    supers = set(sets.loc["super neurons", "parts"].split(", ")) if "super neurons" in sets.index else set()
+    own, target = float(sets.loc["all makers", "removed"]), sets.loc["all makers", "target"]
+    if not supers:
+        return f"there are no super neurons by contribution; the makers remove {own:.0%} of the {target}"
+    theirs = float(sets.loc["super neurons", "removed"])
+    both = len(made & supers)
+    text = f"{both} of {len(made)} makers are among the {len(supers)} super neurons by contribution; the makers remove"
+    text += f" {own:.0%} of the {target}, the super neurons {theirs:.0%}"
+    if abs(own - theirs) > _VIEWS_DIFFER:
+        text += ": the two views differ, and ablating is the one to believe"
+    return text
+
+
+def makers_table(sets: pd.DataFrame) -> Table:
+    """The sets of makers for the terminal."""
+    target = sets["target"].iloc[0]
+    table = Table(title=f"Makers of the {target}: sets that were ablated at its position", title_justify="left")
+    for name in ("set", "parts (layer.neuron)", "removed (95%)", "random sets, at most", "loss (nats)"):
+        table.add_column(name)
+    for row in _rows(sets.loc[sets["control_of"] == ""]):
+        control = "-" if np.isnan(row["control_largest"]) else f"{row['control_largest']:.0%} of {row['n_controls']}"
+        table.add_row(
+            f"{row['set']} ({row['size']})",
+            _first(str(row["parts"])),
+            f"{row['removed']:.0%} ({row['ci_low']:.0%} to {row['ci_high']:.0%})",
+            control,
+            f"{row['baseline_loss_nats']:.2f} -> {row['loss_nats']:.2f}",
+        )
+    return table
 
 
 def curve_text(curve: pd.DataFrame) -> str:

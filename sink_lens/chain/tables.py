@@ -11,7 +11,7 @@ from ..models.weights import attention_weights
 from .config import TraceConfig
 from .links.dimension_key import KEY_COSINES, LOGIT_PARTS
 from .links.key_sink import ADVANTAGES
-from .locate import Location, outliers_of
+from .locate import Location, outliers_of, writing_layers
 from .measure import Panel
 from .readings import SITES_BY_POSITION
 
@@ -98,6 +98,31 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
                 )
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     return pd.DataFrame(rows, columns=columns).astype({"is_outlier": bool})
+
+
+def writing_table(panel: Panel) -> pd.DataFrame:
+    """How each outlier dimension of the studied token changes in every layer, and in which layers it is written."""
+    outliers = panel.location.outliers
+    dims = sorted({one for found in outliers.values() for one in found})
+    columns = ["dimension", "layer", "value", "change", "share", "is_outlier", "writes"]
+    if not dims:
+        return pd.DataFrame(columns=columns).astype({"is_outlier": bool, "writes": bool})
+    values = panel.states().double().mean(1)[:, dims]
+    dominant = torch.tensor([[one in outliers.get(layer, ()) for one in dims] for layer in range(len(values) - 1)])
+    writes, largest = writing_layers(values, dominant=dominant), values.abs().max(0).values
+    rows = []
+    for place, dimension in enumerate(dims):
+        at_start = float(values[0, place])
+        share = abs(at_start) / float(largest[place])
+        outlier = dimension in outliers.get(-1, ())
+        rows.append((dimension, -1, at_start, at_start, share, outlier, outlier))
+        for layer in range(len(values) - 1):
+            change = float(values[layer + 1, place] - values[layer, place])
+            grown = float(values[layer + 1, place].abs() - values[layer, place].abs())
+            share, written = grown / float(largest[place]), bool(writes[layer, place])
+            after = float(values[layer + 1, place])
+            rows.append((dimension, layer, after, change, share, bool(dominant[layer, place]), written))
+    return pd.DataFrame(rows, columns=columns)
 
 
 def key_table(panel: Panel) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.record import capture
-from ..configuration import with_fields
+from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..edits.amplification import CentringMeans
 from ..errors import InputError, UndrawnError
@@ -31,10 +31,10 @@ from ..models.load import ModelLike, as_lens, random_init
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
 from ..renamed import renamed_fields
 from . import summary, tables
-from .config import TraceConfig
+from .config import EVERY_INTERVENTION, TraceConfig
 from .estimate import estimate
 from .evidence import gather
-from .inputs import other_condition, provenance
+from .inputs import aligned, other_condition, provenance
 from .interventions import TABLES, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
@@ -57,6 +57,7 @@ FILES = (
     "layers",
     "law",
     "dimensions",
+    "writing",
     "growth_steps",
     "neurons",
     "selectivity",
@@ -161,6 +162,7 @@ def trace(
     batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
     other = None if tokens is not None else other_condition(lens, batch, config=config)
     check_tokens(lens, batch)
+    check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     if config.interventions and config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
     why_not = why_no_interventions(lens, batch) if config.interventions else None
@@ -233,9 +235,14 @@ def _run(
             keep(name, make())
         return frames[name]
 
-    keep("tokens", decode_tokens(batch, lens.tokenizer))
     keep("chain", chain_table(links))
     panel = aimed(lens, batch, config=config, own=own, progress=progress)
+    at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
+    moved = aligned(batch, panel["rate_by_key"], **at)
+    if moved is not None:
+        batch, other = moved, None
+        panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
+    keep("tokens", decode_tokens(batch, lens.tokenizer))
     evidence = gather(lens, panel, config=config)
     errors = {split.layer: split.error for split in evidence.splits if split.position == panel.location.sink_position}
     keep("heads", tables.head_table(lens, panel, threshold=config.threshold))
@@ -243,6 +250,7 @@ def _run(
     keep("layers", tables.layer_table(panel))
     keep("law", tables.law_table(panel))
     keep("dimensions", tables.dimension_table(panel, config=config))
+    keep("writing", tables.writing_table(panel))
     keep("growth_steps", tables.step_table(panel, errors))
     keep("neurons", neuron_table(lens, panel, evidence.splits))
     keep("selectivity", selectivity_table(lens, panel, evidence.splits))
@@ -271,7 +279,7 @@ def _run(
         )
     nulls = {"random_init": frames.get("twin_links"), "effects": frames.get("effects")}
     keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    frames["summary"] = summary.summary_table(panel, frames, config=config)
+    frames["summary"] = summary.summary_table(panel, frames, config=config, aligned=moved is not None)
     writer.write_csv("summary", frames["summary"])
     return frames, panel
 

@@ -94,8 +94,16 @@ def removed_share(
     baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
     """Attention that the sink position lost, over its attention in the baseline; a ratio of means."""
-    before = baseline.mass_at(sink_position, layers=layers)
-    return _ratio(before - edited.mass_at(sink_position, layers=layers), before, generator=generator)
+    return share_removed(
+        baseline.mass_at(sink_position, layers=layers),
+        edited.mass_at(sink_position, layers=layers),
+        generator=generator,
+    )
+
+
+def share_removed(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
+    """What is gone of a quantity, over what there was; a ratio of means over sequences."""
+    return _ratio(before - after, before, generator=generator)
 
 
 def change_of(

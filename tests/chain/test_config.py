@@ -54,7 +54,7 @@ def test_an_unknown_key_is_rejected():
     [
         ({"tokens": "prose"}, "need one of text, random, repeated"),
         ({"bos": "maybe"}, "need one of auto, with, without"),
-        ({"kernel": "flash"}, "need auto, fused or eager"),
+        ({"kernel": "flash"}, "need one of auto, fused, eager"),
         ({"length": 1}, "length is 1; need at least 2"),
         ({"sequences": 0}, "sequences is 0; need at least 1"),
         ({"batch_size": 0}, "batch_size is 0; need at least 1"),

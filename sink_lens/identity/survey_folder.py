@@ -23,8 +23,8 @@ from ..errors import SinkLensError, UndrawnError
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..records import RunWriter, create_run, display, read_run, versions
-from .contrasts import variant_table
-from .measured_models import Draws, Subject
+from .models_to_measure import ModelToMeasure, RandomSequences
+from .switches import variant_table
 
 _PARTIAL = "partial.safetensors"
 _EVERY = 30.0
@@ -92,12 +92,12 @@ def variants_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.nda
     return {"arms": variant_table(summary.loc[summary["step"].isna()])}
 
 
-def survey(
+def written(
     kind: str,
-    found: Sequence[Subject],
+    found: Sequence[ModelToMeasure],
     measure: Measure,
     *,
-    draws: Draws,
+    draws: RandomSequences,
     config: Mapping[str, Any],
     out: str | os.PathLike[str],
     tables: Sequence[str],
@@ -196,7 +196,7 @@ class _Done:
 
     def add(
         self,
-        one: Subject,
+        one: ModelToMeasure,
         *,
         lens: LensModel | None = None,
         given: MeasuredModel | None = None,
