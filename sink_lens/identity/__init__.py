@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
+    from .config import ContractionConfig as ContractionConfig
+    from .config import FingerprintConfig as FingerprintConfig
+    from .config import PreferenceConfig as PreferenceConfig
     from .fingerprints import Fingerprint as Fingerprint
-    from .fingerprints import FingerprintConfig as FingerprintConfig
     from .fingerprints import fingerprint as fingerprint
     from .state_contraction import contraction as contraction
     from .token_preference import preference as preference
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "Fingerprint": "fingerprints",
-    "FingerprintConfig": "fingerprints",
+    "FingerprintConfig": "config",
+    "ContractionConfig": "config",
+    "PreferenceConfig": "config",
     "UntrainedConfig": "untrained_models",
     "contraction": "state_contraction",
     "fingerprint": "fingerprints",
@@ -25,8 +29,10 @@ _NAMES = {
 """Public name -> the module that defines it."""
 
 __all__ = [
+    "ContractionConfig",
     "Fingerprint",
     "FingerprintConfig",
+    "PreferenceConfig",
     "UntrainedConfig",
     "contraction",
     "fingerprint",
