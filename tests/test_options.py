@@ -9,13 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sink_lens import cli, compare, fingerprint, watch
+from sink_lens import cli
 from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
 from sink_lens.cli.options import built, configured, off_of, option_of
 from sink_lens.configuration import field_docs, with_fields
 from sink_lens.data.config import CacheConfig, SourcesConfig
 from sink_lens.errors import InputError
+from sink_lens.identity import fingerprint
 from sink_lens.identity.config import ContractionConfig, FingerprintConfig, PreferenceConfig
 from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
@@ -24,6 +25,7 @@ from sink_lens.report.config import ReportConfig
 from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig
 from sink_lens.studies.study import asked
 from sink_lens.sweeps.config import SweepConfig, sweep_config
+from sink_lens.training import compare, watch
 from sink_lens.training.config import CompareConfig, TrainConfig, WatchConfig
 from sink_lens.training.config import asked as asked_training
 

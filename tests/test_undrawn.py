@@ -138,9 +138,9 @@ def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(monkeypatc
     drawn = trace(lens, config=config, out="run", progress=False)
     assert drawn.report_path.exists()
     assert drawn.location == whole.location
-    assert set(drawn.frames) == set(whole.frames)
-    for name, frame in whole.frames.items():
-        assert frame.shape == drawn.frames[name].shape
+    assert set(drawn.tables) == set(whole.tables)
+    for name, frame in whole.tables.items():
+        assert frame.shape == drawn.tables[name].shape
     with pytest.raises(RunError, match="--overwrite"):
         trace(lens, config=config, out="run", progress=False)
 
