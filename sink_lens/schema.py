@@ -56,6 +56,30 @@ LEAST_ADDED = 0.02
 NORM_ALONE = 2.0
 """The page warns if the norm-only control multiplies the attention by at least this factor."""
 
+ANSWERS = ("yes", "no", "undecided", "not applicable")
+"""What a question about a link may be answered."""
+QUESTIONS = {
+    "present": "Does what the link leads to stand out at the sink position, over its nulls?",
+    "necessary_or_sufficient": "Does breaking the link remove the sink (for the first link: does isolating another "
+    "position make one), over the largest of its controls?",
+    "carries": "Does the sink go where what the link leads to is mean ablated, over the largest of its controls?",
+}
+"""Question about a link -> what it asks."""
+DERIVED: tuple[tuple[str, str, str, str], ...] = (
+    ("not applicable", "any", "any", "not applicable"),
+    ("any", "not applicable", "any", "not applicable"),
+    ("no", "any", "any", "fails"),
+    ("any", "no", "any", "fails"),
+    ("yes", "yes", "no", "undecided"),
+    ("yes", "yes", "any", "holds"),
+    ("any", "any", "any", "undecided"),
+)
+"""The verdict on a link from its three answers, in the order of QUESTIONS: the first row that fits."""
+COSTLY = 0.25
+"""An intervention is off-distribution where the lower end of its loss, over that of masking the sink, is above this."""
+TELLING_LOSS = 0.9
+"""Cost is asked only of models whose clean loss is below this share of the loss of uniform guessing."""
+
 Dtype = Literal["int", "float", "bool", "str", "any"]
 """The kinds of column type, whatever their width; *any* holds numbers and text. An *int* column with missing values may
 be stored as whole floats, as pandas does."""
@@ -437,8 +461,12 @@ _TRACE = (
         criterion: str, text. When the link holds.
         is_primary: bool, yes or no. Whether the measured verdict hangs on this statistic.
         n: int, count. Sequences that the numbers are taken over.
-        verdict: str, name. holds, fails or undecided: measured and intervened, the same on all rows; not applicable
-            where no position is a sink.
+        verdict: str, name. holds, fails, undecided or not applicable: derived from the three answers, the same on all
+            rows of a link; not applicable where no position is a sink.
+        present: str, name. yes, no, undecided or not applicable: whether what the link leads to stands out.
+        necessary_or_sufficient: str, name. The same: whether breaking the link removes the sink, or making it makes
+            one.
+        carries: str, name. The same: whether the sink goes where what the link leads to is mean ablated.
         measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
         intervened: str, name. The same of the intervention alone; no intervention where there was none.
         floors: str, name. calibrated; not calibrated if the user moved a floor or threshold, so that the measured error
@@ -563,7 +591,13 @@ _TRACE = (
         ci_low/ci_high: float, share. 95% interval of the share over sequences.
         control_share: float, share. Mean share of the controls; nan without controls.
         outcome: str, name. What happened to the sink: removed, relocated, shared or unchanged.
-        is_primary: bool, yes or no. Whether this intervention decides the link's verdict.
+        is_primary: bool, yes or no. Whether this intervention answers if the link is necessary or sufficient.
+        carries: bool, yes or no. Whether this intervention answers if the link carries the sink.
+        control_largest: float, share. Largest share of a control, which a yes must beat; nan without controls.
+        control_loss_nats: float, nats. Mean next-token loss over the controls; nan without controls.
+        masked_loss_nats: float, nats. Mean next-token loss where no query may attend to the sink.
+        beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
+        uniform_loss_nats: float, nats. Loss of guessing every token alike.
         n: int, count. Sequences that the numbers are averaged over.
         """,
         when="with interventions",
