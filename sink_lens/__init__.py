@@ -10,6 +10,7 @@ from .moved import install as _install_old_names
 
 if TYPE_CHECKING:
     from sink_lens.activations.record import Reading, capture, stream
+    from sink_lens.activations.sink_mask import sink_mask
     from sink_lens.chain.config import TraceConfig
     from sink_lens.chain.trace import Trace, trace
     from sink_lens.data.tokens import (
@@ -77,6 +78,7 @@ _MODULES = {
     "capture": "activations.record",
     "Reading": "activations.record",
     "stream": "activations.record",
+    "sink_mask": "activations.sink_mask",
     "SITES": "models.sites",
     "Site": "models.sites",
     "MEASURES": "measures.table",
@@ -193,6 +195,7 @@ __all__ = [
     "render",
     "repeated_tokens",
     "run_with",
+    "sink_mask",
     "stream",
     "sweep",
     "trace",
