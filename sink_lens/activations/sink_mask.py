@@ -39,7 +39,6 @@ from .views import LayerView, Reading
 
 log = logging.getLogger(__name__)
 
-By = Literal["attention", "norm"]
 LEAST = {"attention": LEAST_SHARE, "norm": LEAST_NORM}
 """What is meant by a sink -> the least median score of the marked tokens."""
 _TOKENS_A_FORWARD = 2048
@@ -49,7 +48,7 @@ def sink_mask(
     lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     *,
-    by: By = "attention",
+    by: str = "attention",
     threshold: float | None = None,
     least: float | None = None,
     gap: float = GAP,
@@ -95,7 +94,7 @@ def sink_scores(
     lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     *,
-    by: By = "attention",
+    by: str = "attention",
     kernel: Literal["auto", "fused", "eager"] = "auto",
     batch_size: int | None = None,
     progress: bool = False,
