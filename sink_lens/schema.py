@@ -1302,7 +1302,7 @@ _SINK_TOKENS = (
     _table(
         "dimensions",
         "one dimension of the residual stream after one layer, at one kind of token; only dimensions that are outliers "
-        "on at least the asked share of such tokens in some layer",
+        "on at least the asked share of such tokens in some layer, without the layers in which they are never one",
         """
         kind: str, name. residual (tokens that are neither sinks nor massive) or sink token (the others).
         dimension: int, index. Dimension of the residual stream.

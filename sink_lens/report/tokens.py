@@ -84,16 +84,18 @@ def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
         coverage: the share from which a dimension is listed.
     """
     kinds = ("residual", "sink token")
+    layers = range(int(dimensions["layer"].max()) + 1)
     figure = canvas(width=9.0, height=3.2)
     for place, kind in enumerate(kinds, start=1):
         part = dimensions.loc[dimensions["kind"] == kind]
         ylabel = "share of these tokens, %" if place == 1 else ""
-        axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=ylabel)
+        where = "ordinary tokens" if kind == "residual" else "marked tokens"
+        axes = panel(figure, place=(1, 2, place), xlabel=f"layer ({where})", ylabel=ylabel)
         for index, dimension in enumerate(_widest(part)):
-            rows = part.loc[part["dimension"] == dimension]
+            rows = part.loc[part["dimension"] == dimension].set_index("layer")["coverage"].reindex(layers, fill_value=0)
             axes.plot(
-                rows["layer"],
-                100 * rows["coverage"].to_numpy(float),
+                layers,
+                100 * rows.to_numpy(float),
                 color=COLOURS[index % len(COLOURS)],
                 marker=MARKS[index % len(MARKS)],
                 markersize=3.5,
@@ -101,7 +103,6 @@ def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
             )
         axes.axhline(100 * coverage, color=QUIET, linestyle=":", linewidth=1)
         axes.set_ylim(0, 104)
-        axes.set_title("tokens that are not marked" if kind == "residual" else "marked tokens", fontsize=9, loc="right")
         whole_numbers(axes, y=False)
         legend(axes, columns=6)
     return finished(figure)

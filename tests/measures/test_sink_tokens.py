@@ -64,7 +64,8 @@ def test_shares_by_hand():
 
 def test_a_score_by_hand():
     # Query 1 gives key 0 two shares, query 2 gives key 0 three and key 1 nothing. Distance 1: shares 2 (query 1, key 0)
-    # and 0 (query 2, key 1), median 1; distance 2: 3 alone, so that its median is 3 itself. Key 0: 2/1 + 3/3 = 3 over 2 queries, with two more at 1: 5/4. Key 1: 0 over one query: 2/3. Key 2: no query: 1.
+    # and 0 (query 2, key 1), median 1; distance 2: 3 alone, so its median is 3.
+    # Key 0: 2/1 + 3/3 = 3 over 2 queries, with two more at 1: 5/4. Key 1: 0 over one query: 2/3. Key 2: no query: 1.
     shares = torch.tensor([[[2.0, 0.0, 0.0], [3.0, 0.0, 0.0]]])
     positions = torch.tensor([1, 2])
     score = share_score(
