@@ -40,6 +40,7 @@ def main() -> None:
     lens = load() if options.model is None else load(options.model)
     print(f"{lens!r}; {torch.get_num_threads()} threads", flush=True)
     rounds = options.rounds or (3 if options.quick else ROUNDS)
+    assert lens.tokenizer is not None  # the default model has one
     worst = dict.fromkeys(NAMES, 0.0)
     for length, sequences in SIZES.items():
         if options.quick and length > 1024:

@@ -42,7 +42,8 @@ def measure(work: Work) -> Measured:
         "marked": certain(torch.cat([fitted.marked, held.marked]).double().mean()),
         "marked_variance": _share_of_variance(held, work),
     }
-    curves = {}
+    curves: dict[str, np.ndarray] = {}
+    before = np.empty(0)
     for name, ordinary in (("with", False), ("without", True)):
         mean, basis = _pca(fitted.of(ordinary=ordinary), count=components[-1])
         seen = [_explained(held, _projected(held.states, mean, basis[:, :count])) for count in components]
@@ -55,7 +56,6 @@ def measure(work: Work) -> Measured:
             before = rows
         else:
             numbers["pca_gain"] = work.interval(np.concatenate([rows, before], axis=1), statistic=_gained)
-    before = np.empty(0)
     for name, ordinary in (("with", False), ("without", True)):
         coder = _Autoencoder(fitted.of(ordinary=ordinary), work=work, active=judged)
         rows = _explained(held, coder(held.states))

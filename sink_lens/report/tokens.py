@@ -84,7 +84,7 @@ def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
         coverage: the share from which a dimension is listed.
     """
     kinds = ("residual", "sink token")
-    layers = range(int(dimensions["layer"].max()) + 1)
+    layers = range(int(dimensions["layer"].to_numpy(int).max(initial=0)) + 1)
     figure = canvas(width=9.0, height=3.2)
     for place, kind in enumerate(kinds, start=1):
         part = dimensions.loc[dimensions["kind"] == kind]
@@ -118,10 +118,11 @@ def kurtosis_by_layer(layers: pd.DataFrame) -> Figure:
     axes = panel(figure, xlabel="layer", ylabel="excess kurtosis")
     for kind, colour, mark in _GROUPS:
         part = layers.loc[layers["kind"] == kind]
-        if part["kurtosis"].notna().any():
+        if np.isfinite(part["kurtosis"].to_numpy(float)).any():
             axes.plot(part["layer"], part["kurtosis"], color=colour, marker=mark, markersize=3.5, label=kind)
     axes.set_yscale("symlog", linthresh=1)
-    ticks = [tick for tick in (0, 1, 10, 100, 1000, 10000) if tick <= 10 * max(layers["kurtosis"].max(), 1)]
+    most = np.nanmax(layers["kurtosis"].to_numpy(float), initial=1.0)
+    ticks = [tick for tick in (0, 1, 10, 100, 1000, 10000) if tick <= 10 * most]
     axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     whole_numbers(axes, y=False)
     legend(axes, columns=2)
@@ -178,8 +179,8 @@ def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
 
 def _widest(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
     """Dimensions by their largest coverage."""
-    order = part.groupby("dimension")["coverage"].max().sort_values(ascending=False, kind="stable")
-    return [int(dimension) for dimension in order.index[:most]]
+    order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
+    return list(dict.fromkeys(order))[:most]
 
 
 def _title(run: Run) -> str:
@@ -265,7 +266,7 @@ def _gradient(run: Run) -> tuple[str, Figure]:
     table = run.need("gradients", columns=["layer", "position", "marked", "gradient_ratio"])
     see = (
         f"Gradient of the mean loss with respect to each token's stream, over the median of its sequence; medians over "
-        f"{plural(table['sequence'].nunique(), 'sequence')}."
+        f"{plural(len(set(table['sequence'].tolist())), 'sequence')}."
     )
     return see, gradient_by_layer(table)
 

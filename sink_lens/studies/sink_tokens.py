@@ -317,7 +317,7 @@ def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: Tokens
         "sink_tokens": _marked(every, found),
         "token_ids": _by_id(every),
         "positions": _by_position(every),
-        "dimensions": dimension_table(found.outliers, every, coverage=config.coverage, n_layers=lens.n_layers),
+        "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
         "layers": _layers(found, batch),
         "maxima": _maxima(found.maxima, every),
         "histogram": _histogram(found),
@@ -353,12 +353,12 @@ def _layers_over(values: Tensor, place: tuple[int, int], threshold: float) -> st
 def _rates(part: pd.DataFrame) -> dict[str, Any]:
     return {
         "tokens": len(part),
-        "sink_rate": float(part["sink"].mean()),
-        "massive_rate": float(part["massive"].mean()),
-        "median_share": float(part["share_score"].median()),
-        "largest_share": float(part["share_score"].max()),
-        "median_norm": float(part["norm_ratio"].median()),
-        "largest_norm": float(part["norm_ratio"].max()),
+        "sink_rate": part["sink"].to_numpy(float).mean(),
+        "massive_rate": part["massive"].to_numpy(float).mean(),
+        "median_share": np.median(part["share_score"].to_numpy(float)),
+        "largest_share": part["share_score"].to_numpy(float).max(),
+        "median_norm": np.median(part["norm_ratio"].to_numpy(float)),
+        "largest_norm": part["norm_ratio"].to_numpy(float).max(),
     }
 
 
@@ -373,7 +373,7 @@ def _by_id(every: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=columns)
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
     order = table.assign(marked=marked).sort_values(["marked", "largest_share"], ascending=False, kind="stable")
-    return order[columns].reset_index(drop=True)
+    return order.reset_index(drop=True).reindex(columns=columns)
 
 
 def _by_position(every: pd.DataFrame) -> pd.DataFrame:
@@ -381,18 +381,21 @@ def _by_position(every: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float, n_layers: int) -> pd.DataFrame:
+def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float) -> pd.DataFrame:
     """Dimensions that are outliers on most tokens of a kind in some layer, at every layer where they are one at all.
 
     Args:
         outliers: layer, sequence, position, dimension, value, ratio: entries over the factor.
         every: sequence, position, sink, massive: every token.
         coverage: share of the tokens on which a dimension must be an outlier, in at least one layer.
-        n_layers: number of layers.
     """
-    marked = every["sink"] | every["massive"]
-    at = pd.MultiIndex.from_frame(every.loc[marked, ["sequence", "position"]])
-    on_marked = pd.MultiIndex.from_frame(outliers[["sequence", "position"]]).isin(at)
+    marked = every["sink"].to_numpy(bool) | every["massive"].to_numpy(bool)
+    places, of_entries = (
+        list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
+        for table in (every.loc[marked], outliers)
+    )
+    at = set(places)
+    on_marked = np.array([place in at for place in of_entries], dtype=bool)
     frames = []
     for kind, rows, tokens in (
         ("residual", outliers.loc[~on_marked], int((~marked).sum())),
@@ -405,8 +408,7 @@ def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: fl
         table = table.loc[widest >= coverage].assign(kind=kind, tokens=tokens)
         frames.append(table)
     columns = ["kind", "dimension", "layer", "coverage", "tokens", "value", "ratio"]
-    whole = pd.concat(frames, ignore_index=True)[columns]
-    return whole.loc[whole["layer"] < n_layers].reset_index(drop=True)
+    return pd.concat(frames, ignore_index=True).reindex(columns=columns)
 
 
 def _layers(found: _Found, batch: TokenBatch) -> pd.DataFrame:
@@ -482,7 +484,7 @@ def _agreement(every: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for kind in ("first", "delimiter", "other", "all"):
         part = every if kind == "all" else every.loc[every["kind"] == kind]
-        sink, massive = part["sink"], part["massive"]
+        sink, massive = part["sink"].to_numpy(bool), part["massive"].to_numpy(bool)
         both, either = int((sink & massive).sum()), int((sink | massive).sum())
         rows.append(
             {

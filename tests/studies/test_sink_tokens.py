@@ -104,13 +104,13 @@ def test_coverage_by_hand():
     every = pd.DataFrame({"sequence": 0, "position": range(4), "sink": [True, False, False, False], "massive": False})
     rows = [(1, 1, 7, -40.0, 21.0), (1, 2, 7, 20.0, 25.0), (0, 2, 7, 3.0, 30.0), (1, 0, 8, 9.0, 50.0)]
     outliers = pd.DataFrame(rows, columns=["layer", "position", "dimension", "value", "ratio"]).assign(sequence=0)
-    table = dimension_table(outliers, every, coverage=0.5, n_layers=2)
+    table = dimension_table(outliers, every, coverage=0.5)
     assert table.to_dict("records") == [
         {"kind": "residual", "dimension": 7, "layer": 0, "coverage": 1 / 3, "tokens": 3, "value": 3.0, "ratio": 30.0},
         {"kind": "residual", "dimension": 7, "layer": 1, "coverage": 2 / 3, "tokens": 3, "value": 30.0, "ratio": 23.0},
         {"kind": "sink token", "dimension": 8, "layer": 1, "coverage": 1.0, "tokens": 1, "value": 9.0, "ratio": 50.0},
     ]
-    assert dimension_table(outliers.iloc[:0], every, coverage=0.5, n_layers=2).empty
+    assert dimension_table(outliers.iloc[:0], every, coverage=0.5).empty
 
 
 def test_maxima_are_those_of_the_tensors(delimiters):
