@@ -34,6 +34,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="up to 1,024 tokens only, three rounds each")
+    parser.add_argument("--lengths", type=int, nargs="+", choices=list(SIZES), help="these lengths only")
     parser.add_argument("--rounds", type=int, default=None, help=f"rounds of each length; {ROUNDS} if not given")
     parser.add_argument("--model", default=None, help="what sink_lens.load takes; the default model if not given")
     options = parser.parse_args()
@@ -43,7 +44,7 @@ def main() -> None:
     assert lens.tokenizer is not None  # the default model has one
     worst = dict.fromkeys(NAMES, 0.0)
     for length, sequences in SIZES.items():
-        if options.quick and length > 1024:
+        if (options.quick and length > 1024) or (options.lengths and length not in options.lengths):
             continue
         tokens = from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without")
         one_round(lens, tokens, index=0)  # warm up
