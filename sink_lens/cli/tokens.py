@@ -1,15 +1,13 @@
 """``sink-lens tokens``."""
 
-import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..studies.tokens_config import TokensConfig
-from .console import PACKAGE, app, console, reported
-from .options import Overwrite, configured
+from .console import app, console, hush, reported
+from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,17 +32,13 @@ _MOST_IDS = 8
 @configured(TokensConfig)
 def tokens(
     config: TokensConfig,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: runs/MODEL-DATE-TIME.", metavar="DIR")
-    ] = None,
+    out: Out = None,
     overwrite: Overwrite = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")] = False,
+    quiet: Quiet = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
 ) -> None:
     """Find the tokens that are sinks or massive, and the dimensions that are large on most tokens."""
-    if quiet or json:
-        os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
-        logging.getLogger(PACKAGE).setLevel(logging.WARNING)
+    hush(quiet or json)
     from ..studies.sink_tokens import sink_tokens
 
     found = sink_tokens(config, out=out, overwrite=overwrite, progress=not (quiet or json))

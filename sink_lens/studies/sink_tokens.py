@@ -96,11 +96,13 @@ def sink_tokens(
     """
     given = fields | ({"tokens": tokens} if isinstance(tokens, str) else {})
     if isinstance(model, TokensConfig):
-        config = with_fields(TokensConfig, model, given)
+        config = with_fields(TokensConfig, model, given, where="tokens")
         lens = model_of(config)
     else:
-        lens = as_lens(model)
-        config = with_fields(TokensConfig, config, given | {"model": lens.name})
+        named = isinstance(model, str | Path)
+        name = str(model) if named else as_lens(model).name
+        config = with_fields(TokensConfig, config, given | {"model": name}, where="tokens")
+        lens = model_of(config) if named else as_lens(model)
     batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)

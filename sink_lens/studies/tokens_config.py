@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from ..chain.config import KERNELS
-from ..data.described import BOS_ARMS, TOKEN_KINDS, check_described
+from ..configuration import check_choices, check_least
+from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 
@@ -18,9 +19,9 @@ class TokensConfig:
     """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
     prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
     """A prompt, one sequence; repeat for several. Instead of text."""
-    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS})
+    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})
     """Text, uniformly random ids, or one id repeated."""
-    bos: str = field(default="auto", metadata={"choices": BOS_ARMS})
+    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token: what the tokenizer does, BOS, or no BOS."""
     sequences: int = 32
     """How many sequences."""
@@ -63,15 +64,10 @@ class TokensConfig:
         Raises:
             InputError: which value, and what is needed.
         """
+        check_choices(self)
         check_described(self)
-        if self.kernel not in KERNELS:
-            raise InputError(f"kernel is {self.kernel!r}; need auto, fused or eager")
-        for name in ("batch_size", "max_outliers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; need at least 1")
-        if self.gradient_sequences < 0:
-            raise InputError(f"gradient_sequences is {self.gradient_sequences}; need 0 or more")
+        check_least(self, 1, "batch_size", "max_outliers")
+        check_least(self, 0, "gradient_sequences")
         for name in ("energy_frac", "coverage"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; need a share above 0, at most 1")

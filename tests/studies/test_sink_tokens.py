@@ -185,8 +185,8 @@ def test_json_is_json_and_has_the_thresholds(model):
         ({"gap": 1.0}, "gap is 1.0; need a number above 1"),
         ({"sink_threshold": 0.5}, "sink_threshold is 0.5; need a number above 1"),
         ({"coverage": 0.0}, "coverage is 0.0; need a share above 0"),
-        ({"gradient_sequences": -1}, "gradient_sequences is -1; need 0 or more"),
-        ({"kernel": "slow"}, "kernel is 'slow'; need auto, fused or eager"),
+        ({"gradient_sequences": -1}, "gradient_sequences is -1; need at least 0"),
+        ({"kernel": "slow"}, "kernel is 'slow'; need one of auto, fused, eager"),
         ({"max_outliers": 0}, "max_outliers is 0; need at least 1"),
     ],
 )
