@@ -23,7 +23,9 @@ from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
 from sink_lens.report.config import ReportConfig
 from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig
+from sink_lens.studies.sink_tokens import sink_tokens
 from sink_lens.studies.study import asked
+from sink_lens.studies.tokens_config import TokensConfig
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training import compare, watch
 from sink_lens.training.config import CompareConfig, TrainConfig, WatchConfig
@@ -35,6 +37,7 @@ COMMANDS = {
     "amplify": AmplifyConfig,
     "ablate": AblateConfig,
     "patch": PatchConfig,
+    "tokens": TokensConfig,
     "sweep": SweepConfig,
     "train": TrainConfig,
     "watch": WatchConfig,
@@ -56,6 +59,7 @@ FROM_PYTHON = {
     "preference": lambda given: survey("preference", **given),
     "contraction": lambda given: survey("contraction", **given),
     "fingerprint": lambda given: fingerprint(["m"], **given),
+    "tokens": lambda given: sink_tokens("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
     "train": lambda given: asked_training(None, given),
 } | {name: lambda given, name=name: from_python(name, "m", given) for name in list(COMMANDS)[:5]}
@@ -225,6 +229,8 @@ SPECIAL = {
     "value_norm": "per_head",
     "device": "cuda",
     "trackers": ("tensorboard", "wandb"),
+    **dict.fromkeys(("gap", "dimension_factor", "least_share", "least_norm"), 7.5),
+    **dict.fromkeys(("sink_threshold", "massive_threshold"), 7.5),
 }
 """Values of fields that others would not go with."""
 

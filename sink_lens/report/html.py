@@ -46,6 +46,7 @@ PAGES = {
     "contraction": "survey:CONTRACTION",
     "calibration": "survey:CALIBRATION",
     "fingerprint": "fingerprint:FINGERPRINT",
+    "tokens": "tokens:TOKENS",
 }
 """Run kind -> module of ``sink_lens.report`` and name of its ``Page`` there, imported when it is asked for."""
 
