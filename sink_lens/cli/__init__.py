@@ -13,6 +13,7 @@ import typer
 # isort: off
 from . import trace  # noqa: F401
 from . import interventions  # noqa: F401
+from . import decisions  # noqa: F401
 from . import patch  # noqa: F401
 from . import sweep  # noqa: F401
 from . import train  # noqa: F401

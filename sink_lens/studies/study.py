@@ -30,7 +30,7 @@ from ..stats import paired_difference
 from ..text import span
 from .config import StudyConfig
 
-S = TypeVar("S", bound=StudyConfig)
+S = TypeVar("S", bound=Question)
 _KERNEL = "eager"
 """What the bridge runs on."""
 
@@ -45,6 +45,8 @@ class Study:
     """The run's tables by name."""
     headline: str
     """The result in words."""
+    decision: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """What ``--json`` prints: the decision and its numbers; empty for studies that decide nothing."""
 
     def _repr_html_(self) -> str:
         return display.html(self.headline, self.frames["summary"], folder=self.folder)
