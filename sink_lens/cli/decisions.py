@@ -1,21 +1,17 @@
 """``sink-lens quantise`` and ``streaming``: commands that end in one sentence, with the numbers behind it."""
 
 import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..studies.config import QuantiseConfig, StreamingConfig
-from .console import app, console, reported
-from .options import Overwrite, configured
+from .console import app, console, hush, reported
+from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from ..studies.study import Study
 
-Out = Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/MODEL-DATE-TIME.", metavar="DIR")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 
 _QUANTISE_EXAMPLES = """\
@@ -82,12 +78,6 @@ def streaming(
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = ("part", "kept", "tokens", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
     shown(study, table="losses", columns=columns, quiet=quiet, as_json=as_json)
-
-
-def hush(quiet: bool) -> None:
-    """Show no progress of other libraries."""
-    if quiet:
-        os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
 
 
 def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool, as_json: bool) -> None:

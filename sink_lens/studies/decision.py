@@ -4,14 +4,14 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
 
 from ..activations.forward import check_tokens
-from ..chain.config import Question
+from ..configuration import with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..errors import InputError
 from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
@@ -20,20 +20,42 @@ from ..models.load import ModelLike, as_lens
 from ..records import create_run
 from ..schema import WORTH_KEEPING_NATS
 from ..stats import Interval, interval, paired_difference
+from .config import DecisionConfig
 from .study import Study
 
+D = TypeVar("D", bound=DecisionConfig)
 FEWEST = 4
 """The fewest sequences that two parts are made from."""
 
 
 def inputs(
-    model: ModelLike | Question, config: Question, *, tokens: TokenBatch | str | None
-) -> tuple[LensModel, TokenBatch]:
-    """The model and the sequences of a study."""
-    lens = model_of(config) if isinstance(model, Question) else as_lens(model)
+    kind: type[D],
+    model: ModelLike | DecisionConfig,
+    *,
+    config: D | None,
+    tokens: TokenBatch | str | None,
+    fields: Mapping[str, Any],
+) -> tuple[D, LensModel, TokenBatch]:
+    """What a study is asked, with its model and its sequences.
+
+    Raises:
+        InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.
+    """
+    where = kind.__name__.removesuffix("Config").lower()
+    given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
+    if isinstance(model, DecisionConfig):
+        if config is not None or not isinstance(model, kind):
+            found = "two configurations" if config is not None else f"a {type(model).__name__}"
+            raise InputError(f"{where} was given {found}; need one {kind.__name__}, or a model before it")
+        config = with_fields(kind, model, given, where=where)
+        lens = model_of(config)
+    else:
+        name = str(model) if isinstance(model, str | Path) else as_lens(model).name
+        config = with_fields(kind, config, given | {"model": name}, where=where)
+        lens = model_of(config) if isinstance(model, str | Path) else as_lens(model)
     batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
-    return lens, batch
+    return config, lens, batch
 
 
 def parts(batch: TokenBatch) -> dict[str, TokenBatch]:
@@ -108,7 +130,7 @@ def decided(
     kind: str,
     lens: LensModel,
     batch: TokenBatch,
-    config: Question,
+    config: DecisionConfig,
     frames: Mapping[str, pd.DataFrame],
     *,
     kernel: str,

@@ -23,7 +23,6 @@ from tqdm.auto import tqdm
 
 from ..activations.record import Reading, stream
 from ..activations.views import LayerView
-from ..chain.config import Question
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.quantisation import format_of, linear_paths, quantisation, quantised_weights, rounded
@@ -37,7 +36,7 @@ from ..text import interval as bounds
 from ..text import listed, number, percent, plural
 from .config import QuantiseConfig
 from .decision import decided, inputs, is_cost, loss_row, parts, rows_of
-from .study import Study, asked
+from .study import Study
 
 CACHE = ("k", "v")
 """Sites of the cache."""
@@ -72,7 +71,7 @@ class Measured:
 
 
 def quantise(
-    model: ModelLike | Question,
+    model: ModelLike | QuantiseConfig,
     *,
     config: QuantiseConfig | None = None,
     tokens: TokenBatch | str | None = None,
@@ -96,8 +95,7 @@ def quantise(
         InputError: a format or site that cannot be used, weights that are quantised already, or too few sequences.
         RunError: the folder is in use, or holds another run.
     """
-    config = asked(QuantiseConfig, model, config=config, tokens=tokens, fields=fields)
-    lens, batch = inputs(model, config, tokens=tokens)
+    config, lens, batch = inputs(QuantiseConfig, model, config=config, tokens=tokens, fields=fields)
     targets = _targets(lens, config)
     check_weights(lens, config)
     halves = parts(batch)
@@ -107,7 +105,7 @@ def quantise(
     rows, costs = [], True
     with tqdm(desc="quantised runs", unit="run", disable=not progress, leave=False) as bar:
         for name, part in halves.items():
-            run = _Runs(lens, part, targets=targets, weights=config.weights, bar=bar)
+            run = _Runs(lens, part, targets=targets, config=config, bar=bar)
             clean, base = run.clean(), run.rounded_weights()
             worst = run.loss(Kept())
             known = {"clean": clean, "worst": worst, "best": base, "seed": config.seed}
@@ -213,9 +211,10 @@ class _Runs:
     """Losses of one part of the text under rounding."""
 
     def __init__(
-        self, lens: LensModel, part: TokenBatch, *, targets: Mapping[str, str], weights: str | None, bar: Any
+        self, lens: LensModel, part: TokenBatch, *, targets: Mapping[str, str], config: QuantiseConfig, bar: Any
     ) -> None:
-        self.lens, self.part, self.targets, self.weights, self.bar = lens, part, targets, weights, bar
+        self.lens, self.part, self.targets, self.bar = lens, part, targets, bar
+        self.weights, self.batch_size = config.weights, config.batch_size
 
     def clean(self) -> Float[Tensor, " batch"]:
         """Nothing is rounded."""
@@ -232,7 +231,7 @@ class _Runs:
             return self._loss(edits)
 
     def _loss(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
-        found = run_with(self.lens, self.part, edits, layers=[0], quiet=True).loss
+        found = run_with(self.lens, self.part, edits, layers=[0], quiet=True, batch_size=self.batch_size).loss
         assert found is not None  # it was asked for
         self.bar.update()
         return found

@@ -25,7 +25,6 @@ from tqdm.auto import tqdm
 
 from ..activations.attention import ChangeRows, Put, Scores, Watch, observed
 from ..activations.forward import check_tokens
-from ..chain.config import Question
 from ..data.tokens import TokenBatch, from_tensor
 from ..edits.window import evictions, first_tokens, ranks, seen_keys
 from ..errors import InputError
@@ -39,7 +38,7 @@ from ..text import number, percent, plural
 from .config import StreamingConfig
 from .decision import decided, inputs, is_cost, loss_row, parts, rows_of
 from .quantise import random_tokens, sink_tokens
-from .study import Study, asked
+from .study import Study
 
 _TOKENS_A_FORWARD = 1024
 _CHECKED_SHIFT, _CHECKED_TOKENS = 5, 8
@@ -58,7 +57,7 @@ class Cache:
 
 
 def streaming(
-    model: ModelLike | Question,
+    model: ModelLike | StreamingConfig,
     *,
     config: StreamingConfig | None = None,
     tokens: TokenBatch | str | None = None,
@@ -83,8 +82,7 @@ def streaming(
             are not rotary.
         RunError: the folder is in use, or holds another run.
     """
-    config = asked(StreamingConfig, model, config=config, tokens=tokens, fields=fields)
-    lens, batch = inputs(model, config, tokens=tokens)
+    config, lens, batch = inputs(StreamingConfig, model, config=config, tokens=tokens, fields=fields)
     if int(batch.lengths.min()) < config.window + 2:
         raise InputError(
             f"the shortest sequence has {int(batch.lengths.min())} tokens and the window {config.window}; need at "
@@ -99,12 +97,13 @@ def streaming(
 
             def run(kept: Tensor, *, part: TokenBatch = part) -> Tensor:
                 bar.update()
-                return token_losses(lens, part, cache=Cache(size=config.window, kept=kept, reindexed=reindexed))
+                cache = Cache(size=config.window, kept=kept, reindexed=reindexed)
+                return token_losses(lens, part, cache=cache, batch_size=config.batch_size)
 
             shape = {"sequences": part.n_sequences, "length": part.n_positions}
             marked = sink_tokens(lens, part)
             most = int(marked.sum(1).max())
-            found = {"full": token_losses(lens, part)}
+            found = {"full": token_losses(lens, part, batch_size=config.batch_size)}
             bar.update()
             found |= {str(n): run(first_tokens(n, **shape)) for n in sorted(config.keep)}
             if 0 < most < config.window:
