@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from sink_lens.studies.ablation import ablate
     from sink_lens.studies.amplification import amplify
     from sink_lens.studies.isolation import isolate
+    from sink_lens.studies.quantise import quantise
+    from sink_lens.studies.streaming import streaming
     from sink_lens.studies.study import Study
     from sink_lens.sweeps.config import SweepConfig, read_sweep
     from sink_lens.sweeps.grid import EditGrid, Grid, cell_of
@@ -94,6 +96,8 @@ _MODULES = {
     "attribution_patch": "patching.attribution",
     "generate": "engine.generation",
     "isolate": "studies.isolation",
+    "quantise": "studies.quantise",
+    "streaming": "studies.streaming",
     "amplify": "studies.amplification",
     "ablate": "studies.ablation",
     "Study": "studies.study",
@@ -195,6 +199,7 @@ __all__ = [
     "repeated_tokens",
     "run_with",
     "stream",
+    "streaming",
     "sweep",
     "trace",
     "train",

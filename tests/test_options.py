@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sink_lens import cli, compare, fingerprint, watch
+from sink_lens import cli, compare, fingerprint, quantise, streaming, watch
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import _config_of
 from sink_lens.cli.options import built, configured, off_of, option_of
@@ -56,6 +56,8 @@ FROM_PYTHON = {
     "preference": lambda given: survey("preference", **given),
     "contraction": lambda given: survey("contraction", **given),
     "fingerprint": lambda given: fingerprint(["m"], **given),
+    "quantise": lambda given: quantise("m", **given),
+    "streaming": lambda given: streaming("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
     "train": lambda given: asked_training(None, given),
 } | {name: lambda given, name=name: from_python(name, "m", given) for name in list(COMMANDS)[:5]}

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, Table, shown_table, whole
 from sink_lens.report.style import BLUE, COLOURS, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
-from sink_lens.text import interval, percent, plural, visible
+from sink_lens.text import interval, percent, visible
 
 _COLUMNS = ["part", "kept", "tokens", "loss_nats"]
 _MOST_BLOCKS = 32
@@ -69,7 +69,8 @@ def _title(run: Run) -> str:
     if table is None or table.empty:
         return "A cache that evicts"
     row = table.iloc[0]
-    many = "no first token" if not row["recommended"] else f"the first {plural(int(row['recommended']), 'token')}"
+    n = int(row["recommended"])
+    many = {0: "no first token", 1: "the first token"}.get(n, f"the first {n} tokens")
     return f"A cache of {row['window']} tokens: keep {many}"
 
 

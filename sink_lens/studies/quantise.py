@@ -477,7 +477,10 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
         f"({number(found['clean_loss_nats'])} → {number(found['quantised_loss_nats'])})"
     )
     if found["verdict"] == "nothing to keep":
-        return f"Nothing to keep: {cost}, and costs count from {WORTH_KEEPING_NATS} nats on."
+        return (
+            f"Nothing to keep: {cost}. A cost counts from {WORTH_KEEPING_NATS} nats on, if its interval leaves 0 out and "
+            "the other half of the text shows it too."
+        )
     random = (
         f"{plural(found['controls'], 'random set')} of that size at most {percent(found['random_most'])}"
         if found["controls"]
@@ -494,7 +497,8 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
         if found["sink_tokens"]:
             kept.append(f"the sink tokens ({number(found['sink_tokens'])} a sequence)")
         if found["channels"]:
-            kept.append(f"the {plural(found['channels'], 'largest channel')} of each site")
+            many = "largest channel" if found["channels"] == 1 else f"{found['channels']} largest channels"
+            kept.append(f"the {many} of each site")
         begin = (
             f"Keep {listed(kept)} in 16 bit: {cost}, and {number(found['kept_loss_nats'])} with them kept, which "
             f"closes {closed}."
