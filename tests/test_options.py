@@ -22,9 +22,10 @@ from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
 from sink_lens.report.config import ReportConfig
-from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig
-from sink_lens.studies.sink_tokens import sink_tokens
+from sink_lens.studies import quantise, streaming
+from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig, QuantiseConfig, StreamingConfig
 from sink_lens.studies.study import asked
+from sink_lens.studies.token_scan import sink_tokens
 from sink_lens.studies.tokens_config import TokensConfig
 from sink_lens.sweeps.config import SweepConfig, sweep_config
 from sink_lens.training import compare, watch
@@ -38,6 +39,8 @@ COMMANDS = {
     "ablate": AblateConfig,
     "patch": PatchConfig,
     "tokens": TokensConfig,
+    "quantise": QuantiseConfig,
+    "streaming": StreamingConfig,
     "sweep": SweepConfig,
     "train": TrainConfig,
     "watch": WatchConfig,
@@ -60,6 +63,8 @@ FROM_PYTHON = {
     "contraction": lambda given: survey("contraction", **given),
     "fingerprint": lambda given: fingerprint(["m"], **given),
     "tokens": lambda given: sink_tokens("m", **given),
+    "quantise": lambda given: quantise("m", **given),
+    "streaming": lambda given: streaming("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
     "train": lambda given: asked_training(None, given),
 } | {name: lambda given, name=name: from_python(name, "m", given) for name in list(COMMANDS)[:5]}
@@ -231,6 +236,8 @@ SPECIAL = {
     "trackers": ("tensorboard", "wandb"),
     **dict.fromkeys(("gap", "dimension_factor", "least_share", "least_norm"), 7.5),
     **dict.fromkeys(("sink_threshold", "massive_threshold"), 7.5),
+    "sites": ("z", "attn_in"),
+    "keep": (0, 3),
 }
 """Values of fields that others would not go with."""
 

@@ -12,7 +12,7 @@ from .options import Out, Overwrite, Quiet, configured
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..studies.sink_tokens import SinkTokens
+    from ..studies.token_scan import SinkTokens
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -39,7 +39,7 @@ def tokens(
 ) -> None:
     """Find the tokens that are sinks or massive, and the dimensions that are large on most tokens."""
     hush(quiet or json)
-    from ..studies.sink_tokens import sink_tokens
+    from ..studies.token_scan import sink_tokens
 
     found = sink_tokens(config, out=out, overwrite=overwrite, progress=not (quiet or json))
     report = reported(found.folder, quiet=True)

@@ -37,6 +37,8 @@ PAGES = {
     "isolate": "studies:ISOLATE",
     "amplify": "studies:AMPLIFY",
     "ablate": "studies:ABLATE",
+    "quantise": "quantise:QUANTISE",
+    "streaming": "streaming:STREAMING",
     "patch": "patch:PATCH",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
