@@ -29,13 +29,24 @@ _EXAMPLES = """\
 
 sink-lens watch runs/headnorm-0  [dim]again after an interruption, or after more training: it goes on[/dim]
 
+sink-lens watch output/ --step-tokens 65536  [dim]checkpoint-500, checkpoint-1000, ... of your own trainer[/dim]
+
 sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's sink may be weak[/dim]
 """
 
 
 @app.command(epilog=_EXAMPLES)
 def watch(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, as written by sink-lens train.", metavar="RUN")],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run of sink-lens train, or of any checkpoints.", metavar="FOLDER")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder, for checkpoints of others. Default: runs/watch-NAME.", metavar="DIR"),
+    ] = None,
+    step_tokens: Annotated[
+        int | None, typer.Option(help="Tokens a step, for checkpoints of others.", metavar="N", min=1)
+    ] = None,
     sequences: Annotated[
         int, typer.Option(help="How many, of the run's own evaluation data.", metavar="N", min=1)
     ] = 32,
@@ -47,17 +58,20 @@ def watch(
     again: Annotated[bool, typer.Option("--again", help="Measure also what was measured before.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the sentence.")] = False,
 ) -> None:
-    """Measure the chain on every checkpoint of a training run: when is the sink born?
+    """Measure the chain on every checkpoint of a training: when is the sink born?
 
-    Writes watch.parquet, course.png and course.svg into the run's folder.
+    Checkpoints are those of a run of sink-lens train, or the subfolders of any folder whose names end in their step, as
+    checkpoint-500 of the Hugging Face Trainer. Writes watch.parquet, course.png and course.svg into the run's folder.
     """
     from ..errors import RunError
     from ..training.sink_birth import births
     from ..training.watching import watch as measure
-    from ..training.watching import write_course
+    from ..training.watching import watch_folder, write_course
 
     frame = measure(
         run,
+        **({} if out is None else {"out": out}),
+        **({} if step_tokens is None else {"step_tokens": step_tokens}),
         sequences=sequences,
         length=length,
         threshold=threshold,
@@ -67,6 +81,7 @@ def watch(
     )
     if bool(frame["error"].notna().all()):
         raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")
+    run = watch_folder(run) if out is None else out
     born = births(frame, threshold=threshold)
     write_course(run, frame, born=born)
     if not quiet:
@@ -80,6 +95,7 @@ def watch(
 def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     """A checkpoint a row, the whole model's measures across."""
     import numpy as np
+    import pandas as pd
     from rich.table import Table
 
     from ..text import number, short
@@ -96,9 +112,10 @@ def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     for step, tokens in steps.items():
         found = {name: rows.loc[rows["step"] == step, "value"].tolist() for name, rows in values.items()}
         rate = rates.loc[rates["step"] == step, "value"].tolist()
+        seen = "" if pd.isna(tokens) else short(tokens)
         if not len(rate):
-            table.add_row(str(step), short(tokens), "not measured")
+            table.add_row(str(step), seen, "not measured")
             continue
         cells = [number(float(one[0])) if len(one) else "" for one in found.values()]
-        table.add_row(str(step), short(tokens), f"{rate[0]:.1%}", *cells)
+        table.add_row(str(step), seen, f"{rate[0]:.1%}", *cells)
     return table

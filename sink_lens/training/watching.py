@@ -7,10 +7,10 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pandas as pd
 import torch
@@ -33,9 +33,10 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
-from ..records import Run, RunWriter, add_to_run, display, read_run
+from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, display, read_run, versions
 from .batches import corpus_of
 from .checkpoint_files import read_checkpoint
+from .checkpoint_folders import Checkpoints, checkpoints_in, tokens_seen
 from .config import train_config
 from .sink_birth import Birth, births
 
@@ -129,7 +130,7 @@ def measure_checkpoint(
     *,
     tokenizer: PreTrainedTokenizerBase | None,
     step: int,
-    seen: int,
+    seen: int | None,
     threshold: float = SINK_THRESHOLD,
     device: str | None = None,
 ) -> pd.DataFrame:
@@ -142,7 +143,7 @@ def measure_checkpoint(
         tokens: the sequences.
         tokenizer: the run's.
         step: optimiser steps so far.
-        seen: tokens so far.
+        seen: tokens so far; None if that is not known.
         threshold: see ``chain_measures``.
         device: where a folder is loaded; a GPU if there is one.
 
@@ -160,8 +161,10 @@ def measure_checkpoint(
 
 
 def watch(
-    run_folder: str | Path,
+    run_folder: Checkpoints,
     *,
+    out: str | Path | None = None,
+    step_tokens: int | None = None,
     sequences: int = 32,
     length: int = 64,
     threshold: float = SINK_THRESHOLD,
@@ -171,13 +174,19 @@ def watch(
     progress: bool = True,
     resume: bool = True,
 ) -> pd.DataFrame:
-    """The chain's measures on every checkpoint of a training run; they are kept in its ``watch.parquet``.
+    """The chain's measures on every checkpoint of a training; they are kept in ``watch.parquet``.
+
+    A run of ``sink-lens train`` keeps the table itself. Other checkpoints (a folder of ``checkpoint-*`` of the Hugging
+    Face Trainer, a list of what ``load`` takes) get a run folder of their own.
 
     Each checkpoint is added when it is measured, so that a stopped watch goes on from there. A checkpoint that cannot
     be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
 
     Args:
-        run_folder: the run, finished or not.
+        run_folder: the run, finished or not; or other checkpoints (see ``checkpoint_folders.checkpoints_in``).
+        out: run folder for other checkpoints; ``runs/watch-NAME`` if None.
+        step_tokens: tokens a step of other checkpoints; what the Trainer counted if None, and steps take the place of
+            tokens where it did not count.
         sequences: how many, of the run's own evaluation data, else of the bundled prose.
         length: tokens of each; the run's own context if that is shorter.
         threshold: of the sink score, beside ``THRESHOLDS``.
@@ -191,18 +200,99 @@ def watch(
         RunError: no training run, one without checkpoints or in use, or measured before on other tokens.
         InputError: the sequences or thresholds cannot be used.
     """
+    shown: dict[str, Any] = {"device": device, "progress": progress, "threshold": threshold, "resume": resume}
+    if not _is_run(run_folder):
+        given: dict[str, Any] = {"sequences": sequences, "length": length, "tokens": tokens}
+        return _watch_others(run_folder, out=out, step_tokens=step_tokens, **given, **shown)
+    if out is not None or step_tokens is not None:
+        raise InputError(f"{run_folder} is a run, which keeps its own watch.parquet and counts tokens; leave them out")
     run = read_run(run_folder)
     found = checkpoints_of(run)
     tokenizer = run_tokenizer(run)
     batch = evaluation_tokens(run, tokenizer, sequences=sequences, length=length) if tokens is None else tokens
-    seen = tokens_by_step(run)
-    with without_bars(), add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
+    with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
+        return _measured(
+            found,
+            batch,
+            kept=kept,
+            tokenizer=tokenizer,
+            seen=tokens_by_step(run),
+            **shown,
+        )
+
+
+def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
+    return isinstance(source, str | Path) and ((Path(source) / RUN_FILE).exists() or not Path(source).exists())
+
+
+def watch_folder(source: Checkpoints) -> Path:
+    """Where the checkpoints of a source are watched into: the run itself, else ``runs/watch-NAME``."""
+    if _is_run(source):
+        return Path(source)
+    name = Path(source).resolve().name if isinstance(source, str | Path) else "checkpoints"
+    return Path("runs") / f"watch-{name}"
+
+
+def _watch_others(
+    source: Checkpoints,
+    *,
+    out: str | Path | None,
+    step_tokens: int | None,
+    sequences: int,
+    length: int,
+    threshold: float,
+    tokens: TokenBatch | None,
+    resume: bool,
+    device: str | None,
+    progress: bool,
+) -> pd.DataFrame:
+    """``watch`` of checkpoints that are no run."""
+    found = checkpoints_in(source)
+    if tokens is None:
+        first = next(iter(found.values()))
+        lens = load(first, device="cpu" if device is None else device)
+        if lens.tokenizer is None:
+            raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
+        length = min(length, lens.n_context or length)
+        tokens = from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, name="moby_dick")
+    config = {"checkpoints": str(source) if isinstance(source, str | Path) else [str(step) for step in found]}
+    provenance = {"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()}
+    folder = watch_folder(source) if out is None else Path(out)
+    record: dict[str, Any] = {"kind": "watch", "config": config, "provenance": provenance, "expects": ("watch",)}
+    with create_run(folder, reopen=True, overwrite=not resume, **record) as kept:
+        return _measured(
+            found,
+            tokens,
+            kept=kept,
+            tokenizer=None,
+            seen=lambda step: tokens_seen(found[step], step=step, step_tokens=step_tokens),
+            threshold=threshold,
+            resume=resume,
+            device=device,
+            progress=progress,
+        )
+
+
+def _measured(
+    found: Mapping[int, str | Path | PreTrainedModel],
+    batch: TokenBatch,
+    *,
+    kept: RunWriter,
+    tokenizer: PreTrainedTokenizerBase | None,
+    seen: Callable[[int], int | None],
+    threshold: float,
+    resume: bool,
+    device: str | None,
+    progress: bool,
+) -> pd.DataFrame:
+    """The rows of all checkpoints, those that were measured before among them."""
+    with without_bars():
         frame = _earlier(kept, batch, threshold=threshold) if resume else _empty()
         have = set(frame["step"].tolist())
         missing = {step: path for step, path in found.items() if step not in have}
         for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
             try:
-                if (path / "checkpoint.json").exists():
+                if isinstance(path, Path) and (path / "checkpoint.json").exists():
                     read_checkpoint(path)
                 rows = measure_checkpoint(
                     path, batch, tokenizer=tokenizer, step=step, seen=seen(step), threshold=threshold, device=device
@@ -352,9 +442,14 @@ def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: flo
     rows.add("super_neurons", sum(counts.values()), unit="neurons")
 
 
-def _as_rows(frame: pd.DataFrame, *, step: int, seen: int, tokens: TokenBatch) -> pd.DataFrame:
-    whole = frame.assign(step=step, tokens=seen, tokens_sha256=tokens.hash)
-    return whole.reindex(columns=list(COLUMNS)).astype(COLUMNS)
+def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
+    whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
+    return _typed(whole.reindex(columns=list(COLUMNS)))
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns in their types; tokens may be missing where nothing counted them."""
+    return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().any() else {}))
 
 
 def _empty() -> pd.DataFrame:
@@ -379,7 +474,7 @@ def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.Da
     levels = sorted(set(whole["threshold"].dropna().tolist()))
     if len(whole) and threshold not in levels:
         raise RunError(f"{what} at the thresholds {', '.join(f'{one:g}' for one in levels)}, not {threshold:g}. {todo}")
-    return whole.astype(COLUMNS).reset_index(drop=True)
+    return _typed(whole).reset_index(drop=True)
 
 
 def run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:

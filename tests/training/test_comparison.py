@@ -146,7 +146,9 @@ def test_where_no_difference_can_be_told_nobody_is_called_faster(tmp_path):
     found = compare(runs, generator=generator())
     assert "no difference can be told" in found.headline
     # From 5 at 1280 to 3 at 1920 tokens: 4 at 1600, where the baseline needs 1920.
-    said = "shared reaches the baseline's final evaluation loss sooner cannot be told either (seed by seed: 1.20x as fast"
+    said = (
+        "shared reaches the baseline's final evaluation loss sooner cannot be told either (seed by seed: 1.20x as fast"
+    )
     assert said in found.headline
     assert "never and never)" in found.headline
     for word in ("times as fast", "no acceleration", "seeds only", "ahead of", "behind"):
