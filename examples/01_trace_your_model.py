@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lens = load(asked.model)
     print(f"{lens.family.architecture}: {lens.n_layers} layers of width {lens.d_model}, {lens.n_heads} heads")
 
-    config = TraceConfig(model=asked.model, sequences=8, twin=False, cuts=False)
+    config = TraceConfig(model=asked.model, sequences=8, random_init=False, interventions=False)
     result = trace(lens, config=config, out=asked.out, overwrite=True, progress=False)
     found = result.location
     print(f"{'sink' if found.sink_found else 'no sink; looked'} at position {found.position}", end="; ")

@@ -65,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{metric.name}: {found.source:.2f} on the clean prompt, {found.unpatched:.2f} on the corrupted one")
     print("\n" + "  ".join(f"{position}:{label}" for position, label in found.labels.items()))
     print("patching resid_pre there brings back this share of it")
-    table = found.frame.query("changed").pivot(index="layer", columns="pos", values="normalised_effect")
+    table = found.frame.query("changed").pivot(index="layer", columns="position", values="normalised_effect")
     print(table.iloc[:: max(1, lens.n_layers // 8)].round(2).to_string())
     found.heatmap("normalised_effect").savefig(out / "patch.png", dpi=120)
 
-    screen = attribution_patch(lens, CLEAN, CORRUPTED, site="z", metric=metric, by=("layer", "head_index"))
+    screen = attribution_patch(lens, CLEAN, CORRUPTED, site="z", metric=metric, by=("layer", "head"))
     print("\nthe strongest heads, to first order")
-    print(screen.strongest(5)[["layer", "head_index", "approximation"]].round(3).to_string(index=False))
+    print(screen.strongest(5)[["layer", "head", "approximation"]].round(3).to_string(index=False))
     check = screen.sample(20, generator=torch.Generator().manual_seed(0))
     print(
         f"\nof {check.n} heads patched for real: mean error {check.mean_error:.4f}, mean effect {check.mean_effect:.4f}"

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = Path(asked.out)
 
     lens = load(asked.model)
-    short = TraceConfig(model=asked.model, sequences=4, twin=False, cuts=False)
+    short = TraceConfig(model=asked.model, sequences=4, random_init=False, interventions=False)
     found = trace(lens, config=short, out=out / "trace", overwrite=True, progress=False)
     if found.super_neurons.empty:
         print("no growth step, so no super neurons: the sink of this model, if there is one, has another cause")

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sink_lens import amplification, centring_means, effect, from_text, isolation, load, run_with
+from sink_lens import centring_means, effect, from_text, load, run_with
 from sink_lens.data.corpora import bundled_text
 from sink_lens.edits.effects import change_of
 from sink_lens.engine.forward import Outcome
@@ -41,17 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     where = {"positions": [asked.position], "layers": early, "means": means}
     times = f"x {asked.factor:g}"
     edits = {
-        "isolation": isolation([asked.position]),
-        f"spread of z {times}": amplification(asked.factor, centre="aggregated", **where),
-        f"the paper's mean {times}": amplification(asked.factor, centre="values", **where),
-        f"norm alone {times}": amplification(asked.factor, centre="none", **where),
+        "isolation": isolate([asked.position]),
+        f"spread of z {times}": amplify(asked.factor, centre="aggregated", **where),
+        f"the paper's mean {times}": amplify(asked.factor, centre="values", **where),
+        f"norm alone {times}": amplify(asked.factor, centre="none", **where),
     }
 
     new, old = keys = (asked.position, 0)
-    baseline = run_with(lens, tokens, keys=keys)
+    baseline = run_with(lens, tokens, positions=keys)
     rows = []
     for name, edit in edits.items():
-        edited = run_with(lens, tokens, edit, keys=keys)
+        edited = run_with(lens, tokens, edit, positions=keys)
         loss = effect(baseline, edited, generator=np.random.default_rng(0)).query("quantity == 'loss_nats'").iloc[0]
         rows.append(
             {

@@ -43,12 +43,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     folder = asked.run
     if folder is None:
-        short = TraceConfig(model=asked.model, sequences=8, twin=False, cuts=asked.cuts, cut_sequences=4, cut_length=32)
+        short = TraceConfig(
+            model=asked.model,
+            sequences=8,
+            random_init=False,
+            interventions=asked.interventions,
+            intervention_sequences=4,
+            intervention_length=32,
+        )
         folder = trace(load(asked.model), config=short, out=out / "trace", overwrite=True, progress=False).folder
     run = read_run(folder)
     circuit = circuit_of(run)
 
-    links = circuit.edges.query("quantity == 'cut_share'").drop_duplicates("link").rename(columns={"value": "share"})
+    links = (
+        circuit.edges.query("quantity == 'intervention_share'")
+        .drop_duplicates("link")
+        .rename(columns={"value": "share"})
+    )
     print("each link: its statistic, the share of the sink that its cut makes (the first) or removes, its verdict")
     columns = ["link", "statistic", "statistic_value", "share", "ci_low", "ci_high", "verdict"]
     print(links[columns].round(2).to_string(index=False))

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import torch
 
 from sink_lens import FingerprintConfig, LensModel, fingerprint, load, wrap
-from sink_lens.models.load import random_twin
+from sink_lens.models.load import random_init
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
 
     lens = load(asked.model)
-    models = [lens, noisy(lens, share=0.5, seed=0), random_twin(lens, seed=1)]
+    models = [lens, noisy(lens, share=0.5, seed=0), random_init(lens, seed=1)]
     config = FingerprintConfig(sequences=asked.sequences, length=8)
     pairs = fingerprint(models, config=config, cache=False, progress=False).pairs
 

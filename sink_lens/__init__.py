@@ -21,10 +21,11 @@ if TYPE_CHECKING:
         random_tokens,
         repeated_tokens,
     )
-    from sink_lens.edits.amplification import amplification, centring_means
+    from sink_lens.edits.amplification import amplify as amplification
+    from sink_lens.edits.amplification import centring_means
     from sink_lens.edits.constructors import Edit
     from sink_lens.edits.effects import effect
-    from sink_lens.edits.isolation import isolation
+    from sink_lens.edits.isolation import isolate as isolation
     from sink_lens.edits.normalisation import head_rms_norm, variance_calibration
     from sink_lens.engine.forward import run_with
     from sink_lens.engine.generation import generate
@@ -83,8 +84,8 @@ _MODULES = {
     "Edit": "edits.constructors",
     "run_with": "engine.forward",
     "effect": "edits.effects",
-    "isolation": "edits.isolation",
-    "amplification": "edits.amplification",
+    "isolation": "edits.isolation:isolate",
+    "amplification": "edits.amplification:amplify",
     "centring_means": "edits.amplification",
     "variance_calibration": "edits.normalisation",
     "head_rms_norm": "edits.normalisation",
@@ -212,7 +213,8 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         from importlib import import_module
 
-        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        module, _, own = _MODULES[name].partition(":")
+        value = getattr(import_module(f"{__name__}.{module}"), own or name)
         return globals().setdefault(name, value)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
 

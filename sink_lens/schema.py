@@ -34,7 +34,7 @@ LINKS = {
 """Name of a link -> what it claims; one more node of NODES each."""
 VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not applicable": "∅", "not measured": "–"}
 """Verdict -> its sign."""
-HOLDS = ("z", "neurons", "dimensions", "key")
+FROZEN = ("z", "neurons", "dimensions", "key")
 """Quantities that mediation freezes at their clean value, in the order of the chain."""
 
 SINK_THRESHOLD = 0.3
@@ -176,9 +176,9 @@ def _table(
     return Table(name=name, row=row, columns=tuple(columns), when=when, file=file, open=open)
 
 
-_NEW = "the target position, where the edit tries to make a sink"
+_TARGET = "the target position, where the edit tries to make a sink"
 
-_OLD = "the model's own sink position"
+_SINK = "the model's own sink position"
 
 _TOKENS = _table(
     "tokens",
@@ -197,7 +197,7 @@ _HEADS = _table(
     """
     layer: int, index. Layer.
     head: int, index. Query head.
-    position: int, index. Sink position; the studied one is in the first rows.
+    sink_position: int, index. Sink position; the studied one is in the first rows.
     sink_score: float, attention. Mean attention to the position from the queries at and after it that can see it;
         nan where the layer's window is so short that uniform attention alone passes the threshold.
     sink_rate: float, share. Share of sequences whose sink score is above the run's threshold; nan likewise.
@@ -252,7 +252,7 @@ _TRACE = (
         "one layer at the sink position under study; numbers are means over sequences, attention also over heads",
         """
         layer: int, index. Layer.
-        position: int, index. Sink position that is studied.
+        sink_position: int, index. Sink position that is studied.
         sink_score: float, attention. Mean attention to it from the queries at and after it that can see it.
         sink_mass: float, attention. Mean attention to it from the queries after it that can see it.
         norm: float, stream. Norm of its residual stream after the layer.
@@ -291,11 +291,25 @@ _TRACE = (
         "one of the strongest dimensions of one sink position after one layer, the strongest first",
         """
         layer: int, index. Layer.
-        position: int, index. Sink position.
+        sink_position: int, index. Sink position.
         dimension: int, index. Dimension of the residual stream.
         value: float, stream. Value of the dimension at the position, mean over sequences.
         dominance_ratio: float, 1. Dominance ratio of the token at the position, mean over sequences.
         is_outlier: bool, yes or no. Whether the dimension is an outlier dimension by the run's thresholds.
+        """,
+    ),
+    _table(
+        "writing",
+        "one outlier dimension of the sink position under study in one layer; numbers are means over sequences",
+        """
+        dimension: int, index. Outlier dimension, in any layer.
+        layer: int, index. Layer; -1 is the embedding.
+        value: float, stream. Value of the dimension at the position after the layer.
+        change: float, stream. What the layer adds to it.
+        share: float, share. Growth of its magnitude over the layer, over its largest magnitude in any layer.
+        is_outlier: bool, yes or no. Whether the dimension is an outlier dimension after the layer.
+        writes: bool, yes or no. Whether the layer writes the dimension: its magnitude grows by at least a tenth,
+            whatever other tokens do.
         """,
     ),
     _table(
@@ -307,7 +321,7 @@ _TRACE = (
         last_layer: int, index. Last layer of the step.
         ratio_before: float, 1. Norm ratio of the position before the first layer.
         ratio_after: float, 1. Norm ratio of the position after the last layer.
-        position: int, index. Sink position under study.
+        sink_position: int, index. Sink position under study.
         outlier_dimension: int, index. Dimension with the most energy after the last layer.
         split_error: float, share. Largest difference between the sum of the neurons' contributions and the MLP's
             output, over the change of the outlier dimension; nan if the model's neurons cannot be read.
@@ -319,7 +333,7 @@ _TRACE = (
         """
         layer: int, index. Layer.
         neuron: int, index. Neuron of the layer's MLP.
-        position: int, index. Sink position.
+        sink_position: int, index. Sink position.
         activation: float, stream. Activation at the position, as the down-projection reads it.
         spike_ratio: float, 1. Mean magnitude of the activation at the sink position over its mean magnitude at
             positions without a sink; infinite for a neuron that is silent elsewhere, nan for an always silent neuron.
@@ -396,9 +410,10 @@ _TRACE = (
         "arms",
         "one BOS condition: the traced one, and the other one if the tokenizer has BOS",
         """
-        arm: str, name. with or without BOS.
-        chosen: bool, yes or no. Whether the other tables are of this arm.
-        position: int, index. The arm's studied position: its strongest sink on all sequences, 0 where it has none.
+        condition: str, name. with or without BOS.
+        chosen: bool, yes or no. Whether the other tables are of this condition.
+        sink_position: int, index. The condition's studied position: its strongest sink on all sequences, 0 where it has
+            none.
         sink_rate: float, share. Share of (layer, head, sequence) whose sink score at that position is above the
             threshold.
         s2_ratio: float, 1. S2 of z at the sink position over the median of other positions, in the layers that feed the
@@ -413,7 +428,8 @@ _TRACE = (
         "one statistic of one link beside one null",
         """
         link: str, name. Name of the link.
-        statistic: str, name. Name of the statistic; cut_share is the share of the sink that the intervention moves.
+        statistic: str, name. Name of the statistic; intervention_share is the share of the sink that the intervention
+            moves.
         value: float, of the measure. Value of the statistic; nan if it is undefined.
         ci_low/ci_high: float, of the measure. 95% interval of the value over sequences.
         null_name: str, name. What the value is compared with; none where there is nothing.
@@ -424,7 +440,9 @@ _TRACE = (
         verdict: str, name. holds, fails or undecided: measured and intervened, the same on all rows; not applicable
             where no position is a sink.
         measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
-        cut: str, name. The same of the intervention alone; not cut where there was none.
+        intervened: str, name. The same of the intervention alone; no intervention where there was none.
+        floors: str, name. calibrated; not calibrated if the user moved a floor or threshold, so that the measured error
+            rates of the verdicts do not apply.
         """,
     ),
     _table(
@@ -443,7 +461,7 @@ _TRACE = (
         _HEADS,
         name="twin_heads",
         row="like heads, for the random-init baseline",
-        when="with the twin",
+        when="with the random-init baseline",
     ),
     _table(
         "twin_links",
@@ -453,7 +471,54 @@ _TRACE = (
         statistic: str, name. Name of the statistic.
         value: float, of the measure. Value of the statistic; nan if it is undefined.
         """,
-        when="with the twin",
+        when="with the random-init baseline",
+    ),
+    _table(
+        "makers",
+        "one part of the model that writes to the sink position, the strongest first; the first of the ranking, and "
+        "all that belong to a set",
+        """
+        rank: int, rank. Rank among all parts of the model, by score.
+        kind: str, name. neuron, head, embedding, position embedding, key bias or sink logit.
+        layer: int, index. Layer; -1 for an embedding.
+        unit: int, index. Neuron, head, key-value head (key bias), token id (embedding; -1 where sequences differ) or
+            position (position embedding).
+        integrated: float, share. Effect on the target, over the largest one, integrated from what the stream is at
+            other positions to what it is at the sink position; an embedding's is its direct effect.
+        gradient: float, share. The same to first order in the clean model.
+        contribution: float, share. Largest share of an outlier dimension that the part writes, over the largest one.
+        score: float, share. The largest magnitude of these three.
+        sets: str, list. Sets that the part belongs to.
+        is_maker: bool, yes or no. Whether it belongs to the set of all makers.
+        is_super: bool, yes or no. Whether it is a super neuron by contribution.
+        removed_alone: float, share. Share of the target that ablating it alone removes, on the sequences on which it
+            was chosen; nan for parts of no set.
+        target: str, name. What the makers make: sink, outlier dimensions or sink logit.
+        """,
+        when="with interventions",
+    ),
+    _table(
+        "maker_sets",
+        "one set of parts that is ablated together, or a random set of the same size and layers",
+        """
+        set: str, name. half, four fifths, all makers, super neurons or random.
+        control_of: str, name. Set that a random set is a control of; empty for a set.
+        size: int, count. Number of parts.
+        parts: str, list. The parts: layer.neuron for a neuron, else with its kind.
+        target: str, name. What is to be removed: sink, outlier dimensions or sink logit.
+        removed: float, share. Share of it that is removed on sequences on which the set was not chosen; a ratio of
+            means.
+        ci_low/ci_high: float, share. 95% interval of that share over sequences.
+        control_largest: float, share. Largest share that one of its random sets removes; nan without random sets.
+        n_controls: int, count. Number of random sets.
+        baseline: float, of the measure. The target without an edit: attention, or magnitude of the dimensions.
+        value: float, of the measure. The target with the set ablated.
+        baseline_loss_nats: float, nats. Mean next-token loss without an edit.
+        loss_nats: float, nats. Mean next-token loss with the set ablated.
+        control_loss_nats: float, nats. Mean loss with a random set ablated; nan without random sets.
+        n: int, count. Sequences that the numbers are averaged over.
+        """,
+        when="with interventions",
     ),
     _table(
         "amplification",
@@ -462,7 +527,7 @@ _TRACE = (
         centre: str, name. Mean that the deviation is taken from: values, aggregated, or none (norm only).
         factor: float, 1. Factor by which the deviation is multiplied; 1 is no edit.
         layers: str, list. Layers that are edited.
-        position: int, index. Position that is edited.
+        target_position: int, index. Position that is edited.
         read_layers: str, list. Layers in which attention is read, at most five after the first growth step.
         baseline_mass: float, attention. Attention to the position without an edit.
         mass: float, attention. Attention to the position with the edit.
@@ -480,11 +545,11 @@ _TRACE = (
         layers: str, list. Layers that are edited.
         position: int, index. Position that is edited.
         read_layers: str, list. Layers in which attention is read.
-        baseline_mass_new: float, attention. Attention without an edit to {_NEW}.
-        sink_mass_new: float, attention. Attention with the edit to {_NEW}.
-        baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
-        sink_mass_old: float, attention. The same with the edit.
-        uniform_mass_old: float, attention. What uniform attention would give {_OLD}, its rows summing to what the
+        baseline_target_mass: float, attention. Attention without an edit to {_TARGET}.
+        target_mass: float, attention. Attention with the edit to {_TARGET}.
+        baseline_sink_mass: float, attention. Attention without an edit to {_SINK}.
+        sink_mass: float, attention. The same with the edit.
+        uniform_sink_mass: float, attention. What uniform attention would give {_SINK}, its rows summing to what the
             model's sum to.
         baseline_loss_nats: float, nats. Mean next-token loss without an edit.
         loss_nats: float, nats. Mean next-token loss with the edit.
@@ -508,14 +573,14 @@ _TRACE = (
         "one quantity frozen under one intervention, with attention read after one growth step",
         f"""
         intervention: str, name. What makes the sink: isolation, amplification, or natural.
-        hold: str, name. Quantity that is frozen: {", ".join(HOLDS)}.
+        frozen: str, name. Quantity that is frozen: {", ".join(FROZEN)}.
         step: int, index. Growth step whose sink is read; -1 if the model has no growth step.
         position: int, index. Position of the sink that is read.
         layers_from: int, index. First layer in which attention is read.
         layers_to: int, index. Last layer in which attention is read.
         baseline_mass: float, attention. Attention to the position in the clean run; for the natural sink, attention to
             an ordinary position.
-        mass_without_hold: float, attention. Attention under the intervention with nothing frozen.
+        mass_without_freeze: float, attention. Attention under the intervention with nothing frozen.
         mass: float, attention. Attention under the intervention with the quantity frozen.
         surviving_share: float, share. Share of the attention added by the intervention that survives the freezing; nan
             if the intervention adds less than {LEAST_ADDED:g}.
@@ -550,28 +615,28 @@ _TRACE = (
 
 _EDITED_LAYERS = f"""
 layer: int, index. Layer.
-outlier_dimension: int, index. Dimension with the most energy at {_OLD}, unedited.
-baseline_mass_new: float, attention. Attention without an edit to the edited position.
-baseline_norm_new: float, stream. The edited position's norm after the layer, unedited.
-baseline_value_new: float, stream. The edited position's value in the outlier dimension, unedited.
-mass_new: float, attention. Attention with the edit to the edited position.
-norm_new: float, stream. The edited position's norm after the layer, edited.
-value_new: float, stream. The edited position's value in the outlier dimension, edited.
-baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
-baseline_norm_old: float, stream. The model's own sink position's norm after the layer, unedited.
-baseline_value_old: float, stream. The model's own sink position's value in the outlier dimension, unedited.
-mass_old: float, attention. Attention with the edit to {_OLD}.
-norm_old: float, stream. The model's own sink position's norm after the layer, edited.
-value_old: float, stream. The model's own sink position's value in the outlier dimension, edited.
+outlier_dimension: int, index. Dimension with the most energy at {_SINK}, unedited.
+baseline_target_mass: float, attention. Attention without an edit to the edited position.
+baseline_target_norm: float, stream. The edited position's norm after the layer, unedited.
+baseline_target_value: float, stream. The edited position's value in the outlier dimension, unedited.
+target_mass: float, attention. Attention with the edit to the edited position.
+target_norm: float, stream. The edited position's norm after the layer, edited.
+target_value: float, stream. The edited position's value in the outlier dimension, edited.
+baseline_sink_mass: float, attention. Attention without an edit to {_SINK}.
+baseline_sink_norm: float, stream. The model's own sink position's norm after the layer, unedited.
+baseline_sink_value: float, stream. The model's own sink position's value in the outlier dimension, unedited.
+sink_mass: float, attention. Attention with the edit to {_SINK}.
+sink_norm: float, stream. The model's own sink position's norm after the layer, edited.
+sink_value: float, stream. The model's own sink position's value in the outlier dimension, edited.
 """
 
 _EDITED = f"""
 layers: str, list. Layers that are edited, or all.
 read_layers: str, list. Layers in which attention is read.
-baseline_mass_new: float, attention. Attention without an edit to the edited position.
-mass_new: float, attention. Attention with the edit to the edited position.
-baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
-mass_old: float, attention. Attention with the edit to {_OLD}.
+baseline_target_mass: float, attention. Attention without an edit to the edited position.
+target_mass: float, attention. Attention with the edit to the edited position.
+baseline_sink_mass: float, attention. Attention without an edit to {_SINK}.
+sink_mass: float, attention. Attention with the edit to {_SINK}.
 outcome: str, name. What happened to the sink: removed, relocated, shared or unchanged.
 baseline_loss_nats: float, nats. Mean next-token loss without an edit.
 loss_nats: float, nats. Mean next-token loss with the edit.
@@ -592,14 +657,14 @@ _ISOLATE = (
         "one layer and isolated position; numbers are means over sequences",
         f"""
         {_EDITED_LAYERS}
-        position: int, index. Position that is isolated.
+        target_position: int, index. Position that is isolated.
         """,
     ),
     _table(
         "summary",
         "one isolated position",
         f"""
-        position: int, index. Position that is isolated.
+        target_position: int, index. Position that is isolated.
         {_EDITED}
         """,
         file="csv",
@@ -621,7 +686,7 @@ _AMPLIFY = (
         "one centre and factor",
         f"""
         {_CENTRED}
-        times: float, 1. mass_new over baseline_mass_new; nan if baseline_mass_new is 0.
+        times: float, 1. target_mass over baseline_target_mass; nan if baseline_target_mass is 0.
         {_EDITED}
         """,
         file="csv",
@@ -674,9 +739,9 @@ _ABLATE = (
 
 _PATCHED = """
 layer?: int, index. Layer of the patch, if layers are swept.
-pos?: int, index. Position of the patch (the query position for scores and pattern), if positions are swept.
-head_index?: int, index. Head of the patch, if heads are swept.
-src_pos?: int, index. Key position of the patched scores or pattern, if keys are swept.
+position?: int, index. Position of the patch (the query position for scores and pattern), if positions are swept.
+head?: int, index. Head of the patch, if heads are swept.
+key?: int, index. Key position of the patched scores or pattern, if keys are swept.
 """
 
 _PATCHES = f"""
@@ -740,7 +805,7 @@ _CELLS = _table(
     name?: str, text. Name of a cell that the caller defined.
     kind?: str, name. Kind of edit.
     site?: str, name. Site that is edited.
-    place?: str, text. Edited layers, positions, heads and units, in words; empty if everything is edited.
+    where?: str, text. Edited layers, positions, heads and units, in words; empty if everything is edited.
     layer?: int, index. Layer of the edit; missing unless exactly one layer is edited.
     position?: int, index. Position of the edit; missing unless exactly one position is edited.
     head?: int, index. Head of the edit; missing unless exactly one head is edited.
@@ -869,7 +934,7 @@ _COMPARE = (
         "curves",
         "one run at one number of tokens",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         seed: int, index. Seed of the run.
         curve: str, name. evaluation, or training (smoothed).
         tokens: float, tokens. Tokens trained on so far.
@@ -881,7 +946,7 @@ _COMPARE = (
         "bands",
         "one variant at one number of tokens",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         curve: str, name. evaluation, or training (smoothed).
         quantity: str, name. loss, or difference to the baseline.
         tokens: float, tokens. Tokens trained on so far.
@@ -894,7 +959,7 @@ _COMPARE = (
         "finals",
         "the end of one run, on one curve",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         seed: int, index. Seed of the run.
         curve: str, name. evaluation, or training (smoothed).
         tokens: float, tokens. Tokens at the run's last point.
@@ -910,7 +975,7 @@ _COMPARE = (
         "differences",
         "the final loss of one variant minus the baseline's, paired by seed, on one curve",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         curve: str, name. evaluation, or training (smoothed).
         mean: float, nats. Mean difference.
         low: float, nats. Lower end of the 95% t interval over seeds; nan for one seed.
@@ -928,7 +993,7 @@ _COMPARE = (
         """
         measure: str, name. Name of the measure.
         threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         step: int, steps. Optimiser steps so far.
         mean: float, of the row. Mean over seeds of the whole model's measure.
         low/high: float, of the row. 95% interval of the mean over seeds.
@@ -943,7 +1008,7 @@ _COMPARE = (
         "course",
         "one measure of one variant at one checkpoint",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         measure: str, name. Name of the measure.
         threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
         tokens: float, tokens. Tokens trained on so far.
@@ -957,7 +1022,7 @@ _COMPARE = (
         "births",
         "one run",
         f"""
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         seed: int, index. Seed of the run.
         threshold: float, attention. Threshold of the sink score.
         step: int, steps. First checkpoint from which the sink rate stays at or above {MIN_SINK_RATE:g}; missing if no
@@ -974,7 +1039,7 @@ _COMPARE = (
 
 _SUBJECT = """
 model: str, text. Name of the model.
-arm: str, text. Variant of the model, shared by its repetitions with other seeds.
+variant: str, text. Variant of the model, shared by its repetitions with other seeds.
 seed: int, index. Seed of the weights; missing if it is not known.
 step: int, steps. Training step of the checkpoint; missing for a model that is no checkpoint.
 """
@@ -1008,7 +1073,7 @@ _ARMS = _table(
     "one measure of one variant; training checkpoints are left out, since they are no repetitions",
     f"""
     measure: str, name. Name of the measure.
-    arm: str, text. Variant; the others are compared with the first one.
+    variant: str, text. Variant; the others are compared with the first one.
     {_COMPARED}
     """,
     file="csv",
@@ -1068,7 +1133,7 @@ _PREFERENCE = (
 
 _PLACE = """
 layer: int, index. Layer; -1 for the embedding, the number of layers for the final norm.
-place: str, name. Step after which the state is read: embedding, attention, mlp or final (the final norm).
+stage: str, name. Step after which the state is read: embedding, attention, mlp or final (the final norm).
 """
 
 _CONTRACTION = (
@@ -1127,11 +1192,11 @@ _CONTRACTION = (
     _ARMS,
     _table(
         "agreement",
-        "two models of the same width, at one place",
+        "two models of the same width, at one stage",
         """
         a: str, text. Name of the first model.
         b: str, text. Name of the second model.
-        place: str, name. last (after the last layer) or final (after the last norm).
+        stage: str, name. last (after the last layer) or final (after the last norm).
         cosine: float, cosine. Cosine of their contraction directions.
         chance: float, cosine. Standard deviation of the cosine of two random directions.
         """,
@@ -1162,7 +1227,7 @@ _CALIBRATION = (
         measure: str, name. Name of the measure.
         calibration: str, name. Calibration; the others are compared with none.
         {_COMPARED}
-        arm: str, text. Variant that the models share.
+        variant: str, text. Variant that the models share.
         """,
         file="csv",
     ),

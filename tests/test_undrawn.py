@@ -19,7 +19,7 @@ SMALL = "gpt2,n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 SWEEP = '[tokens]\nkind = "random"\nsequences = 2\nlength = 10\n[[edits]]\nsite = "z"\nheads = 0\nlayers = "all"\n'
 RANDOM = ["--tokens", "random", "--sequences", 2, "--length", 24, "--device", "cpu", "--quiet"]
 COMMANDS = {
-    "trace": ["MODEL", *RANDOM, "--no-cuts", "--no-twin"],
+    "trace": ["MODEL", *RANDOM, "--no-interventions", "--no-random-init"],
     "isolate": ["MODEL", *RANDOM, "--position", 5],
     "amplify": ["MODEL", *RANDOM, "--position", 5, "--layers", 0, "--factors", 2, "--centre", "none"],
     "patch": ["MODEL", "--clean", "a b c", "--corrupted", "a d c", "--layers", 0, "--device", "cpu", "--quiet"],
@@ -131,7 +131,7 @@ def test_a_command_killed_while_it_draws_is_finished_by_the_same_command(monkeyp
 
 def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(monkeypatch):
     lens = load("MODEL", device="cpu")
-    config = TraceConfig(model="tiny", tokens="random", sequences=4, length=24, cuts=False, twin=False)
+    config = TraceConfig(model="tiny", tokens="random", sequences=4, length=24, interventions=False, random_init=False)
     whole = trace(lens, config=config, out="run", progress=False)
     whole.report_path.unlink()
     monkeypatch.setattr("sink_lens.chain.trace._run", None)  # nothing is measured

@@ -4,7 +4,7 @@ import tempfile
 
 from analyses.claims import Measured, Work, main
 from sink_lens import ablate, capture, run_with
-from sink_lens.edits.constructors import hold, scalar
+from sink_lens.edits.constructors import freeze, scalar
 from sink_lens.report.style import BLUE, INK, canvas, finished, panel
 from sink_lens.stats import Interval
 
@@ -63,7 +63,7 @@ def _on(work, tokens, *, chosen, best, dimension):
 
     def columns(units_of):
         return [
-            hold("neurons", {layer: means[layer][..., units]}, units=units, positions=[0])
+            freeze("neurons", {layer: means[layer][..., units]}, units=units, positions=[0])
             for layer, units in units_of.items()
         ]
 

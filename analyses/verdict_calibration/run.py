@@ -75,7 +75,7 @@ def traced(work: Work, name: str, seed: int) -> pd.DataFrame:
     zoo = build(name, seed=seed, family=families[-seed % len(families)])
     tokens = zoo.draw(8, length=work.size(48, 32), generator=work.generator())
     lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=f"{name}, {zoo.family}, seed {seed}")
-    config, folder = TraceConfig(model=lens.name, twin=False), work.out / f"trace-{name}-{seed}"
+    config, folder = TraceConfig(model=lens.name, random_init=False), work.out / f"trace-{name}-{seed}"
     found = trace(lens, config=config, tokens=from_tensor(tokens), out=folder, overwrite=True, progress=False)
     said = found.links.drop_duplicates("link").set_index("link")
     sink = found.frames["summary"].set_index("quantity").loc["sink_position"]

@@ -88,7 +88,7 @@ def nothing_to_split(evidence: Evidence, name: str) -> Statistic | None:
 
 def other_positions(std: Tensor, panel: Panel) -> float:
     """The 95th percentile over other positions of a position's standard deviation over the median."""
-    others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.position)
+    others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
         return math.nan
     values = std[..., others]

@@ -13,13 +13,15 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from sink_lens.data.bos import bos_id, check_arm
+from sink_lens.data.bos import bos_id, check_condition
 from sink_lens.errors import InputError
 from sink_lens.records import display
+from sink_lens.renamed import renamed_fields
 
 _INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBatch:
     """Sequences of token ids, with their lengths and their source; compare two batches by `hash`."""
@@ -32,7 +34,7 @@ class TokenBatch:
     """"text:<name>", "prompts", "random", "repeated", "dataset:<name>" or "tensor"."""
     bos: bool
     """Whether the first token of every sequence is BOS."""
-    bos_arm: str
+    bos_condition: str
     """The requested BOS condition: "auto", "with" or "without"."""
     seed: int | None
     """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
@@ -44,7 +46,7 @@ class TokenBatch:
             InputError: tokens are not two-dimensional int64, an id is negative, or a length is out of range.
         """
         _check(self.tokens, self.lengths)
-        check_arm(self.bos_arm)
+        check_condition(self.bos_condition)
 
     def _repr_html_(self) -> str:
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
@@ -129,7 +131,7 @@ def from_tensor(
         lengths=lengths,
         source="tensor",
         bos=bos is not None and bool((tokens[:, :1] == bos).all()),
-        bos_arm="auto",
+        bos_condition="auto",
         seed=None,
     )
 

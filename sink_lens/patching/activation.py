@@ -37,10 +37,10 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
 from ..stats import strongest
-from .cells import Cell, cells, differs, patch_edit
+from .cells import Patch, cells, differs, patch_edit
 from .config import PatchConfig
 from .named_metric import named_metric
-from .pairs import Direction, Pair, Sequences, paired
+from .pairs import Direction, PromptPair, Sequences, paired
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -154,7 +154,7 @@ def swept(
     *,
     metric: Metric | Callable[[Outcome], Any] | str | None,
     config: PatchConfig,
-) -> tuple["Sweep", list[Cell], Pair]:
+) -> tuple["Sweep", list[Patch], PromptPair]:
     """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
@@ -191,7 +191,7 @@ class Sweep:
 
     @classmethod
     def of(
-        cls, lens: LensModel, run: TokenBatch, source: TokenBatch, *, site: str, metric: Metric, grid: Sequence[Cell]
+        cls, lens: LensModel, run: TokenBatch, source: TokenBatch, *, site: str, metric: Metric, grid: Sequence[Patch]
     ) -> "Sweep":
         """Run both; warn if their values at the site are equal."""
         outcome, other = (measured_run(lens, tokens, metric=metric) for tokens in (run, source))
@@ -215,17 +215,17 @@ class Sweep:
             given=given,
         )
 
-    def changes(self, cell: Cell) -> bool:
+    def changes(self, cell: Patch) -> bool:
         """Whether patching a cell can change the metric: its values differ, and the metric reads something later."""
         reads = self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(cell.layers)
         return reads and self.differs(cell)
 
-    def differs(self, cell: Cell) -> bool:
+    def differs(self, cell: Patch) -> bool:
         """Whether the two runs have different values in a cell."""
         return differs(cell, site=self.site, run=self.held, source=self.given)
 
     def measure(
-        self, grid: Sequence[Cell], *, batch_size: int | None = None, progress: bool = False
+        self, grid: Sequence[Patch], *, batch_size: int | None = None, progress: bool = False
     ) -> Float[Tensor, "sample batch"]:
         """The metric under each patch, by sequence."""
         size = batch_size or max(1, _TOKENS_A_FORWARD // self.run.n_positions)
@@ -246,7 +246,7 @@ class Sweep:
                     bar.update(len(some))
         return values
 
-    def _patched(self, group: Sequence[Cell], *, first: int, batch_size: int) -> list[Outcome]:
+    def _patched(self, group: Sequence[Patch], *, first: int, batch_size: int) -> list[Outcome]:
         """Run the patch of each cell."""
         n, copies = self.run.n_sequences, len(group)
         tokens = replace(self.run, tokens=self.run.tokens.repeat(copies, 1), lengths=self.run.lengths.repeat(copies))
@@ -255,7 +255,7 @@ class Sweep:
             self.lens,
             tokens,
             patch_edit(self.site, group, source=self.given, n_sequences=n),
-            keys=self.metric.keys,
+            positions=self.metric.positions,
             layers=read,
             sites=self.metric.sites,
             loss=self.metric.loss,
@@ -272,7 +272,7 @@ def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: 
         lens,
         tokens,
         edits,
-        keys=metric.keys,
+        positions=metric.positions,
         layers=metric.over(lens.n_layers) or (lens.n_layers - 1,),
         sites=metric.sites,
         loss=metric.loss,
@@ -281,7 +281,7 @@ def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: 
 
 
 def _result(
-    sweep: Sweep, values: Tensor, *, pair: Pair, by: tuple[str, ...], direction: Direction, grid: Sequence[Cell]
+    sweep: Sweep, values: Tensor, *, pair: PromptPair, by: tuple[str, ...], direction: Direction, grid: Sequence[Patch]
 ) -> PatchResult:
     every = torch.cat([sweep.unpatched[None], sweep.source[None], values]).double()
     (unpatched, source, *means), effects = every.nanmean(1).tolist(), every - every[0]

@@ -31,9 +31,9 @@ from ..models.sites import SITES, bridge_hook
 from ..records import display
 from ..stats import strongest
 from .activation import Sweep, patch_config, swept
-from .cells import Cell, place
+from .cells import Patch, place
 from .config import PatchConfig
-from .pairs import Direction, Pair, Sequences
+from .pairs import Direction, PromptPair, Sequences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ class AttributionResult:
     differences: pd.DataFrame = field(repr=False)
     labels: Mapping[int, str] = field(repr=False)
     sweep: Sweep = field(repr=False)
-    grid: tuple[Cell, ...] = field(repr=False)
+    grid: tuple[Patch, ...] = field(repr=False)
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The rows with the largest approximations, positive or negative."""
@@ -164,7 +164,13 @@ def _spearman(both: pd.DataFrame) -> float:
 
 
 def _result(
-    sweep: Sweep, per_sequence: Tensor, *, pair: Pair, by: tuple[str, ...], direction: Direction, grid: list[Cell]
+    sweep: Sweep,
+    per_sequence: Tensor,
+    *,
+    pair: PromptPair,
+    by: tuple[str, ...],
+    direction: Direction,
+    grid: list[Patch],
 ) -> AttributionResult:
     by_sequence = len(sweep.unpatched) == sweep.run.n_sequences
     frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid)))
@@ -189,7 +195,7 @@ def _result(
     )
 
 
-def _first_order(sweep: Sweep, grid: Sequence[Cell]) -> Float[Tensor, "sample batch"]:
+def _first_order(sweep: Sweep, grid: Sequence[Patch]) -> Float[Tensor, "sample batch"]:
     """Compute (x' - x) . dm/dx for each cell, by sequence."""
     gradients = _gradients(sweep)
     products = {}
@@ -246,11 +252,11 @@ def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     def read_mass(x: Tensor, hook: object, *, layer: int) -> None:
         x = row_shares(x) if lens.family.sigmoid else x
         at = {"valid": valid.to(x.device), "reach": lens.reach(layer)}
-        found = [sink_mass(x[..., key].float(), key=key, **at) for key in metric.keys]
+        found = [sink_mass(x[..., key].float(), key=key, **at) for key in metric.positions]
         mass[layer] = torch.stack(found, dim=-1).cpu()
 
     def read_state(x: Tensor, hook: object, *, layer: int) -> None:
-        state[layer] = x[:, list(metric.keys)].float().cpu()
+        state[layer] = x[:, list(metric.positions)].float().cpu()
 
     def keep(x: Tensor, hook: object, *, key: tuple[str, int]) -> None:
         tensors[key] = x.cpu()
@@ -268,7 +274,7 @@ def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     with evaluating(lens.bridge):
         out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
     return Outcome(
-        keys=metric.keys,
+        positions=metric.positions,
         layers=layers,
         valid=batch.valid.cpu(),
         mass=torch.stack([mass[layer] for layer in layers]),

@@ -1,8 +1,9 @@
 """The cells of a sweep: the part of a site that each patch replaces.
 
-``by`` names the swept axes, in the words of ``transformer_lens.patching``: ``layer``, ``pos`` (token position; query
-position in ``scores`` and ``pattern``), ``head_index`` (key-value heads in ``k`` and ``v``) and ``src_pos`` (key
-position in ``scores`` and ``pattern``). All indices of an axis that is not swept are patched together.
+``by`` names the swept axes: ``layer``, ``position`` (query position in ``scores`` and ``pattern``), ``head`` (key-value
+heads in ``k`` and ``v``) and ``key`` (key position in ``scores`` and ``pattern``). All indices of an axis that is not
+swept are patched together. The words of ``transformer_lens.patching`` (``pos``, ``head_index``, ``src_pos``) still
+work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,14 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
 
-SWEPT = {"position": "pos", "query": "pos", "head": "head_index", "kv_head": "head_index", "key": "src_pos"}
+SWEPT = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
 """Axis of a site -> its name in a sweep."""
-_CHOSEN = {"pos": "positions", "head_index": "heads", "src_pos": "keys", "unit": "units"}
+_CHOSEN = {"position": "positions", "head": "heads", "key": "keys", "unit": "units"}
 """Name of an axis in a sweep -> the argument that chooses its indices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Patch:
     """A part of a site, in one or several layers, that one patch replaces."""
 
     place: tuple[int, ...]
@@ -58,7 +59,7 @@ def cells(
     heads: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
     units: Sequence[int] | None = None,
-) -> list[Cell]:
+) -> list[Patch]:
     """Make every cell of a sweep; the last axis in ``by`` varies fastest.
 
     Raises:
@@ -73,7 +74,7 @@ def cells(
         raise InputError(f"a sweep of {site!r} by {', '.join(unknown)} is not possible; need some of {', '.join(able)}")
     if len(set(by)) < len(by):
         raise InputError(f"by names something twice: {', '.join(by)}; need each once")
-    given = {"pos": positions, "head_index": heads, "src_pos": keys, "unit": units}
+    given = {"position": positions, "head": heads, "key": keys, "unit": units}
     for name, indices in given.items():
         if indices is not None and name not in names:
             raise InputError(
@@ -94,12 +95,12 @@ def cells(
     for place in product(*swept):
         fixed = {name: (index,) for name, index in zip(by, place, strict=True)}
         part = chosen | fixed
-        found.append(Cell(place=place, layers=part["layer"], index=tuple(part[name] for name in names)))
+        found.append(Patch(place=place, layers=part["layer"], index=tuple(part[name] for name in names)))
     return found
 
 
 def differs(
-    cell: Cell, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
+    cell: Patch, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
 ) -> bool:
     """Whether the source values of the cell differ from the run's own; otherwise the patch changes nothing."""
     keys = {place(site, layer) for layer in cell.layers}
@@ -111,7 +112,9 @@ def place(site: str, layer: int) -> tuple[str, int]:
     return (site, layer if SITES[site].per_layer else 0)
 
 
-def patch_edit(site: str, group: Sequence[Cell], *, source: Mapping[tuple[str, int], Tensor], n_sequences: int) -> Edit:
+def patch_edit(
+    site: str, group: Sequence[Patch], *, source: Mapping[tuple[str, int], Tensor], n_sequences: int
+) -> Edit:
     """Make an edit for a batch with one copy of the sequences per cell: each copy gets the values of its own cell.
 
     Args:

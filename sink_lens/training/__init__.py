@@ -1,1 +1,1 @@
-"""Training a model, watching what its checkpoints become, and comparing arms."""
+"""Training a model, watching what its checkpoints become, and comparing variants."""

@@ -14,8 +14,8 @@ from .config import TrainConfig
 def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None = None) -> PreTrainedModel:
     """The model of a configuration, on the CPU in float32.
 
-    Arms of one seed begin alike: what a model has in common with plain softmax attention has the same first weights.
-    The caller's random state is left alone.
+    Variants of one seed begin alike: what a model has in common with plain softmax attention has the same first
+    weights. The caller's random state is left alone.
 
     Raises:
         InputError: the tokenizer has more ids than the model.

@@ -28,7 +28,7 @@ from ..models.families import FAMILIES, Family, family_of_model, reach_of
 from ..records import RunWriter, create_run, versions
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Look, Seen, first, query_and_key, uncached_autocast
-from .monitor_keys import KEYS, ON_REQUEST, PREFIX, SAMPLED, Sums
+from .monitor_keys import KEYS, ON_REQUEST, PREFIX, SAMPLED, KeySums
 
 __all__ = ["SinkMonitor"]
 
@@ -109,7 +109,7 @@ class SinkMonitor:
         self._end: Any = None
         self._stack = contextlib.ExitStack()
         self._writer: RunWriter | None = None
-        self._sums: Sums | None = None
+        self._sums: KeySums | None = None
         self._inputs: dict[str, Any] | None = None
         self._valid: Tensor | None = None
 
@@ -143,7 +143,7 @@ class SinkMonitor:
         self.disarm()
         if not self.due:
             return
-        self._sums = Sums(threshold=self._threshold, extras=self._extras)
+        self._sums = KeySums(threshold=self._threshold, extras=self._extras)
         if self._tokens is not None:
             device = next(self._model.parameters()).device
             self._replay({"input_ids": self._tokens.to(device)}, call=_callable(self._outer))

@@ -89,7 +89,7 @@ ON_REQUEST = ("effective_rank",)
 
 
 @dataclass(slots=True, kw_only=True)
-class Sums:
+class KeySums:
     """What one reading has taken so far: name and layer -> sums (to be added) or largest values."""
 
     threshold: float
@@ -171,7 +171,7 @@ class Sums:
         """Whether every layer was read."""
         return all(("kurtosis", one) in self._values and ("entropy", one) in self._values for one in layers)
 
-    def settled(self) -> "Sums":
+    def settled(self) -> "KeySums":
         """The same with the sums of what was taken."""
         for name in sorted({name for name, _ in self._values}):
             layers = [layer for one, layer in self._values if one == name]
@@ -183,7 +183,7 @@ class Sums:
         self._values.clear()
         return self
 
-    def reduced(self, *, device: torch.device) -> "Sums":
+    def reduced(self, *, device: torch.device) -> "KeySums":
         """The sums of all processes together, of which every one must call this after ``settled``."""
         distributed = torch.distributed
         length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
@@ -194,7 +194,7 @@ class Sums:
         }
         added = _all_reduced(padded, op=distributed.ReduceOp.SUM, device=device)
         largest = _all_reduced(self.largest, op=distributed.ReduceOp.MAX, device=device)
-        return Sums(threshold=self.threshold, extras=self.extras, added=added, largest=largest)
+        return KeySums(threshold=self.threshold, extras=self.extras, added=added, largest=largest)
 
     def numbers(self, *, n_layers: int) -> dict[str, float]:
         """The keys of a reading and their numbers, after ``settled``; what is not defined is left out."""

@@ -21,9 +21,10 @@ from transformers.utils import logging
 
 from ..activations.record import Streamed
 from ..chain.config import TraceConfig
-from ..chain.locate import Plan
+from ..chain.locate import MeasuringPlan
 from ..chain.measure import Panel, measure
 from ..chain.neurons import split_layers, super_neurons
+from ..configuration import with_fields
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, RunError, SinkLensError
@@ -37,7 +38,7 @@ from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, display,
 from .batches import corpus_of
 from .checkpoint_files import read_checkpoint
 from .checkpoint_folders import Checkpoints, checkpoints_in, tokens_seen
-from .config import train_config
+from .config import WatchConfig, train_config
 from .sink_birth import Birth, births
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ COLUMNS = {
 }
 """Columns of ``watch.parquet`` and their types. ``layer`` is missing for the whole model, -1 before layer 0."""
 
-_AT_ONCE = frozenset({"neurons_at_keys", "attn_out_at_keys", "mlp_out_at_keys"})
+_AT_ONCE = frozenset({"neurons_at_sinks", "attn_out_at_sinks", "mlp_out_at_sinks"})
 _READ = _AT_ONCE | {
     "sink_score",
     "sink_mass",
@@ -114,7 +115,7 @@ def chain_measures(
             "those from position 8 on. Give longer ones."
         )
     config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
-    everywhere = Plan(positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
+    everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
     panel = _grown(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
     rows = _Rows()
     _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
@@ -161,18 +162,12 @@ def measure_checkpoint(
 
 
 def watch(
-    run_folder: Checkpoints,
+    run_folder: Checkpoints | WatchConfig,
     *,
-    out: str | Path | None = None,
-    step_tokens: int | None = None,
-    sequences: int = 32,
-    length: int = 64,
-    threshold: float = SINK_THRESHOLD,
     tokens: TokenBatch | None = None,
     writer: RunWriter | None = None,
-    device: str | None = None,
     progress: bool = True,
-    resume: bool = True,
+    **fields: Any,
 ) -> pd.DataFrame:
     """The chain's measures on every checkpoint of a training; they are kept in ``watch.parquet``.
 
@@ -183,111 +178,92 @@ def watch(
     be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
 
     Args:
-        run_folder: the run, finished or not; or other checkpoints (see ``checkpoint_folders.checkpoints_in``).
-        out: run folder for other checkpoints; ``runs/watch-NAME`` if None.
-        step_tokens: tokens a step of other checkpoints; what the Trainer counted if None, and steps take the place of
-            tokens where it did not count.
-        sequences: how many, of the run's own evaluation data, else of the bundled prose.
-        length: tokens of each; the run's own context if that is shorter.
-        threshold: of the sink score, beside ``THRESHOLDS``.
-        tokens: sequences to use instead.
+        run_folder: the run, finished or not, other checkpoints (see ``checkpoint_folders.checkpoints_in``), or a
+            configuration, which has the folder.
+        tokens: sequences to use instead of the run's own evaluation data (the bundled prose if it has none).
         writer: the run's own, where it is open here already.
-        device: where the model goes; a GPU if there is one.
         progress: show a bar.
-        resume: keep what was measured; otherwise measure all again.
+        **fields: fields of ``WatchConfig``, as ``sequences=8, threshold=0.1``; they win over the configuration.
 
     Raises:
-        RunError: no training run, one without checkpoints or in use, or measured before on other tokens.
+        RunError: no checkpoints, a run that is in use, or what was measured before on other tokens.
         InputError: the sequences or thresholds cannot be used.
     """
-    shown: dict[str, Any] = {"device": device, "progress": progress, "threshold": threshold, "resume": resume}
-    if not _is_run(run_folder):
-        given: dict[str, Any] = {"sequences": sequences, "length": length, "tokens": tokens}
-        return _watch_others(run_folder, out=out, step_tokens=step_tokens, **given, **shown)
-    if out is not None or step_tokens is not None:
-        raise InputError(f"{run_folder} is a run, which keeps its own watch.parquet and counts tokens; leave them out")
-    run = read_run(run_folder)
+    given = isinstance(run_folder, WatchConfig)
+    folder = isinstance(run_folder, str | Path)
+    named = {} if given else {"run": run_folder if folder else "checkpoints"}
+    config = with_fields(WatchConfig, run_folder if given else None, named | fields, where="watch")
+    source = config.run if given or folder else run_folder
+    if not _is_run(source):
+        return _watch_others(source, config=config, tokens=tokens, progress=progress)
+    if config.out is not None or config.step_tokens is not None:
+        raise InputError(
+            f"{source} is a run, which keeps its own watch.parquet and counts its tokens; leave out and "
+            "step_tokens (--out, --step-tokens) away"
+        )
+    run = read_run(source)
     found = checkpoints_of(run)
     tokenizer = run_tokenizer(run)
-    batch = evaluation_tokens(run, tokenizer, sequences=sequences, length=length) if tokens is None else tokens
+    if tokens is None:
+        tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
+    seen = tokens_by_step(run)
     with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
-        return _measured(
-            found,
-            batch,
-            kept=kept,
-            tokenizer=tokenizer,
-            seen=tokens_by_step(run),
-            **shown,
-        )
+        return _measured(found, tokens, kept=kept, tokenizer=tokenizer, seen=seen, config=config, progress=progress)
 
 
 def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
     return isinstance(source, str | Path) and ((Path(source) / RUN_FILE).exists() or not Path(source).exists())
 
 
-def watch_folder(source: Checkpoints) -> Path:
-    """Where the checkpoints of a source are watched into: the run itself, else ``runs/watch-NAME``."""
-    if _is_run(source):
-        return Path(source)
-    name = Path(source).resolve().name if isinstance(source, str | Path) else "checkpoints"
-    return Path("runs") / f"watch-{name}"
+def watch_folder(config: WatchConfig) -> Path:
+    """Where the checkpoints are watched into: the run itself, else ``out`` or ``runs/watch-NAME``."""
+    if config.out is None and _is_run(config.run):
+        return Path(config.run)
+    return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
 
 
 def _watch_others(
-    source: Checkpoints,
-    *,
-    out: str | Path | None,
-    step_tokens: int | None,
-    sequences: int,
-    length: int,
-    threshold: float,
-    tokens: TokenBatch | None,
-    resume: bool,
-    device: str | None,
-    progress: bool,
+    source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
 ) -> pd.DataFrame:
     """``watch`` of checkpoints that are no run."""
     found = checkpoints_in(source)
     if tokens is None:
-        first = next(iter(found.values()))
-        lens = load(first, device="cpu" if device is None else device)
+        lens = load(next(iter(found.values())), device=config.device)
         if lens.tokenizer is None:
             raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
-        length = min(length, lens.n_context or length)
-        tokens = from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, name="moby_dick")
-    config = {"checkpoints": str(source) if isinstance(source, str | Path) else [str(step) for step in found]}
-    provenance = {"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()}
-    folder = watch_folder(source) if out is None else Path(out)
-    record: dict[str, Any] = {"kind": "watch", "config": config, "provenance": provenance, "expects": ("watch",)}
-    with create_run(folder, reopen=True, overwrite=not resume, **record) as kept:
+        length = min(config.length, lens.n_context or config.length)
+        tokens = from_text(bundled_text(), lens.tokenizer, sequences=config.sequences, length=length, name="moby_dick")
+    record: dict[str, Any] = {
+        "kind": "watch",
+        "config": {"checkpoints": str(source) if isinstance(source, str | Path) else [str(step) for step in found]},
+        "provenance": {"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()},
+        "expects": ("watch",),
+    }
+    with create_run(watch_folder(config), reopen=True, overwrite=not config.resume, **record) as kept:
         return _measured(
             found,
             tokens,
             kept=kept,
             tokenizer=None,
-            seen=lambda step: tokens_seen(found[step], step=step, step_tokens=step_tokens),
-            threshold=threshold,
-            resume=resume,
-            device=device,
+            seen=lambda step: tokens_seen(found[step], step=step, step_tokens=config.step_tokens),
+            config=config,
             progress=progress,
         )
 
 
 def _measured(
     found: Mapping[int, str | Path | PreTrainedModel],
-    batch: TokenBatch,
+    tokens: TokenBatch,
     *,
     kept: RunWriter,
     tokenizer: PreTrainedTokenizerBase | None,
     seen: Callable[[int], int | None],
-    threshold: float,
-    resume: bool,
-    device: str | None,
+    config: WatchConfig,
     progress: bool,
 ) -> pd.DataFrame:
     """The rows of all checkpoints, those that were measured before among them."""
     with without_bars():
-        frame = _earlier(kept, batch, threshold=threshold) if resume else _empty()
+        frame = _earlier(kept, tokens, threshold=config.threshold) if config.resume else _empty()
         have = set(frame["step"].tolist())
         missing = {step: path for step, path in found.items() if step not in have}
         for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
@@ -295,12 +271,18 @@ def _measured(
                 if isinstance(path, Path) and (path / "checkpoint.json").exists():
                     read_checkpoint(path)
                 rows = measure_checkpoint(
-                    path, batch, tokenizer=tokenizer, step=step, seen=seen(step), threshold=threshold, device=device
+                    path,
+                    tokens,
+                    tokenizer=tokenizer,
+                    step=step,
+                    seen=seen(step),
+                    threshold=config.threshold,
+                    device=config.device,
                 )
             except SinkLensError as error:
                 warnings.warn(f"checkpoint {step} is left out: {error}", stacklevel=2)
                 failed = pd.DataFrame([{"measure": "error", "unit": "", "error": str(error)}])
-                rows = _as_rows(failed, step=step, seen=seen(step), tokens=batch)
+                rows = _as_rows(failed, step=step, seen=seen(step), tokens=tokens)
             frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
             kept.write_table("watch", frame)
     return frame
@@ -400,7 +382,7 @@ class _Rows:
 
 
 def _attention_rows(rows: _Rows, panel: Panel, *, levels: Sequence[float], lengths: Tensor) -> None:
-    score, mass = panel.at_key("sink_score", 0), panel.at_key("sink_mass", 0)
+    score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
         over = (score > level).float().masked_fill(score.isnan(), torch.nan)
         for layer, value in enumerate(over.nanmean(dim=(1, 2))):

@@ -40,10 +40,10 @@ def traced(lens, tmp_path_factory):
             model=DEFAULT_MODEL,
             tokens=tokens,
             sequences=32 if tokens == "text" else 16,
-            twin=False,
-            cuts=tokens == "text",
-            cut_sequences=2,
-            cut_length=32,
+            random_init=False,
+            interventions=tokens == "text",
+            intervention_sequences=2,
+            intervention_length=32,
             controls=2,
         )
         return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / tokens, progress=False, report=False)
@@ -73,13 +73,13 @@ def mass_reading(**options):
 
 def test_on_text_the_first_token_is_a_sink_of_most_heads(traced):
     result = traced("text")
-    assert result.location.positions == (0,)
+    assert result.location.sink_positions == (0,)
     assert 0.65 <= rate(result) <= 0.85
     assert result.frames["heads"]["sink_rate"].mean() == pytest.approx(rate(result), abs=1e-4)
 
 
 def test_on_random_tokens_it_is_too(traced):
-    assert traced("random").location.positions == (0,)
+    assert traced("random").location.sink_positions == (0,)
     assert 0.6 <= rate(traced("random")) <= 0.9
 
 
@@ -154,11 +154,11 @@ def test_cutting_shows_the_same_chain(traced):
     frames = traced("text").frames
     effects = frames["effects"].set_index("edit")
     isolated = effects.loc["isolation"]
-    assert isolated["baseline_mass_new"] < 0.02
-    assert isolated["sink_mass_new"] > 0.2
+    assert isolated["baseline_target_mass"] < 0.02
+    assert isolated["target_mass"] > 0.2
     assert isolated["control_mean"] < 0.02
 
-    mediation = frames["mediation"].query("intervention == 'isolation'").set_index(["hold", "step"])
+    mediation = frames["mediation"].query("intervention == 'isolation'").set_index(["frozen", "step"])
     neurons = mediation.loc["neurons"]
     assert (neurons["surviving_share"] < 0.5).all()
     assert (neurons["control_surviving_share"] > 0.9).all()
@@ -166,17 +166,17 @@ def test_cutting_shows_the_same_chain(traced):
     assert (z["mass"] == z["baseline_mass"]).all()
 
     assert kind_of(frames["placement"]) == "positional"
-    links = traced("text").links.groupby("link")[["measured", "cut", "verdict"]].first()
+    links = traced("text").links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
         assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
     assert links.loc["variance_preserved", "verdict"] == "fails"
     # other dimensions of the same neurons' columns carry the sink where the strongest is taken away
-    assert links.loc["neurons_dimension", ["cut", "verdict"]].tolist() == ["fails", "fails"]
+    assert links.loc["neurons_dimension", ["intervened", "verdict"]].tolist() == ["fails", "fails"]
 
 
 def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):
     result = traced("text")
-    config = dataclasses.replace(result.config, cut_sequences=8, cut_length=64)
+    config = dataclasses.replace(result.config, intervention_sequences=8, intervention_length=64)
     place = setting_of(lens, tokens_of(lens, config=config, bos="auto"), location=result.location, config=config)
     tensors = safetensors.torch.load_file(result.folder / "centring_means.safetensors")
     means = CentringMeans.from_tensors(tensors, n_tokens=4096, seed=0)
@@ -196,9 +196,9 @@ def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):
 
 
 def test_both_bos_arms_are_read(traced):
-    arms = traced("text").frames["arms"]
-    assert arms["arm"].tolist() == ["without", "with"]
-    assert (arms["sink_rate"] > 0.5).all()
+    conditions = traced("text").frames["arms"]
+    assert conditions["condition"].tolist() == ["without", "with"]
+    assert (conditions["sink_rate"] > 0.5).all()
 
 
 # --- one answer on every path

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from sink_lens import cli, read_run
 from sink_lens.cli import preference as commands
-from sink_lens.identity import survey as surveys
-from sink_lens.identity.measured_models import Subject
+from sink_lens.identity import survey_folder
+from sink_lens.identity.models_to_measure import ModelToMeasure
 
 SMALL = "n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 SIZE = ["--sequences", 64, "--length", 16]
@@ -57,10 +57,10 @@ def test_contraction_with_switches(tmp_path):
     for words in ("cosine between sequences", "by att.", "no MLP", "All models: gpt2"):
         assert words in done.stdout
     found = read_run(tmp_path / "run")
-    arms = found.tables["arms"].set_index(["measure", "arm"])
-    off = next(arm for _, arm in arms.index if "mlp=False" in arm)
-    assert arms.loc[("inter_by_mlp", off), "mean"] == pytest.approx(0, abs=1e-6)
-    assert arms.loc[("inter_by_mlp", off), "n"] == 2
+    variants = found.tables["arms"].set_index(["measure", "variant"])
+    off = next(variant for _, variant in variants.index if "mlp=False" in variant)
+    assert variants.loc[("inter_by_mlp", off), "mean"] == pytest.approx(0, abs=1e-6)
+    assert variants.loc[("inter_by_mlp", off), "n"] == 2
     assert len(found.tables["agreement"]) == 2 * 6  # pairs of four models, after the last layer and after the norm
     assert found.missing == []
     page = report(tmp_path / "run")
@@ -86,7 +86,7 @@ def test_a_dry_run_says_what_it_costs_and_writes_nothing(command, tmp_path):
 
 
 def test_a_stopped_survey_goes_on_behind_what_is_finished(unseen, tmp_path, monkeypatch):
-    opened, really = [], Subject.open
+    opened, really = [], ModelToMeasure.open
 
     def stopping(self, **options):
         opened.append(self.seed)
@@ -94,7 +94,7 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(unseen, tmp_path, monk
             raise KeyboardInterrupt
         return really(self, **options)
 
-    monkeypatch.setattr(Subject, "open", stopping)
+    monkeypatch.setattr(ModelToMeasure, "open", stopping)
     asked = ["contraction", "--untrained", f"gpt2,{SMALL}", "--seeds", "0-2", "--no-sinks", *SIZE]
     done = run(*asked, "--out", "run")
     assert done.exit_code == 130
@@ -111,7 +111,7 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(unseen, tmp_path, monk
 def test_the_sums_of_a_model_in_work_survive_a_stop(unseen, tmp_path, monkeypatch):
     from sink_lens.identity import token_preference as measuring
 
-    monkeypatch.setattr(surveys, "_EVERY", 0.0)
+    monkeypatch.setattr(survey_folder, "_EVERY", 0.0)
     really, chunks = measuring.last_logits, []
 
     def stopping(lens, part):
@@ -163,8 +163,7 @@ def test_bad_input_ends_with_code_2(unseen, command, arguments, says):
 def test_every_example_of_the_help_can_be_read(name, monkeypatch):
     lines = [line.split("[dim]")[0] for line in getattr(commands, f"_{name.upper()}_EXAMPLES").splitlines()]
     asked = []
-    monkeypatch.setattr(commands, "_run", lambda *given, **options: asked.append(given))
-    monkeypatch.setattr(commands, "_cost", lambda *given, **options: asked.append(given))
+    monkeypatch.setattr(commands, "_run", lambda config, **options: asked.append(config))
     lines = [line for line in lines if line.startswith("sink-lens")]
     for line in lines:
         done = run(*shlex.split(line)[1:])

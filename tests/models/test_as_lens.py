@@ -18,7 +18,7 @@ from sink_lens.errors import InputError, SinkLensError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
 
-CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, cuts=False, twin=False)
+CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, interventions=False, random_init=False)
 GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0,), heads=(0,)),))
 FIRST = sink_lens.Reading(name="first", sites=("z",), function=lambda view: view["z"][:, 0])
 SHORT = FingerprintConfig(sequences=50, length=4, coordinates=28)

@@ -13,7 +13,7 @@ from sink_lens.report.html import PAGES, content, page_for, page_text
 from sink_lens.report.page import csv, shown_table
 from sink_lens.report.studies import removed_shares
 
-MASSES = {"baseline_mass_new": 0.01, "mass_new": 0.3, "baseline_mass_old": 0.6, "mass_old": 0.2}
+MASSES = {"baseline_target_mass": 0.01, "target_mass": 0.3, "baseline_sink_mass": 0.6, "sink_mass": 0.2}
 LOSSES = {"loss_change_nats": 0.1, "loss_change_low": 0.05, "loss_change_high": 0.2}
 READ = {"outcome": "shared", "read_layers": "3-7", "layers": "all"}
 LAYERS = pd.DataFrame({"layer": range(4), **MASSES})
@@ -24,13 +24,13 @@ def frames_of(kind):
     if kind == "isolate":
         return {
             "layers": LAYERS.assign(position=9),
-            "summary": pd.DataFrame([{"position": 9} | READ | MASSES | LOSSES]),
+            "summary": pd.DataFrame([{"target_position": 9} | READ | MASSES | LOSSES]),
         }
     if kind == "amplify":
         rows = [(centre, factor) for centre in ("values", "none") for factor in (1.0, 5.0)]
         cells = pd.DataFrame(rows, columns=["centre", "factor"])
         summary = cells.assign(times=2.0, **READ, **MASSES, **LOSSES)
-        summary.loc[1, "mass_new"] = 0.9  # five times from the values
+        summary.loc[1, "target_mass"] = 0.9  # five times from the values
         return {"layers": cells.merge(LAYERS, how="cross"), "summary": summary}
     if kind == "ablate":
         kinds = ["set", "single", "single", "left out", "random, same layers", "set"]
@@ -41,10 +41,10 @@ def frames_of(kind):
         row |= {"best_single": 0.2, "random_mean": 0.01, "random_max": 0.03, "read_layers": "3-10"}
         return {"ablations": ablations, "summary": pd.DataFrame([row])}
     if kind == "patch":
-        grid = pd.MultiIndex.from_product([range(3), range(4)], names=["layer", "pos"]).to_frame(index=False)
-        patches = grid.assign(value=1.0, effect=grid["pos"] * 0.1, normalised_effect=grid["pos"] / 3)
+        grid = pd.MultiIndex.from_product([range(3), range(4)], names=["layer", "position"]).to_frame(index=False)
+        patches = grid.assign(value=1.0, effect=grid["position"] * 0.1, normalised_effect=grid["position"] / 3)
         differences = pd.DataFrame({"sequence": [0], "position": [3], "clean": [" <b>"], "corrupted": [" Spain"]})
-        return {"patches": patches.assign(changed=grid["pos"] > 0), "differences": differences}
+        return {"patches": patches.assign(changed=grid["position"] > 0), "differences": differences}
     if kind == "sweep":
         cells = pd.DataFrame({"cell": range(6), "kind": "zero", "site": "z", "layer": [0, 0, 0, 1, 1, 1]})
         cells = cells.assign(head=[0, 1, 2] * 2, place="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2])
@@ -66,12 +66,21 @@ def frames_of(kind):
         readings = pd.DataFrame(rows, columns=["step", "key", "layer", "value"]).astype({"layer": "Int64"})
         alarm = {"step": 50, "rule": "sink_born", "sentence": "sink born by step 50 in layer 1"}
         return {"monitor": readings.assign(unit="1"), "alarms": pd.DataFrame([alarm])}
-    bands = [(arm, "evaluation", q, t, 4.0 - t / 100) for arm in "ab" for q in ("loss", "difference") for t in (0, 100)]
-    bands = pd.DataFrame(bands, columns=["arm", "curve", "quantity", "tokens", "mean"]).assign(low=3.0, high=5.0)
-    curves = pd.DataFrame({"arm": ["a", "b"], "seed": 0, "curve": "evaluation", "tokens": 100, "difference": [0, 0.1]})
-    finals = pd.DataFrame({"arm": ["a", "b"], "seed": 0, "curve": "evaluation", "loss": 4.0, "difference": [0.0, 0.1]})
-    found = {"arm": ["b"], "curve": "evaluation", "mean": 0.1, "low": 0.0, "high": 0.2}
-    measures = pd.DataFrame({"measure": "sink_rate", "threshold": 0.3, "arm": ["a", "b"], "mean": 0.5})
+    bands = [
+        (variant, "evaluation", q, t, 4.0 - t / 100)
+        for variant in "ab"
+        for q in ("loss", "difference")
+        for t in (0, 100)
+    ]
+    bands = pd.DataFrame(bands, columns=["variant", "curve", "quantity", "tokens", "mean"]).assign(low=3.0, high=5.0)
+    curves = pd.DataFrame(
+        {"variant": ["a", "b"], "seed": 0, "curve": "evaluation", "tokens": 100, "difference": [0, 0.1]}
+    )
+    finals = pd.DataFrame(
+        {"variant": ["a", "b"], "seed": 0, "curve": "evaluation", "loss": 4.0, "difference": [0.0, 0.1]}
+    )
+    found = {"variant": ["b"], "curve": "evaluation", "mean": 0.1, "low": 0.0, "high": 0.2}
+    measures = pd.DataFrame({"measure": "sink_rate", "threshold": 0.3, "variant": ["a", "b"], "mean": 0.5})
     tables = {"bands": bands, "curves": curves, "finals": finals, "differences": pd.DataFrame(found)}
     return tables | {"measures": measures.assign(low=0.4, high=0.6)}
 
@@ -193,7 +202,7 @@ def test_csv_of_a_long_table_is_thinned_and_says_so():
     [
         ("amplify", "factors", "centre,factor,times"),
         ("ablate", "removed", "step,kind,removed_share"),
-        ("patch", "map", "layer,pos,value,effect"),
+        ("patch", "map", "layer,position,value,effect"),
         ("sweep", "effects-0", "cell,kind,site,layer"),
         ("train", "course", "step,tokens,measure"),
     ],

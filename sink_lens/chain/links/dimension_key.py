@@ -31,7 +31,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     Read in every layer that outlier dimensions enter. The logits are split where the key is not turned: in
     models without rotary positions, and at position 0. They are those before a soft cap.
     """
-    lens, key, dimensions = one.lens, one.plan.position, one.plan.dimensions
+    lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
     random_sets = {
         layer: [
             torch.randperm(lens.d_model, generator=one.generator)[: len(dimensions[layer])] for _ in range(one.controls)
@@ -143,7 +143,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     drawn = {layer: random_dimensions(dims, **options) for layer, dims in entering.items()}
     return [
         Intervention(
-            name="outlier dimensions in the key as elsewhere",
+            name="mean ablation of the outlier dimensions in the key",
             edits=(edit_of(entering, "outlier dimensions in the key"),),
             controls=tuple(
                 (edit_of({layer: sets[i] for layer, sets in drawn.items()}, "random dimensions in the key"),)

@@ -28,9 +28,9 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     plan = one.plan
 
     def positive_share(view: LayerView) -> Tensor:
-        places = plan.positions
+        sinks = plan.sink_positions
         at = {"valid": view.valid, "reach": view.reach}
-        shares = [locking.positive_share(view["q"], k=view["k"][:, p], key=p, **at) for p in places]
+        shares = [locking.positive_share(view["q"], k=view["k"][:, p], key=p, **at) for p in sinks]
         return torch.stack(shares, dim=-1)
 
     def advantage(view: LayerView) -> Tensor:
@@ -44,10 +44,10 @@ def _readings(one: MeasuringPass) -> list[Reading]:
             sums = torch.cat([sums[:, :, :window], sums[:, :, window:] - sums[:, :, :-window]], dim=2)
         seen = _logit(query, sums)
         found = []
-        for place in [plan.position, *control_positions(n_keys, key=plan.position, controls=one.controls)]:
-            at_place = _logit(query, keys[:, :, place : place + 1])
-            over = at_place - (seen - at_place) / count
-            found.append(mean_where(over, where=later_queries(view, key=place)[:, None], dim=2))
+        for position in [plan.sink_position, *control_positions(n_keys, key=plan.sink_position, controls=one.controls)]:
+            at_position = _logit(query, keys[:, :, position : position + 1])
+            over = at_position - (seen - at_position) / count
+            found.append(mean_where(over, where=later_queries(view, key=position)[:, None], dim=2))
         controls = torch.stack(found[1:]).nanmean(0) if len(found) > 1 else torch.full_like(found[0], math.nan)
         return torch.stack([found[0], controls], dim=-1)
 
@@ -59,7 +59,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
 
 def _logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Float[Tensor, "batch head query"]:
-    """Product of each query with the one key that stands at its place (or with the same for all)."""
+    """Product of each query with the one key that stands at its position (or with the same for all)."""
     return (query.unflatten(1, (keys.shape[1], -1)) * keys[:, :, None]).sum(-1).flatten(1, 2)
 
 
@@ -71,7 +71,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     advantage = panel["logit_advantage"].mean(dim=(0, 2))
     layers = panel.layers("logit_advantage")
     positive, mass = (
-        panel.at_key(name, panel.location.position)[layers].nanmean(dim=(0, 2))
+        panel.at_sink(name, panel.location.sink_position)[layers].nanmean(dim=(0, 2))
         for name in ("positive_share", "sink_mass")
     )
     return [
@@ -98,7 +98,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     kept = setting.keep_site("k", layers=setting.late_layers, position=position, mean=True)
     return [
         Intervention(
-            name="key as elsewhere",
+            name="mean ablation of the key",
             edits=kept.edits,
             controls=kept.controls,
             position=position,

@@ -26,7 +26,7 @@ class Intervention:
     reads: tuple[int, ...]
     """The layers in which the sink is read."""
     controls: tuple[Edits, ...] = ()
-    """The same edits at matched random places."""
+    """The same edits at matched random positions."""
     control_of: str = ""
     """The intervention that this one is a control of."""
     is_primary: bool = True
@@ -51,7 +51,7 @@ class Freeze:
     """How a link is frozen for mediation: what stands at its target node is kept as it is without the sink."""
 
     name: str
-    """The name of what is frozen, in the column ``hold``."""
+    """The name of what is frozen, in the column ``frozen``."""
     words: str
     """What is frozen, as a sentence says it."""
     make: Callable[[Setting, Segment, int, torch.Generator], Kept | None]

@@ -27,7 +27,7 @@ def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     draws = {"draws": evidence.config.controls, "generator": evidence.generator()}
     by_step = []
     for number, step in enumerate(panel.location.steps):
-        splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.position]
+        splits = [s for s in evidence.splits if s.layer in step.layers and s.position == panel.location.sink_position]
         change = torch.stack([split.change for split in splits]).sum(0)
         supers = [super_neurons(evidence.splits, layer=split.layer) for split in splits]
 
@@ -96,7 +96,7 @@ def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.
     controls = _others(setting, dims, generator)
     at = {"position": position, "mean": position == setting.sink_position}
     return Kept(
-        edits=setting.keep_units("resid_post", {layer: dims}, label="hold outlier dimensions", **at),
+        edits=setting.keep_units("resid_post", {layer: dims}, label="freeze outlier dimensions", **at),
         controls=tuple(setting.keep_units("resid_post", {layer: drawn}, **at) for drawn in controls),
         size=len(dims),
     )

@@ -22,10 +22,13 @@ _NO_SPREAD = 1e-4
 
 def _readings(one: MeasuringPass) -> list[Reading]:
     """Aggregated values at the studied position and at others, in the layers that feed the growth steps."""
-    places = [one.plan.position, *control_positions(one.length, key=one.plan.position, controls=one.controls)]
+    positions = [
+        one.plan.sink_position,
+        *control_positions(one.length, key=one.plan.sink_position, controls=one.controls),
+    ]
 
     def z_at(view: LayerView) -> Tensor:
-        return view["z"][:, places].flatten(2).float().masked_fill(~view.valid[:, places, None], math.nan)
+        return view["z"][:, positions].flatten(2).float().masked_fill(~view.valid[:, positions, None], math.nan)
 
     return [Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(one.plan.feeding(one.lens.n_layers)))]
 
@@ -50,7 +53,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     beside = {"other_positions": other_positions(panel["std:attn_out"][feeding], panel)}
     after = Statistic(name="s2_ratio_after_w_o", interval=ratio, references=beside)
     if len(at_sink) < 2:
-        return [undefined("kendall_tau", "one sequence has no spread over sequences"), after]
+        return [undefined("kendall_tau", "one sequence has no standard deviation over sequences"), after]
     if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():  # BOS: rounding is all that is left
         return [undefined("kendall_tau", "the token and those before it are the same in every sequence"), after]
     estimate, low, high = tau(at_sink, None), math.nan, math.nan
@@ -75,7 +78,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     written = setting.keep_site("attn_out", layers=setting.early_layers, position=position, mean=True)
     return [
         Intervention(
-            name="attn_out as elsewhere",
+            name="mean ablation of attn_out",
             edits=written.edits,
             controls=written.controls,
             position=position,
@@ -89,7 +92,7 @@ VARIANCE_PRESERVED = Link(
     source="variance discrepancy",
     target="variance after W_O",
     sentence="The attention output projection W_O passes that difference on.",
-    question="does W_O read most from the inputs in which the sink token is spread (Kendall tau)?",
+    question="does W_O read most from the inputs with a large standard deviation at the sink token (Kendall tau)?",
     statistics=_statistics,
     floor=lambda config, length: 0.1,
     readings=_readings,
