@@ -9,7 +9,7 @@ Prints on the default model:
     no edit: 0.005 at 21, 0.463 at 0
                      edit  at 21  at 0 the sink is                      loss
                 isolation  0.265 0.354      shared +0.070 (+0.032 to +0.104)
-         spread of z x 10  0.324 0.366      shared +0.877 (+0.472 to +1.374)
+            std of z x 10  0.324 0.366      shared +0.877 (+0.472 to +1.374)
     the paper's mean x 10  0.014 0.438   unchanged +0.186 (+0.097 to +0.275)
           norm alone x 10  0.005 0.464   unchanged +0.109 (+0.040 to +0.190)
 """
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     times = f"x {asked.factor:g}"
     edits = {
         "isolation": isolate([asked.position]),
-        f"spread of z {times}": amplify(asked.factor, centre="aggregated", **where),
+        f"std of z {times}": amplify(asked.factor, centre="aggregated", **where),
         f"the paper's mean {times}": amplify(asked.factor, centre="values", **where),
         f"norm alone {times}": amplify(asked.factor, centre="none", **where),
     }

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from sink_lens import cli, compare, fingerprint, watch
-from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
 from sink_lens.cli.options import built, configured, off_of, option_of
 from sink_lens.configuration import field_docs, with_fields
@@ -402,7 +402,7 @@ def test_a_study_takes_over_what_it_shares_with_a_trace():
     config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, target_position=9, controls=7)
     study = asked(AmplifyConfig, config, config=None, tokens=None, fields={"factors": [3]})
     assert (study.target_position, study.factors, study.threshold) == (None, (3.0,), 0.2)
-    assert study.question() == dataclasses.replace(config, target_position=None, controls=5)
+    assert study.question() == dataclasses.replace(config, target_position=None, controls=CONTROLS)
     assert asked(AblateConfig, config, config=None, tokens="random", fields={}).question().controls == 7
 
 

@@ -10,7 +10,7 @@ from lenses import lens_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import Location, MeasuringPlan
-from sink_lens.chain.measure import ARM_READINGS, aimed, aims, measure, scout, shortened
+from sink_lens.chain.measure import CONDITION_READINGS, aimed, aims, measure, scout, shortened
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
@@ -143,8 +143,8 @@ def test_the_same_seed_gives_the_same_panel():
 def test_an_arm_reads_only_what_its_row_needs():
     tokens = tokens_with_bos(sequences=2)
     aim = scout(planted_lens(), tokens, config=CONFIG)
-    panel = measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG, only=ARM_READINGS)
-    assert {name for name, found in panel.streamed.values.items() if found} == ARM_READINGS
+    panel = measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG, only=CONDITION_READINGS)
+    assert {name for name, found in panel.streamed.values.items() if found} == CONDITION_READINGS
 
 
 def test_eager_and_fused_agree():

@@ -11,7 +11,7 @@ from sink_lens.activations.record import Reading, stream
 from sink_lens.chain import measure, tables
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.measure import ARM_READINGS, aimed
+from sink_lens.chain.measure import CONDITION_READINGS, aimed
 from sink_lens.chain.readings import attention_readings, rate_by_key
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
@@ -53,7 +53,7 @@ def few_delimiters():
     return lens, from_tensor(tokens)
 
 
-@pytest.mark.parametrize("only", [None, ARM_READINGS], ids=["traced", "other condition"])
+@pytest.mark.parametrize("only", [None, CONDITION_READINGS], ids=["traced", "other condition"])
 def test_where_all_sequences_show_no_sink_the_studied_position_is_0_whatever_the_scout_saw(only):
     lens, tokens = few_delimiters()
     assert measure.scout(lens, tokens, config=CONFIG).sink_position == 20
@@ -71,7 +71,7 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     assert "position" in shown[shown.index("With and without BOS") :]
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert '<th scope="col" class="number">position</th>' in page[page.index("With and without BOS") :]
-    late = aimed(*few_delimiters(), config=CONFIG, only=ARM_READINGS)
+    late = aimed(*few_delimiters(), config=CONFIG, only=CONDITION_READINGS)
     assert tables.condition_row(late, condition="without", chosen=False, config=CONFIG)["sink_position"] == 0
 
 
