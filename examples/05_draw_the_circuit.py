@@ -60,9 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         .drop_duplicates("link")
         .rename(columns={"value": "share"})
     )
-    print(
-        "each link: its statistic, the share of the sink that its intervention moves, its verdict"
-    )
+    print("each link: its statistic, the share of the sink that its intervention moves, its verdict")
     columns = ["link", "statistic", "statistic_value", "share", "ci_low", "ci_high", "verdict"]
     print(links[columns].round(2).to_string(index=False))
     parts = circuit.nodes.query("kind == 'neuron'").nlargest(5, "value")

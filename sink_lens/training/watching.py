@@ -198,8 +198,8 @@ def watch(
         return _watch_others(source, config=config, tokens=tokens, progress=progress)
     if config.out is not None or config.step_tokens is not None:
         raise InputError(
-            f"{source} is a run, which keeps its own watch.parquet and counts its tokens; leave out and "
-            "step_tokens (--out, --step-tokens) away"
+            f"{source} is a run, which keeps its own watch.parquet and counts its tokens; out and step_tokens are for "
+            "other checkpoints. Leave them out."
         )
     run = read_run(source)
     found = checkpoints_of(run)
