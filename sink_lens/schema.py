@@ -1047,6 +1047,23 @@ _SWEEP = (
     ),
 )
 
+_WATCHED = _table(
+    "watch",
+    "one measure of one checkpoint",
+    """
+    step: int, steps. Optimiser steps so far.
+    tokens: int, tokens. Tokens trained on so far; missing where they were not counted.
+    measure: str, name. Name of the measure, or error if the checkpoint could not be read.
+    layer: int, index. Layer, or -1 for the stream before the first layer; missing for measures of the whole model.
+    position: int, index. Position that s2 is measured at; missing for other measures.
+    threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
+    value: float, of the row. Value of the measure, mean over sequences; nan if it is undefined.
+    unit: str, text. Unit of the row's numbers.
+    error: str, text. Why the checkpoint could not be read; missing if it could.
+    tokens_sha256: str, hash. Hash of the sequences that were read.
+    """,
+)
+
 _TRAIN = (
     _table(
         "log",
@@ -1061,23 +1078,7 @@ _TRAIN = (
         eval_loss: float, nats. Loss on the held-out sequences; nan if it was not evaluated at this step.
         """,
     ),
-    _table(
-        "watch",
-        "one measure of one checkpoint",
-        """
-        step: int, steps. Optimiser steps so far.
-        tokens: int, tokens. Tokens trained on so far.
-        measure: str, name. Name of the measure, or error if the checkpoint could not be read.
-        layer: int, index. Layer, or -1 for the stream before the first layer; missing for measures of the whole model.
-        position: int, index. Position that s2 is measured at; missing for other measures.
-        threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
-        value: float, of the row. Value of the measure, mean over sequences; nan if it is undefined.
-        unit: str, text. Unit of the row's numbers.
-        error: str, text. Why the checkpoint could not be read; missing if it could.
-        tokens_sha256: str, hash. Hash of the sequences that were read.
-        """,
-        when="that were watched",
-    ),
+    replace(_WATCHED, when="that were watched"),
 )
 
 _MONITOR = (
@@ -1677,6 +1678,7 @@ TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
         "train": _TRAIN,
         "compare": _COMPARE,
         "monitor": _MONITOR,
+        "watch": (_WATCHED,),
         "preference": _PREFERENCE,
         "contraction": _CONTRACTION,
         "calibration": _CALIBRATION,

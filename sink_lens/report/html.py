@@ -43,6 +43,7 @@ PAGES = {
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
     "compare": "training:COMPARE",
+    "watch": "training:WATCH",
     "monitor": "monitor:MONITOR",
     "preference": "survey:PREFERENCE",
     "contraction": "survey:CONTRACTION",
