@@ -37,15 +37,19 @@ PAGES = {
     "isolate": "studies:ISOLATE",
     "amplify": "studies:AMPLIFY",
     "ablate": "studies:ABLATE",
+    "quantise": "quantise:QUANTISE",
+    "streaming": "streaming:STREAMING",
     "patch": "patch:PATCH",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
     "compare": "training:COMPARE",
+    "watch": "training:WATCH",
     "monitor": "monitor:MONITOR",
     "preference": "survey:PREFERENCE",
     "contraction": "survey:CONTRACTION",
     "calibration": "survey:CALIBRATION",
     "fingerprint": "fingerprint:FINGERPRINT",
+    "tokens": "tokens:TOKENS",
 }
 """Run kind -> module of ``sink_lens.report`` and name of its ``Page`` there, imported when it is asked for."""
 

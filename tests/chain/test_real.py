@@ -51,7 +51,7 @@ def measured(lens, *, tokens):
 
 
 def rate(result):
-    return result.frames["arms"].set_index("chosen").loc[True, "sink_rate"]
+    return result.tables["arms"].set_index("chosen").loc[True, "sink_rate"]
 
 
 def text(lens, *, sequences, length):
@@ -74,7 +74,7 @@ def test_on_text_the_first_token_is_a_sink_of_most_heads(traced):
     result = traced
     assert result.location.sink_positions == (0,)
     assert 0.65 <= rate(result) <= 0.85
-    assert result.frames["heads"]["sink_rate"].mean() == pytest.approx(rate(result), abs=1e-4)
+    assert result.tables["heads"]["sink_rate"].mean() == pytest.approx(rate(result), abs=1e-4)
 
 
 def test_on_random_tokens_it_is_too(lens):
@@ -97,7 +97,7 @@ def test_there_are_two_growth_steps_of_one_dimension(traced):
     steps = traced.location.steps
     assert [(step.first_layer, step.last_layer) for step in steps] == [(1, 2), (11, 11)]
     assert len({step.dimension for step in steps}) == 1
-    table = traced.frames["growth_steps"]
+    table = traced.tables["growth_steps"]
     assert table["outlier_dimension"].nunique() == 1
     assert (table["ratio_after"] > 2 * table["ratio_before"]).all()
 
@@ -108,11 +108,11 @@ def test_one_dimension_dominates(traced):
     outliers = [dims for layer, dims in result.location.outliers.items() if layer >= 2]
     assert len(outliers) >= 20
     assert {dims[0] for dims in outliers} == {dimension}
-    assert result.frames["layers"]["dominance_ratio"].max() > 100
+    assert result.tables["layers"]["dominance_ratio"].max() > 100
 
 
 def test_the_split_of_each_step_is_exact(traced):
-    assert traced.frames["growth_steps"]["split_error"].max() < 1e-4
+    assert traced.tables["growth_steps"]["split_error"].max() < 1e-4
 
 
 def test_super_neurons_are_found_at_both_steps(traced):
@@ -125,7 +125,7 @@ def test_super_neurons_are_found_at_both_steps(traced):
 
 
 def test_weight_norm_misses_some_super_neurons_and_invents_others(traced):
-    criteria = traced.frames["criteria"]
+    criteria = traced.tables["criteria"]
     by_norm = criteria[criteria["criterion"].isin(["gate_norm", "up_norm"])]
     for _, rows in by_norm.groupby("criterion"):
         assert rows["missed"].str.len().sum() > 0
@@ -134,7 +134,7 @@ def test_weight_norm_misses_some_super_neurons_and_invents_others(traced):
 
 
 def test_the_sink_token_holds_the_effective_rank_down(traced):
-    middle = traced.frames["layers"].iloc[15]
+    middle = traced.tables["layers"].iloc[15]
     assert middle["effective_rank"] < 6
     assert middle["effective_rank_without"] > 30
 
@@ -151,7 +151,7 @@ def test_the_links_have_their_verdicts(traced):
 
 
 def test_cutting_shows_the_same_chain(traced):
-    frames = traced.frames
+    frames = traced.tables
     effects = frames["effects"].set_index("edit")
     isolated = effects.loc["isolation"]
     assert isolated["baseline_target_mass"] < 0.02
@@ -196,7 +196,7 @@ def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):
 
 
 def test_both_bos_arms_are_read(traced):
-    conditions = traced.frames["arms"]
+    conditions = traced.tables["arms"]
     assert conditions["condition"].tolist() == ["without", "with"]
     assert (conditions["sink_rate"] > 0.5).all()
 

@@ -103,7 +103,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     """Cosine of the sink's key with what its outlier dimensions alone would make, and their share of its logits."""
     panel = evidence.panel
     if "key_cosine" not in panel:
-        return [undefined("key_cosine", "no outlier dimension enters any layer", absent=True)]
+        return [undefined("key_cosine", "no outlier dimension enters any layer", absent=True, no_source=True)]
     cosine = panel["key_cosine"].mean(dim=(0, 2))  # sequence, what
     nulls = {"random_dimensions": float(cosine[:, 1].nanmean()), "other_positions": float(cosine[:, 2].nanmean())}
     found = evidence.interval(cosine[:, 0], generator=rng)
@@ -121,7 +121,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 def _interventions(trial: Trial) -> list[Intervention]:
     """Set what the outlier dimensions give the sink's key to what they give other keys, against other dimensions."""
     setting = trial.setting
-    entering = {layer: list(setting.location.entering(layer)) for layer in setting.late_layers}
+    entering = {layer: list(setting.location.entering(layer)) for layer in setting.sink_layers}
     entering = {layer: dims for layer, dims in entering.items() if dims}
     if not entering:
         return []
@@ -151,7 +151,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
                 for i in range(setting.n_controls)
             ),
             position=setting.sink_position,
-            reads=setting.late_layers,
+            reads=setting.sink_layers,
+            carries=True,
         )
     ]
 

@@ -30,7 +30,9 @@ class Intervention:
     control_of: str = ""
     """The intervention that this one is a control of."""
     is_primary: bool = True
-    """The link's verdict hangs on it."""
+    """It answers whether the link is necessary, or sufficient."""
+    carries: bool = False
+    """It answers whether the link carries the sink: what it leads to is mean ablated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +87,5 @@ class Link:
     interventions: Callable[[Trial], list[Intervention]] = lambda _: []
     """What makes or breaks it, with matched controls; none where the model has not what it would be made on."""
     freeze: Freeze | None = None
+    can_start: bool = False
+    """In a model without a sink, it is asked whether or not the links before it are present."""
