@@ -235,6 +235,7 @@ SPECIAL = {
     "value_norm": "per_head",
     "device": "cuda",
     "trackers": ("tensorboard", "wandb"),
+    "fsdp": None,  # muon does not go with it
     **dict.fromkeys(("gap", "dimension_factor", "least_share", "least_norm"), 7.5),
     **dict.fromkeys(("sink_threshold", "massive_threshold"), 7.5),
     "sites": ("z", "attn_in"),
@@ -377,7 +378,7 @@ def test_the_command_line_a_file_and_python_make_the_same_configuration(command,
         assert from_python(command, given["model"], given) == made
     assert read(command, *words(kind, NEEDED.get(kind, {}))) == default(kind)
     at_default = [one.name for one in options(kind) if getattr(made, one.name) == getattr(default(kind), one.name)]
-    assert set(at_default) <= {"text", "prompts"}  # these two exclude --tokens
+    assert set(at_default) <= {"text", "prompts", "fsdp"}  # others exclude them
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -146,6 +146,7 @@ Out = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no tables: only the result and where it is.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")]
 
 

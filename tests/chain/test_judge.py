@@ -1,6 +1,5 @@
 """Verdicts by hand, and the links of models whose truth is known."""
 
-import dataclasses
 import itertools
 import math
 
@@ -31,7 +30,7 @@ NAMES = (
     "key_sink",
 )
 COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "is_primary", "n"]
-COLUMNS += ["verdict", "measured", "intervened", "floors"]
+COLUMNS += ["verdict", "measured", "intervened"]
 
 
 def statistic(low, high, *, estimate=None, nulls=None, **options):
@@ -98,28 +97,6 @@ def test_the_links_from_the_neuron_on_hold_on_the_planted_model(seed):
     found = verdicts(planted_evidence(seed=seed))
     for name in ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink"):
         assert found[name] == "holds", name
-
-
-def test_a_floor_that_the_user_moves_decides_and_is_said_not_to_be_calibrated():
-    evidence = planted_evidence()
-    default = link_table(evidence, random_init=None, length=24)
-    assert set(default["floors"]) == {"calibrated"}
-    assert not default["criterion"].str.contains("calibrated").any()
-    high = dataclasses.replace(evidence.config, floors=("key_sink=1000",))
-    table = link_table(dataclasses.replace(evidence, config=high), random_init=None, length=24)
-    assert set(table["floors"]) == {"not calibrated"}
-    assert table["criterion"].str.endswith("; floors not calibrated: floors moved").all()
-    found = table.groupby("link")["measured"].first()
-    assert (found["key_sink"], found["dimension_key"]) == ("fails", "holds")
-    other = dataclasses.replace(evidence.config, threshold=0.2)
-    moved = link_table(dataclasses.replace(evidence, config=other), random_init=None, length=24)
-    assert set(moved["floors"]) == {"not calibrated"}
-
-
-def test_the_floor_of_every_intervention_can_be_moved():
-    row = {"baseline_sink_mass": 0.9, "uniform_sink_mass": 0.1, "ci_low": 0.4, "ci_high": 0.45, "control_share": NAN}
-    assert intervention_verdict(row) == "holds"
-    assert intervention_verdict(row, floor=0.5) == "fails"
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -379,22 +379,6 @@ def test_the_same_question_gives_the_same_tables(tmp_path, whole):
     assert not other.tables["tokens"].equals(again.tables["tokens"])
 
 
-def test_moved_floors_are_said_in_the_table_the_terminal_and_the_page(tmp_path):
-    given = {"sequences": 4, "length": 16, "random_init": False, "floors": ("key_sink=1000",)}
-    result = run(planted_lens(), tmp_path / "run", report=True, **given)
-    links = pd.read_parquet(tmp_path / "run" / "links.parquet")
-    assert set(links["floors"]) == {"not calibrated"}
-    assert set(links.query("link == 'key_sink'")["verdict"]) == {"fails"}
-    assert "floors not calibrated" in text_of(result.table())
-    assert "floors not calibrated" in result.report_path.read_text("utf-8")
-
-
-def test_the_floor_of_a_link_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path):
-    with pytest.raises(InputError, match="floors has 'key_sinc', which is not known; did you mean key_sink"):
-        run(planted_lens(), tmp_path / "run", sequences=4, length=16, floors=("key_sinc=1",))
-    assert not (tmp_path / "run").exists()
-
-
 # --- interrupted
 
 
