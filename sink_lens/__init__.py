@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sink_lens.edits.effects import effect
     from sink_lens.edits.isolation import isolation
     from sink_lens.edits.normalisation import head_rms_norm, variance_calibration
+    from sink_lens.engine.cells import cell_of
     from sink_lens.engine.forward import run_with
     from sink_lens.engine.generation import generate
     from sink_lens.errors import SinkLensError
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from sink_lens.studies.isolation import isolate
     from sink_lens.studies.study import Study
     from sink_lens.sweeps.config import SweepConfig, read_sweep
-    from sink_lens.sweeps.grid import EditGrid, Grid, cell_of
+    from sink_lens.sweeps.grid import EditGrid, Grid
     from sink_lens.sweeps.reads import MetricSpec
     from sink_lens.sweeps.runner import sweep
     from sink_lens.training.comparison import compare
@@ -102,7 +103,7 @@ _MODULES = {
     "sweep": "sweeps.runner",
     "Grid": "sweeps.grid",
     "EditGrid": "sweeps.grid",
-    "cell_of": "sweeps.grid",
+    "cell_of": "engine.cells",
     "MetricSpec": "sweeps.reads",
     "SweepConfig": "sweeps.config",
     "read_sweep": "sweeps.config",

@@ -20,7 +20,6 @@ _SHOWN = 8
 _EXAMPLE = """\
 # A sweep of sink-lens. Everything but the edits has a default.
 model = "SmolLM2-135M-Instruct"  # or a folder, a .gguf file, a hub name
-mode = "exact"                   # or fast: within 1e-5
 controls = 5                     # random draws of as many units (heads, positions) for each cell
 seed = 0
 
@@ -68,7 +67,7 @@ def sweep(
     file: Annotated[Path | None, typer.Argument(help="What to sweep, as TOML or JSON.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/FILE.", metavar="DIR")] = None,
-    mode: Annotated[str | None, typer.Option(help="Instead of the file's.", metavar="exact|fast")] = None,
+    mode: Annotated[str | None, typer.Option(help="Does nothing: there is one mode.", hidden=True)] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU.")] = None,
     devices: Annotated[
         str | None, typer.Option(help="Several devices of this machine, one process each.", metavar="D,D")

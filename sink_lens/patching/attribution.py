@@ -31,7 +31,7 @@ from ..models.sites import SITES, bridge_hook
 from ..records import display
 from ..stats import strongest
 from .activation import Sweep, patch_config, swept
-from .cells import Cell, place
+from .cells import Part, place
 from .config import PatchConfig
 from .pairs import Direction, Pair, Sequences
 
@@ -84,7 +84,7 @@ class AttributionResult:
     differences: pd.DataFrame = field(repr=False)
     labels: Mapping[int, str] = field(repr=False)
     sweep: Sweep = field(repr=False)
-    grid: tuple[Cell, ...] = field(repr=False)
+    grid: tuple[Part, ...] = field(repr=False)
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The rows with the largest approximations, positive or negative."""
@@ -164,7 +164,7 @@ def _spearman(both: pd.DataFrame) -> float:
 
 
 def _result(
-    sweep: Sweep, per_sequence: Tensor, *, pair: Pair, by: tuple[str, ...], direction: Direction, grid: list[Cell]
+    sweep: Sweep, per_sequence: Tensor, *, pair: Pair, by: tuple[str, ...], direction: Direction, grid: list[Part]
 ) -> AttributionResult:
     by_sequence = len(sweep.unpatched) == sweep.run.n_sequences
     frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid)))
@@ -189,7 +189,7 @@ def _result(
     )
 
 
-def _first_order(sweep: Sweep, grid: Sequence[Cell]) -> Float[Tensor, "sample batch"]:
+def _first_order(sweep: Sweep, grid: Sequence[Part]) -> Float[Tensor, "sample batch"]:
     """Compute (x' - x) . dm/dx for each cell, by sequence."""
     gradients = _gradients(sweep)
     products = {}

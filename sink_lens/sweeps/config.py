@@ -1,7 +1,6 @@
 """The configuration of a sweep, in Python or in a small TOML or JSON file with the same names.
 
 model = "SmolLM2-135M-Instruct"  # all of these have defaults but the edits
-mode = "exact"
 controls = 5
 
 [tokens]
@@ -21,6 +20,7 @@ layers = 11
 units = "each"
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,8 +30,25 @@ from ..data.described import check_described, read_settings
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 from .grid import EditGrid, Grid
-from .plan import MODES, Mode, check_mode
 from .reads import METRICS, MetricSpec, texts, whole
+
+MODES = ("exact", "fast")
+
+
+def check_mode(mode: str) -> None:
+    """Refuse an unknown mode, and warn where it is one that no longer does anything.
+
+    Raises:
+        InputError: the mode is unknown.
+    """
+    if mode not in MODES:
+        raise InputError(f"mode is {mode!r}; need one of {', '.join(MODES)}")
+    if mode == "fast":
+        warnings.warn(
+            "the mode 'fast' does nothing: every sweep is exact and as fast as it gets; leave it out",
+            FutureWarning,
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +57,8 @@ class SweepConfig:
 
     grid: Grid
     metrics: tuple[MetricSpec, ...] = (MetricSpec(name="sink_mass"),)
-    mode: Mode = "exact"
-    """exact (on the CPU in float32 bit-identical to running one cell at a time) or fast (within 1e-5)."""
+    mode: str = "exact"
+    """There is one mode, exact; ``fast`` is accepted with a warning, and does nothing."""
     model: str = DEFAULT_MODEL
     """Default model's name, folder, GGUF file or hub name."""
     tokens: str = "text"
@@ -125,7 +142,6 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     seed = {**options, **changes}.get("seed", 0)
     grid = Grid(edits=tuple(blocks), controls=controls, seed=seed)
     options = {**options, **changes}
-    check_mode(options.setdefault("mode", MODES[0]))
     return SweepConfig(grid=grid, **options)
 
 

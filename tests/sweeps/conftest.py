@@ -8,11 +8,11 @@ import torch
 
 from sink_lens.data.batch import from_tensor
 from sink_lens.edits.metrics import evaluate
+from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
+from sink_lens.engine.plan import Plan
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import VOCAB_SIZE, tiny
-from sink_lens.sweeps.engine import Engine
-from sink_lens.sweeps.plan import Plan
 
 
 @functools.cache
@@ -42,8 +42,8 @@ def tokens_of():
 def engine_of():
     """``engine_of(lens, tokens, cells, metrics, ...)``: three sequences and four cells a forward, if not said."""
 
-    def build(lens, tokens, cells, metrics, *, mode="exact", path="plain", prompts=3, pack=4, lanes=1):
-        plan = Plan(mode=mode, path=path, prompts=prompts, pack=pack, lanes=lanes)
+    def build(lens, tokens, cells, metrics, *, path="plain", prompts=3, pack=4, cut=True, lanes=1):
+        plan = Plan(path=path, prompts=prompts, pack=pack, cut=cut, lanes=lanes)
         return Engine(lens, tokens, cells, metrics, plan=plan)
 
     return build

@@ -1,12 +1,12 @@
-"""A pass of the plain module under edits, from a given layer to a given layer: what a sweep repeats thousands of times.
+"""A pass of the plain module under edits, over some layers and positions: what many cells repeat thousands of times.
 
 The sites are those of the bridge, at their other address (``models.sites``). Edits of the scores and the pattern have
 no address there, and run on the bridge. With the eager kernel the numbers are those of the bridge, to the last bit in
-families with the same products (``models.families``), which the runner checks before it relies on it; with the fused
-one they differ in the last places.
+families with the same products (``models.families``), which the runner checks before it relies on it.
 
-Three things are skipped: the layers before the first, what of the first layer no edit changes (``Known``), and what
-lies behind the last attention where nothing else is read.
+Four things are skipped: the layers before the first; the positions before the first, whose keys and values are those
+of the clean run (``Keys``), since a causal model cannot change them; what of the first layer no edit changes
+(``Known``); and what lies behind the last attention where nothing else is read.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..activations.attention import Watch, choose_kernel, observed
-from ..engine.hooks import Act
 from ..models.evaluating import evaluating
 from ..models.families import Family
 from ..models.lens import LensModel
 from ..models.sites import SITES, Address, read
+from .hooks import Act
 
 Take = Callable[[Tensor], None]
 
@@ -63,8 +63,6 @@ class Known:
     layer: int
     stream: Float[Tensor, "batch position d_model"]
     """Before the layer."""
-    after: Float[Tensor, "batch position d_model"]
-    """After the layer."""
     attention: Float[Tensor, "batch position d_model"]
     """What the attention module gives, before a norm behind it."""
     z: Float[Tensor, "batch position value"]
@@ -72,11 +70,73 @@ class Known:
     neurons: Float[Tensor, "batch position d_mlp"] | None
     """Input of the down-projection; None in a mixture of experts, and where the layer has no MLP module."""
 
-    def repeated(self, copies: int) -> "Known":
-        """Repeat these values for several copies of the batch, one after the other."""
-        neurons = None if self.neurons is None else self.neurons.repeat(copies, 1, 1)
-        rest = {name: getattr(self, name).repeat(copies, 1, 1) for name in ("stream", "after", "attention", "z")}
-        return Known(layer=self.layer, neurons=neurons, **rest)
+    def repeated(self, copies: int, *, begin: int) -> "Known":
+        """Repeat these values from a position on, for several copies of the batch, one after the other."""
+        names = ("stream", "attention", "z", "neurons")
+        found = {name: getattr(self, name) for name in names}
+        parts = {name: None if one is None else one[:, begin:].repeat(copies, 1, 1) for name, one in found.items()}
+        return Known(layer=self.layer, **parts)
+
+
+class _KeysOfLayer(CacheLayerMixin):
+    """The keys and values of a layer: those before a position are given, the others are computed."""
+
+    is_sliding = False
+
+    def __init__(self, *, begin: int, held: tuple[Tensor, Tensor] | None, keep: bool) -> None:
+        super().__init__()
+        self._begin, self._held, self._keep = begin, held, keep
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing is made in advance."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Give all keys and values, where those from the first position on have just been computed."""
+        if self._keep:
+            self.keys, self.values = key_states, value_states
+        if self._held is None or not self._begin:
+            return key_states, value_states
+        keys, values = (
+            _joined(held, new, begin=self._begin)
+            for held, new in zip(self._held, (key_states, value_states), strict=True)
+        )
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The number of keys, and the position of the first."""
+        return self._begin + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """The number of positions that are given."""
+        return self._begin
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+
+def _joined(held: Tensor, new: Tensor, *, begin: int) -> Tensor:
+    """The held values up to a position for each copy of the batch, and the new ones after it."""
+    copies = len(new) // len(held)
+    whole = new.new_empty(*new.shape[:2], begin + new.shape[2], new.shape[3])
+    whole.unflatten(0, (copies, -1))[..., :begin, :] = held[:, :, :begin]
+    whole[:, :, begin:] = new
+    return whole
+
+
+class Keys(Cache):
+    """Keys and values of a pass that begins at a position, with those of the clean run before it."""
+
+    def __init__(self, n_layers: int, *, begin: int = 0, held: "Keys | None" = None, keep: bool = False) -> None:
+        layers = []
+        for layer in range(n_layers):
+            given = None
+            if held is not None:
+                kept = held.layers[layer]
+                assert isinstance(kept, _KeysOfLayer)
+                given = None if kept.keys is None or kept.values is None else (kept.keys, kept.values)
+            layers.append(_KeysOfLayer(begin=begin, held=given, keep=keep))
+        super().__init__(layers=layers)
 
 
 _BEFORE_Z = frozenset({"resid_pre", "attn_in", "q", "k", "v", "scores", "pattern"})
@@ -103,10 +163,10 @@ def plain_pass(
     last: int,
     visits: Mapping[tuple[str, int], Visit],
     stream: Tensor | None = None,
+    keys: Keys | None = None,
     known: Known | None = None,
     skip: frozenset[str] = frozenset(),
     patterns: Mapping[int, Take] | None = None,
-    columns: Watch | None = None,
     attention_only: bool = False,
     logits_at: Sequence[int] | None = None,
     taps: Sequence[tuple[nn.Module, str, Take]] = (),
@@ -115,15 +175,15 @@ def plain_pass(
 
     Args:
         lens: the model.
-        tokens: the batch; its ids matter where the pass begins at layer 0, its shape always.
+        tokens: the batch, from the first position on; its ids matter where no stream is given, its shape always.
         first: the layer to begin at; the number of layers is the last norm.
         last: the layer to end before.
         visits: (site, layer) -> what is done there.
         stream: before the first layer; None computes it from the tokens, and then ``first`` is 0.
+        keys: keeps the keys and values of the pass, or gives those before its first position.
         known: of the layer ``first``, repeated to the batch; needed where something of it is skipped.
         skip: what ``skipped`` gave.
-        patterns: layer -> called with its attention pattern; of the eager kernel only.
-        columns: how the fused kernel reads attention; None runs the eager one.
+        patterns: layer -> called with its attention pattern.
         attention_only: of the last layer, no more than the attention.
         logits_at: positions at which to unembed; None is all.
         taps: submodules whose input or output is handed over as it is.
@@ -154,17 +214,15 @@ def plain_pass(
         if last <= lens.n_layers:
             module = layers[last - 1].get_submodule(attention) if attention_only else layers[last - 1]
             stack.callback(module.register_forward_hook(_end).remove)
-        if columns is not None:
-            stack.enter_context(observed(lens.plain, watch=columns))
         stack.enter_context(evaluating(lens.plain))
         stack.enter_context(torch.no_grad())
         stack.enter_context(contextlib.suppress(_EndedError))
         ids = tokens.to(lens.device)
         if last <= lens.n_layers:
-            lens.plain.base_model(input_ids=ids, use_cache=False)
+            lens.plain.base_model(input_ids=ids, past_key_values=keys, use_cache=False)
         else:
             keep = {} if logits_at is None else {"logits_to_keep": torch.tensor(list(logits_at), device=lens.device)}
-            out: Tensor = lens.plain(input_ids=ids, use_cache=False, **keep).logits
+            out: Tensor = lens.plain(input_ids=ids, past_key_values=keys, use_cache=False, **keep).logits
             return out
     return None
 
@@ -180,21 +238,7 @@ def eager(lens: LensModel) -> Iterator[None]:
         lens.plain.set_attn_implementation(before)
 
 
-def fused_columns(lens: LensModel, *, keys: tuple[int, ...], take: Mapping[int, Take]) -> Watch:
-    """How the fused kernel reads the keys' columns of the pattern at some layers."""
-    names = frozenset({"mass"})
-    return Watch(
-        kernel=choose_kernel(lens.family, device=lens.device),
-        names=lambda layer: names if layer in take else frozenset(),
-        keys=keys,
-        rows=None,
-        put=lambda layer, name, tensor: take[layer](tensor),
-    )
-
-
-def know(
-    lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None, columns: Watch | None
-) -> Known:
+def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None) -> Known:
     """What a layer computes without an edit, by a pass from an earlier layer's stream, or from the tokens."""
     family, module = lens.family, lens.layer(layer)
     attention = module.get_submodule(family.attention)
@@ -205,14 +249,13 @@ def know(
 
     taps = [
         (module, "input", keep("stream")),
-        (module, "output", keep("after")),
         (attention, "output", keep("attention")),
         (attention.get_submodule(family.o), "input", keep("z")),
     ]
     if family.mlp is not None and family.down is not None:
         taps.append((module.get_submodule(family.mlp).get_submodule(family.down), "input", keep("neurons")))
     first, stream = (0, None) if begin is None else begin
-    plain_pass(lens, tokens, first=first, last=layer + 1, visits={}, stream=stream, columns=columns, taps=taps)
+    plain_pass(lens, tokens, first=first, last=layer + 1, visits={}, stream=stream, taps=taps)
     return Known(layer=layer, neurons=found.pop("neurons", None), **found)
 
 

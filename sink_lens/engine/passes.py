@@ -1,4 +1,4 @@
-"""The forward passes of a sweep: the unedited run, and several cells at once, on the plain module or on the bridge."""
+"""The forward passes of cells: the clean run, and several cells at once, on the plain module or on the bridge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,19 +12,13 @@ from torch import Tensor
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit
 from ..edits.outcome import Outcome, spliced
-from ..engine.forward import Desk, bridge_pass, not_a_number
-from ..engine.hooks import Applied
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
-from ..models.weights import mlp_weights
+from .forward import Desk, Early, bridge_pass, not_a_number
+from .hooks import Applied
 from .needs import Needs
-from .partial_pass import Known, Take, Visit, eager, fused_columns, know, plain_pass, skipped
-from .plan import Mode, Path
-
-_FUSED_FROM = 256
-"""Length from which fast mode uses the fused kernel; for shorter sequences computing the pattern is cheaper."""
-_LOW_RANK = 4
-"""Fast mode adds a change of at most d_model / this many neurons as a product of low rank."""
+from .partial_pass import Keys, Known, Take, Visit, eager, know, plain_pass, skipped
+from .plan import LEAST_ROWS, Path
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,63 +27,85 @@ class Clean:
 
     part: TokenBatch
     prompts: slice
-    """The indices of these sequences in the sweep."""
+    """The indices of these sequences among all."""
     path: Path
-    outcome: Outcome
+    early: Early
+    keys: Keys | None = None
+    """Keys and values of every layer; None on the bridge."""
     known: Known | None = None
     """Unedited values inside the layer that was needed last."""
     stream: tuple[int, Float[Tensor, "batch position d_model"]] | None = None
     """The layer that was needed last, and the bridge's stream before it."""
 
+    @property
+    def outcome(self) -> Outcome:
+        """What is read of it."""
+        return self.early.outcome
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """A model together with the metrics that are read from its passes."""
+    """A model together with what is read from its passes."""
 
     lens: LensModel
     needs: Needs
-    mode: Mode
     n_sequences: int
-    """The sequences of the whole sweep."""
+    """The sequences of all batches of prompts."""
 
     def clean(self, part: TokenBatch, *, prompts: slice, path: Path) -> Clean:
         """The unedited run, on the path of the cells that are compared with it."""
-        if path == "bridge":
-            return Clean(part=part, prompts=prompts, path=path, outcome=self.slow(part, (), prompts=prompts))
         pack = _Pack(passes=self, part=part, prompts=prompts, edits=[()], clean=None)
-        with eager(self.lens):
-            return Clean(part=part, prompts=prompts, path=path, outcome=pack.plain(0)[0])
+        keys = None
+        if path == "bridge":
+            outcome = pack.bridge(0)[0]
+        else:
+            keys = Keys(self.lens.n_layers, keep=True)
+            with eager(self.lens):
+                outcome = pack.plain(0, keys=keys)[0]
+        return Clean(part=part, prompts=prompts, path=path, early=pack.desks[0].early_of(outcome), keys=keys)
 
     def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> Outcome:
         """Run one cell alone on the bridge, over all layers: the reference for every faster way."""
         pack = _Pack(passes=self, part=part, prompts=prompts, edits=[tuple(edits)], clean=None)
         return pack.bridge(0)[0]
 
-    def pack(self, edits: Sequence[Sequence[Edit]], *, clean: Clean, first: int) -> tuple[list[Outcome], list[bool]]:
-        """Run cells that share a forward pass; return the outcome of each and whether its edits changed anything.
+    def pack(
+        self, edits: Sequence[Sequence[Edit]], *, clean: Clean, first: int, begin: int = 0
+    ) -> tuple[list[Outcome], list[list[bool]]]:
+        """Run cells that share a forward pass; return the outcome of each, and which of its edits changed anything.
 
         Args:
             edits: the edits of each cell.
             clean: the unedited run of the same prompts.
             first: the first layer that any of them touches.
+            begin: the first position to compute; no cell touches one before it. 0 on the bridge.
         """
-        pack = _Pack(passes=self, part=clean.part, prompts=clean.prompts, edits=edits, clean=clean)
+        pack = _Pack(passes=self, part=clean.part, prompts=clean.prompts, edits=edits, clean=clean, begin=begin)
         if clean.path == "bridge":
             outcomes = pack.bridge(first)
         else:
+            keys = Keys(self.lens.n_layers, begin=begin, held=clean.keys) if begin else None
             with eager(self.lens):
-                outcomes = pack.plain(first)
-        return outcomes, [bool(one.changed) for one in pack.applied]
+                outcomes = pack.plain(first, keys=keys)
+        return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
 
-    def streams(self, part: TokenBatch, *, path: Path, copies: int) -> list[Tensor]:
-        """The unedited stream of several copies after every layer that is needed, and the logits where they are."""
+    def streams(
+        self, part: TokenBatch, *, path: Path, copies: int, keys: Keys | None = None, begin: int = 0
+    ) -> list[Tensor]:
+        """The unedited stream of several copies after every layer that is needed, and the logits where they are.
+
+        Where they begin at a later position, these are the positions from there on; ``keys`` has what comes before.
+        Where they begin at the first, ``keys`` takes it.
+        """
         found: list[Tensor] = []
         last = self.needs.end(self.lens.n_layers)
         visit = Visit(readers=[(slice(None), found.append)])
         places = {("resid_post", layer): visit for layer in range(min(last, self.lens.n_layers))}
         if path == "plain":
+            run = partial(plain_pass, self.lens, first=0, last=last)
             with eager(self.lens):
-                out = plain_pass(self.lens, part.tokens.repeat(copies, 1), first=0, last=last, visits=places)
+                given = Keys(self.lens.n_layers, begin=begin, held=keys) if begin else keys if copies == 1 else None
+                out = run(part.tokens[:, begin:].repeat(copies, 1), visits=places, keys=given)
         else:
             whole = replace(part, tokens=part.tokens.repeat(copies, 1), lengths=part.lengths.repeat(copies))
             out = bridge_pass(
@@ -107,9 +123,8 @@ class Passes:
         known = clean.known
         if known is None or known.layer != layer:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
-            columns = fused_columns(self.lens, keys=self.needs.keys, take={}) if self.fused(clean.part) else None
             with eager(self.lens):
-                known = know(self.lens, clean.part.tokens, layer=layer, begin=begin, columns=columns)
+                known = know(self.lens, clean.part.tokens, layer=layer, begin=begin)
             clean.known = known
         return known
 
@@ -120,10 +135,6 @@ class Passes:
             stream = bridge_pass(self.lens, clean.part, hooks=[], first=first, last=layer, stream=stream)
             clean.stream = (layer, stream)
         return clean.stream[1]
-
-    def fused(self, part: TokenBatch) -> bool:
-        """Whether attention is read from the fused kernel."""
-        return self.mode == "fast" and part.n_positions >= _FUSED_FROM
 
 
 class _Pack:
@@ -137,11 +148,17 @@ class _Pack:
         prompts: slice,
         edits: Sequence[Sequence[Edit]],
         clean: Clean | None,
+        begin: int = 0,
     ) -> None:
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
-        self.part, self.prompts, self.edits, self.clean = part, prompts, edits, clean
-        self.applied = [Applied(lens=self.lens, edits=tuple(some), n_sequences=passes.n_sequences) for some in edits]
-        self.desks = [Desk(lens=self.lens, keys=self.needs.keys) for _ in edits]
+        self.part, self.prompts, self.edits, self.clean, self.begin = part, prompts, edits, clean, begin
+        self.applied = [
+            Applied(lens=self.lens, edits=tuple(some), n_sequences=passes.n_sequences, begin=begin) for some in edits
+        ]
+        early = None if clean is None else clean.early
+        self.desks = [
+            Desk(lens=self.lens, keys=self.needs.keys, begin=begin, early=early, keep=clean is None) for _ in edits
+        ]
         n = part.n_sequences
         self.rows = [slice(copy * n, (copy + 1) * n) for copy in range(len(edits))]
         self.valid = part.valid.to(self.lens.device)
@@ -164,70 +181,57 @@ class _Pack:
         out = bridge_pass(self.lens, whole, hooks=hooks, first=first, last=last, stream=stream)
         return self._outcomes(read, out=out, scored=None)
 
-    def plain(self, first: int) -> list[Outcome]:
+    def plain(self, first: int, *, keys: Keys | None) -> list[Outcome]:
         """Run the cells on the plain module, starting inside the first layer if possible."""
         read = [layer for layer in self.needs.layers if layer >= first]
-        scored = self.needs.scored(self.part) if self.passes.mode == "fast" and self.needs.logits else None
-        run = partial(self._pass, scored=scored)
-        if self.clean is None:
-            return self._outcomes(read, out=run(first, read=read), scored=scored)
-        known = self.passes.known(self.clean, first)
-        streams = self._low_rank(known)
-        if streams is None:
+        known, skip = None, frozenset[str]()
+        if self.clean is not None:
+            before = self.passes.known(self.clean, first)
             here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
             sites = {site for one in here for site in (one.site, one.reads) if site is not None}
-            many = known.repeated(len(self.rows))
-            skip = skipped(frozenset(sites), known=known, family=self.lens.family)
-            return self._outcomes(read, out=run(first, read=read, known=many, skip=skip), scored=scored)
-        if first in self.needs.layers:
-            for desk, stream in zip(self.desks, streams, strict=True):
-                desk.mass[first] = [self._early_mass(first)]
-                desk.take_stream(stream, layer=first)
-        out = None
-        if self.needs.end(self.lens.n_layers) > first + 1:
-            out = run(first + 1, read=[layer for layer in read if layer > first], stream=torch.cat(streams))
-        return self._outcomes(read, out=out, scored=scored)
-
-    def _pass(
-        self,
-        first: int,
-        *,
-        read: list[int],
-        scored: tuple[int, ...] | None,
-        stream: Tensor | None = None,
-        known: Known | None = None,
-        skip: frozenset[str] = frozenset(),
-    ) -> Tensor | None:
-        """One forward, from what is known of the first layer, from a stream, or from the tokens."""
+            skip = skipped(frozenset(sites), known=before, family=self.lens.family)
+            known = before.repeated(len(self.rows), begin=self.begin)
         last = self.needs.end(self.lens.n_layers)
         attention_only = not (self.needs.whole or self.needs.state or self.needs.sites)
-        fused = self.passes.fused(self.part)
-        visits = self._visits(first) if stream is None else {}
+        visits = self._visits(first)
         patterns: dict[int, list[tuple[slice, Take]]] = {}
         for rows, desk in zip(self.rows, self.desks, strict=True):
             for site, layer, take in desk.places(read=read, sites=self.needs.sites, valid=self.valid):
                 if site == "pattern" and skip and layer == first:
                     desk.mass[layer] = [self._early_mass(layer)]
                 elif site == "pattern":
-                    columns = partial(_take_columns, desk=desk, layer=layer, valid=self.valid)
-                    patterns.setdefault(layer, []).append((rows, columns if fused else take))
+                    patterns.setdefault(layer, []).append((rows, take))
                 elif not (attention_only and layer == last - 1):
                     visits.setdefault((site, layer), Visit()).readers.append((rows, take))
-        takes = {layer: partial(_each, takes=some) for layer, some in patterns.items()}
-        return plain_pass(
+        scored = self._scored()
+        out = plain_pass(
             self.lens,
-            self.part.tokens.repeat(len(self.rows), 1),
+            self.part.tokens[:, self.begin :].repeat(len(self.rows), 1),
             first=first,
             last=last,
             visits=visits,
-            stream=stream if known is None else known.stream,
+            stream=None if known is None else known.stream,
+            keys=keys,
             known=known,
             skip=skip,
-            patterns={} if fused else takes,
-            columns=fused_columns(self.lens, keys=self.needs.keys, take=takes) if fused else None,
+            patterns={layer: partial(_each, takes=some) for layer, some in patterns.items()},
             attention_only=attention_only,
-            logits_at=scored,
+            logits_at=None if scored is None else [position - self.begin for position in scored],
         )
+        return self._outcomes(read, out=out, scored=scored)
+
+    def _scored(self) -> tuple[int, ...] | None:
+        """The positions to unembed, with more of them where the product would have too few rows; None is all."""
+        asked = self.needs.scored(self.part) if self.needs.logits else None
+        if asked is None:
+            return None
+        late = {position for position in asked if position >= self.begin}
+        rows = len(self.rows) * self.part.n_sequences
+        for position in reversed(range(self.begin, self.part.n_positions)):
+            if len(late) * rows >= LEAST_ROWS:
+                break
+            late.add(position)
+        return tuple(sorted(late))
 
     def _visits(self, first: int) -> dict[tuple[str, int], Visit]:
         """The edits of every cell, by site and layer."""
@@ -239,29 +243,6 @@ class _Pack:
                     visits.setdefault((step.site, step.layer), Visit()).edits.append((rows, step.act))
         return visits
 
-    def _low_rank(self, known: Known) -> list[Float[Tensor, "batch position d_model"]] | None:
-        """The stream after the first layer if the cells edit only a few of its neurons; None in any other case."""
-        lens, layer = self.lens, known.layer
-        if self.passes.mode == "exact" or known.neurons is None or lens.family.mlp_post_norm or self.needs.sites:
-            return None
-        for some in self.edits:
-            for one in some:
-                few = one.units is not None and len(one.units) <= lens.d_model // _LOW_RANK
-                if one.site != "neurons" or one.reads is not None or one.over(lens.n_layers) != (layer,) or not few:
-                    return None
-        weights = mlp_weights(lens, layer=layer)
-        assert weights is not None  # it has neurons
-        streams = []
-        for some, applied in zip(self.edits, self.applied, strict=True):
-            new = known.neurons
-            for step in applied.steps(sequences=self.prompts, valid=self.part.valid, layers=range(layer, layer + 1)):
-                edited = step.act(new)
-                new = new if edited is None else edited
-            units = sorted({unit for one in some for unit in one.units or ()})
-            change = new[..., units] - known.neurons[..., units]
-            streams.append(known.after + change @ weights.w_down[:, units].T)
-        return streams
-
     def _early_mass(self, layer: int) -> Tensor:
         """The attention of a layer that no edit of this pack changes."""
         assert self.clean is not None
@@ -272,13 +253,14 @@ class _Pack:
         found = []
         n = self.part.n_sequences
         for rows, desk, edits in zip(self.rows, self.desks, self.edits, strict=True):
+            at = scored
             if out is not None:
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": scored}
-                desk.finish(out[rows], part=self.part, edits=edits, **wanted)
+                at = desk.finish(out[rows], part=self.part, edits=edits, **wanted)
             for layer in read:
                 if layer not in desk.state:  # the pass ended with the attention of its last layer
                     desk.state[layer] = [torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan)]
-            outcome = desk.outcome(tuple(read), valid=self.part.valid.cpu(), scored=scored)
+            outcome = desk.outcome(tuple(read), valid=self.part.valid.cpu(), scored=at)
             if self.clean is not None:
                 early = self.clean.outcome
                 outcome = spliced(outcome, rows=slice(0, n), early=early)
@@ -303,10 +285,6 @@ def _visited(tensor: Tensor, hook: object, *, visit: Visit) -> Tensor | None:
 def _each(tensor: Tensor, *, takes: Sequence[tuple[slice, Take]]) -> None:
     for rows, take in takes:
         take(tensor[rows])
-
-
-def _take_columns(columns: Tensor, *, desk: Desk, layer: int, valid: Tensor) -> None:
-    desk.take_columns(list(columns.unbind(-1)), layer=layer, valid=valid)
 
 
 def _is_at(one: Edit, layer: int, *, n_layers: int) -> bool:
