@@ -45,6 +45,9 @@ ANSWERS = (5, 6)
 """Token ids of the logit difference."""
 
 
+Timed = Callable[[Callable[[], Any]], tuple[Any, float]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """What is patched, on how many pairs of which length, and which of the cells are run."""
@@ -68,7 +71,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cells")
-    quick = parser.parse_args().quick
+    parser.add_argument("--cpu-time", action="store_true", help="count CPU time, where others use the machine too")
+    options = parser.parse_args()
+    quick, timed = options.quick, partial(_timed, clock=time.process_time if options.cpu_time else time.perf_counter)
     lens = load("SmolLM2-135M-Instruct")
     print(f"{lens!r}; {torch.get_num_threads()} threads", flush=True)
     n, heads = lens.n_layers, tuple(range(lens.n_heads))
@@ -79,12 +84,12 @@ def main() -> None:
         Case(site="resid_pre", pairs=1, length=14, layers=some, places=tuple(range(14)), slow=12 if quick else 40),
         Case(site="z", pairs=1, length=14, layers=some, places=heads, slow=12 if quick else 40),
     ]
-    found = [_case(lens, case) for case in cases]
+    found = [_case(lens, case, timed=timed) for case in cases]
     line = " ".join(f"{name}={speedup:.2f}" for name, (speedup, _) in zip(NAMES, found, strict=True))
     print(f"{line} equal={str(all(is_equal for _, is_equal in found)).lower()}")
 
 
-def _case(lens: LensModel, case: Case) -> tuple[float, bool]:
+def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, bool]:
     """The speedup of the cells of a case, and whether every number that both gave is equal."""
     generator = torch.Generator().manual_seed(0)
     clean = torch.randint(0, lens.d_vocab, (case.pairs, case.length), generator=generator)
@@ -95,12 +100,10 @@ def _case(lens: LensModel, case: Case) -> tuple[float, bool]:
     grid = cells(lens, case.site, by=case.by, n_positions=case.length, layers=case.layers, **chosen)
     whole = lens.n_layers * (case.length if case.site == "resid_pre" else lens.n_heads)  # cells of all layers
     measured_run(lens, run, metric=metric)  # to warm up
-    sweep, once = _timed(
-        partial(Sweep.of, lens, run, source, site=case.site, metric=metric, grid=grid)
-    )
+    sweep, once = timed(partial(Sweep.of, lens, run, source, site=case.site, metric=metric, grid=grid))
     patches = [cell_of_patch(part, site=case.site, run=sweep.held, source=sweep.given) for part in grid]
-    engine, checking = _timed(partial(trusted, lens, run, patches, [metric]))
-    _, baseline = _timed(lambda: engine.clean(slice(0, case.pairs)))
+    engine, checking = timed(partial(trusted, lens, run, patches, [metric]))
+    _, baseline = timed(lambda: engine.clean(slice(0, case.pairs)))
     ours, slow, floor = (once + checking + baseline) * len(grid) / whole, [], 0.0
     values: dict[int, Tensor] = {}
 
@@ -111,17 +114,17 @@ def _case(lens: LensModel, case: Case) -> tuple[float, bool]:
     cache = lens.bridge.run_with_cache(clean.to(lens.device))[1]
     is_equal = True
     for block in engine.blocks:
-        ours += _timed(lambda block=block: engine.map(block, take))[1]
+        ours += timed(lambda block=block: engine.map(block, take))[1]
         for number in set(compared) & set(block.cells):
-            found, spent = _timed(lambda number=number: _theirs(lens, grid[number], case, corrupted, cache))
+            found, spent = timed(lambda number=number: _theirs(lens, grid[number], case, corrupted, cache))
             slow.append(spent)
             is_equal = is_equal and torch.equal(found, values[number])
-        floor += _floor(lens, case, rows=case.pairs * engine.tokens_of(block), first=block.first)
+        floor += _floor(lens, case, rows=case.pairs * engine.tokens_of(block), first=block.first, timed=timed)
     each, their = ours / len(grid), sum(slow) / len(slow)
     print(
-        f"{case.site}, {case.pairs} pairs of {case.length} tokens: {len(grid)} cells, {each * 1e3:.1f} ms a cell; theirs "
-        f"{their * 1e3:.1f} ms ({their / each:.2f}x, {len(slow)} cells); the floor is {floor / ours:.0%} of ours; the "
-        f"fixed part {(once + checking + baseline) * 1e3:.0f} ms; {'equal' if is_equal else 'not equal'}",
+        f"{case.site}, {case.pairs} pairs of {case.length} tokens: {len(grid)} cells, {each * 1e3:.1f} ms a cell; "
+        f"theirs {their * 1e3:.1f} ms ({their / each:.2f}x, {len(slow)} cells); floor {floor / ours:.0%} of ours; "
+        f"the fixed part {(once + checking + baseline) * 1e3:.0f} ms; {'equal' if is_equal else 'not equal'}",
         flush=True,
     )
     return their / each, is_equal
@@ -152,7 +155,7 @@ def _theirs(lens: LensModel, part: Part, case: Case, corrupted: Tensor, cache: A
     return found[-1]
 
 
-def _floor(lens: LensModel, case: Case, *, rows: int, first: int) -> float:
+def _floor(lens: LensModel, case: Case, *, rows: int, first: int, timed: Timed) -> float:
     """Seconds of the matrix products of a block's cone alone: of its layers, on the rows that it computes."""
     linears = [
         module
@@ -168,7 +171,7 @@ def _floor(lens: LensModel, case: Case, *, rows: int, first: int) -> float:
             for module in linears:
                 module(inputs[module.in_features])
 
-    return _timed(run)[1] * max(1.0, rows / 512)
+    return timed(run)[1] * max(1.0, rows / 512)
 
 
 def _spread(n: int, count: int) -> Sequence[int]:
@@ -176,10 +179,10 @@ def _spread(n: int, count: int) -> Sequence[int]:
     return [place * n // count for place in range(min(n, count))]
 
 
-def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    before = time.perf_counter()
+def _timed(run: Callable[[], Any], *, clock: Callable[[], float]) -> tuple[Any, float]:
+    before = clock()
     found = run()
-    return found, time.perf_counter() - before
+    return found, clock() - before
 
 
 if __name__ == "__main__":

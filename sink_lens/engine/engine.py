@@ -4,13 +4,12 @@ Nothing outside a cell's cone is computed (``cells``). Cells are sorted by the f
 touch. They begin at this layer, from the clean stream, and at this position, with the clean keys and values of the
 positions before; both come from the clean run of their prompts, which is computed once. The parts of the first layer
 that no edit changes are not computed again either. No pass goes further than what is read, and only scored positions
-are unembedded. Several cells share a forward along the batch axis, and on a CPU several forwards run side by side
+are unembedded. Several cells share a forward (``layout``), and on a CPU several forwards run side by side
 (``threads``). A cell that can change nothing that is read is not run at all.
 
 The numbers are those of ``run_with`` for one cell at a time: in float32 on the CPU to the last bit, where the products
-of both sum in the same order, else within 1e-5. The passes run on the plain module with eager attention, or on the
-bridge where scores or patterns are edited or read. ``trust`` compares some cells with the bridge on the user's machine
-before the others run, and says which of the two was found.
+of both sum in the same order, else within 1e-5. The passes run on the plain module with eager attention. ``trust``
+compares some cells with the bridge on the user's machine before the others run, and says which of the two was found.
 """
 
 from collections import deque
@@ -29,14 +28,15 @@ from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome
 from ..errors import SinkLensError
+from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.sites import SITES
 from .cells import Cell, Touches
+from .forward import Early
 from .hooks import check_edits
 from .needs import Needs
-from .partial_pass import Keys
 from .passes import Clean, Passes
-from .plan import CELLS_A_BLOCK, Path, Plan, begin_of, packs_of
+from .plan import CELLS_A_BLOCK, Plan, begins_of, packs_of
 from .references import References
 from .threads import Lanes
 
@@ -80,18 +80,17 @@ class Engine:
         self.metrics = tuple(metrics)
         self.plan = plan
         self.needs = Needs.of(metrics, lens=lens) if needs is None else needs
-        self._clean_path: Path = "bridge" if self.needs.observed else plan.path
         self.blocks = self._blocks()
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, n_sequences=tokens.n_sequences)
-        self._clean = lru_cache(maxsize=2)(self._clean_run)  # of both paths
+        self._clean = lru_cache(maxsize=1)(self._clean_run)
         self._one_at_a_time = Lock()
 
     def baseline(self) -> pd.DataFrame:
         """The unedited run: sequence, metric, value."""
         rows: list[dict[str, Any]] = []
         for prompts in self._prompts():
-            clean = self._clean(prompts.start, self._clean_path)
+            clean = self._clean(prompts.start)
             for metric in self.metrics:
                 rows += _rows(evaluate(metric, clean.outcome), prompts=prompts, metric=metric.name)
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
@@ -130,6 +129,17 @@ class Engine:
         failed: Callable[[int, Exception], _Found] | None,
         advance: Callable[[int], None],
     ) -> list[_Found]:
+        with evaluating(self.lens.plain):
+            return self._all_of(block, take, failed=failed, advance=advance)
+
+    def _all_of(
+        self,
+        block: Block,
+        take: Take[_Found],
+        *,
+        failed: Callable[[int, Exception], _Found] | None,
+        advance: Callable[[int], None],
+    ) -> list[_Found]:
         packs = self._packs(block)
         if len(packs) == 1 or not self._has_lanes(block):
             share = self._share(packs, Event(), block=block, passes=self._passes, take=take, failed=failed)
@@ -153,27 +163,28 @@ class Engine:
 
     def clean(self, prompts: slice) -> Outcome:
         """What is read of the clean run of a batch of prompts."""
-        return self._clean(prompts.start, self._clean_path).outcome
+        return self._clean(prompts.start).outcome
 
     def deviation(self, number: int) -> float:
         """The largest difference between a cell's numbers here and those of one pass of the bridge for it alone."""
         block = next(block for block in self.blocks if number in block.cells)
         pack = next(pack for pack in self._packs(block) if number in pack)
         run = partial(self._run, block=block)
-        if self._has_lanes(block):
-            (found,) = self._in_lanes(block, lambda passes, pack, stop: run(pack, passes=passes), [pack])
-        else:
-            found = run(pack, passes=self._passes)
+        with evaluating(self.lens.plain):
+            if self._has_lanes(block):
+                (found,) = self._in_lanes(block, lambda passes, pack, stop: run(pack, passes=passes), [pack])
+            else:
+                found = run(pack, passes=self._passes)
         outcome, _ = found[pack.index(number)]
         edits = self.cells[number].make(self._references)
-        slow = self._passes.slow(self._part(block.prompts), edits, prompts=block.prompts)
+        slow, _ = self._passes.slow(self._part(block.prompts), edits, prompts=block.prompts)
         return max([0.0, *(_gap(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)])
 
     def clean_deviation(self) -> float:
         """The largest difference for the unedited run of the first prompts."""
         prompts = self._prompts()[0]
-        clean = self._clean(prompts.start, self._clean_path).outcome
-        slow = self._passes.slow(self._part(prompts), (), prompts=prompts)
+        clean = self._clean(prompts.start).outcome
+        slow, _ = self._passes.slow(self._part(prompts), (), prompts=prompts)
         return max(_gap(evaluate(metric, clean), evaluate(metric, slow)) for metric in self.metrics)
 
     def pack_deviation(self) -> float:
@@ -182,41 +193,39 @@ class Engine:
         A matrix product may sum in another order where it has more rows, and that shows in the streams of any input.
         Every number of cells that share a forward over all positions is compared, and two of the later beginnings.
         """
-        whole, late = {1}, set[tuple[int, int]]()
+        shapes = {(0,): None}
+        late: list[tuple[int, ...]] = []
         for block in self.blocks:
             if block.first <= self.lens.n_layers:
                 for pack in self._packs(block):
-                    begin = self._begin(pack, block)
-                    whole |= set() if begin else {len(pack)}
-                    late |= {(len(pack), begin)} if begin else set()
-        some = sorted(late, key=lambda one: one[0] * (self.tokens.n_positions - one[1]))
-        shapes = [(size, 0) for size in sorted(whole)] + list(dict.fromkeys([*some[:1], *some[-1:]]))
+                    begins = tuple(self._begins(pack, block))
+                    if any(begins):
+                        late.append(begins)
+                    else:
+                        shapes[begins] = None
+        late.sort(key=lambda begins: sum(self.tokens.n_positions - begin for begin in begins))
+        shapes |= dict.fromkeys([*late[:1], *late[-1:]])
+        found = 0.0
         # The last batch of prompts may be smaller than the others.
         parts = {part.n_sequences: part for part in map(self._part, self._prompts())}.values()
-        paths: set[Path] = {self.path_of(block) for block in self.blocks}
-        found = 0.0
-        for part in parts:
-            for path in paths:
-                keys = Keys(self.lens.n_layers, keep=True) if path == "plain" else None
-                alone = self._passes.streams(part, path=path, copies=1, keys=keys)
-                for size, begin in shapes:
-                    if (size, begin) == (1, 0) or (begin and path == "bridge"):
-                        continue
-                    streams = partial(Passes.streams, part=part, path=path, copies=size, keys=keys, begin=begin)
-                    if self.plan.lanes > 1 and path == "plain":
+        for part in parts if self.plan.path == "plain" else ():
+            keys: dict[int, tuple[Tensor, Tensor]] = {}
+            with evaluating(self.lens.plain):
+                (alone,) = self._passes.streams(part, begins=(0,), held={}, keep=keys)
+                for begins in list(shapes)[1:]:
+                    streams = partial(Passes.streams, part=part, begins=begins, held=keys)
+                    if self.plan.lanes > 1:
                         (packed,) = self._lanes.map(lambda passes, given, stop: given(passes), [streams])
                     else:
                         packed = streams(self._passes)
-                    found = max(found, _pack_gap(alone, packed, copies=size, begin=begin))
+                    for begin, copy in zip(begins, packed, strict=True):
+                        gaps = [float((one[:, begin:] - own).abs().max()) for one, own in zip(alone, copy, strict=True)]
+                        found = max([found, *gaps])
         return found
 
     def layers_of(self, block: Block) -> int:
         """Number of layers that a block runs for each of its cells."""
         return max(0, min(self.needs.last, self.lens.n_layers) - block.first)
-
-    def path_of(self, block: Block) -> Path:
-        """The module that a block runs on."""
-        return self._path(self.cells[block.cells[0]].touches)
 
     def forwards_of(self, block: Block) -> int:
         """Number of forwards that a block takes."""
@@ -225,18 +234,18 @@ class Engine:
     def tokens_of(self, block: Block) -> int:
         """Number of positions that a block computes for each of its sequences, over its cells."""
         n = self.tokens.n_positions
-        return sum(len(pack) * (n - self._begin(pack, block)) for pack in self._packs(block))
+        return sum(n - begin for pack in self._packs(block) for begin in self._begins(pack, block))
 
     def _blocks(self) -> tuple[Block, ...]:
         n = self.tokens.n_positions
         most = max(CELLS_A_BLOCK, self.plan.pack) * n
-        groups: dict[tuple[int, str], list[int]] = {}
-        begins = lru_cache(lambda touches: (self._first(touches), self._path(touches)))
+        groups: dict[int, list[int]] = {}
+        first_of = lru_cache(self._first)
         for number, cell in enumerate(self.cells):
-            groups.setdefault(begins(cell.touches), []).append(number)
+            groups.setdefault(first_of(cell.touches), []).append(number)
         found: list[Block] = []
         for prompts in self._prompts():
-            for (first, _), numbers in sorted(groups.items()):
+            for first, numbers in sorted(groups.items()):
                 cells: list[int] = []
                 held = 0
                 for number in sorted(numbers, key=self._earliest):
@@ -250,23 +259,19 @@ class Engine:
         return tuple(found)
 
     def _earliest(self, number: int) -> int:
-        """The first position that a cell needs; 0 on the bridge."""
-        cell = self.cells[number]
-        return cell.begin if self.plan.cut and self._path(cell.touches) == "plain" else 0
+        """The first position that a cell needs."""
+        return self.cells[number].begin if self.plan.cut and self.plan.path == "plain" else 0
 
     def _packs(self, block: Block) -> list[tuple[int, ...]]:
         """The cells that share each forward."""
-        n, begins = self.tokens.n_positions, [self._earliest(number) for number in block.cells]
-        n_sequences = block.prompts.stop - block.prompts.start
-        sizes = packs_of(begins, n_positions=n, n_sequences=n_sequences, most=self.plan.pack)
-        ends = list(accumulate(sizes))
-        return [block.cells[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        begins = [self._earliest(number) for number in block.cells]
+        sizes = packs_of(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
+        return [block.cells[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
-    def _begin(self, pack: Sequence[int], block: Block) -> int:
-        """The position at which a forward begins."""
-        return begin_of(
-            min(self._earliest(number) for number in pack),
-            cells=len(pack),
+    def _begins(self, pack: Sequence[int], block: Block) -> list[int]:
+        """The first positions of the cells of a forward."""
+        return begins_of(
+            [self._earliest(number) for number in pack],
             n_positions=self.tokens.n_positions,
             n_sequences=block.prompts.stop - block.prompts.start,
         )
@@ -278,9 +283,6 @@ class Engine:
         inner = [range(n) if layers is None else layers for site, layers in touches if SITES[site].per_layer]
         return min((min(layers) for layers in inner), default=n - 1)
 
-    def _path(self, touches: Touches) -> Path:
-        return "bridge" if any(SITES[site].observed for site, _ in touches) else self._clean_path
-
     def _prompts(self) -> list[slice]:
         n, size = self.tokens.n_sequences, self.plan.prompts
         return [slice(start, min(start + size, n)) for start in range(0, n, size)]
@@ -288,9 +290,14 @@ class Engine:
     def _part(self, prompts: slice) -> TokenBatch:
         return replace(self.tokens, tokens=self.tokens.tokens[prompts], lengths=self.tokens.lengths[prompts])
 
-    def _clean_run(self, start: int, path: Path) -> Clean:
+    def _clean_run(self, start: int) -> Clean:
         prompts = next(prompts for prompts in self._prompts() if prompts.start == start)
-        return self._passes.clean(self._part(prompts), prompts=prompts, path=path)
+        part = self._part(prompts)
+        if self.plan.path == "bridge":
+            outcome, _ = self._passes.slow(part, (), prompts=prompts)
+            return Clean(part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={})
+        with evaluating(self.lens.plain):
+            return self._passes.clean(part, prompts=prompts)
 
     @cached_property
     def _lanes(self) -> Lanes:
@@ -298,13 +305,13 @@ class Engine:
 
     def _has_lanes(self, block: Block) -> bool:
         """Whether its cells may run side by side: those of the bridge do not, there is one."""
-        return self.plan.lanes > 1 and self.path_of(block) == "plain" and block.first <= self.lens.n_layers
+        return self.plan.lanes > 1 and self.plan.path == "plain" and block.first <= self.lens.n_layers
 
     def _in_lanes(
         self, block: Block, run: Callable[[Passes, _Given, Event], _Found], given: Sequence[_Given]
     ) -> list[_Found]:
         """Parts of a block, side by side."""
-        self._passes.known(self._clean(block.prompts.start, "plain"), block.first)  # computed once for all lanes
+        self._passes.known(self._clean(block.prompts.start), block.first)  # computed once for all lanes
         return self._lanes.map(run, given)
 
     def _share(
@@ -318,21 +325,29 @@ class Engine:
         failed: Callable[[int, Exception], _Found] | None,
     ) -> Iterator[tuple[int, list[_Found]]]:
         """One pack after the other: how many cells were finished, and what was made of them."""
-        waiting = deque(packs)
+        waiting, most = deque(packs), max(map(len, packs))
         while waiting and not stop.is_set():
             pack = waiting.popleft()
+            if len(pack) > most:
+                waiting.appendleft(pack[most:])
+                pack = pack[:most]
             try:
                 runs = self._run(pack, block=block, passes=passes)
                 found = [take(number, *one) for number, one in zip(pack, runs, strict=True)]
-            except Exception as error:  # an edit of one's own may raise anything: recorded with its cell
-                fits = not isinstance(error, torch.OutOfMemoryError)
-                if (failed is None and fits) or (failed is None and len(pack) == 1):
-                    raise
-                if len(pack) > 1:  # too many for the memory, or one of them fails: the others must not fail with it
-                    size = 1 if fits else -(-len(pack) // 2)
-                    waiting.extendleft(reversed([pack[at : at + size] for at in range(0, len(pack), size)]))
+            except torch.OutOfMemoryError as error:
+                if len(pack) > 1:
+                    most = len(pack) // 2
+                    waiting.appendleft(pack)
                     continue
-                assert failed is not None
+                if failed is None:
+                    raise
+                found = [failed(pack[0], error)]
+            except Exception as error:  # an edit of one's own may raise anything: recorded with its cell
+                if failed is None:
+                    raise
+                if len(pack) > 1:  # one of them fails: the others must not fail with it
+                    waiting.extendleft((number,) for number in reversed(pack))
+                    continue
                 found = [failed(pack[0], error)]
             yield len(pack), found
 
@@ -340,12 +355,14 @@ class Engine:
         """Run cells that share a forward."""
         with self._one_at_a_time:  # an edit may measure its values on the model, and there is one unedited run
             edits = [self.cells[number].make(self._references) for number in pack]
-            clean = self._clean(block.prompts.start, self.path_of(block))
+            clean = self._clean(block.prompts.start)
         for some in edits:
             check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
         if block.first > self.lens.n_layers:
             return [(clean.outcome, [False] * len(some)) for some in edits]
-        outcomes, changed = passes.pack(edits, clean=clean, first=block.first, begin=self._begin(pack, block))
+        if self.plan.path == "bridge":
+            return [passes.slow(clean.part, some, prompts=block.prompts) for some in edits]
+        outcomes, changed = passes.pack(edits, clean=clean, first=block.first, begins=self._begins(pack, block))
         return list(zip(outcomes, changed, strict=True))
 
     def _rows_of(self, number: int, outcome: Outcome, changed: list[bool], *, prompts: slice) -> list[dict[str, Any]]:
@@ -363,12 +380,6 @@ def _gap(found: Tensor, wanted: Tensor) -> float:
     if not torch.equal(found.isnan(), wanted.isnan()):
         return float("inf")
     return float((found - wanted).nan_to_num(0.0).abs().max())
-
-
-def _pack_gap(alone: Sequence[Tensor], packed: Sequence[Tensor], *, copies: int, begin: int) -> float:
-    """The largest difference between the streams, and logits, of several copies and those of one."""
-    pairs = zip(alone, packed, strict=True)
-    return max(float((both.unflatten(0, (copies, -1)) - one[:, begin:]).abs().max()) for one, both in pairs)
 
 
 def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:

@@ -92,28 +92,52 @@ def run_with(
                 f"this bridge delegates its attention to Hugging Face, so it does not show {name!r} as used; "
                 "need a model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
-    first = 0 if start is None else _check_start(start, lens=lens, batch=batch, edits=given, read=read)
-    last = lens.n_layers if loss or logits else max(read) + 1
+    if start is not None:
+        _check_start(start, lens=lens, batch=batch, edits=given, read=read)
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    desk = Desk(lens=lens, keys=tuple(keys))
+    options: dict[str, Any] = {"keys": tuple(keys), "layers": read, "sites": sites, "loss": loss, "logits": logits}
+    outcome = run_applied(lens, batch, applied, start=start, batch_size=batch_size, progress=progress, **options)
+    if not quiet:
+        applied.warn()
+    return outcome
+
+
+def run_applied(
+    lens: LensModel,
+    batch: TokenBatch,
+    applied: Applied,
+    *,
+    keys: tuple[int, ...],
+    layers: tuple[int, ...],
+    sites: Sequence[str],
+    loss: bool,
+    logits: bool,
+    prompts: slice = slice(0, None),
+    start: Start | None = None,
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> Outcome:
+    """``run_with`` of edits that were checked; ``prompts`` says which of all sequences the batch has."""
+    first = 0 if start is None else start.layer
+    last = lens.n_layers if loss or logits else max(layers) + 1
+    desk = Desk(lens=lens, keys=keys)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done = 0
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(size):
             chosen = slice(done, done + part.n_sequences)
-            hooks: list[Any] = list(applied.hooks(sequences=chosen, valid=part.valid, layers=range(first, last)))
+            own = slice(prompts.start + done, prompts.start + done + part.n_sequences)
+            hooks: list[Any] = list(applied.hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read, take=take))
-                for site, layer, take in desk.places(read=read, sites=sites, valid=part.valid.to(lens.device))
+                for site, layer, take in desk.places(read=layers, sites=sites, valid=part.valid.to(lens.device))
             ]
             stream = None if start is None else start.stream[chosen].to(lens.device)
             out = bridge_pass(lens, part, hooks=hooks, first=first, last=last, stream=stream)
-            desk.finish(out, part=part, loss=loss, logits=logits, edits=given)
+            desk.finish(out, part=part, loss=loss, logits=logits, edits=applied.edits)
             done += part.n_sequences
             bar.update(part.n_sequences)
-    if not quiet:
-        applied.warn()
-    return desk.outcome(read, valid=batch.valid.cpu())
+    return desk.outcome(layers, valid=batch.valid.cpu())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +220,9 @@ class Desk:
         found = x.detach().to("cpu", copy=True)
         if self.begin:
             assert self.early is not None
-            found = torch.cat([self.early.outcome.tensors[place][:, : self.begin], found], dim=1)
+            axis = SITES[place[0]].axes.split().index("query" if SITES[place[0]].observed else "position")
+            before = self.early.outcome.tensors[place].narrow(axis, 0, self.begin)
+            found = torch.cat([before, found], dim=axis)
         self.kept.setdefault(place, []).append(found)
 
     def early_of(self, outcome: Outcome) -> Early:
@@ -363,7 +389,7 @@ def _check_keys(keys: Sequence[int], batch: TokenBatch) -> None:
 
 def _check_start(
     start: Start, *, lens: LensModel, batch: TokenBatch, edits: Sequence[Edit], read: Sequence[int]
-) -> int:
+) -> None:
     if not 0 <= start.layer < lens.n_layers:
         raise InputError(f"the run would begin at layer {start.layer}; need 0 to {lens.n_layers - 1}")
     shape = (batch.n_sequences, batch.n_positions, lens.d_model)
@@ -376,4 +402,3 @@ def _check_start(
             f"the run begins at layer {start.layer} and layer {min([*early, *read])} is edited or read; "
             "need only layers from there on"
         )
-    return start.layer

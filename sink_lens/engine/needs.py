@@ -53,9 +53,9 @@ class Needs:
         return max(self.layers) + 1
 
     @property
-    def observed(self) -> bool:
-        """Whether it reads whole scores or patterns, which only the bridge has."""
-        return any(SITES[site].observed for site in self.sites)
+    def attention_only(self) -> bool:
+        """Whether nothing is read of the last layer but its attention."""
+        return not (self.whole or self.state or any(not SITES[site].observed for site in self.sites))
 
     @property
     def options(self) -> dict[str, Any]:

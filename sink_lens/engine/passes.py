@@ -1,24 +1,22 @@
-"""The forward passes of cells: the clean run, and several cells at once, on the plain module or on the bridge."""
+"""The forward passes of cells: the clean run, several cells at once, and one cell alone on the bridge."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
-from ..edits.constructors import ORDER, Edit
+from ..edits.constructors import Edit
 from ..edits.outcome import Outcome, spliced
 from ..models.lens import LensModel
-from ..models.sites import SITES, bridge_hook
-from .forward import Desk, Early, bridge_pass, not_a_number
+from ..models.sites import SITES
+from .forward import Desk, Early, not_a_number, run_applied
 from .hooks import Applied
+from .layout import Layout
 from .needs import Needs
-from .partial_pass import Keys, Known, Take, Visit, eager, know, plain_pass, skipped
-from .plan import LEAST_ROWS, Path
+from .partial_pass import Held, Known, Visit, know, plain_pass, skipped
+from .plan import LEAST_ROWS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,14 +26,11 @@ class Clean:
     part: TokenBatch
     prompts: slice
     """The indices of these sequences among all."""
-    path: Path
     early: Early
-    keys: Keys | None = None
-    """Keys and values of every layer; None on the bridge."""
+    keys: dict[int, tuple[Tensor, Tensor]]
+    """Layer -> its keys and values."""
     known: Known | None = None
     """Unedited values inside the layer that was needed last."""
-    stream: tuple[int, Float[Tensor, "batch position d_model"]] | None = None
-    """The layer that was needed last, and the bridge's stream before it."""
 
     @property
     def outcome(self) -> Outcome:
@@ -52,25 +47,23 @@ class Passes:
     n_sequences: int
     """The sequences of all batches of prompts."""
 
-    def clean(self, part: TokenBatch, *, prompts: slice, path: Path) -> Clean:
-        """The unedited run, on the path of the cells that are compared with it."""
-        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[()], clean=None)
-        keys = None
-        if path == "bridge":
-            outcome = pack.bridge(0)[0]
-        else:
-            keys = Keys(self.lens.n_layers, keep=True)
-            with eager(self.lens):
-                outcome = pack.plain(0, keys=keys)[0]
-        return Clean(part=part, prompts=prompts, path=path, early=pack.desks[0].early_of(outcome), keys=keys)
+    def clean(self, part: TokenBatch, *, prompts: slice) -> Clean:
+        """The unedited run."""
+        keys: dict[int, tuple[Tensor, Tensor]] = {}
+        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[()], begins=[0], clean=None)
+        (outcome,) = pack.run(0, keep=keys)
+        return Clean(part=part, prompts=prompts, early=pack.desks[0].early_of(outcome), keys=keys)
 
-    def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> Outcome:
-        """Run one cell alone on the bridge, over all layers: the reference for every faster way."""
-        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[tuple(edits)], clean=None)
-        return pack.bridge(0)[0]
+    def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
+        """Run one cell alone on the bridge, over all layers and positions: the reference for every faster way."""
+        applied = Applied(lens=self.lens, edits=tuple(edits), n_sequences=self.n_sequences)
+        outcome = run_applied(
+            self.lens, part, applied, prompts=prompts, batch_size=part.n_sequences, **self.needs.options
+        )
+        return replace(outcome, sequences=prompts), [number in applied.changed for number in range(len(edits))]
 
     def pack(
-        self, edits: Sequence[Sequence[Edit]], *, clean: Clean, first: int, begin: int = 0
+        self, edits: Sequence[Sequence[Edit]], *, clean: Clean, first: int, begins: Sequence[int]
     ) -> tuple[list[Outcome], list[list[bool]]]:
         """Run cells that share a forward pass; return the outcome of each, and which of its edits changed anything.
 
@@ -78,67 +71,55 @@ class Passes:
             edits: the edits of each cell.
             clean: the unedited run of the same prompts.
             first: the first layer that any of them touches.
-            begin: the first position to compute; no cell touches one before it. 0 on the bridge.
+            begins: the first position of each cell.
         """
-        pack = _Pack(passes=self, part=clean.part, prompts=clean.prompts, edits=edits, clean=clean, begin=begin)
-        if clean.path == "bridge":
-            outcomes = pack.bridge(first)
-        else:
-            keys = Keys(self.lens.n_layers, begin=begin, held=clean.keys) if begin else None
-            with eager(self.lens):
-                outcomes = pack.plain(first, keys=keys)
+        pack = _Pack(passes=self, part=clean.part, prompts=clean.prompts, edits=edits, begins=begins, clean=clean)
+        outcomes = pack.run(first)
         return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
 
     def streams(
-        self, part: TokenBatch, *, path: Path, copies: int, keys: Keys | None = None, begin: int = 0
-    ) -> list[Tensor]:
+        self,
+        part: TokenBatch,
+        *,
+        begins: Sequence[int],
+        held: Held,
+        keep: dict[int, tuple[Tensor, Tensor]] | None = None,
+    ) -> list[list[Tensor]]:
         """The unedited stream of several copies after every layer that is needed, and the logits where they are.
 
-        Where they begin at a later position, these are the positions from there on; ``keys`` has what comes before.
-        Where they begin at the first, ``keys`` takes it.
+        Args:
+            part: the sequences.
+            begins: the first position of each copy.
+            held: keys and values of the clean run.
+            keep: takes the keys and values.
         """
-        found: list[Tensor] = []
+        layout = _layout(part, begins)
+        found: list[list[Tensor]] = [[] for _ in begins]
+        visit = Visit(readers=[(copy, streams.append) for copy, streams in enumerate(found)])
         last = self.needs.end(self.lens.n_layers)
-        visit = Visit(readers=[(slice(None), found.append)])
         places = {("resid_post", layer): visit for layer in range(min(last, self.lens.n_layers))}
-        if path == "plain":
-            run = partial(plain_pass, self.lens, first=0, last=last)
-            with eager(self.lens):
-                given = Keys(self.lens.n_layers, begin=begin, held=keys) if begin else keys if copies == 1 else None
-                out = run(part.tokens[:, begin:].repeat(copies, 1), visits=places, keys=given)
-        else:
-            whole = replace(part, tokens=part.tokens.repeat(copies, 1), lengths=part.lengths.repeat(copies))
-            out = bridge_pass(
-                self.lens,
-                whole,
-                hooks=_hooks(places, self.lens),
-                first=0,
-                last=min(last, self.lens.n_layers),
-                stream=None,
-            )
-        return found if out is None else [*found, out]
+        out = plain_pass(self.lens, part.tokens, layout=layout, first=0, last=last, visits=places, held=held, keep=keep)
+        if out is not None:
+            for copy, streams in enumerate(found):
+                streams.append(layout.cell(out, copy))
+        return found
 
     def known(self, clean: Clean, layer: int) -> Known:
         """The values that the unedited run computes in a layer; kept until another layer is requested."""
         known = clean.known
         if known is None or known.layer != layer:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
-            with eager(self.lens):
-                known = know(self.lens, clean.part.tokens, layer=layer, begin=begin)
+            known = know(self.lens, clean.part.tokens, layer=layer, begin=begin)
             clean.known = known
         return known
 
-    def stream(self, clean: Clean, layer: int) -> Float[Tensor, "batch position d_model"]:
-        """The unedited stream of the bridge before a layer, which need not be the plain one to the last bit."""
-        if clean.stream is None or clean.stream[0] != layer:
-            first, stream = (0, None) if clean.stream is None or clean.stream[0] > layer else clean.stream
-            stream = bridge_pass(self.lens, clean.part, hooks=[], first=first, last=layer, stream=stream)
-            clean.stream = (layer, stream)
-        return clean.stream[1]
+
+def _layout(part: TokenBatch, begins: Sequence[int]) -> Layout:
+    return Layout(n_sequences=part.n_sequences, n_positions=part.n_positions, begins=tuple(begins))
 
 
 class _Pack:
-    """A copy of the prompts for each of some cells, one under the other in a batch."""
+    """Some cells in one forward."""
 
     def __init__(
         self,
@@ -147,42 +128,24 @@ class _Pack:
         part: TokenBatch,
         prompts: slice,
         edits: Sequence[Sequence[Edit]],
+        begins: Sequence[int],
         clean: Clean | None,
-        begin: int = 0,
     ) -> None:
         self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
-        self.part, self.prompts, self.edits, self.clean, self.begin = part, prompts, edits, clean, begin
+        self.part, self.prompts, self.edits, self.clean = part, prompts, edits, clean
+        self.layout = _layout(part, begins)
+        n, lens, early = passes.n_sequences, self.lens, None if clean is None else clean.early
         self.applied = [
-            Applied(lens=self.lens, edits=tuple(some), n_sequences=passes.n_sequences, begin=begin) for some in edits
+            Applied(lens=lens, edits=tuple(some), n_sequences=n, begin=begin)
+            for some, begin in zip(edits, begins, strict=True)
         ]
-        early = None if clean is None else clean.early
         self.desks = [
-            Desk(lens=self.lens, keys=self.needs.keys, begin=begin, early=early, keep=clean is None) for _ in edits
+            Desk(lens=lens, keys=self.needs.keys, begin=begin, early=early, keep=clean is None) for begin in begins
         ]
-        n = part.n_sequences
-        self.rows = [slice(copy * n, (copy + 1) * n) for copy in range(len(edits))]
-        self.valid = part.valid.to(self.lens.device)
+        self.valid = part.valid.to(lens.device)
 
-    def bridge(self, first: int) -> list[Outcome]:
-        """Run the cells on the bridge, where every site can be edited and read."""
-        read = [layer for layer in self.needs.layers if layer >= first]
-        visits = self._visits(first)
-        for rows, desk in zip(self.rows, self.desks, strict=True):
-            for site, layer, take in desk.places(read=read, sites=self.needs.sites, valid=self.valid):
-                visits.setdefault((site, layer), Visit()).readers.append((rows, take))
-        hooks = _hooks(visits, self.lens)
-        last = self.lens.n_layers if self.needs.whole else self.needs.last
-        copies = len(self.rows)
-        whole = replace(self.part, tokens=self.part.tokens.repeat(copies, 1), lengths=self.part.lengths.repeat(copies))
-        stream = None
-        if first > 0:
-            assert self.clean is not None
-            stream = self.passes.stream(self.clean, first).repeat(copies, 1, 1)
-        out = bridge_pass(self.lens, whole, hooks=hooks, first=first, last=last, stream=stream)
-        return self._outcomes(read, out=out, scored=None)
-
-    def plain(self, first: int, *, keys: Keys | None) -> list[Outcome]:
-        """Run the cells on the plain module, starting inside the first layer if possible."""
+    def run(self, first: int, *, keep: dict[int, tuple[Tensor, Tensor]] | None = None) -> list[Outcome]:
+        """Run the cells, starting inside the first layer if possible."""
         read = [layer for layer in self.needs.layers if layer >= first]
         known, skip = None, frozenset[str]()
         if self.clean is not None:
@@ -190,57 +153,64 @@ class _Pack:
             here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
             sites = {site for one in here for site in (one.site, one.reads) if site is not None}
             skip = skipped(frozenset(sites), known=before, family=self.lens.family)
-            known = before.repeated(len(self.rows), begin=self.begin)
+            known = before.of(self.layout)
         last = self.needs.end(self.lens.n_layers)
-        attention_only = not (self.needs.whole or self.needs.state or self.needs.sites)
         visits = self._visits(first)
-        patterns: dict[int, list[tuple[slice, Take]]] = {}
-        for rows, desk in zip(self.rows, self.desks, strict=True):
+        for cell, desk in enumerate(self.desks):
             for site, layer, take in desk.places(read=read, sites=self.needs.sites, valid=self.valid):
-                if site == "pattern" and skip and layer == first:
+                if SITES[site].observed and skip and layer == first:  # as in the clean run
                     desk.mass[layer] = [self._early_mass(layer)]
-                elif site == "pattern":
-                    patterns.setdefault(layer, []).append((rows, take))
-                elif not (attention_only and layer == last - 1):
-                    visits.setdefault((site, layer), Visit()).readers.append((rows, take))
-        scored = self._scored()
+                elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
+                    visits.setdefault((site, layer), Visit()).readers.append((cell, take))
+        scored, kept = self._scored()
         out = plain_pass(
             self.lens,
-            self.part.tokens[:, self.begin :].repeat(len(self.rows), 1),
+            self.part.tokens,
+            layout=self.layout,
             first=first,
             last=last,
             visits=visits,
             stream=None if known is None else known.stream,
-            keys=keys,
+            held={} if self.clean is None else self.clean.keys,
+            keep=keep,
             known=known,
             skip=skip,
-            patterns={layer: partial(_each, takes=some) for layer, some in patterns.items()},
-            attention_only=attention_only,
-            logits_at=None if scored is None else [position - self.begin for position in scored],
+            attention_only=self.needs.attention_only,
+            logits_at=kept,
         )
         return self._outcomes(read, out=out, scored=scored)
 
-    def _scored(self) -> tuple[int, ...] | None:
-        """The positions to unembed, with more of them where the product would have too few rows; None is all."""
+    def _scored(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
+        """The positions of each cell to unembed, and their rows; more where there would be too few. None is all."""
         asked = self.needs.scored(self.part) if self.needs.logits else None
         if asked is None:
-            return None
-        late = {position for position in asked if position >= self.begin}
-        rows = len(self.rows) * self.part.n_sequences
-        for position in reversed(range(self.begin, self.part.n_positions)):
-            if len(late) * rows >= LEAST_ROWS:
-                break
-            late.add(position)
-        return tuple(sorted(late))
+            return None, None
+        n, length = self.part.n_sequences, self.part.n_positions
+        late = [{position for position in asked if position >= begin} for begin in self.layout.begins]
+        more = [
+            (cell, position)
+            for position in reversed(range(length))
+            for cell, begin in enumerate(self.layout.begins)
+            if begin <= position and position not in late[cell]
+        ]
+        missing = -(-LEAST_ROWS // n) - sum(len(some) for some in late)
+        for cell, position in more[: max(0, missing)]:
+            late[cell].add(position)
+        scored = [tuple(sorted(some)) for some in late]
+        rows = []
+        for some, begin, own in zip(scored, self.layout.begins, self.layout.rows, strict=True):
+            starts = own.start + torch.arange(n) * (length - begin)
+            rows.append((starts[:, None] + torch.tensor(some, dtype=torch.int64) - begin).flatten())
+        return scored, torch.cat(rows)
 
     def _visits(self, first: int) -> dict[tuple[str, int], Visit]:
         """The edits of every cell, by site and layer."""
         visits: dict[tuple[str, int], Visit] = {}
         layers = range(first, self.lens.n_layers if self.needs.whole else self.needs.last)
-        for rows, applied in zip(self.rows, self.applied, strict=True):
+        for cell, applied in enumerate(self.applied):
             for step in applied.steps(sequences=self.prompts, valid=self.part.valid, layers=layers):
                 if SITES[step.site].per_layer or self.needs.whole:
-                    visits.setdefault((step.site, step.layer), Visit()).edits.append((rows, step.act))
+                    visits.setdefault((step.site, step.layer), Visit()).edits.append((cell, step.act))
         return visits
 
     def _early_mass(self, layer: int) -> Tensor:
@@ -248,15 +218,20 @@ class _Pack:
         assert self.clean is not None
         return self.clean.outcome.mass[self.clean.outcome.layers.index(layer)]
 
-    def _outcomes(self, read: list[int], *, out: Tensor | None, scored: tuple[int, ...] | None) -> list[Outcome]:
+    def _outcomes(self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None) -> list[Outcome]:
         """Split the pass into one outcome per cell; layers before the first come from the unedited run."""
-        found = []
+        found, done = [], 0
         n = self.part.n_sequences
-        for rows, desk, edits in zip(self.rows, self.desks, self.edits, strict=True):
-            at = scored
+        for cell, (desk, edits) in enumerate(zip(self.desks, self.edits, strict=True)):
+            at = None if scored is None else scored[cell]
             if out is not None:
-                wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": scored}
-                at = desk.finish(out[rows], part=self.part, edits=edits, **wanted)
+                if at is None:
+                    own = self.layout.cell(out, cell)
+                else:
+                    own = out[0, done : done + n * len(at)].reshape(n, len(at), -1)
+                    done += n * len(at)
+                wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
+                at = desk.finish(own, part=self.part, edits=edits, **wanted)
             for layer in read:
                 if layer not in desk.state:  # the pass ended with the attention of its last layer
                     desk.state[layer] = [torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan)]
@@ -268,23 +243,6 @@ class _Pack:
                     raise not_a_number(edits)
             found.append(replace(outcome, sequences=self.prompts))
         return found
-
-
-def _hooks(visits: Mapping[tuple[str, int], Visit], lens: LensModel) -> list[Any]:
-    """Visits as hooks of the bridge, in the order of the sites, since two of them may share a hook."""
-    return [
-        (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_visited, visit=visit))
-        for (site, layer), visit in sorted(visits.items(), key=lambda item: ORDER[item[0][0]])
-    ]
-
-
-def _visited(tensor: Tensor, hook: object, *, visit: Visit) -> Tensor | None:
-    return visit.edited(tensor, view=lambda raw: raw)
-
-
-def _each(tensor: Tensor, *, takes: Sequence[tuple[slice, Take]]) -> None:
-    for rows, take in takes:
-        take(tensor[rows])
 
 
 def _is_at(one: Edit, layer: int, *, n_layers: int) -> bool:

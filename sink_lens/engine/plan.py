@@ -19,8 +19,6 @@ LEAST_ROWS = 16
 """Smaller matrix products may sum in another order; a pass takes more rows than it needs rather than fewer."""
 LEAST_QUERIES = 4
 """The same for the queries of attention."""
-_FORWARD = 40
-"""What a forward costs beside its tokens, in tokens: the weights are read from memory, and Python takes its time."""
 _CPU_TOKENS = 512
 """A CPU is as fast as it gets with this many tokens a forward, and more of them only take memory."""
 _GPU_TOKENS = 65536
@@ -60,37 +58,33 @@ def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) 
     return Plan(path="plain", prompts=prompts, pack=pack, cut=not experts, lanes=lanes)
 
 
-def packs_of(begins: Sequence[int], *, n_positions: int, n_sequences: int, most: int) -> list[int]:
-    """How many cells share each forward, one forward after the other, so that they cost the least.
+def packs_of(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]:
+    """How many cells share each forward, one forward after the other.
 
     Args:
-        begins: the first position that each cell touches, in rising order; a forward begins at the lowest of its own.
+        begins: the first position that each cell touches.
         n_positions: positions of the sequences.
-        n_sequences: sequences of a cell.
-        most: cells in a forward over all positions.
+        most: cells in a forward over all positions; of cells that begin later there are more.
     """
-    n, budget = len(begins), most * n_positions
-    best: list[tuple[int, int]] = [(0, 0)] * (
-        n + 1
-    )  # cost of the cells from here on, and the cells of their first pass
-    for start in reversed(range(n)):
-        length = n_positions - begins[start]
-        sizes = range(min(n - start, max(1, budget // length)), 0, -1)
-        best[start] = min(
-            ((_FORWARD + size * length * n_sequences + best[start + size][0], size) for size in sizes),
-            key=lambda found: found[0],
-        )
-    found, start = [], 0
-    while start < n:
-        found.append(best[start][1])
-        start += found[-1]
-    return found
+    found, held = [0], 0
+    for begin in begins:
+        length = n_positions - begin
+        if found[-1] and held + length > most * n_positions:
+            found.append(0)
+            held = 0
+        found[-1] += 1
+        held += length
+    return [size for size in found if size]
 
 
-def begin_of(begin: int, *, cells: int, n_positions: int, n_sequences: int) -> int:
-    """Where a pass begins, for cells that touch no position before ``begin``: its products keep enough rows."""
-    fewest = max(LEAST_QUERIES, -(-LEAST_ROWS // (cells * n_sequences)))
-    return max(0, min(begin, n_positions - fewest))
+def begins_of(begins: Sequence[int], *, n_positions: int, n_sequences: int) -> list[int]:
+    """Where the cells of a forward begin, if they touch nothing before these positions: products keep enough rows."""
+    latest = n_positions - 1
+    if n_positions - min(begins) < LEAST_QUERIES:
+        latest = n_positions - LEAST_QUERIES
+    if sum(n_positions - begin for begin in begins) * n_sequences < LEAST_ROWS:
+        latest = min(latest, n_positions - -(-LEAST_ROWS // (len(begins) * n_sequences)))
+    return [max(0, min(begin, latest)) for begin in begins]
 
 
 def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:

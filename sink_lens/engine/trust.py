@@ -43,7 +43,6 @@ def checked(
         replace(plan, lanes=1),
         replace(plan, lanes=1, cut=False),
         replace(plan, lanes=1, cut=False, pack=1),
-        replace(plan, lanes=1, cut=False, path="bridge"),
         replace(plan, lanes=1, cut=False, path="bridge", pack=1),
     ]
     near: list[tuple[Plan, float]] = []

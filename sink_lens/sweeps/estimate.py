@@ -118,21 +118,19 @@ def estimate(cost: Cost) -> RenderableType:
 
 
 def _seconds(engine: Engine, blocks: Sequence[Block]) -> float:
-    """Estimated time of all blocks: a cost per cell plus a cost per layer, fitted to timed blocks of each path."""
-    found = 0.0
-    for path in sorted({engine.path_of(block) for block in blocks}):
-        some = [block for block in blocks if engine.path_of(block) == path]
-        far, near = max(some, key=engine.layers_of), min(some, key=engine.layers_of)
-        most, least = max(1, engine.layers_of(far)), max(1, engine.layers_of(near))
-        longest = _seconds_a_cell(engine, far)
-        slope = longest / most
-        if least < most:
-            slope = min(slope, max(0.0, longest - _seconds_a_cell(engine, near)) / (most - least))
-        fixed = longest - slope * most
-        found += sum((fixed + slope * max(1, engine.layers_of(block))) * len(block.cells) for block in some)
-        unedited = fixed + slope * min(engine.needs.last, engine.lens.n_layers)
-        found += 2 * unedited * len({block.prompts.start for block in some})  # what it reads, and where cells begin
-    return found
+    """Estimated time of all blocks: a cost per cell plus a cost per layer, fitted to timed blocks."""
+    if not blocks:
+        return 0.0
+    far, near = max(blocks, key=engine.layers_of), min(blocks, key=engine.layers_of)
+    most, least = max(1, engine.layers_of(far)), max(1, engine.layers_of(near))
+    longest = _seconds_a_cell(engine, far)
+    slope = longest / most
+    if least < most:
+        slope = min(slope, max(0.0, longest - _seconds_a_cell(engine, near)) / (most - least))
+    fixed = longest - slope * most
+    unedited = fixed + slope * min(engine.needs.last, engine.lens.n_layers)
+    found = 2 * unedited * len({block.prompts.start for block in blocks})  # what it reads, and where cells begin
+    return found + sum((fixed + slope * max(1, engine.layers_of(block))) * len(block.cells) for block in blocks)
 
 
 def _seconds_a_cell(engine: Engine, block: Block) -> float:

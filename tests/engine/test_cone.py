@@ -14,7 +14,8 @@ from sink_lens.edits.metrics import Metric, dominance, evaluate, logit_differenc
 from sink_lens.engine.cells import Cell, cell_of, cone
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
-from sink_lens.engine.plan import LEAST_QUERIES, LEAST_ROWS, Plan, begin_of, packs_of
+from sink_lens.engine.plan import Plan
+from sink_lens.engine.trust import checked
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 
@@ -107,14 +108,60 @@ def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics):
     engine = Engine(lens, tokens_of(), cells_of(family), metrics, plan=plan)
     found = numbers(engine)
     assert {cell for cell, _ in found} == set(range(len(cases_of(family))))
-    equal = 0
     for cell, outcome in enumerate(oracle(family)):
         for metric in metrics:
             slow = evaluate(metric, outcome).double()
             torch.testing.assert_close(found[cell, metric.name], slow, rtol=1e-5, atol=1e-5, equal_nan=True)
-            equal += torch.equal(found[cell, metric.name].nan_to_num(7.0), slow.nan_to_num(7.0))
-    print(family, equal, "of", len(found))
 
 
-def test_print():
-    pass
+@pytest.mark.parametrize("family", [family for family in TINY_FAMILIES if same_products(family)])
+def test_where_the_check_finds_equal_bits_all_cells_have_them(family):
+    lens, plan = lens_of(family), Plan(path="plain", prompts=3, pack=4, cut=family != "gpt_oss")
+    plan, deviation = checked(lens, tokens_of(), cells_of(family), METRICS, plan=plan)
+    assert (plan.path, deviation) == ("plain", 0.0)
+    found = numbers(Engine(lens, tokens_of(), cells_of(family), METRICS, plan=plan))
+    for cell, outcome in enumerate(oracle(family)):
+        for metric in METRICS:
+            slow = evaluate(metric, outcome).double()
+            assert torch.equal(found[cell, metric.name].nan_to_num(7.0), slow.nan_to_num(7.0)), (cell, metric.name)
+
+
+def rows_run(engine: Engine) -> list[tuple[str, int]]:
+    """Every projection that runs for the cells of an engine: its name and its rows."""
+    ran: list[tuple[str, int]] = []
+    for block in engine.blocks:
+        engine.run(block)  # what is known of the clean run is computed once
+    handles = [
+        module.register_forward_hook(lambda module, args, out, name=name: ran.append((name, out.shape[-2])))
+        for layer, block in enumerate(engine.lens.layers)
+        for name, module in ((f"q {layer}", block.self_attn.q_proj), (f"down {layer}", block.mlp.down_proj))
+    ]
+    for block in engine.blocks:
+        engine.run(block)
+    for handle in handles:
+        handle.remove()
+    return ran
+
+
+def test_nothing_outside_the_cone_is_computed():
+    lens = lens_of("llama")
+    edits = [scale("resid_pre", 0.5, layers=[1], positions=[at]) for at in (4, 15)]
+    cells = [cell_of(one, name=str(at)) for at, one in enumerate(edits)]
+    plan = Plan(path="plain", prompts=3, pack=4)
+    both = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=plan)
+    # 16 and 5 positions of three sequences, from layer 1 on
+    assert rows_run(both) == [(name, 63) for name in ("q 1", "down 1", "q 2", "down 2")]
+    early = Engine(lens, tokens_of(), cells, [sink_mass(0, layers=[1])], plan=plan)
+    assert rows_run(early) == [("q 1", 63)]
+    whole = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=replace(plan, cut=False))
+    assert rows_run(whole)[0] == ("q 1", 120)
+    none = Engine(lens, tokens_of(), cells, [sink_mass(0, layers=[0])], plan=plan)
+    assert rows_run(none) == []
+
+
+def test_the_first_position_is_the_lowest_that_an_edit_touches_and_0_where_one_reads():
+    reading = edit("z", lambda x, at: x + at.read.mean(), reads="v", layers=[1], positions=[7])
+    late, early = scale("z", 2.0, layers=[1], positions=[9, 6]), scale("v", 2.0, layers=[2], positions=[8])
+    assert cone([late, early]) == ((("z", (1,)), ("v", (2,))), 6)
+    assert cone([late, reading]) == ((("z", (1,)), ("z", (1,)), ("v", (1,))), 0)
+    assert cone([zero("z")])[1] == 0
