@@ -85,7 +85,7 @@ def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool, 
     page = reported(study.folder, quiet=True)
     if not quiet:
         out = console(stderr=as_json)
-        frame = study.frames[table]
+        frame = study.tables[table]
         out.print(columns_of(frame.loc[frame["kept"] != "random"], columns))
         out.print(study.headline, soft_wrap=True)
         out.print(f"report: {page}", soft_wrap=True)
