@@ -135,7 +135,7 @@ def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     )
 
 
-File = Annotated[Path | None, typer.Argument(help="The same as --config FILE.", metavar="[FILE]", show_default=False)]
+File = Annotated[Path | None, typer.Argument(help="The same as --config FILE.", metavar="FILE", show_default=False)]
 Out = Annotated[
     Path | None,
     typer.Option(
