@@ -1,7 +1,7 @@
 """sink_lens traces where a language model's attention sinks come from, and which links of the chain hold.
 
 The names below are read from their modules when they are first used, so `import sink_lens` loads neither torch nor
-numpy. docs/names.md says what each one is.
+numpy. The reference in the documentation has a line for each.
 """
 
 from typing import TYPE_CHECKING

@@ -146,7 +146,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
     columns = [
         "layer",
         "neuron",
-        "position",
+        "sink_position",
         "contribution",
         "spike_ratio",
         "gate_norm_rank",
@@ -154,7 +154,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
         "is_super",
     ]
     position = studied(story)
-    table = run.need("neurons", columns=columns).query("position == @position")
+    table = run.need("neurons", columns=columns).query("sink_position == @position")
     if not len(table):
         raise RunError("no growth step was found, so there are no neurons to show.")
     share = real(setting(run, "super_share"))
