@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sink_lens import edits, identity, measures, patching, studies, sweeps, training
     from sink_lens import report as views
     from sink_lens.activations.record import Reading, capture, stream
+    from sink_lens.activations.sink_mask import sink_mask
     from sink_lens.chain.config import TraceConfig
     from sink_lens.chain.trace import trace
     from sink_lens.data.batch import TokenBatch
@@ -57,6 +58,7 @@ _NAMES = {
     "run_with": "engine.forward",
     "stream": "activations.record",
     "studies": "studies:",
+    "sink_mask": "activations.sink_mask",
     "sweep": "sweeps.runner",
     "sweeps": "sweeps:",
     "trace": "chain.trace",
@@ -91,6 +93,7 @@ __all__ = [
     "patching",
     "read_run",
     "run_with",
+    "sink_mask",
     "stream",
     "studies",
     "sweep",

@@ -256,7 +256,7 @@ def _run(
     keep("selectivity", selectivity_table(lens, panel, evidence.splits))
     keep("columns", column_table(lens, evidence.splits))
     keep("criteria", criteria_agreement(frames["neurons"]))
-    keep("key_split", tables.key_table(panel))
+    keep("key_split", tables.key_table(panel, links=links))
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
     once("arms", lambda: _conditions(lens, panel, batch, config=config, progress=progress, other=other))
     if config.random_init:

@@ -146,7 +146,7 @@ def test_sigmoid_attention_near_one_half_is_a_sink_at_no_position(name, family, 
     torch.testing.assert_close(outcome.mass[..., 0], panel.at_sink("sink_mass", 0), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_sink_of_a_window_is_averaged_over_the_queries_that_reach_it(seed, tmp_path):
     zoo, result = traced("first_window", tmp_path / "run", seed=seed)
     assert (result.location.sink_position, result.location.sink_found) == (0, True)

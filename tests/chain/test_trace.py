@@ -384,7 +384,7 @@ def test_the_same_question_gives_the_same_tables(tmp_path, whole):
 
 def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
-        patch.setattr(tracing, "_twin", interrupt)
+        patch.setattr(tracing, "random_init", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(planted_lens(), tmp_path / "run", sequences=4, length=16)
     stopped = read_run(tmp_path / "run")
@@ -404,7 +404,7 @@ def test_a_finished_twin_is_not_measured_again(tmp_path, monkeypatch, whole):
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    monkeypatch.setattr(tracing, "_twin", interrupt)
+    monkeypatch.setattr(tracing, "random_init", interrupt)
     again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
     same_tables(again.tables, whole.tables)
 

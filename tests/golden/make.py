@@ -465,6 +465,8 @@ def steps() -> list[Step]:
         }
     for name in ("planted", "planted-1"):
         found[f"ablate-{name}"] = command("ablate", f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT")
+        given = [f"models/{name}", *text, "--bos", "with", "--sequences", "6", "--length", "32", "--out", "OUT"]
+        found[f"tokens-{name}"] = command("tokens", *given)
     runs = {
         f"train-{arm}-{seed}": ["--set", f"value_norm={arm}", "--seed", str(seed)]
         for arm in ("none", "shared")
