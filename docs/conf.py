@@ -68,13 +68,15 @@ def _write_reference() -> None:
         for path in sorted((package / room).rglob("*.py") if room else package.glob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-            if not any(not name.startswith("_") for name in names):
+            shows = path.name == "__init__.py" and "exported(__name__" in path.read_text(encoding="utf-8")
+            if not shows and not any(not name.startswith("_") for name in names):
                 continue
             module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
-            options = ["   :no-members:"] if module == "sink_lens.models.headnorm.modeling" else []
+            headnorm = module == "sink_lens.models.headnorm.modeling"
+            options = ["   :no-members:"] if headnorm or shows else []
             hidden = ["   :exclude-members: Picture"] if room == "report" else []  # matplotlib writes its docstrings
             parts += [module, "-" * len(module), "", f".. automodule:: {module}", *options, *hidden, ""]
-            if options:  # of its classes, which transformers documents, only the model and the norm
+            if headnorm:  # of its classes, which transformers documents, only the model and the norm
                 parts += [f".. autoclass:: {module}.HeadNormForCausalLM", "   :no-members:", ""]
                 parts += [f".. autofunction:: {module}.head_norm", ""]
         (here / "api" / f"{room or 'shared'}.rst").write_text("\n".join(parts), encoding="utf-8")
