@@ -22,7 +22,7 @@ import pandas as pd
 
 from sink_lens import TokenBatch, load, run_with
 from sink_lens.data.corpora import bundled_text
-from sink_lens.edits import centring_means, effect
+from sink_lens.edits import amplify, centring_means, effect, isolate
 from sink_lens.edits.effects import change_of
 from sink_lens.engine.forward import Outcome
 

@@ -23,7 +23,7 @@ TEXT = (Path(__file__).parent / "old" / "readme.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)
 COMMANDS = [
     line.split("#")[0].split(" > ")[0]
-    for block in re.findall(r"```\n(.*?)```", TEXT, flags=re.S)
+    for block in TEXT.split("```")[1::2]
     for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("sink-lens ")
 ]

@@ -4,6 +4,7 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
+from sink_lens.edits import isolate
 from sink_lens.edits.constructors import freeze
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, panel
 
