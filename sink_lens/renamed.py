@@ -75,6 +75,7 @@ ROOT: Mapping[str, str] = {
     "isolation": "edits.isolate",
     "amplification": "edits.amplify",
     "centring_means": "edits.centring_means",
+    "effect": "edits.effect",
     "variance_calibration": "edits.calibrate",
     "head_rms_norm": "edits.normalise",
     "patch": "patching.patch",

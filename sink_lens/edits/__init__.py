@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .constructors import scale as scale
     from .constructors import set_value as set
     from .constructors import zero as zero
+    from .effects import effect as effect
     from .isolation import isolate as isolate
     from .mean_ablation import mean as mean
     from .normalisation import head_rms_norm as normalise
@@ -34,6 +35,7 @@ _NAMES = {
     "centring_means": "amplification",
     "clamp": "constructors",
     "edit": "constructors",
+    "effect": "effects",
     "freeze": "constructors",
     "isolate": "isolation",
     "mean": "mean_ablation",
@@ -56,6 +58,7 @@ __all__ = [
     "centring_means",
     "clamp",
     "edit",
+    "effect",
     "freeze",
     "isolate",
     "mean",

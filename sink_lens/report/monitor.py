@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     GREEN,
@@ -160,13 +160,13 @@ def _course(run: Run) -> tuple[str, Figure]:
     return see, course(readings, alarms=_alarms(run), threshold=_threshold(run))
 
 
-def _alarm_table(run: Run) -> tuple[str, Table]:
+def _alarm_table(run: Run) -> tuple[str, PageTable]:
     alarms = run.need("alarms", columns=["step", "rule", "sentence"])
     see = "What the change-point rules found, in the order of the steps." + more(len(alarms), "alarms")
     return see, shown_table(alarms, {"step": "step", "rule": "rule", "sentence": "what it says"})
 
 
-def _reading_table(run: Run) -> tuple[str, Table]:
+def _reading_table(run: Run) -> tuple[str, PageTable]:
     readings = run.need("monitor", columns=_COLUMNS)
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()
