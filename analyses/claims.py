@@ -183,9 +183,9 @@ class Work:
             tokens: the sequences.
             **fields: fields of ``TraceConfig``.
         """
-        asked_for: dict[str, Any] = {"cuts": False, "twin": False} | fields
+        asked_for: dict[str, Any] = {"interventions": False, "random_init": False} | fields
         config = TraceConfig(model=self.lens.name, **asked_for)
-        asked = repr((self._weights(), tokens.hash, tokens.bos_arm, config))
+        asked = repr((self._weights(), tokens.hash, tokens.bos_condition, config))
         folder = self.shared / f"trace-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
         if not (folder / RUN_FILE).exists() or read_run(folder).status != "finished":
             trace(self.lens, config=config, tokens=tokens, out=folder, progress=self.progress)

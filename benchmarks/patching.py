@@ -64,7 +64,7 @@ class Case:
     @property
     def by(self) -> tuple[str, str]:
         """The swept axes."""
-        return ("layer", "pos") if self.site == "resid_pre" else ("layer", "head_index")
+        return ("layer", "position") if self.site == "resid_pre" else ("layer", "head")
 
 
 def main() -> None:

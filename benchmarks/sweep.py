@@ -36,7 +36,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 from torch import Tensor
 
-from sink_lens import EditGrid, Grid, load, wrap
+from sink_lens import load, wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_tensor, from_text
 from sink_lens.edits.metrics import Metric, sink_mass
@@ -46,6 +46,7 @@ from sink_lens.engine.needs import Needs
 from sink_lens.engine.plan import plan_of
 from sink_lens.measures.attention import sink_mass as mass_of
 from sink_lens.models.lens import LensModel
+from sink_lens.sweeps import EditGrid, Grid
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measure import peak

@@ -10,7 +10,7 @@ Prints on the default model:
 
     0:The  1: capital  2: city  3: of  4: Spain/ Italy*  5: is  6: called
     patching resid_pre there brings back this share of it
-    pos       4     5     6
+    position  4     5     6
     layer
     0      1.00   NaN   NaN
     3      1.00 -0.00  0.00
@@ -24,7 +24,7 @@ Prints on the default model:
     27     0.00  0.05  0.77
 
     the strongest heads, to first order
-     layer  head_index  approximation
+     layer  head  approximation
         23           4         11.081
         29           1          4.349
         29           0         -4.026
@@ -41,8 +41,9 @@ from pathlib import Path
 
 import torch
 
-from sink_lens import attribution_patch, load, patch
+from sink_lens import load
 from sink_lens.edits import metrics
+from sink_lens.patching import attribution_patch, patch
 
 CLEAN, CORRUPTED = "The capital city of Spain is called", "The capital city of Italy is called"
 ANSWERS = (" Madrid", " Rome")
@@ -65,13 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{metric.name}: {found.source:.2f} on the clean prompt, {found.unpatched:.2f} on the corrupted one")
     print("\n" + "  ".join(f"{position}:{label}" for position, label in found.labels.items()))
     print("patching resid_pre there brings back this share of it")
-    table = found.frame.query("changed").pivot(index="layer", columns="pos", values="normalised_effect")
+    table = found.frame.query("changed").pivot(index="layer", columns="position", values="normalised_effect")
     print(table.iloc[:: max(1, lens.n_layers // 8)].round(2).to_string())
     found.heatmap("normalised_effect").savefig(out / "patch.png", dpi=120)
 
-    screen = attribution_patch(lens, CLEAN, CORRUPTED, site="z", metric=metric, by=("layer", "head_index"))
+    screen = attribution_patch(lens, CLEAN, CORRUPTED, site="z", metric=metric, by=("layer", "head"))
     print("\nthe strongest heads, to first order")
-    print(screen.strongest(5)[["layer", "head_index", "approximation"]].round(3).to_string(index=False))
+    print(screen.strongest(5)[["layer", "head", "approximation"]].round(3).to_string(index=False))
     check = screen.sample(20, generator=torch.Generator().manual_seed(0))
     print(
         f"\nof {check.n} heads patched for real: mean error {check.mean_error:.4f}, mean effect {check.mean_effect:.4f}"

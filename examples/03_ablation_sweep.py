@@ -24,8 +24,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens import EditGrid, Grid, MetricSpec, TraceConfig, from_text, load, sweep, trace
+from sink_lens import TokenBatch, TraceConfig, load, sweep, trace
 from sink_lens.data.corpora import bundled_text
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = Path(asked.out)
 
     lens = load(asked.model)
-    short = TraceConfig(model=asked.model, sequences=4, twin=False, cuts=False)
+    short = TraceConfig(model=asked.model, sequences=4, random_init=False, interventions=False)
     found = trace(lens, config=short, out=out / "trace", overwrite=True, progress=False)
     if found.super_neurons.empty:
         print("no growth step, so no super neurons: the sink of this model, if there is one, has another cause")
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     last = lens.n_layers - 1
     sink = MetricSpec(name="sink_mass", options={"layers": f"{min(layer + 1, last)}-{last}"})
-    tokens = from_text(bundled_text(), lens.tokenizer, sequences=8, length=32)
+    tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=8, length=32)
     result = sweep(
         lens,
         grid,

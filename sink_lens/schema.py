@@ -34,7 +34,7 @@ LINKS = {
 """Name of a link -> what it claims; one more node of NODES each."""
 VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not applicable": "∅", "not measured": "–"}
 """Verdict -> its sign."""
-HOLDS = ("z", "neurons", "dimensions", "key")
+FROZEN = ("z", "neurons", "dimensions", "key")
 """Quantities that mediation freezes at their clean value, in the order of the chain."""
 
 SINK_THRESHOLD = 0.3
@@ -56,6 +56,30 @@ LEAST_ADDED = 0.02
 NORM_ALONE = 2.0
 """The page warns if the norm-only control multiplies the attention by at least this factor."""
 
+ANSWERS = ("yes", "no", "undecided", "not applicable")
+"""What a question about a link may be answered."""
+QUESTIONS = {
+    "present": "Does what the link leads to stand out at the sink position, over its nulls?",
+    "necessary_or_sufficient": "Does breaking the link remove the sink (for the first link: does isolating another "
+    "position make one), over the largest of its controls?",
+    "carries": "Does the sink go where what the link leads to is mean ablated, over the largest of its controls?",
+}
+"""Question about a link -> what it asks."""
+DERIVED: tuple[tuple[str, str, str, str], ...] = (
+    ("not applicable", "any", "any", "not applicable"),
+    ("any", "not applicable", "any", "not applicable"),
+    ("no", "any", "any", "fails"),
+    ("any", "no", "any", "fails"),
+    ("yes", "yes", "no", "undecided"),
+    ("yes", "yes", "any", "holds"),
+    ("any", "any", "any", "undecided"),
+)
+"""The verdict on a link from its three answers, in the order of QUESTIONS: the first row that fits."""
+COSTLY = 0.25
+"""An intervention is off-distribution where the lower end of its loss, over that of masking the sink, is above this."""
+TELLING_LOSS = 0.9
+"""Cost is asked only of models whose clean loss is below this share of the loss of uniform guessing."""
+
 Dtype = Literal["int", "float", "bool", "str", "any"]
 """The kinds of column type, whatever their width; *any* holds numbers and text. An *int* column with missing values may
 be stored as whole floats, as pandas does."""
@@ -71,6 +95,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "tau": "Kendall's tau-b, -1 to 1",
         "nats": "natural-log units of loss",
         "logits": "attention scores before the softmax",
+        "dB": "decibels, ten times the logarithm to base 10 of a ratio of energies",
         "p": "a p-value, 0 to 1",
         "log10 p": "the logarithm to base 10 of a p-value, 0 or less",
         "stream": "the units of the activations at the site",
@@ -176,9 +201,9 @@ def _table(
     return Table(name=name, row=row, columns=tuple(columns), when=when, file=file, open=open)
 
 
-_NEW = "the target position, where the edit tries to make a sink"
+_TARGET = "the target position, where the edit tries to make a sink"
 
-_OLD = "the model's own sink position"
+_SINK = "the model's own sink position"
 
 _TOKENS = _table(
     "tokens",
@@ -197,7 +222,7 @@ _HEADS = _table(
     """
     layer: int, index. Layer.
     head: int, index. Query head.
-    position: int, index. Sink position; the studied one is in the first rows.
+    sink_position: int, index. Sink position; the studied one is in the first rows.
     sink_score: float, attention. Mean attention to the position from the queries at and after it that can see it;
         nan where the layer's window is so short that uniform attention alone passes the threshold.
     sink_rate: float, share. Share of sequences whose sink score is above the run's threshold; nan likewise.
@@ -252,7 +277,7 @@ _TRACE = (
         "one layer at the sink position under study; numbers are means over sequences, attention also over heads",
         """
         layer: int, index. Layer.
-        position: int, index. Sink position that is studied.
+        sink_position: int, index. Sink position that is studied.
         sink_score: float, attention. Mean attention to it from the queries at and after it that can see it.
         sink_mass: float, attention. Mean attention to it from the queries after it that can see it.
         norm: float, stream. Norm of its residual stream after the layer.
@@ -291,11 +316,25 @@ _TRACE = (
         "one of the strongest dimensions of one sink position after one layer, the strongest first",
         """
         layer: int, index. Layer.
-        position: int, index. Sink position.
+        sink_position: int, index. Sink position.
         dimension: int, index. Dimension of the residual stream.
         value: float, stream. Value of the dimension at the position, mean over sequences.
         dominance_ratio: float, 1. Dominance ratio of the token at the position, mean over sequences.
         is_outlier: bool, yes or no. Whether the dimension is an outlier dimension by the run's thresholds.
+        """,
+    ),
+    _table(
+        "writing",
+        "one outlier dimension of the sink position under study in one layer; numbers are means over sequences",
+        """
+        dimension: int, index. Outlier dimension, in any layer.
+        layer: int, index. Layer; -1 is the embedding.
+        value: float, stream. Value of the dimension at the position after the layer.
+        change: float, stream. What the layer adds to it.
+        share: float, share. Growth of its magnitude over the layer, over its largest magnitude in any layer.
+        is_outlier: bool, yes or no. Whether the dimension is an outlier dimension after the layer.
+        writes: bool, yes or no. Whether the layer writes the dimension: its magnitude grows by at least a tenth,
+            whatever other tokens do.
         """,
     ),
     _table(
@@ -307,7 +346,7 @@ _TRACE = (
         last_layer: int, index. Last layer of the step.
         ratio_before: float, 1. Norm ratio of the position before the first layer.
         ratio_after: float, 1. Norm ratio of the position after the last layer.
-        position: int, index. Sink position under study.
+        sink_position: int, index. Sink position under study.
         outlier_dimension: int, index. Dimension with the most energy after the last layer.
         split_error: float, share. Largest difference between the sum of the neurons' contributions and the MLP's
             output, over the change of the outlier dimension; nan if the model's neurons cannot be read.
@@ -319,7 +358,7 @@ _TRACE = (
         """
         layer: int, index. Layer.
         neuron: int, index. Neuron of the layer's MLP.
-        position: int, index. Sink position.
+        sink_position: int, index. Sink position.
         activation: float, stream. Activation at the position, as the down-projection reads it.
         spike_ratio: float, 1. Mean magnitude of the activation at the sink position over its mean magnitude at
             positions without a sink; infinite for a neuron that is silent elsewhere, nan for an always silent neuron.
@@ -396,9 +435,10 @@ _TRACE = (
         "arms",
         "one BOS condition: the traced one, and the other one if the tokenizer has BOS",
         """
-        arm: str, name. with or without BOS.
-        chosen: bool, yes or no. Whether the other tables are of this arm.
-        position: int, index. The arm's studied position: its strongest sink on all sequences, 0 where it has none.
+        condition: str, name. with or without BOS.
+        chosen: bool, yes or no. Whether the other tables are of this condition.
+        sink_position: int, index. The condition's studied position: its strongest sink on all sequences, 0 where it has
+            none.
         sink_rate: float, share. Share of (layer, head, sequence) whose sink score at that position is above the
             threshold.
         s2_ratio: float, 1. S2 of z at the sink position over the median of other positions, in the layers that feed the
@@ -413,7 +453,8 @@ _TRACE = (
         "one statistic of one link beside one null",
         """
         link: str, name. Name of the link.
-        statistic: str, name. Name of the statistic; cut_share is the share of the sink that the intervention moves.
+        statistic: str, name. Name of the statistic; intervention_share is the share of the sink that the intervention
+            moves.
         value: float, of the measure. Value of the statistic; nan if it is undefined.
         ci_low/ci_high: float, of the measure. 95% interval of the value over sequences.
         null_name: str, name. What the value is compared with; none where there is nothing.
@@ -421,10 +462,16 @@ _TRACE = (
         criterion: str, text. When the link holds.
         is_primary: bool, yes or no. Whether the measured verdict hangs on this statistic.
         n: int, count. Sequences that the numbers are taken over.
-        verdict: str, name. holds, fails or undecided: measured and intervened, the same on all rows; not applicable
-            where no position is a sink.
+        verdict: str, name. holds, fails, undecided or not applicable: derived from the three answers, the same on all
+            rows of a link; not applicable where no position is a sink.
+        present: str, name. yes, no, undecided or not applicable: whether what the link leads to stands out.
+        necessary_or_sufficient: str, name. The same: whether breaking the link removes the sink, or making it makes
+            one.
+        carries: str, name. The same: whether the sink goes where what the link leads to is mean ablated.
         measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
-        cut: str, name. The same of the intervention alone; not cut where there was none.
+        intervened: str, name. The same of the intervention alone; no intervention where there was none.
+        floors: str, name. calibrated; not calibrated if the user moved a floor or threshold, so that the measured error
+            rates of the verdicts do not apply.
         """,
     ),
     _table(
@@ -443,7 +490,7 @@ _TRACE = (
         _HEADS,
         name="twin_heads",
         row="like heads, for the random-init baseline",
-        when="with the twin",
+        when="with the random-init baseline",
     ),
     _table(
         "twin_links",
@@ -453,7 +500,54 @@ _TRACE = (
         statistic: str, name. Name of the statistic.
         value: float, of the measure. Value of the statistic; nan if it is undefined.
         """,
-        when="with the twin",
+        when="with the random-init baseline",
+    ),
+    _table(
+        "makers",
+        "one part of the model that writes to the sink position, the strongest first; the first of the ranking, and "
+        "all that belong to a set",
+        """
+        rank: int, rank. Rank among all parts of the model, by score.
+        kind: str, name. neuron, head, embedding, position embedding, key bias or sink logit.
+        layer: int, index. Layer; -1 for an embedding.
+        unit: int, index. Neuron, head, key-value head (key bias), token id (embedding; -1 where sequences differ) or
+            position (position embedding).
+        integrated: float, share. Effect on the target, over the largest one, integrated from what the stream is at
+            other positions to what it is at the sink position; an embedding's is its direct effect.
+        gradient: float, share. The same to first order in the clean model.
+        contribution: float, share. Largest share of an outlier dimension that the part writes, over the largest one.
+        score: float, share. The largest magnitude of these three.
+        sets: str, list. Sets that the part belongs to.
+        is_maker: bool, yes or no. Whether it belongs to the set of all makers.
+        is_super: bool, yes or no. Whether it is a super neuron by contribution.
+        removed_alone: float, share. Share of the target that ablating it alone removes, on the sequences on which it
+            was chosen; nan for parts of no set.
+        target: str, name. What the makers make: sink, outlier dimensions or sink logit.
+        """,
+        when="with interventions",
+    ),
+    _table(
+        "maker_sets",
+        "one set of parts that is ablated together, or a random set of the same size and layers",
+        """
+        set: str, name. half, four fifths, all makers, super neurons or random.
+        control_of: str, name. Set that a random set is a control of; empty for a set.
+        size: int, count. Number of parts.
+        parts: str, list. The parts: layer.neuron for a neuron, else with its kind.
+        target: str, name. What is to be removed: sink, outlier dimensions or sink logit.
+        removed: float, share. Share of it that is removed on sequences on which the set was not chosen; a ratio of
+            means.
+        ci_low/ci_high: float, share. 95% interval of that share over sequences.
+        control_largest: float, share. Largest share that one of its random sets removes; nan without random sets.
+        n_controls: int, count. Number of random sets.
+        baseline: float, of the measure. The target without an edit: attention, or magnitude of the dimensions.
+        value: float, of the measure. The target with the set ablated.
+        baseline_loss_nats: float, nats. Mean next-token loss without an edit.
+        loss_nats: float, nats. Mean next-token loss with the set ablated.
+        control_loss_nats: float, nats. Mean loss with a random set ablated; nan without random sets.
+        n: int, count. Sequences that the numbers are averaged over.
+        """,
+        when="with interventions",
     ),
     _table(
         "amplification",
@@ -462,7 +556,7 @@ _TRACE = (
         centre: str, name. Mean that the deviation is taken from: values, aggregated, or none (norm only).
         factor: float, 1. Factor by which the deviation is multiplied; 1 is no edit.
         layers: str, list. Layers that are edited.
-        position: int, index. Position that is edited.
+        target_position: int, index. Position that is edited.
         read_layers: str, list. Layers in which attention is read, at most five after the first growth step.
         baseline_mass: float, attention. Attention to the position without an edit.
         mass: float, attention. Attention to the position with the edit.
@@ -480,11 +574,11 @@ _TRACE = (
         layers: str, list. Layers that are edited.
         position: int, index. Position that is edited.
         read_layers: str, list. Layers in which attention is read.
-        baseline_mass_new: float, attention. Attention without an edit to {_NEW}.
-        sink_mass_new: float, attention. Attention with the edit to {_NEW}.
-        baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
-        sink_mass_old: float, attention. The same with the edit.
-        uniform_mass_old: float, attention. What uniform attention would give {_OLD}, its rows summing to what the
+        baseline_target_mass: float, attention. Attention without an edit to {_TARGET}.
+        target_mass: float, attention. Attention with the edit to {_TARGET}.
+        baseline_sink_mass: float, attention. Attention without an edit to {_SINK}.
+        sink_mass: float, attention. The same with the edit.
+        uniform_sink_mass: float, attention. What uniform attention would give {_SINK}, its rows summing to what the
             model's sum to.
         baseline_loss_nats: float, nats. Mean next-token loss without an edit.
         loss_nats: float, nats. Mean next-token loss with the edit.
@@ -498,7 +592,13 @@ _TRACE = (
         ci_low/ci_high: float, share. 95% interval of the share over sequences.
         control_share: float, share. Mean share of the controls; nan without controls.
         outcome: str, name. What happened to the sink: removed, relocated, shared or unchanged.
-        is_primary: bool, yes or no. Whether this intervention decides the link's verdict.
+        is_primary: bool, yes or no. Whether this intervention answers if the link is necessary or sufficient.
+        carries: bool, yes or no. Whether this intervention answers if the link carries the sink.
+        control_largest: float, share. Largest share of a control, which a yes must beat; nan without controls.
+        control_loss_nats: float, nats. Mean next-token loss over the controls; nan without controls.
+        masked_loss_nats: float, nats. Mean next-token loss where no query may attend to the sink.
+        beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
+        uniform_loss_nats: float, nats. Loss of guessing every token alike.
         n: int, count. Sequences that the numbers are averaged over.
         """,
         when="with interventions",
@@ -508,14 +608,14 @@ _TRACE = (
         "one quantity frozen under one intervention, with attention read after one growth step",
         f"""
         intervention: str, name. What makes the sink: isolation, amplification, or natural.
-        hold: str, name. Quantity that is frozen: {", ".join(HOLDS)}.
+        frozen: str, name. Quantity that is frozen: {", ".join(FROZEN)}.
         step: int, index. Growth step whose sink is read; -1 if the model has no growth step.
         position: int, index. Position of the sink that is read.
         layers_from: int, index. First layer in which attention is read.
         layers_to: int, index. Last layer in which attention is read.
         baseline_mass: float, attention. Attention to the position in the clean run; for the natural sink, attention to
             an ordinary position.
-        mass_without_hold: float, attention. Attention under the intervention with nothing frozen.
+        mass_without_freeze: float, attention. Attention under the intervention with nothing frozen.
         mass: float, attention. Attention under the intervention with the quantity frozen.
         surviving_share: float, share. Share of the attention added by the intervention that survives the freezing; nan
             if the intervention adds less than {LEAST_ADDED:g}.
@@ -550,28 +650,28 @@ _TRACE = (
 
 _EDITED_LAYERS = f"""
 layer: int, index. Layer.
-outlier_dimension: int, index. Dimension with the most energy at {_OLD}, unedited.
-baseline_mass_new: float, attention. Attention without an edit to the edited position.
-baseline_norm_new: float, stream. The edited position's norm after the layer, unedited.
-baseline_value_new: float, stream. The edited position's value in the outlier dimension, unedited.
-mass_new: float, attention. Attention with the edit to the edited position.
-norm_new: float, stream. The edited position's norm after the layer, edited.
-value_new: float, stream. The edited position's value in the outlier dimension, edited.
-baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
-baseline_norm_old: float, stream. The model's own sink position's norm after the layer, unedited.
-baseline_value_old: float, stream. The model's own sink position's value in the outlier dimension, unedited.
-mass_old: float, attention. Attention with the edit to {_OLD}.
-norm_old: float, stream. The model's own sink position's norm after the layer, edited.
-value_old: float, stream. The model's own sink position's value in the outlier dimension, edited.
+outlier_dimension: int, index. Dimension with the most energy at {_SINK}, unedited.
+baseline_target_mass: float, attention. Attention without an edit to the edited position.
+baseline_target_norm: float, stream. The edited position's norm after the layer, unedited.
+baseline_target_value: float, stream. The edited position's value in the outlier dimension, unedited.
+target_mass: float, attention. Attention with the edit to the edited position.
+target_norm: float, stream. The edited position's norm after the layer, edited.
+target_value: float, stream. The edited position's value in the outlier dimension, edited.
+baseline_sink_mass: float, attention. Attention without an edit to {_SINK}.
+baseline_sink_norm: float, stream. The model's own sink position's norm after the layer, unedited.
+baseline_sink_value: float, stream. The model's own sink position's value in the outlier dimension, unedited.
+sink_mass: float, attention. Attention with the edit to {_SINK}.
+sink_norm: float, stream. The model's own sink position's norm after the layer, edited.
+sink_value: float, stream. The model's own sink position's value in the outlier dimension, edited.
 """
 
 _EDITED = f"""
 layers: str, list. Layers that are edited, or all.
 read_layers: str, list. Layers in which attention is read.
-baseline_mass_new: float, attention. Attention without an edit to the edited position.
-mass_new: float, attention. Attention with the edit to the edited position.
-baseline_mass_old: float, attention. Attention without an edit to {_OLD}.
-mass_old: float, attention. Attention with the edit to {_OLD}.
+baseline_target_mass: float, attention. Attention without an edit to the edited position.
+target_mass: float, attention. Attention with the edit to the edited position.
+baseline_sink_mass: float, attention. Attention without an edit to {_SINK}.
+sink_mass: float, attention. Attention with the edit to {_SINK}.
 outcome: str, name. What happened to the sink: removed, relocated, shared or unchanged.
 baseline_loss_nats: float, nats. Mean next-token loss without an edit.
 loss_nats: float, nats. Mean next-token loss with the edit.
@@ -592,14 +692,14 @@ _ISOLATE = (
         "one layer and isolated position; numbers are means over sequences",
         f"""
         {_EDITED_LAYERS}
-        position: int, index. Position that is isolated.
+        target_position: int, index. Position that is isolated.
         """,
     ),
     _table(
         "summary",
         "one isolated position",
         f"""
-        position: int, index. Position that is isolated.
+        target_position: int, index. Position that is isolated.
         {_EDITED}
         """,
         file="csv",
@@ -621,7 +721,7 @@ _AMPLIFY = (
         "one centre and factor",
         f"""
         {_CENTRED}
-        times: float, 1. mass_new over baseline_mass_new; nan if baseline_mass_new is 0.
+        times: float, 1. target_mass over baseline_target_mass; nan if baseline_target_mass is 0.
         {_EDITED}
         """,
         file="csv",
@@ -674,9 +774,9 @@ _ABLATE = (
 
 _PATCHED = """
 layer?: int, index. Layer of the patch, if layers are swept.
-pos?: int, index. Position of the patch (the query position for scores and pattern), if positions are swept.
-head_index?: int, index. Head of the patch, if heads are swept.
-src_pos?: int, index. Key position of the patched scores or pattern, if keys are swept.
+position?: int, index. Position of the patch (the query position for scores and pattern), if positions are swept.
+head?: int, index. Head of the patch, if heads are swept.
+key?: int, index. Key position of the patched scores or pattern, if keys are swept.
 """
 
 _PATCHES = f"""
@@ -689,6 +789,146 @@ approximation?: float, of the metric. First-order approximation of effect; only 
 changed: bool, yes or no. Whether the patched-in values differ from the values that they replace.
 n: int, count. Sequences for which the metric is defined.
 """
+
+_GAP = """
+loss_nats: float, nats. Mean next-token loss.
+perplexity: float, 1. Exponential of the mean loss.
+change_nats: float, nats. Paired change of the loss from the clean run.
+change_low/change_high: float, nats. 95% interval of the change over sequences.
+closed_share: float, share. Share of the gap that is closed; nan where the gap is no cost.
+closed_low/closed_high: float, share. 95% interval of the closed share over sequences.
+n: int, count. Sequences that the numbers are averaged over.
+"""
+
+_QUANTISE = (
+    _TOKENS,
+    _table(
+        "conditions",
+        "one part of the text and what is not rounded",
+        f"""
+        part: str, name. The half of the sequences: choose (sets are chosen on it) or judge (held out).
+        kept: str, name. What is not rounded: clean (everything), weights (all but the weights), all (nothing is kept),
+            tokens, channels, both, inputs (of linear layers), or random (tokens and channels).
+        sink_tokens: bool, yes or no. Whether the sink tokens are kept, or as many random ones.
+        channels: int, count. Channels that are kept at each site and layer.
+        inputs: int, count. Inputs of linear layers that are left alone, those with the least signal-to-noise ratio.
+        draw: int, index. Draw of a random control; nan for the others.
+        {_GAP}
+        """,
+    ),
+    _table(
+        "channels",
+        "one of the largest channels of a site in a layer",
+        """
+        site: str, name. Site.
+        layer: int, index. Layer.
+        tokens: str, name. Tokens that are looked at: all, or ordinary (those that are no sinks).
+        rank: int, rank. Rank of the channel by its largest magnitude.
+        channel: int, index. Channel of the site, with its heads joined into one axis.
+        largest: float, stream. Largest magnitude on the first half of the sequences.
+        over_median: float, 1. The same over the median of the site's channels; nan where that is 0.
+        """,
+    ),
+    _table(
+        "sqnr",
+        "one site in one layer",
+        """
+        site: str, name. Site.
+        layer: int, index. Layer.
+        format: str, name. Format that the site is rounded to.
+        sqnr_db: float, dB. Signal-to-noise ratio of the rounding over all tokens.
+        ordinary_sqnr_db: float, dB. The same over the tokens that are no sinks.
+        kept_sqnr_db: float, dB. The same over the tokens that are no sinks where the sinks are kept.
+        """,
+    ),
+    _table(
+        "sinks",
+        "one token that is a sink",
+        """
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        token_id: int, token id. The token's id.
+        """,
+    ),
+    _table(
+        "summary",
+        "the decision; its losses are those of the held-out half",
+        """
+        verdict: str, name. keep, keep a part (the goal is not reached), no small set, or nothing to keep.
+        sentence: str, text. The decision.
+        format: str, name. Format of the activations.
+        clean_loss_nats: float, nats. Loss without rounding.
+        quantised_loss_nats: float, nats. Loss where everything is rounded.
+        cost_nats: float, nats. Paired change from the first to the second.
+        cost_low/cost_high: float, nats. 95% interval of the cost over sequences.
+        sink_tokens: float, tokens. Sink tokens a sequence that are to be kept; 0 for none.
+        channels: int, count. Channels that are to be kept at each site and layer.
+        kept_loss_nats: float, nats. Loss where the chosen set is kept; nan where none was chosen.
+        closed_share: float, share. Share of the gap that the chosen set closes; nan where none was chosen.
+        closed_low/closed_high: float, share. 95% interval of the closed share over sequences.
+        random_most: float, share. Largest share that a random set closes; nan without random sets.
+        controls: int, count. Random sets of the same number of tokens and channels.
+        ignored: int, count. Inputs of linear layers that are left alone where only whole layers can be kept.
+        ignored_closed_share: float, share. Share of the gap that leaving them alone closes; nan where there are none.
+        ignored_closed_low/ignored_closed_high: float, share. 95% interval of that share over sequences.
+        n: int, count. Held-out sequences.
+        """,
+        file="csv",
+    ),
+)
+
+_STREAMING = (
+    _TOKENS,
+    _table(
+        "losses",
+        "one part of the text and the tokens that the cache keeps",
+        f"""
+        part: str, name. The half of the sequences: choose (the number is chosen on it) or judge (held out).
+        kept: str, name. Tokens that are never evicted: a number of first ones, sink_mask (the sinks), random, or full
+            (a cache that holds everything).
+        tokens: float, tokens. Kept tokens a sequence; nan for a full cache.
+        draw: int, index. Draw of a random control; nan for the others.
+        {_GAP}
+        """,
+    ),
+    _table(
+        "positions",
+        "one position and the tokens that the cache keeps, on the held-out half",
+        """
+        kept: str, name. Tokens that are never evicted, as in `losses`.
+        position: int, index. Position of the query that predicts.
+        loss_nats: float, nats. Mean loss of its prediction over sequences.
+        n: int, count. Sequences that have the position.
+        """,
+    ),
+    _table(
+        "summary",
+        "the decision; its losses are those beyond the window on the held-out half",
+        """
+        verdict: str, name. keep, keep none, or not confirmed (chosen, but no gain on the held-out half).
+        sentence: str, text. The decision.
+        recommended: int, tokens. First tokens that a cache should keep.
+        chosen: int, tokens. The number that was chosen on the first half.
+        window: int, tokens. Size of the cache.
+        positions: str, name. stay, or reindexed (a token's position is its place in the cache).
+        full_loss_nats: float, nats. Loss with a cache that holds everything.
+        none_loss_nats: float, nats. Loss where no token is kept.
+        kept_loss_nats: float, nats. Loss where the chosen number of first tokens is kept.
+        gain_nats: float, nats. Paired difference of the last two.
+        gain_low/gain_high: float, nats. 95% interval of the gain over sequences.
+        closed_share: float, share. Share of the gap to a full cache that is closed; nan where the gap is no cost.
+        closed_low/closed_high: float, share. 95% interval of the closed share over sequences.
+        cost_nats: float, nats. Paired difference of the kept loss and that of a full cache.
+        cost_low/cost_high: float, nats. 95% interval of that difference over sequences.
+        sink_mask_tokens: float, tokens. Sink tokens a sequence; nan where keeping them was not tried.
+        sink_mask_loss_nats: float, nats. Loss where the sink tokens are kept; nan where it was not tried.
+        random_loss_nats: float, nats. Mean loss where as many random tokens are kept; nan without controls.
+        controls: int, count. Draws of random tokens.
+        n: int, count. Held-out sequences.
+        """,
+        file="csv",
+    ),
+)
 
 _PATCH = (
     _table(
@@ -740,7 +980,7 @@ _CELLS = _table(
     name?: str, text. Name of a cell that the caller defined.
     kind?: str, name. Kind of edit.
     site?: str, name. Site that is edited.
-    place?: str, text. Edited layers, positions, heads and units, in words; empty if everything is edited.
+    where?: str, text. Edited layers, positions, heads and units, in words; empty if everything is edited.
     layer?: int, index. Layer of the edit; missing unless exactly one layer is edited.
     position?: int, index. Position of the edit; missing unless exactly one position is edited.
     head?: int, index. Head of the edit; missing unless exactly one head is edited.
@@ -807,6 +1047,23 @@ _SWEEP = (
     ),
 )
 
+_WATCHED = _table(
+    "watch",
+    "one measure of one checkpoint",
+    """
+    step: int, steps. Optimiser steps so far.
+    tokens: int, tokens. Tokens trained on so far; missing where they were not counted.
+    measure: str, name. Name of the measure, or error if the checkpoint could not be read.
+    layer: int, index. Layer, or -1 for the stream before the first layer; missing for measures of the whole model.
+    position: int, index. Position that s2 is measured at; missing for other measures.
+    threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
+    value: float, of the row. Value of the measure, mean over sequences; nan if it is undefined.
+    unit: str, text. Unit of the row's numbers.
+    error: str, text. Why the checkpoint could not be read; missing if it could.
+    tokens_sha256: str, hash. Hash of the sequences that were read.
+    """,
+)
+
 _TRAIN = (
     _table(
         "log",
@@ -821,22 +1078,29 @@ _TRAIN = (
         eval_loss: float, nats. Loss on the held-out sequences; nan if it was not evaluated at this step.
         """,
     ),
+    replace(_WATCHED, when="that were watched"),
+)
+
+_MONITOR = (
     _table(
-        "watch",
-        "one measure of one checkpoint",
+        "monitor",
+        "one key of one reading",
         """
-        step: int, steps. Optimiser steps so far.
-        tokens: int, tokens. Tokens trained on so far.
-        measure: str, name. Name of the measure, or error if the checkpoint could not be read.
-        layer: int, index. Layer, or -1 for the stream before the first layer; missing for measures of the whole model.
-        position: int, index. Position that s2 is measured at; missing for other measures.
-        threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
-        value: float, of the row. Value of the measure, mean over sequences; nan if it is undefined.
+        step: int, steps. Optimiser steps that the weights have made.
+        key: str, name. Key of the monitor, without its prefix.
+        layer: int, index. Layer, or -1 for the stream before the first layer; missing for the whole model.
+        value: float, of the row. Value of the key over the sequences that were read.
         unit: str, text. Unit of the row's numbers.
-        error: str, text. Why the checkpoint could not be read; missing if it could.
-        tokens_sha256: str, hash. Hash of the sequences that were read.
         """,
-        when="that were watched",
+    ),
+    _table(
+        "alarms",
+        "one alarm",
+        """
+        step: int, steps. Step of the reading at which the rule passed its limit.
+        rule: str, name. Name of the change-point rule.
+        sentence: str, text. What was found, and in which layers.
+        """,
     ),
 )
 
@@ -845,7 +1109,7 @@ _COMPARE = (
         "curves",
         "one run at one number of tokens",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         seed: int, index. Seed of the run.
         curve: str, name. evaluation, or training (smoothed).
         tokens: float, tokens. Tokens trained on so far.
@@ -857,7 +1121,7 @@ _COMPARE = (
         "bands",
         "one variant at one number of tokens",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         curve: str, name. evaluation, or training (smoothed).
         quantity: str, name. loss, or difference to the baseline.
         tokens: float, tokens. Tokens trained on so far.
@@ -870,7 +1134,7 @@ _COMPARE = (
         "finals",
         "the end of one run, on one curve",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         seed: int, index. Seed of the run.
         curve: str, name. evaluation, or training (smoothed).
         tokens: float, tokens. Tokens at the run's last point.
@@ -886,7 +1150,7 @@ _COMPARE = (
         "differences",
         "the final loss of one variant minus the baseline's, paired by seed, on one curve",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         curve: str, name. evaluation, or training (smoothed).
         mean: float, nats. Mean difference.
         low: float, nats. Lower end of the 95% t interval over seeds; nan for one seed.
@@ -904,7 +1168,7 @@ _COMPARE = (
         """
         measure: str, name. Name of the measure.
         threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         step: int, steps. Optimiser steps so far.
         mean: float, of the row. Mean over seeds of the whole model's measure.
         low/high: float, of the row. 95% interval of the mean over seeds.
@@ -919,7 +1183,7 @@ _COMPARE = (
         "course",
         "one measure of one variant at one checkpoint",
         """
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         measure: str, name. Name of the measure.
         threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
         tokens: float, tokens. Tokens trained on so far.
@@ -933,7 +1197,7 @@ _COMPARE = (
         "births",
         "one run",
         f"""
-        arm: str, name. Training variant, shared by its runs with different seeds.
+        variant: str, name. Training variant, shared by its runs with different seeds.
         seed: int, index. Seed of the run.
         threshold: float, attention. Threshold of the sink score.
         step: int, steps. First checkpoint from which the sink rate stays at or above {MIN_SINK_RATE:g}; missing if no
@@ -950,7 +1214,7 @@ _COMPARE = (
 
 _SUBJECT = """
 model: str, text. Name of the model.
-arm: str, text. Variant of the model, shared by its repetitions with other seeds.
+variant: str, text. Variant of the model, shared by its repetitions with other seeds.
 seed: int, index. Seed of the weights; missing if it is not known.
 step: int, steps. Training step of the checkpoint; missing for a model that is no checkpoint.
 """
@@ -984,7 +1248,7 @@ _ARMS = _table(
     "one measure of one variant; training checkpoints are left out, since they are no repetitions",
     f"""
     measure: str, name. Name of the measure.
-    arm: str, text. Variant; the others are compared with the first one.
+    variant: str, text. Variant; the others are compared with the first one.
     {_COMPARED}
     """,
     file="csv",
@@ -1044,7 +1308,7 @@ _PREFERENCE = (
 
 _PLACE = """
 layer: int, index. Layer; -1 for the embedding, the number of layers for the final norm.
-place: str, name. Step after which the state is read: embedding, attention, mlp or final (the final norm).
+stage: str, name. Step after which the state is read: embedding, attention, mlp or final (the final norm).
 """
 
 _CONTRACTION = (
@@ -1103,11 +1367,11 @@ _CONTRACTION = (
     _ARMS,
     _table(
         "agreement",
-        "two models of the same width, at one place",
+        "two models of the same width, at one stage",
         """
         a: str, text. Name of the first model.
         b: str, text. Name of the second model.
-        place: str, name. last (after the last layer) or final (after the last norm).
+        stage: str, name. last (after the last layer) or final (after the last norm).
         cosine: float, cosine. Cosine of their contraction directions.
         chance: float, cosine. Standard deviation of the cosine of two random directions.
         """,
@@ -1138,7 +1402,7 @@ _CALIBRATION = (
         measure: str, name. Name of the measure.
         calibration: str, name. Calibration; the others are compared with none.
         {_COMPARED}
-        arm: str, text. Variant that the models share.
+        variant: str, text. Variant that the models share.
         """,
         file="csv",
     ),
@@ -1241,20 +1505,185 @@ _FINGERPRINT = (
     ),
 )
 
+_DECISION = """
+    kind: str, name. Kind of the token: first (position 0), delimiter (special, or without a letter or digit) or other.
+    sink: bool, yes or no. Whether the token is a sink.
+    massive: bool, yes or no. Whether the token is a massive activation.
+"""
+
+_RATES = """
+    tokens: int, count. Number of these tokens.
+    sink_rate: float, share. Share of these tokens that are sinks.
+    massive_rate: float, share. Share of these tokens that are massive.
+    median_share: float, 1. Median of their scores by attention, in fair shares.
+    largest_share: float, 1. Largest of these scores.
+    median_norm: float, 1. Median of their scores by norm, over the median norm of the sequence.
+    largest_norm: float, 1. Largest of these scores.
+"""
+
+_SINK_TOKENS = (
+    _TOKENS,
+    _table(
+        "sink_tokens",
+        "one token that is a sink, a massive activation, or both",
+        f"""
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        token_id: int, token id. The token's id.
+        text: str, text. The token decoded alone; `<id>` where the tokenizer does not know it.
+        {_DECISION}
+        norm_ratio: float, 1. Norm of its residual stream over the median of its sequence, in the layer where this is
+            largest: its score by norm.
+        received: float, attention. Mean attention of the sampled later queries to it, over all heads and layers; nan
+            where no sampled query follows.
+        share_score: float, 1. How many times its fair share of attention later tokens give it, mean over layers,
+            against tokens at a similar distance: its score by attention.
+        sink_layers: str, list. Layers in which it receives at least the threshold, in fair shares; empty if it is no
+            sink.
+        massive_layers: str, list. Layers in which its norm ratio is at least the threshold; empty if it is not massive.
+        dimensions: str, list. Fewest dimensions that hold the asked share of its energy in the layer where its norm
+            ratio is largest; empty if more than the asked number are needed.
+        """,
+    ),
+    _table(
+        "token_ids",
+        "one token id, over its occurrences after position 0",
+        f"""
+        token_id: int, token id. The token's id.
+        text: str, text. The token decoded alone; `<id>` where the tokenizer does not know it.
+        kind: str, name. Kind of the token: delimiter (special, or without a letter or digit) or other.
+        {_RATES}
+        """,
+    ),
+    _table(
+        "positions",
+        "one position, over the sequences that reach it",
+        f"""
+        position: int, index. Position in the sequence.
+        {_RATES}
+        """,
+    ),
+    _table(
+        "dimensions",
+        "one dimension of the residual stream after one layer, at one kind of token; only dimensions that are outliers "
+        "on at least the asked share of such tokens in some layer, without the layers in which they are never one",
+        """
+        kind: str, name. residual (tokens that are neither sinks nor massive) or sink token (the others).
+        dimension: int, index. Dimension of the residual stream.
+        layer: int, index. Layer.
+        coverage: float, share. Share of the tokens of this kind on which the dimension is over the asked multiple of
+            the token's median magnitude.
+        tokens: int, count. Number of tokens of this kind.
+        value: float, stream. Mean magnitude of the dimension on the tokens on which it is an outlier.
+        ratio: float, 1. Mean of its magnitude over the token's median magnitude, on the same tokens.
+        """,
+    ),
+    _table(
+        "layers",
+        "one layer and one group of tokens; numbers are means over the tokens",
+        """
+        layer: int, index. Layer.
+        kind: str, name. marked (sinks and massive tokens), others, or all.
+        tokens: int, count. Number of tokens of the group.
+        kurtosis: float, 1. Excess kurtosis of the dimensions of a token's residual stream after the layer; nan if the
+            group is empty.
+        norm_ratio: float, 1. Norm of a token over the median of its sequence.
+        received: float, attention. Mean attention of the sampled later queries to a token, over heads.
+        share: float, 1. The same attention in fair shares.
+        """,
+    ),
+    _table(
+        "maxima",
+        "one site in one layer: its largest magnitude over all tokens, and where it is",
+        f"""
+        layer: int, index. Layer.
+        site: str, name. Site that is read.
+        max_abs: float, stream. Largest magnitude.
+        dimension: int, index. Coordinate of the site at which it is (heads concatenated).
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        token_id: int, token id. The token's id.
+        text: str, text. The token decoded alone; `<id>` where the tokenizer does not know it.
+        {_DECISION}
+        """,
+    ),
+    _table(
+        "histogram",
+        "one bin of one score",
+        """
+        by: str, name. attention (how many times its fair share a token receives) or norm (times the sequence's median).
+        low: float, 1. Lower edge of the bin.
+        high: float, 1. Upper edge of the bin.
+        tokens: int, count. Number of tokens with such a score.
+        """,
+    ),
+    _table(
+        "gradients",
+        "one token of the first few sequences after one layer; the last token of a sequence, which predicts nothing, "
+        "has no row",
+        """
+        layer: int, index. Layer.
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        marked: bool, yes or no. Whether the token is a sink or massive.
+        gradient_ratio: float, 1. Norm of the gradient of the sequence's mean loss with respect to the token's residual
+            stream, over the median of its sequence.
+        """,
+        when="unless `gradient_sequences` is 0",
+    ),
+    _table(
+        "thresholds",
+        "one of the two scores: the threshold and its evidence",
+        """
+        by: str, name. attention (marks sinks) or norm (marks massive activations).
+        threshold: float, 1. Score from which a token is marked; nan if there is no gap and none was asked for.
+        asked: bool, yes or no. Whether the threshold was asked for instead of found.
+        gap: bool, yes or no. Whether the scores have a gap.
+        gap_low: float, 1. Largest score below the gap; nan if there is no gap.
+        gap_high: float, 1. Smallest score above the gap; nan if there is no gap.
+        within: int, count. Number of tokens whose score is close to the middle of the gap; 0 if there is no gap.
+        marked: int, count. Number of tokens that are marked.
+        tokens: int, count. Number of tokens that have a score.
+        statement: str, text. The same in words.
+        """,
+        file="csv",
+    ),
+    _table(
+        "agreement",
+        "one kind of token: how far sinks and massive activations are the same tokens",
+        """
+        kind: str, name. first (position 0), delimiter, other, or all.
+        tokens: int, count. Number of these tokens.
+        sinks: int, count. Number of sinks.
+        massive: int, count. Number of massive activations.
+        both: int, count. Number of tokens that are both.
+        sink_only: int, count. Number of sinks that are not massive.
+        massive_only: int, count. Number of massive activations that are no sinks.
+        jaccard: float, share. Tokens that are both over tokens that are at least one; nan if there is none.
+        """,
+        file="csv",
+    ),
+)
+
 TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
     {
         "trace": _TRACE,
         "isolate": _ISOLATE,
         "amplify": _AMPLIFY,
         "ablate": _ABLATE,
+        "quantise": _QUANTISE,
+        "streaming": _STREAMING,
         "patch": _PATCH,
         "sweep": _SWEEP,
         "train": _TRAIN,
         "compare": _COMPARE,
+        "monitor": _MONITOR,
+        "watch": (_WATCHED,),
         "preference": _PREFERENCE,
         "contraction": _CONTRACTION,
         "calibration": _CALIBRATION,
         "fingerprint": _FINGERPRINT,
+        "tokens": _SINK_TOKENS,
     }
 )
 
@@ -1264,3 +1693,24 @@ Centre = Literal["values", "aggregated", "none"]
 CENTRES: tuple[Centre, ...] = ("values", "aggregated", "none")
 FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 """Factors of the amplification, those of arXiv 2605.06611."""
+QUANTISED_FORMATS = (
+    "int8_tensor",
+    "int8_token",
+    "int8_group",
+    "int4_tensor",
+    "int4_token",
+    "int4_group",
+    "fp8_e4m3_tensor",
+    "fp8_e4m3_token",
+    "fp8_e4m3_group",
+    "fp8_e5m2_tensor",
+    "fp8_e5m2_token",
+    "fp8_e5m2_group",
+    "mxfp4",
+    "nvfp4",
+)
+"""Simulated formats: the element type and what shares a scale."""
+LINEAR_INPUTS = ("attn_in", "z", "mlp_in", "neurons")
+"""Sites that linear layers read."""
+WORTH_KEEPING_NATS = 0.01
+"""A loss that rises by less than this, 1% in perplexity, is not worth a protection."""

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 OPTIONS = """
     out text prompt tokens bos sequences length threshold device dtype seed
-    overwrite batch-size no-twin quiet dry-run
+    overwrite batch-size no-random-init quiet dry-run
 """.split()  # noqa: SIM905
 
 
@@ -131,7 +131,7 @@ def test_every_option_reaches_the_configuration(traced, tmp_path):
     (tmp_path / "book.txt").write_text("It was a dark and stormy night")
     options = (
         "--text book.txt --bos with --sequences 3 --length 17 --threshold 0.2 --device cpu --dtype bfloat16 "
-        "--seed 5 --batch-size 2 --no-twin --out here --overwrite"
+        "--seed 5 --batch-size 2 --no-random-init --out here --overwrite"
     )
     result = run("trace", "a/model", *options.split())
     assert result.exit_code == 0, result.output
@@ -147,7 +147,7 @@ def test_every_option_reaches_the_configuration(traced, tmp_path):
         dtype="bfloat16",
         seed=5,
         batch_size=2,
-        twin=False,
+        random_init=False,
     )
     assert (call["out"], call["overwrite"]) == (Path("here"), True)
 

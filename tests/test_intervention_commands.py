@@ -27,7 +27,9 @@ def calls(monkeypatch, tmp_path):
     def study(name):
         def call(config, **options):
             made.append((name, config, options))
-            summary = pd.DataFrame({"position": [21], "mass_new": [0.25], "outcome": ["shared"], "centre": ["values"]})
+            summary = pd.DataFrame(
+                {"target_position": [21], "target_mass": [0.25], "outcome": ["shared"], "centre": ["values"]}
+            )
             ablations = pd.DataFrame(
                 {
                     "step": [0, 0],
@@ -63,7 +65,9 @@ def test_a_command_ends_with_its_table_the_headline_and_the_run(calls, command, 
     ((name, config, options),) = calls
     assert name == command
     assert config == {"isolate": IsolateConfig, "amplify": AmplifyConfig, "ablate": AblateConfig}[command]()
-    assert config.question() == TraceConfig(model=config.model, sequences=8, cut_sequences=8, cut_length=64)
+    assert config.question() == TraceConfig(
+        model=config.model, sequences=8, intervention_sequences=8, intervention_length=64
+    )
     assert options["progress"] is True
 
 
@@ -84,9 +88,9 @@ def test_options_reach_the_study(calls):
     )
     run("amplify", "--position", "7", "--factors", "0.5,2", "--centre", "none", "--seed", "3")
     (_, first, _), (_, second, _) = calls
-    assert (first.model, first.length, first.bos, first.question().cut_length) == ("a/model", 40, "with", 40)
-    assert (first.positions, first.layers) == ((9, 12), (0, 1, 2, 5))
-    assert (second.position, second.factors, second.centres) == (7, (0.5, 2.0), ("none",))
+    assert (first.model, first.length, first.bos, first.question().intervention_length) == ("a/model", 40, "with", 40)
+    assert (first.target_positions, first.layers) == ((9, 12), (0, 1, 2, 5))
+    assert (second.target_position, second.factors, second.centres) == (7, (0.5, 2.0), ("none",))
     assert second.seed == 3
 
 

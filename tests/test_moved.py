@@ -30,7 +30,7 @@ def test_an_old_module_is_the_new_one(old, monkeypatch):
 def test_both_ways_to_import_from_an_old_package():
     code = (
         "from sink_lens.interventions import metrics\n"
-        "from sink_lens.interventions.edits import hold, scalar, zero\n"
+        "from sink_lens.interventions.edits import freeze, scalar, zero\n"
         "from sink_lens.edits import metrics as new\n"
         "print(metrics is new, zero.__module__)"
     )

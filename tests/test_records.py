@@ -20,7 +20,7 @@ PROVENANCE = {
     "weights_sha256": "aa",
     "tokens_sha256": "bb",
     "token_source": "text:toy",
-    "bos_arm": "auto",
+    "bos_condition": "auto",
     "dtype": "float32",
     "device": "cpu",
     "kernel": "sdpa",
@@ -367,7 +367,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("field", ["weights_sha256", "tokens_sha256", "bos_arm", "dtype"])
+@pytest.mark.parametrize("field", ["weights_sha256", "tokens_sha256", "bos_condition", "dtype"])
 def test_runs_are_compared_across_a_difference_only_by_its_name(tmp_path, field):
     a, b = finished(tmp_path / "a"), finished(tmp_path / "b", **{field: "other"})
     with pytest.raises(RunError, match=rf"{field}: .* and other.*by=\['{field}'\]"):
@@ -377,12 +377,12 @@ def test_runs_are_compared_across_a_difference_only_by_its_name(tmp_path, field)
 
 def test_two_bos_arms_of_one_text_may_have_other_tokens(tmp_path):
     a = finished(tmp_path / "a")
-    b = finished(tmp_path / "b", bos_arm="with", tokens_sha256="cc")
-    c = finished(tmp_path / "c", bos_arm="with", tokens_sha256="cc", token_source="random")
-    assert set(compare_runs(a, b, by="bos_arm")) == {"bos_arm", "tokens_sha256"}
+    b = finished(tmp_path / "b", bos_condition="with", tokens_sha256="cc")
+    c = finished(tmp_path / "c", bos_condition="with", tokens_sha256="cc", token_source="random")
+    assert set(compare_runs(a, b, by="bos_condition")) == {"bos_condition", "tokens_sha256"}
     with pytest.raises(RunError, match="tokens_sha256"):
-        compare_runs(a, c, by="bos_arm")
-    compare_runs(a, c, by=["bos_arm", "tokens_sha256"])
+        compare_runs(a, c, by="bos_condition")
+    compare_runs(a, c, by=["bos_condition", "tokens_sha256"])
 
 
 def test_runs_that_do_not_say_what_they_are_of_are_not_compared(tmp_path):

@@ -10,6 +10,7 @@ from sink_lens.cli import compare as compare_command
 from sink_lens.cli import watch as watch_command
 from sink_lens.records import display
 from sink_lens.training import comparison, watching
+from sink_lens.training.config import WatchConfig
 
 from .training.runs import watched, write_run
 
@@ -47,7 +48,7 @@ def asked(monkeypatch):
     return made
 
 
-def arms(tmp_path, *, seeds=(0, 1, 2), norm=(5.5, 4.5, 3.0, 2.0), masses=(0.0, 0.02)):
+def variants(tmp_path, *, seeds=(0, 1, 2), norm=(5.5, 4.5, 3.0, 2.0), masses=(0.0, 0.02)):
     made = []
     for seed in seeds:
         made.append(write_run(tmp_path / f"softmax-{seed}", BASE, seed=seed, masses=masses))
@@ -77,14 +78,8 @@ def test_watch_passes_its_options_on(asked, tmp_path):
     options = ["--sequences", 8, "--length", 32, "--threshold", 0.1, "--device", "cpu", "--again", "--quiet"]
     done = run("watch", folder, *options)
     assert done.exit_code == 0, done.stderr
-    assert asked[0][1] == {
-        "sequences": 8,
-        "length": 32,
-        "threshold": 0.1,
-        "device": "cpu",
-        "progress": False,
-        "resume": False,
-    }
+    wanted = WatchConfig(run=str(folder), sequences=8, length=32, threshold=0.1, device="cpu", resume=False)
+    assert asked[0] == (wanted, {"progress": False})
     assert len(done.stdout.splitlines()) == 1
     assert "(step 10)" in done.stdout  # 5% over 0.1 at step 10 already, and no less after it
 
@@ -115,7 +110,7 @@ def test_watching_what_is_no_training_ends_with_code_2(tmp_path):
 
 
 def test_compare_prints_what_it_finds_and_keeps_it(tmp_path):
-    done = run("compare", *arms(tmp_path), "--out", tmp_path / "out")
+    done = run("compare", *variants(tmp_path), "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     for words in (
         "value_norm: shared against none, 3 seeds each (0, 1, 2), 2.56k tokens a run, same data in the same order",
@@ -133,7 +128,7 @@ def test_compare_prints_what_it_finds_and_keeps_it(tmp_path):
 
 
 def test_an_arm_that_is_behind_is_printed_as_such(tmp_path):
-    done = run("compare", *arms(tmp_path, norm=(6.0, 5.9, 5.5, 5.0)))
+    done = run("compare", *variants(tmp_path, norm=(6.0, 5.9, 5.5, 5.0)))
     assert done.exit_code == 0
     assert "shared is behind the baseline" in done.stdout
     assert "not reached" in done.stdout
@@ -143,20 +138,20 @@ def test_an_arm_that_is_behind_is_printed_as_such(tmp_path):
 
 
 def test_two_seeds_come_with_a_warning(tmp_path):
-    done = run("compare", *arms(tmp_path, seeds=(0, 1)), "--quiet")
+    done = run("compare", *variants(tmp_path, seeds=(0, 1)), "--quiet")
     assert "warning: an interval of two seeds says little" in done.stderr
     assert "final losses" not in done.stdout
 
 
 def test_the_baseline_can_be_named(tmp_path):
-    done = run("compare", *arms(tmp_path), "--by", "value_norm", "--baseline", "shared", "--quiet")
+    done = run("compare", *variants(tmp_path), "--by", "value_norm", "--baseline", "shared", "--quiet")
     assert "value_norm: none against shared" in done.stdout
     assert "none is behind the baseline" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"lr": 5}, "the runs also differ in lr"), ({"seed": 9}, "the arms have other seeds")],
+    [({"lr": 5}, "the runs also differ in lr"), ({"seed": 9}, "the variants have other seeds")],
 )
 def test_arms_that_cannot_be_compared_end_with_code_2(tmp_path, change, says):
     runs = [write_run(tmp_path / f"b{s}", BASE, seed=s) for s in (0, 1)]
@@ -176,7 +171,9 @@ def test_every_example_of_the_help_is_a_command_that_runs(module, asked, tmp_pat
     monkeypatch.setattr(comparison, "group", lambda runs, **options: (_ for _ in ()).throw(SystemExit(0)))
     write_run(tmp_path / "runs" / "headnorm-0", BASE)
     lines = [line.split("[dim]")[0] for line in module._EXAMPLES.splitlines() if line.startswith("sink-lens")]
-    assert len(lines) == 2
+    assert len(lines) == {"watch": 3, "compare": 2}[name]
+    write_run(tmp_path / "runs" / "watch-output", BASE)
+    (tmp_path / "output").mkdir()  # checkpoints of others, whose run folder is another
     for line in lines:
         done = run(*shlex.split(line)[1:])
         assert done.exit_code == 0, (line, done.stderr)

@@ -5,7 +5,7 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from sink_lens import Reading, run_with, stream
-from sink_lens.edits.constructors import hold, zero
+from sink_lens.edits.constructors import freeze, zero
 from sink_lens.report.style import BLUE, GREEN, ORANGE, canvas, finished, legend, panel
 
 
@@ -66,7 +66,7 @@ def _edits(work, tokens, *, layer, dims):
     order = [torch.randperm(len(pool), generator=work.generator().manual_seed(draw)).tolist() for draw in range(5)]
     random = [[pool[index] for index in drawn[: len(dims)]] for drawn in order]
     zeroed = run_with(work.lens, tokens, zero("resid_post", units=dims, **where))
-    held = run_with(work.lens, tokens, hold("resid_post", {layer: mean}, units=dims, **where), quiet=True)
+    held = run_with(work.lens, tokens, freeze("resid_post", {layer: mean}, units=dims, **where), quiet=True)
     controls = [run_with(work.lens, tokens, zero("resid_post", units=some, **where)).loss for some in random]
     costs = {"zero": zeroed.loss, "mean": held.loss, "random": torch.stack(controls).mean(0)}
     before = clean.mass_at(0, layers=late)

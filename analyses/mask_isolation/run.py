@@ -1,7 +1,7 @@
 """Isolate a token by the attention mask and read the attention to it; see claim.md."""
 
 from analyses.claims import Measured, Work, main
-from sink_lens import isolation, run_with
+from sink_lens import run_with
 from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, panel
 
 PLACES = (9, 5, 20, 40)
@@ -15,7 +15,7 @@ def measure(work: Work) -> Measured:
     keys = (*PLACES, 0)
 
     def run(edits=(), loss=False):
-        return run_with(work.lens, tokens, edits, keys=keys, loss=loss, progress=work.progress)
+        return run_with(work.lens, tokens, edits, positions=keys, loss=loss, progress=work.progress)
 
     baseline = run(loss=True)
     natural = baseline.mass_at(0, layers=late).numpy()
@@ -24,10 +24,10 @@ def measure(work: Work) -> Measured:
         came = (edited.mass_at(place, layers=late) - baseline.mass_at(place, layers=late)).numpy()
         return work.ratio(came, natural)
 
-    edited = {place: run(isolation([place]), loss=place == PLACES[0]) for place in PLACES}
+    edited = {place: run(isolate([place]), loss=place == PLACES[0]) for place in PLACES}
     first = edited[PLACES[0]]
-    early_only = run(isolation([PLACES[0]], layers=range(last + 1)))
-    late_only = run(isolation([PLACES[0]], layers=range(last + 1, work.lens.n_layers)))
+    early_only = run(isolate([PLACES[0]], layers=range(last + 1)))
+    late_only = run(isolate([PLACES[0]], layers=range(last + 1, work.lens.n_layers)))
     numbers = {f"share @ position {place}": share(edited[place], place) for place in PLACES}
     numbers |= {
         "early_share": share(early_only, PLACES[0]),

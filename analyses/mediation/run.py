@@ -3,8 +3,8 @@
 import torch
 
 from analyses.claims import Measured, Work, main
-from sink_lens import capture, isolation, run_with
-from sink_lens.edits.constructors import hold
+from sink_lens import capture, run_with
+from sink_lens.edits.constructors import freeze
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, panel
 
 PLACE = 21
@@ -63,16 +63,16 @@ def _survives(work, tokens, *, holds, after):
 
     def edits(site, units):
         return [
-            hold(site, {layer: value if some is None else value[..., some]}, positions=[PLACE], units=some)
+            freeze(site, {layer: value if some is None else value[..., some]}, positions=[PLACE], units=some)
             for layer, some in units.items()
             for value in [clean[site, layer]]
         ]
 
     def mass(given):
-        run = run_with(work.lens, tokens, given, keys=(PLACE,), loss=False, quiet=True, progress=work.progress)
+        run = run_with(work.lens, tokens, given, positions=(PLACE,), loss=False, quiet=True, progress=work.progress)
         return run.mass_at(PLACE, layers=after).numpy(), run.mass[..., 0].mean(dim=(1, 2)).numpy()
 
-    isolated = isolation([PLACE])
+    isolated = isolate([PLACE])
     before, _ = mass([])
     whole, curve = mass([isolated])
     found = {"isolated": (None, curve)}

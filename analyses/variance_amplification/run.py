@@ -3,7 +3,8 @@
 import numpy as np
 
 from analyses.claims import Measured, Work, main
-from sink_lens import amplification, centring_means, run_with
+from sink_lens import run_with
+from sink_lens.edits import centring_means
 from sink_lens.edits.amplification import FACTORS
 from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, logarithmic, panel
 
@@ -23,7 +24,7 @@ def measure(work: Work) -> Measured:
     def mass(tokens, centre, factor, key=PLACE):
         """The attention to a position by span of layers and sequence."""
         edits = [] if factor == 1 else [_edit(factor, centre=centre, last=last, means=means)]
-        run = run_with(work.lens, tokens, edits, keys=(key,), layers=reads, loss=False)
+        run = run_with(work.lens, tokens, edits, positions=(key,), layers=reads, loss=False)
         return np.stack([run.mass_at(key, layers=span).numpy() for span in spans.values()])
 
     found, curves, natural = {}, {}, {}
@@ -65,7 +66,7 @@ def measure(work: Work) -> Measured:
 
 
 def _edit(factor, *, centre, last, means):
-    return amplification(factor, positions=[PLACE], layers=range(last + 1), centre=centre, means=means)
+    return amplify(factor, positions=[PLACE], layers=range(last + 1), centre=centre, means=means)
 
 
 if __name__ == "__main__":

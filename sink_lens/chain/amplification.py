@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..edits.amplification import CENTRES, FACTORS, Centre, CentringMeans, amplification
+from ..edits.amplification import CENTRES, FACTORS, Centre, CentringMeans, amplify
 from ..edits.constructors import Edit
 from ..text import span
 from .setting import Setting, bar
 
-COLUMNS = ("centre", "factor", "layers", "position", "read_layers", "baseline_mass", "mass", "times", "n")
+COLUMNS = ("centre", "factor", "layers", "target_position", "read_layers", "baseline_mass", "mass", "times", "n")
 
 
 def amplification_curve(
@@ -28,7 +28,7 @@ def amplification_curve(
     for centre, factor in bar(cells, label="amplification", progress=progress):
         mass = before
         if factor != 1:
-            one = amplification(factor, positions=[position], layers=layers, centre=centre, means=means)
+            one = amplify(factor, positions=[position], layers=layers, centre=centre, means=means)
             mass = float(setting.run([one], layers=reads).mass_at(position, layers=reads).mean())
         times = mass / before if before else math.nan
         rows.append(
@@ -48,4 +48,4 @@ def strongest(setting: Setting, *, means: CentringMeans, curve: pd.DataFrame) ->
     if top["factor"] == 1:
         return None
     at = {"positions": [setting.target_position], "layers": setting.early_layers}
-    return amplification(float(top["factor"]), centre=top["centre"], means=means, **at)
+    return amplify(float(top["factor"]), centre=top["centre"], means=means, **at)

@@ -14,10 +14,10 @@ from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.lens import LensModel
 from .config import TraceConfig
-from .inputs import other_arm
+from .inputs import other_condition
 from .links import LINKS
 from .locate import Location
-from .measure import ARM_READINGS, Panel, measure, scout, shortened
+from .measure import CONDITION_READINGS, Panel, measure, scout, shortened
 from .readings import LOSS_CHUNK, SITES_BY_POSITION
 from .setting import segments, why_no_interventions
 
@@ -45,12 +45,12 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class TraceCost:
     """What a trace would take."""
 
     passes: tuple[Pass, ...]
     bytes_weights: int
-    """The model's parameters; with the random twin twice."""
+    """The model's parameters; with the random-init baseline twice."""
     bytes_panel: int
     """Numbers that the measuring pass keeps until the end."""
     bytes_logits: int
@@ -74,7 +74,7 @@ def estimate(config: TraceConfig) -> RenderableType:
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
-    cost = cost_of(lens, batch, config=config, other=other_arm(lens, batch, config=config))
+    cost = cost_of(lens, batch, config=config, other=other_condition(lens, batch, config=config))
     table = Table(title="Passes", title_justify="left")
     table.add_column("pass")
     table.add_column("tokens", justify="right")
@@ -84,14 +84,15 @@ def estimate(config: TraceConfig) -> RenderableType:
     table.add_row("in all", f"{sum(one.tokens for one in cost.passes):,}", duration(cost.seconds), style="bold")
     title = f"{lens.name}: {batch.n_sequences} sequences of up to {batch.n_positions} tokens, {kernel} kernel"
     memory = (
-        f"memory: {size(cost.bytes_weights)} of weights{' with the random twin' if config.twin else ''}, "
+        f"memory: {size(cost.bytes_weights)} of weights"
+        f"{' with the random-init baseline' if config.random_init else ''}, "
         f"{size(cost.bytes_panel)} of readings, {size(cost.bytes_logits)} of logits at a time"
     )
     lines = [memory, f"disk: about {size(cost.bytes_disk)}", _NOT_INCLUDED]
     return Group(Text(f"{title}, on {lens.device}", style="bold"), table, *(Text(line) for line in lines))
 
 
-def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: TokenBatch | None) -> Cost:
+def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: TokenBatch | None) -> TraceCost:
     """The cost of a trace, from passes over a sample of its sequences (after a warm-up)."""
     length = min(batch.n_positions, _LONGEST_SAMPLE)
     sample = shortened(batch, sequences=max(1, _SAMPLE_TOKENS // length), length=length)
@@ -100,7 +101,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     aim = scout(lens, batch, config=config)
     scouting = now(lens.device) - started
     panel, full = _timed(lens, sample, aim=aim, config=config, only=None)
-    _, partial = _timed(lens, sample, aim=aim, config=config, only=ARM_READINGS)
+    _, partial = _timed(lens, sample, aim=aim, config=config, only=CONDITION_READINGS)
     share = batch.tokens.numel() / sample.tokens.numel()
     scouted = shortened(batch, sequences=8, length=64).tokens.numel()
     passes = [
@@ -109,21 +110,21 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     ]
     if other is not None:
         tokens = 2 * scouted + other.tokens.numel()
-        passes.append(Pass(name="the other BOS arm", tokens=tokens, seconds=scouting + partial * share))
-    if config.twin:
+        passes.append(Pass(name="the other BOS condition", tokens=tokens, seconds=scouting + partial * share))
+    if config.random_init:
         tokens = scouted + batch.tokens.numel()
-        passes.append(Pass(name="random twin", tokens=tokens, seconds=scouting / 2 + full * share))
-    if config.cuts and why_no_interventions(lens, batch) is None:
+        passes.append(Pass(name="random-init baseline", tokens=tokens, seconds=scouting / 2 + full * share))
+    if config.interventions and why_no_interventions(lens, batch) is None:
         passes.append(_interventions(lens, batch, aim=aim, config=config))
     weights = weight_bytes(lens)
     kept = _kept(panel) * batch.n_sequences // sample.n_sequences
     widths = {"z": lens.n_heads * lens.d_head}
     moments = sum(2 * 8 * len(panel.positions) * widths.get(site, lens.d_model) for site in SITES_BY_POSITION)
     patterns = lens.n_layers * lens.n_heads * min(64, batch.n_positions) ** 2
-    neurons = len(aim.growth_layers) * (lens.d_mlp or 0) * len(aim.positions) * _BYTES_A_NEURON_ROW
-    return Cost(
+    neurons = len(aim.growth_layers) * (lens.d_mlp or 0) * len(aim.sink_positions) * _BYTES_A_NEURON_ROW
+    return TraceCost(
         passes=tuple(passes),
-        bytes_weights=weights * (2 if config.twin else 1),
+        bytes_weights=weights * (2 if config.random_init else 1),
         bytes_panel=kept + moments * lens.n_layers,
         bytes_logits=3 * 4 * lens.d_vocab * min(LOSS_CHUNK, batch.n_positions),
         bytes_disk=patterns + neurons + batch.tokens.numel() * 8 + 2_000_000,
@@ -132,10 +133,12 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
 
 def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config: TraceConfig) -> Pass:
     """The passes of the bridge that the interventions take, as whole ones: many begin late or end early."""
-    few = shortened(batch, sequences=config.cut_sequences, length=aim.position + config.cut_length)
+    few = shortened(
+        batch, sequences=config.intervention_sequences, length=aim.sink_position + config.intervention_length
+    )
     one = seconds_of(lambda: run_with(lens, few), device=lens.device)
     number = _PASSES_OF_LINKS + _PASSES_A_STEP * len(segments(aim, n_layers=lens.n_layers))
-    return Pass(name="cuts", tokens=int(number * few.tokens.numel()), seconds=number * one)
+    return Pass(name="interventions", tokens=int(number * few.tokens.numel()), seconds=number * one)
 
 
 def _timed(

@@ -1,6 +1,11 @@
-"""The other BOS arm of a trace's sequences, and its run's record."""
+"""The other BOS condition of a trace's sequences, and its run's record."""
 
+import dataclasses
 import logging
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ..data.tokens import TokenBatch
 from ..data.tokens import bos_id as bos_id_of
@@ -10,17 +15,49 @@ from ..models.lens import LensModel
 from .config import TraceConfig
 
 log = logging.getLogger(__name__)
+_BEFORE, _AFTER, _FEWEST = 4, 16, 4
+"""Tokens that are left before an aligned sink, tokens that must follow it, and the fewest sequences."""
 
 
-def other_arm(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
+def other_condition(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> TokenBatch | None:
     """The same sequences with BOS where they have none, without it where they have it; None where there is no BOS."""
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
     try:
         return tokens_of(lens, config=config, bos="without" if batch.bos else "with")
     except InputError as error:
-        log.warning("the other BOS arm is left out: %s", error)
+        log.warning("the other BOS condition is left out: %s", error)
         return None
+
+
+def aligned(
+    batch: TokenBatch, rate: Float[Tensor, "layer batch key"], *, position: int, min_sink_rate: float
+) -> TokenBatch | None:
+    """The sequences, each cut so that a sink of its own stands at one common position; None where that is not needed.
+
+    It is needed where sequences have sinks and the studied position is not one in most of them, as where a delimiter
+    draws attention wherever it stands. Sequences without a sink that has tokens before and after it are left out.
+    """
+    of_sequence = rate.nanmean(0).nan_to_num(0.0)
+    strongest = of_sequence.max(1).values
+    typical = float(strongest.mean())
+    if batch.bos or typical < min_sink_rate or float(of_sequence[:, position].mean()) >= typical / 2:
+        return None
+    starts, index = [], []
+    for number, row in enumerate(of_sequence):
+        sinks = (row >= typical / 2).nonzero().flatten().tolist()
+        fits = [key for key in sinks if key >= _BEFORE and int(batch.lengths[number]) - key >= _AFTER]
+        if fits:
+            index.append(number)
+            starts.append(fits[0] - _BEFORE)
+    if len(index) < max(_FEWEST, batch.n_sequences // 2):
+        return None
+    length = min(int(batch.lengths[number]) - start for number, start in zip(index, starts, strict=True))
+    tokens = torch.stack(
+        [batch.tokens[number, start : start + length] for number, start in zip(index, starts, strict=True)]
+    )
+    lengths = torch.full((len(index),), length)
+    return dataclasses.replace(batch, tokens=tokens, lengths=lengths)
 
 
 def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
@@ -31,7 +68,7 @@ def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kerne
             "tokens": batch.seed,
             "bootstrap": config.seed,
             "controls": config.seed,
-            "twin": config.seed,
+            "random_init": config.seed,
             "centring": config.seed,
         },
         "thresholds": {name: getattr(config, name) for name in (*thresholds, "super_share")},

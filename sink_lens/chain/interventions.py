@@ -1,4 +1,4 @@
-"""The causal half of a trace: every link is intervened on, and the sink is put elsewhere, mediated and moved.
+"""The causal half of a trace: every link is intervened on, and the sink is made elsewhere, mediated and moved.
 
 Each link says in its file what makes or breaks it, with matched controls. Here the interventions are made, in the
 order of the chain: how much of the sink comes or goes, and what the loss does.
@@ -18,14 +18,14 @@ from ..edits.amplification import FACTORS, CentringMeans, centring_means
 from ..edits.effects import change_of, made_share, removed_share
 from ..edits.outcome import Outcome
 from ..models.lens import LensModel
-from ..stats import Interval
+from ..stats import Interval, interval
 from ..text import span
-from . import amplification, mediate, placement
+from . import amplification, makers, mediate, placement
 from .config import TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
-from .setting import Setting, bar, setting_of, why_no_interventions
+from .setting import Setting, bar, selected, setting_of, why_no_interventions, with_makers
 
 EFFECT_COLUMNS = (
     "link",
@@ -33,11 +33,11 @@ EFFECT_COLUMNS = (
     "layers",
     "position",
     "read_layers",
-    "baseline_mass_new",
-    "sink_mass_new",
-    "baseline_mass_old",
-    "sink_mass_old",
-    "uniform_mass_old",
+    "baseline_target_mass",
+    "target_mass",
+    "baseline_sink_mass",
+    "sink_mass",
+    "uniform_sink_mass",
     "baseline_loss_nats",
     "loss_nats",
     "control_of",
@@ -50,9 +50,17 @@ EFFECT_COLUMNS = (
     "control_share",
     "outcome",
     "is_primary",
+    "carries",
+    "control_largest",
+    "control_loss_nats",
+    "masked_loss_nats",
+    "beyond_masking_nats",
+    "uniform_loss_nats",
     "n",
 )
 TABLES = {
+    "makers": makers.MAKER_COLUMNS,
+    "maker_sets": makers.SET_COLUMNS,
     "amplification": amplification.COLUMNS,
     "effects": EFFECT_COLUMNS,
     "mediation": mediate.COLUMNS,
@@ -74,7 +82,7 @@ def effect_table(
     ``share`` is the attention that came to the target position (interventions that make a sink) or left the sink
     position, over what the sink has in the clean run, with its 95% interval over sequences; ``control_share`` is the
     same of the controls' mean. ``control_mean`` and ``control_sd`` are of the attention at that position under the
-    controls. Cost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
+    controls. TraceCost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
     """
     trial, rng = (
         Trial(setting=setting, generator=setting.generator(), means=means, curve=curve),
@@ -82,7 +90,9 @@ def effect_table(
     )
     found = [(link.name, one) for link in links for one in link.interventions(trial)]
     uniform = setting.uniform_mass()
-    rows = [_row(setting, *one, uniform=uniform, rng=rng) for one in bar(found, label="cutting", progress=progress)]
+    rows = [
+        _row(setting, *one, uniform=uniform, rng=rng) for one in bar(found, label="interventions", progress=progress)
+    ]
     return pd.DataFrame(rows, columns=list(EFFECT_COLUMNS))
 
 
@@ -111,21 +121,39 @@ def causal_tables(
         config: the question.
         once: makes a table by its name and maker, unless an interrupted run has left it.
         keep_means: called with the centring means where they are computed.
-        lacks_sink: the model has no sink to remove, put elsewhere or mediate, so the tables have no rows.
+        lacks_sink: the model has no sink to remove, make at another position or mediate, so the tables have no rows.
         links: the chain.
         factors: of the amplification.
         centring_tokens: random tokens over which the centring means are taken.
         progress: show bars.
     """
-    if lacks_sink or why_no_interventions(lens, batch) is not None:
-        for name, columns in TABLES.items():
-            once(name, lambda columns=columns: pd.DataFrame(columns=list(columns)))
-        return
+    empty, frames = list(TABLES), dict[str, pd.DataFrame]()
+    able = why_no_interventions(lens, batch) is None
+
+    @functools.cache
+    def place(*, choosing: bool = False) -> Setting:
+        at = {"location": location, "target_position": config.target_position, "super_neurons": supers}
+        chosen = selected(batch.n_sequences, config=config) if choosing else None
+        return setting_of(lens, batch, config=config, chosen=chosen, **at)
 
     @functools.cache
     def setting() -> Setting:
-        at = {"location": location, "position": config.position, "super_neurons": supers}
-        return setting_of(lens, batch, config=config, **at)
+        parts = makers.parts_in(frames["makers"])
+        return with_makers(place(), parts)
+
+    @functools.cache
+    def maker_tables() -> dict[str, pd.DataFrame]:
+        target = makers.target_of(place(), lacks_sink=lacks_sink)
+        return makers.maker_tables(place(choosing=True), place(), target=target, supers=supers, progress=progress)
+
+    if able:
+        for name in ("makers", "maker_sets"):
+            frames[name] = once(name, lambda name=name: maker_tables()[name])
+            empty.remove(name)
+    if lacks_sink or not able:
+        for name in empty:
+            once(name, lambda name=name: pd.DataFrame(columns=list(TABLES[name])))
+        return
 
     @functools.cache
     def means() -> CentringMeans:
@@ -152,30 +180,37 @@ def causal_tables(
 def _row(
     setting: Setting, link: str, one: Intervention, *, uniform: Tensor, rng: np.random.Generator
 ) -> dict[str, object]:
-    reads, new, old = list(one.reads), setting.target_position, setting.sink_position
+    reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
     baseline, whole = setting.baseline, setting.run(one.edits, loss=True)
 
-    def share(run: Outcome) -> Interval:
-        if one.position == new:
-            return made_share(baseline, run, new=new, old=old, layers=reads, generator=rng)
-        return removed_share(baseline, run, old=old, layers=reads, generator=rng)
+    at = {"target_position": target, "sink_position": sink}
 
-    controls = [setting.run(control, layers=reads, quiet=True) for control in one.controls]
+    def share(run: Outcome) -> Interval:
+        if one.position == target:
+            return made_share(baseline, run, **at, layers=reads, generator=rng)
+        return removed_share(baseline, run, sink_position=sink, layers=reads, generator=rng)
+
+    controls = [setting.run(control, layers=reads, loss=True, quiet=True) for control in one.controls]
     masses = torch.tensor([_mass(run, one.position, reads) for run in controls])
     found = share(whole)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
+    masked = setting.without_sink.loss
+    assert masked is not None
+    beyond = interval((whole.loss - masked).numpy(), generator=rng)
+    shares = [share(run).estimate for run in controls]
+    losses = [float(run.loss.mean()) for run in controls if run.loss is not None]
     return {
         "link": link,
         "edit": one.name,
         "layers": span([layer for edit in one.edits for layer in edit.over(setting.lens.n_layers)]),
         "position": one.position,
         "read_layers": span(reads),
-        "baseline_mass_new": _mass(baseline, new, reads),
-        "sink_mass_new": _mass(whole, new, reads),
-        "baseline_mass_old": _mass(baseline, old, reads),
-        "sink_mass_old": _mass(whole, old, reads),
-        "uniform_mass_old": float(uniform[reads].mean()),
+        "baseline_target_mass": _mass(baseline, target, reads),
+        "target_mass": _mass(whole, target, reads),
+        "baseline_sink_mass": _mass(baseline, sink, reads),
+        "sink_mass": _mass(whole, sink, reads),
+        "uniform_sink_mass": float(uniform[reads].mean()),
         "baseline_loss_nats": float(baseline.loss.mean()),
         "loss_nats": float(whole.loss.mean()),
         "control_of": one.control_of,
@@ -185,9 +220,15 @@ def _row(
         "share": found.estimate,
         "ci_low": found.low,
         "ci_high": found.high,
-        "control_share": float(np.mean([share(run).estimate for run in controls])) if controls else math.nan,
-        "outcome": change_of(baseline, whole, new=new, old=old, layers=reads),
+        "control_share": float(np.mean(shares)) if shares else math.nan,
+        "outcome": change_of(baseline, whole, **at, layers=reads),
         "is_primary": one.is_primary,
+        "carries": one.carries,
+        "control_largest": max(shares) if shares else math.nan,
+        "control_loss_nats": float(np.mean(losses)) if losses else math.nan,
+        "masked_loss_nats": float(masked.mean()),
+        "beyond_masking_nats": beyond.low,
+        "uniform_loss_nats": math.log(setting.lens.d_vocab),
         "n": setting.tokens.n_sequences,
     }
 

@@ -1,7 +1,7 @@
 """Where: the sink positions, growth steps and outlier dimensions of a model, found in what was measured.
 
-A ``Plan`` says where a pass looks, a ``Location`` what was found there. Nothing is typed in: coordinates do not
-transfer between models, not even between seeds of one.
+A ``MeasuringPlan`` says where a pass looks, a ``Location`` what was found there. Nothing is typed in: coordinates do
+not transfer between models, not even between seeds of one.
 """
 
 import json
@@ -13,11 +13,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..measures.dimensions import dominance_ratio, outlier_dimensions
+from ..renamed import renamed_fields
+
+_WRITTEN, _LEAST_WRITTEN = 0.1, 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthStep:
-    """A maximal run of consecutive layers in each of which the sink token's norm ratio at least doubles."""
+    """Consecutive layers in each of which the sink token grows.
+
+    Its norm ratio at least doubles, or one of its outlier dimensions is written, at any rate (``writing_layers``).
+    """
 
     first_layer: int
     last_layer: int
@@ -35,31 +41,32 @@ class GrowthStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MeasuringPlan:
     """Where a pass looks: what the readings need to know before anything is measured."""
 
-    positions: tuple[int, ...]
-    """Key positions whose attention is read, the studied one first."""
+    sink_positions: tuple[int, ...]
+    """Positions whose attention is read, the studied one first."""
     layers: tuple[int, ...] = ()
     """The layers whose neurons are read."""
     dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Layer -> dimensions of the stream that it reads, whose part in the studied key is read."""
 
     @property
-    def position(self) -> int:
+    def sink_position(self) -> int:
         """The studied position."""
-        return self.positions[0]
+        return self.sink_positions[0]
 
     def feeding(self, n_layers: int) -> tuple[int, ...]:
         """The layers whose aggregated values are kept; see ``feeding_layers``."""
         return feeding_layers(self.layers, n_layers=n_layers)
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
     """Where a model's sink is, and what makes it: what was found."""
 
-    positions: tuple[int, ...]
+    sink_positions: tuple[int, ...]
     """The sink positions, the studied one first; position 0 where no sink was found."""
     sink_found: bool
     """Whether the studied position is a sink position."""
@@ -68,9 +75,9 @@ class Location:
     """Layer -> outlier dimensions of the studied token after it, where there are any; -1 is before layer 0."""
 
     @property
-    def position(self) -> int:
+    def sink_position(self) -> int:
         """The studied position."""
-        return self.positions[0]
+        return self.sink_positions[0]
 
     @property
     def growth_layers(self) -> tuple[int, ...]:
@@ -89,11 +96,11 @@ class Location:
         """Outlier dimensions of the stream that a layer reads."""
         return self.outliers.get(layer - 1, ())
 
-    def plan(self, n_layers: int) -> Plan:
+    def plan(self, n_layers: int) -> MeasuringPlan:
         """The plan of a pass that reads what was found here."""
         entering = {layer: self.entering(layer) for layer in range(n_layers)}
-        return Plan(
-            positions=self.positions,
+        return MeasuringPlan(
+            sink_positions=self.sink_positions,
             layers=self.growth_layers,
             dimensions={layer: dimensions for layer, dimensions in entering.items() if dimensions},
         )
@@ -106,8 +113,9 @@ class Location:
 def location_from(text: str) -> Location:
     """A location from what ``Location.as_json`` wrote."""
     found = json.loads(text)
+    found.setdefault("sink_positions", found.get("positions"))  # its name in 0.1
     return Location(
-        positions=tuple(found["positions"]),
+        sink_positions=tuple(found["sink_positions"]),
         sink_found=found["sink_found"],
         steps=tuple(GrowthStep(**step) for step in found["steps"]),
         outliers={int(layer): tuple(dimensions) for layer, dimensions in found["outliers"].items()},
@@ -141,6 +149,20 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
         else:
             steps.append((layer, layer))
     return [step for step in steps if ratio[step[1] + 1] > 1]
+
+
+def writing_layers(
+    values: Float[Tensor, "_ dimension"], *, dominant: Bool[Tensor, "layer dimension"]
+) -> Bool[Tensor, "layer dimension"]:
+    """In which layers a dimension is written: its own magnitude grows by a tenth of what it is then.
+
+    Its change counts, whatever the other tokens do. A change under a hundredth of the dimension's largest value does
+    not count before it dominates. ``values`` begin before layer 0, ``dominant`` and the result with layer 0.
+    """
+    size = values.abs()
+    so_far, change = size.cummax(0).values[1:], size[1:] - size[:-1]
+    enough = dominant | (change >= _LEAST_WRITTEN * size.max(0).values)
+    return (change >= _WRITTEN * so_far) & (change > 0) & enough
 
 
 def slow_growth(ratio: Float[Tensor, " layer"], *, factor: float) -> tuple[int, int, float] | None:
@@ -212,7 +234,11 @@ def find(
             state, dominance_threshold=dominance_threshold, energy_frac=energy_frac, max_outliers=max_outliers
         ):
             outliers[index - 1] = dimensions
-    spans = growth_layers(ratio, factor=growth_factor) if forced is None else list(forced)
+    if forced is None:
+        spans = growth_layers(ratio, factor=growth_factor)
+        spans = sorted([*spans, *_written_spans(states, outliers=outliers, taken=spans)])
+    else:
+        spans = list(forced)
     steps = tuple(
         GrowthStep(
             first_layer=first,
@@ -223,7 +249,31 @@ def find(
         )
         for first, last in spans
     )
-    return Location(positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
+    return Location(sink_positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
+
+
+def _written_spans(
+    states: Float[Tensor, "layer batch d_model"],
+    *,
+    outliers: Mapping[int, tuple[int, ...]],
+    taken: list[tuple[int, int]],
+) -> list[tuple[int, int]]:
+    """Runs of layers that write an outlier dimension and belong to no growth step of the norm."""
+    dims = sorted({one for found in outliers.values() for one in found})
+    if not dims:
+        return []
+    values = states.double().mean(1)[:, dims]
+    dominant = torch.tensor([[one in outliers.get(layer, ()) for one in dims] for layer in range(len(states) - 1)])
+    covered = {layer for first, last in taken for layer in range(first, last + 1)}
+    spans: list[tuple[int, int]] = []
+    for layer in writing_layers(values, dominant=dominant).any(1).nonzero().flatten().tolist():
+        if layer in covered:
+            continue
+        if spans and spans[-1][1] == layer - 1:
+            spans[-1] = (spans[-1][0], layer)
+        else:
+            spans.append((layer, layer))
+    return spans
 
 
 def _strongest(state: Float[Tensor, "batch d_model"]) -> int:

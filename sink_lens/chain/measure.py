@@ -13,14 +13,14 @@ from ..measures.variance import Moments
 from ..models.lens import LensModel
 from . import readings as r
 from .config import TraceConfig
-from .locate import Location, Plan, find, sink_positions
+from .locate import Location, MeasuringPlan, find, sink_positions
 
 _SCOUTS, _SCOUT_LENGTH = 8, 64
 
-ARM_READINGS = frozenset(
+CONDITION_READINGS = frozenset(
     {"sink_score", "std:z", "norm:resid_pre", "norm:resid_post", "state_pre", "state", "loss", "rate_by_key"}
 )
-"""What is read of the BOS arm that was not chosen."""
+"""What is read of the BOS condition that was not chosen."""
 
 MakesReadings = Callable[[r.MeasuringPass], list[Reading]]
 """Makes the readings that a link needs beside those that all share."""
@@ -31,10 +31,10 @@ class Panel:
     """Everything that was read of one model on one token batch."""
 
     streamed: Streamed
-    keys: tuple[int, ...]
-    """The key positions that were read, in the order of the readings' last axis."""
+    sink_positions: tuple[int, ...]
+    """The sink positions that were read, in the order of the readings' last axis."""
     location: Location
-    """What was found in the panel; its positions are among the keys."""
+    """What was found in the panel; its sink positions are among those."""
     positions: Int[Tensor, " position"]
     """The sampled positions."""
     rows: Int[Tensor, " row"]
@@ -60,22 +60,24 @@ class Panel:
         """The layers at which a reading was made."""
         return sorted(self.streamed.values.get(name, ()))
 
-    def at_key(self, name: str, position: int) -> Tensor:
-        """A reading whose last axis is the keys, at one of them: layer, sequence, and what else it has."""
-        return self[name][..., self.keys.index(position)]
+    def at_sink(self, name: str, position: int) -> Tensor:
+        """A reading whose last axis is the sink positions, at one of them: layer, sequence, and what else it has."""
+        return self[name][..., self.sink_positions.index(position)]
 
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
         """Norm of the studied token over the median norm of other tokens, before layer 0 and after each layer."""
         norms = torch.cat([self["norm:resid_pre"], self["norm:resid_post"]])
-        return r.ratio_to_others(norms, positions=self.positions, key=self.location.position)
+        return r.ratio_to_others(norms, positions=self.positions, key=self.location.sink_position)
 
     def std_ratio(self, site: str) -> Float[Tensor, "layer batch"]:
         """Standard deviation within the studied token over the median of other tokens."""
-        return r.ratio_to_others(self[f"std:{site}"], positions=self.positions, key=self.location.position)
+        return r.ratio_to_others(self[f"std:{site}"], positions=self.positions, key=self.location.sink_position)
 
     def states(self) -> Float[Tensor, "layer batch d_model"]:
         """The studied token's stream before layer 0 and after each layer."""
-        return torch.cat([self["state_pre"], self["state"]])[:, :, self.keys.index(self.location.position)]
+        return torch.cat([self["state_pre"], self["state"]])[
+            :, :, self.sink_positions.index(self.location.sink_position)
+        ]
 
     @property
     def lacks_sink(self) -> bool:
@@ -89,7 +91,7 @@ class Panel:
 
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
         """Share of (layer, head) whose sink score at the studied position passes the threshold, by sequence."""
-        score = self.at_key("sink_score", self.location.position)
+        score = self.at_sink("sink_score", self.location.sink_position)
         return (score > threshold).float().masked_fill(score.isnan(), torch.nan).nanmean(dim=(0, 2))
 
 
@@ -115,28 +117,29 @@ def scout(
         rates = stream(lens, few, [by_key], rows=rows, kernel=config.kernel)  # type: ignore[arg-type]  # checked by TraceConfig
         rate = rates.stacked("rate_by_key").nanmean(dim=(0, 1))[:shortest]
         found = sink_positions(rate, min_rate=config.min_sink_rate)
-    keys = found or (0,)
-    sites = r.sampled_positions(few.n_positions, keys=keys)
+    sinks = found or (0,)
+    sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
     norms = [
         r.norm_reading("resid_pre", positions=sites, layers=frozenset({0})),
         r.norm_reading("resid_post", positions=sites),
     ]
-    streamed = stream(lens, few, [*norms, *r.state_readings(keys, positions=sites)[:2]])
-    nothing = Location(positions=keys, sink_found=bool(found), steps=(), outliers={})
-    panel = Panel(streamed=streamed, keys=keys, location=nothing, positions=sites, rows=rows, s1={}, shortest=shortest)
+    streamed = stream(lens, few, [*norms, *r.state_readings(sinks, positions=sites)[:2]])
+    nothing = Location(sink_positions=sinks, sink_found=bool(found), steps=(), outliers={})
+    at = {"positions": sites, "rows": rows, "shortest": shortest}
+    panel = Panel(streamed=streamed, sink_positions=sinks, location=nothing, s1={}, **at)
     return refind(panel, config=config, forced=forced)
 
 
 def refind(panel: Panel, *, config: TraceConfig, forced: tuple[tuple[int, int], ...] | None = None) -> Location:
-    """Sink positions among the panel's keys, growth steps and outlier dimensions of the first, from what was read.
+    """Sink positions among the panel's, growth steps and outlier dimensions of the first, from what was read.
 
-    Where no key is a sink, the first one is studied: that is position 0 in what ``aimed`` measures.
+    Where none of them is a sink, the first one is studied: that is position 0 in what ``aimed`` measures.
     """
-    positions, sink_found = panel.keys, panel.location.sink_found
+    positions, sink_found = panel.sink_positions, panel.location.sink_found
     if "rate_by_key" in panel:
-        found = tuple(key for key in panel.sinks(min_rate=config.min_sink_rate) if key in panel.keys)
-        positions, sink_found = found or panel.keys[:1], bool(found)
-    panel = replace(panel, location=replace(panel.location, positions=positions))
+        found = tuple(p for p in panel.sinks(min_rate=config.min_sink_rate) if p in panel.sink_positions)
+        positions, sink_found = found or panel.sink_positions[:1], bool(found)
+    panel = replace(panel, location=replace(panel.location, sink_positions=positions))
     return find(
         positions=positions,
         sink_found=sink_found,
@@ -154,7 +157,7 @@ def measure(
     lens: LensModel,
     tokens: TokenBatch,
     *,
-    plan: Plan,
+    plan: MeasuringPlan,
     config: TraceConfig,
     own: Sequence[MakesReadings] = (),
     progress: bool = False,
@@ -167,8 +170,8 @@ def measure(
     The panel's location is found in what was read; ``aims`` says whether the pass must be made again. ``own`` makes
     the links' own readings, ``only`` names the readings to make, ``forced`` the growth steps to assume.
     """
-    keys = plan.positions
-    positions = r.sampled_positions(tokens.n_positions, keys=keys)
+    sinks = plan.sink_positions
+    positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)
     rows = r.sampled_rows(tokens.n_positions)
     moments: dict[tuple[str, int], Moments] = {}
     one = r.MeasuringPass(
@@ -179,13 +182,13 @@ def measure(
         generator=torch.Generator().manual_seed(config.seed),
     )
     readings: list[Reading] = [
-        *r.attention_readings(keys, threshold=config.threshold),
+        *r.attention_readings(sinks, threshold=config.threshold),
         r.rate_by_key(config.threshold, shares=lens.family.sigmoid),
         *r.position_readings(positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
-        *r.state_readings(keys, positions=positions),
+        *r.state_readings(sinks, positions=positions),
         r.dominance_elsewhere(positions),
-        *r.output_readings(lens, keys=keys, positions=positions),
+        *r.output_readings(lens, sink_positions=sinks, positions=positions),
         *(r.neuron_readings(plan, positions=positions) if lens.family.down is not None else []),
         *(reading for make in own for reading in make(one)),
         r.loss_reading(lens),
@@ -196,7 +199,7 @@ def measure(
         lens,
         tokens,
         readings,
-        keys=keys,
+        keys=sinks,
         rows=rows,
         kernel=config.kernel,  # type: ignore[arg-type]  # checked by TraceConfig
         batch_size=config.batch_size,
@@ -206,8 +209,8 @@ def measure(
     s1 = {place: moment.std().float().mean(-1) for place, moment in moments.items()}
     panel = Panel(
         streamed=streamed,
-        keys=keys,
-        location=Location(positions=keys, sink_found=False, steps=(), outliers={}),
+        sink_positions=sinks,
+        location=Location(sink_positions=sinks, sink_found=False, steps=(), outliers={}),
         positions=positions,
         rows=rows,
         s1=s1,
@@ -220,7 +223,7 @@ def aims(aim: Location, *, at: Location, n_layers: int) -> bool:
     """Whether a pass with this aim read everything that the location found by it needs."""
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
     same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in range(n_layers))
-    return aim.position == at.position and same_steps and same_dimensions
+    return aim.sink_position == at.sink_position and same_steps and same_dimensions
 
 
 def aimed(
@@ -234,7 +237,7 @@ def aimed(
     only: frozenset[str] | None = None,
     aim: Location | None = None,
 ) -> Panel:
-    """Scout and measure; measure again where the pass found that it was aimed elsewhere.
+    """Scout and measure; measure again where the pass found that it was aimed at other positions.
 
     The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and where these
     have none, position 0 is studied, whatever the scout saw. The second pass reads every sink position; a third is
@@ -249,14 +252,14 @@ def aimed(
     aim = scout(lens, tokens, config=config) if aim is None else aim
     panel = measured(aim, label)
     sinks = panel.sinks(min_rate=config.min_sink_rate)
-    elsewhere = not set(sinks) <= set(panel.keys)
-    if not sinks and panel.keys != (0,):
-        sinks, elsewhere = (0,), True
-    if elsewhere:
+    again = not set(sinks) <= set(panel.sink_positions)
+    if not sinks and panel.sink_positions != (0,):
+        sinks, again = (0,), True
+    if again:
         at = panel.location
-        if sinks[0] not in panel.keys:
+        if sinks[0] not in panel.sink_positions:
             at = scout(lens, tokens, config=config, position=sinks[0])
-        aim, label = replace(at, positions=sinks), f"{label} again"
+        aim, label = replace(at, sink_positions=sinks), f"{label} again"
         panel = measured(aim, label)
     if only is None and not aims(aim, at=panel.location, n_layers=lens.n_layers):
         panel = measured(panel.location, f"{label} again")
@@ -270,6 +273,6 @@ def shortened(tokens: TokenBatch, *, sequences: int, length: int) -> TokenBatch:
         lengths=tokens.lengths[:sequences].clamp(max=length),
         source=tokens.source,
         bos=tokens.bos,
-        bos_arm=tokens.bos_arm,
+        bos_condition=tokens.bos_condition,
         seed=tokens.seed,
     )

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from ..edits.constructors import Edit
-from ..edits.isolation import isolation
+from ..edits.isolation import isolate
 from ..edits.outcome import Outcome
 from ..engine.forward import run_with
 from ..schema import LEAST_ADDED
@@ -28,13 +28,13 @@ from .setting import Edits, Setting, bar, from_layer
 
 COLUMNS = (
     "intervention",
-    "hold",
+    "frozen",
     "step",
     "position",
     "layers_from",
     "layers_to",
     "baseline_mass",
-    "mass_without_hold",
+    "mass_without_freeze",
     "mass",
     "surviving_share",
     "control_mean",
@@ -52,7 +52,7 @@ def mediation_table(
     """One row per (intervention, frozen link, growth step); the columns are ``COLUMNS``.
 
     ``surviving_share`` is what survives of the mass that the intervention adds at the position: 0 where freezing
-    takes it all away, 1 where it changes nothing; nan where nothing was added. Cost: some 24 passes of the bridge
+    takes it all away, 1 where it changes nothing; nan where nothing was added. TraceCost: some 24 passes of the bridge
     over the setting's sequences for each growth step and intervention.
 
     Args:
@@ -62,7 +62,7 @@ def mediation_table(
         progress: show a bar.
     """
     rows = []
-    interventions: dict[str, list[Edit]] = {"isolation": [isolation([setting.target_position])]}
+    interventions: dict[str, list[Edit]] = {"isolation": [isolate([setting.target_position])]}
     if amplified is not None:
         interventions["amplification"] = [amplified]
     interventions["natural"] = []
@@ -78,7 +78,7 @@ def mediation_table(
         whole = _mass(run, position, layers)
         generator = setting.generator()
         frozen = [(one.name, one.make(setting, segment, position, generator)) for one in freezes]
-        for hold, kept in frozen:
+        for name_of_link, kept in frozen:
             if kept is None:
                 continue
             at = {"layers": layers, "position": position}
@@ -89,13 +89,13 @@ def mediation_table(
             rows.append(
                 {
                     "intervention": name,
-                    "hold": hold,
+                    "frozen": name_of_link,
                     "step": segment.number,
                     "position": position,
                     "layers_from": layers[0],
                     "layers_to": layers[-1],
                     "baseline_mass": baseline,
-                    "mass_without_hold": whole,
+                    "mass_without_freeze": whole,
                     "mass": survived,
                     "surviving_share": (survived - baseline) / added,
                     "control_mean": mean,
@@ -123,8 +123,8 @@ def _intervened(setting: Setting, edits: list[Edit]) -> Outcome:
     """The run of an intervention, with the stream after every layer."""
     if not edits:
         return setting.baseline
-    keys = (setting.target_position, setting.sink_position)
-    return run_with(setting.lens, setting.tokens, edits, keys=keys, sites=("resid_post",), loss=False)
+    positions = (setting.target_position, setting.sink_position)
+    return run_with(setting.lens, setting.tokens, edits, positions=positions, sites=("resid_post",), loss=False)
 
 
 def _mass(run: Outcome, position: int, layers: list[int]) -> float:

@@ -17,7 +17,7 @@ from .measure import Panel
 COLUMNS = {
     "layer": "int64",
     "neuron": "int64",
-    "position": "int64",
+    "sink_position": "int64",
     "activation": "float32",
     "spike_ratio": "float32",
     "contribution": "float32",
@@ -81,17 +81,17 @@ def output_terms(
 def split_layers(lens: LensModel, panel: Panel, *, super_share: float) -> list[LayerSplit]:
     """The split of every growth layer at every position that was read; empty in a mixture of experts."""
     splits = []
-    for layer in panel.layers("neurons_at_keys"):
+    for layer in panel.layers("neurons_at_sinks"):
         step = panel.location.step_of(layer)
         weights = mlp_weights(lens, layer=layer)
         assert weights is not None
-        for position in panel.location.positions:
-            index = panel.keys.index(position)
-            activations = panel.at("neurons_at_keys", layer)[:, index].to(weights.w_down.device)
+        for position in panel.location.sink_positions:
+            index = panel.sink_positions.index(position)
+            activations = panel.at("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
             terms, bias = output_terms(lens, weights, layer=layer, activations=activations, dimension=step.dimension)
             terms, bias = terms.cpu(), bias.cpu()
-            output = panel.at("mlp_out_at_keys", layer)[:, index, step.dimension]
-            change = output + panel.at("attn_out_at_keys", layer)[:, index, step.dimension]
+            output = panel.at("mlp_out_at_sinks", layer)[:, index, step.dimension]
+            change = output + panel.at("attn_out_at_sinks", layer)[:, index, step.dimension]
             splits.append(
                 LayerSplit(
                     layer=layer,
@@ -117,10 +117,10 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
     """One row per (layer, neuron, sink position) of every growth layer; the columns are ``COLUMNS``."""
     frames = []
     for split in splits:
-        layer, index = split.layer, panel.keys.index(split.position)
+        layer, index = split.layer, panel.sink_positions.index(split.position)
         weights = mlp_weights(lens, layer=layer)
         assert weights is not None
-        activations = panel.at("neurons_at_keys", layer)[:, index]
+        activations = panel.at("neurons_at_sinks", layer)[:, index]
         spike = measures.spike_ratio(activations, elsewhere=panel.at("neurons_elsewhere", layer))
         n_neurons = activations.shape[1]
         up_rank = measures.norm_rank(measures.row_norms(weights.w_up)).cpu()
@@ -130,7 +130,7 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
                 {
                     "layer": layer,
                     "neuron": range(n_neurons),
-                    "position": split.position,
+                    "sink_position": split.position,
                     "activation": activations.mean(0).numpy(),
                     "spike_ratio": spike.numpy(),
                     "contribution": split.terms.mean(0).numpy(),
@@ -190,7 +190,7 @@ def criteria_agreement(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for layer, part in table.groupby("layer"):
-        position = part["position"].to_numpy()
+        position = part["sink_position"].to_numpy()
         once = position == position[0]
         neurons = part["neuron"].to_numpy()[once]
         supers = {int(neuron) for neuron in neurons[part["is_super"].to_numpy()[once]]}

@@ -13,7 +13,7 @@ import torch
 
 from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
-from ..edits.isolation import isolation
+from ..edits.isolation import isolate
 from ..engine.forward import run_with
 from .readings import OTHERS_FROM
 from .setting import Setting, bar
@@ -26,7 +26,7 @@ _LEAST = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
+class _Case:
     position: int
     token: str
     isolated: bool
@@ -38,7 +38,7 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 
     ``ordinary_mass`` is the mean mass of five other positions in the same run, ``norm_ratio`` the largest over layers
     of the norm there over the median norm of those. A cell ``is_sink`` where its mass is over a tenth and over four
-    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. Cost: six passes of the
+    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. TraceCost: six passes of the
     bridge at most.
     """
     rows = [_row(setting, cell) for cell in bar(_cells(setting), label="position or token", progress=progress)]
@@ -70,43 +70,45 @@ def kind_of(table: pd.DataFrame) -> Kind:
     return kinds[is_sink(first=True, token="ordinary"), is_sink(first=False, token="bos")]
 
 
-def _cells(setting: Setting) -> list[_Cell]:
+def _cells(setting: Setting) -> list[_Case]:
     """The cells, those with BOS where there is one; sequences that begin with BOS lose it in the ordinary cells."""
-    tokens, new = setting.tokens, setting.target_position
+    tokens, target = setting.tokens, setting.target_position
     bos = None if setting.lens.tokenizer is None else bos_id(setting.lens.tokenizer)
     begins = tokens.bos or (bos is not None and bool((tokens.tokens[:, 0] == bos).any()))
     ids = tokens.tokens[:, 1:] if begins else tokens.tokens
-    if ids.shape[1] < new + 2:
+    if ids.shape[1] < target + 2:
         return []
     plain = _batch(tokens, ids)
-    cells = [_Cell(position=0, token="ordinary", isolated=False, tokens=plain)]
-    cells += [_Cell(position=new, token="ordinary", isolated=isolated, tokens=plain) for isolated in (False, True)]
+    cells = [_Case(position=0, token="ordinary", isolated=False, tokens=plain)]
+    cells += [_Case(position=target, token="ordinary", isolated=isolated, tokens=plain) for isolated in (False, True)]
     if bos is not None:
         first, inner = ids.clone(), ids.clone()
-        first[:, 0], inner[:, new] = bos, bos
-        cells.append(_Cell(position=0, token="bos", isolated=False, tokens=_batch(tokens, first)))
+        first[:, 0], inner[:, target] = bos, bos
+        cells.append(_Case(position=0, token="bos", isolated=False, tokens=_batch(tokens, first)))
         cells += [
-            _Cell(position=new, token="bos", isolated=isolated, tokens=_batch(tokens, inner))
+            _Case(position=target, token="bos", isolated=isolated, tokens=_batch(tokens, inner))
             for isolated in (False, True)
         ]
     return cells
 
 
 def _batch(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
-    return replace(tokens, tokens=ids, lengths=torch.full((len(ids),), ids.shape[1]), bos=False, bos_arm="without")
+    return replace(
+        tokens, tokens=ids, lengths=torch.full((len(ids),), ids.shape[1]), bos=False, bos_condition="without"
+    )
 
 
-def _row(setting: Setting, cell: _Cell) -> dict[str, object]:
+def _row(setting: Setting, cell: _Case) -> dict[str, object]:
     length = cell.tokens.n_positions
-    places = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != cell.position]
-    index = torch.linspace(0, len(places) - 1, min(5, len(places))).round().long().tolist()
-    others = [places[i] for i in index]
-    edits = [isolation([cell.position])] if cell.isolated else []
-    found = run_with(setting.lens, cell.tokens, edits, keys=(cell.position, *others))
+    rest = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != cell.position]
+    index = torch.linspace(0, len(rest) - 1, min(5, len(rest))).round().long().tolist()
+    others = [rest[i] for i in index]
+    edits = [isolate([cell.position])] if cell.isolated else []
+    found = run_with(setting.lens, cell.tokens, edits, positions=(cell.position, *others))
     assert found.loss is not None  # it was asked for
     mass = float(found.mass_at(cell.position, layers=setting.late_layers).nanmean())
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.late_layers) for other in others]).nanmean())
-    norms = found.state.norm(dim=-1)  # layer, sequence, key
+    norms = found.state.norm(dim=-1)  # layer, sequence, position
     ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
     return {
         "position": cell.position,

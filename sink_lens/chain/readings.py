@@ -22,7 +22,7 @@ from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from ..schema import SINK_THRESHOLD
 from .config import CONTROLS
-from .locate import Plan
+from .locate import MeasuringPlan
 
 SITES_BY_POSITION = ("z", "attn_out", "mlp_out", "resid_post")
 """The sites whose variance and norm are read by position."""
@@ -41,7 +41,7 @@ class MeasuringPass:
     """What a link's own readings are made for."""
 
     lens: LensModel
-    plan: Plan
+    plan: MeasuringPlan
     length: int
     """Positions of the sequences."""
     controls: int
@@ -50,13 +50,13 @@ class MeasuringPass:
     """The generator of the random controls; the links draw from it in their order."""
 
 
-def sampled_positions(length: int, *, keys: Iterable[int] = ()) -> Int[Tensor, " position"]:
+def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int[Tensor, " position"]:
     """The positions that are looked at: all of a short sequence, the first and log-spaced ones of a long one."""
     if length <= _MOST_SAMPLED:
         return torch.arange(length)
     half = _MOST_SAMPLED // 2
     late = torch.logspace(math.log10(half), math.log10(length - 1), half).round().long()
-    return torch.cat([torch.arange(half), late, torch.tensor(sorted(keys), dtype=torch.long)]).unique()
+    return torch.cat([torch.arange(half), late, torch.tensor(sorted(sink_positions), dtype=torch.long)]).unique()
 
 
 def sampled_rows(length: int) -> Int[Tensor, " row"]:
@@ -100,7 +100,7 @@ def rate_by_key(threshold: float, *, shares: bool = False) -> Reading:
     return Reading(name="rate_by_key", sites=("rows",), function=rate)
 
 
-def attention_readings(keys: tuple[int, ...], *, threshold: float = SINK_THRESHOLD) -> list[Reading]:
+def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SINK_THRESHOLD) -> list[Reading]:
     """Sink score and mass, entropy, null mass, rank of the key, Gini, and the sum of squares of the rows.
 
     The score is nan in layers whose window is too short to tell a sink at the threshold (``attention.tells``).
@@ -108,7 +108,7 @@ def attention_readings(keys: tuple[int, ...], *, threshold: float = SINK_THRESHO
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
         def read(view: LayerView) -> Tensor:
-            pairs = zip(view["mass"].unbind(-1), keys, strict=True)
+            pairs = zip(view["mass"].unbind(-1), sink_positions, strict=True)
             at = {"valid": view.valid, "reach": view.reach}
             return torch.stack([function(column, key=key, **at) for column, key in pairs], dim=-1)
 
@@ -123,7 +123,7 @@ def attention_readings(keys: tuple[int, ...], *, threshold: float = SINK_THRESHO
 
     def key_rank(view: LayerView) -> Tensor:
         ranks = []
-        for key in keys:
+        for key in sink_positions:
             later = _row_valid(view) & (_rows(view) > key)
             if view.reach is not None:
                 later = later & (_rows(view) < key + view.reach)
@@ -188,13 +188,13 @@ def norm_reading(site: str, *, positions: Int[Tensor, " position"], layers: froz
     return Reading(name=f"norm:{site}", sites=(site,), function=norm, layers=layers)
 
 
-def state_readings(keys: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """The stream at the keys before layer 0 and after each layer, and the effective rank with and without the first."""
-    at_keys = list(keys)
+def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]) -> list[Reading]:
+    """The stream at the sink positions by layer, from before layer 0 on, and effective rank with and without one."""
+    at_sinks = list(sink_positions)
 
     def ranks(view: LayerView) -> Tensor:
         x, valid = _sampled(view, "resid_post", positions)
-        place = int((positions == keys[0]).nonzero())
+        place = int((positions == sink_positions[0]).nonzero())
         found = [rank.effective_rank(x, valid=valid, without=without) for without in (None, place)]
         return torch.stack(found, dim=-1)
 
@@ -202,21 +202,23 @@ def state_readings(keys: tuple[int, ...], *, positions: Int[Tensor, " position"]
         Reading(
             name="state_pre",
             sites=("resid_pre",),
-            function=lambda view: view["resid_pre"][:, at_keys].float(),
+            function=lambda view: view["resid_pre"][:, at_sinks].float(),
             layers=frozenset({0}),
         ),
-        Reading(name="state", sites=("resid_post",), function=lambda view: view["resid_post"][:, at_keys].float()),
+        Reading(name="state", sites=("resid_post",), function=lambda view: view["resid_post"][:, at_sinks].float()),
         Reading(name="effective_rank", sites=("resid_post",), function=_few(ranks)),
     ]
 
 
-def output_readings(lens: LensModel, *, keys: tuple[int, ...], positions: Int[Tensor, " position"]) -> list[Reading]:
-    """Value-norm ratio of each key after W_O, and the stable rank of each head's update, at sampled positions."""
+def output_readings(
+    lens: LensModel, *, sink_positions: tuple[int, ...], positions: Int[Tensor, " position"]
+) -> list[Reading]:
+    """Value-norm ratio of each sink position after W_O, and stable rank of each head's update, at sampled positions."""
 
     def value_norm_ratio(view: LayerView) -> Tensor:
         w_o = attention_weights(lens, layer=view.layer).w_o
         v, valid = _at(view, "v", positions)
-        places = [int((positions == key).nonzero()) for key in keys]
+        places = [int((positions == sink).nonzero()) for sink in sink_positions]
         return torch.stack([outputs.value_norm_ratio(v, w_o=w_o, valid=valid, key=place) for place in places], dim=-1)
 
     def stable_rank(view: LayerView) -> Tensor:
@@ -235,30 +237,30 @@ def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> lis
     return sorted({place for place in spaced if place != key and place < length})
 
 
-def neuron_readings(plan: Plan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """Activations of every neuron of the plan's layers at the keys, and their mean magnitude elsewhere."""
-    keys, layers = list(plan.positions), frozenset(plan.layers)
+def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
+    """Activations of every neuron of the plan's layers at the sink positions, and their mean magnitude at others."""
+    sinks, layers = list(plan.sink_positions), frozenset(plan.layers)
     if not layers:
         return []
 
     def elsewhere(view: LayerView) -> Tensor:
         others = view.valid.clone()
-        others[:, keys] = False
+        others[:, sinks] = False
         return mean_where(view["neurons"].abs(), where=others[..., None], dim=1)
 
     def mlp_in(view: LayerView) -> Tensor:
         x, valid = _sampled(view, "mlp_in", positions)
         return x.masked_fill(~valid[..., None], math.nan)
 
-    def at_keys(site: str) -> Reading:
+    def at_sinks(site: str) -> Reading:
         return Reading(
-            name=f"{site}_at_keys", sites=(site,), function=lambda view: view[site][:, keys].float(), layers=layers
+            name=f"{site}_at_sinks", sites=(site,), function=lambda view: view[site][:, sinks].float(), layers=layers
         )
 
     return [
-        at_keys("neurons"),
-        at_keys("attn_out"),
-        at_keys("mlp_out"),
+        at_sinks("neurons"),
+        at_sinks("attn_out"),
+        at_sinks("mlp_out"),
         Reading(name="mlp_in_by_position", sites=("mlp_in",), function=mlp_in, layers=layers),
         Reading(name="neurons_elsewhere", sites=("neurons",), function=elsewhere, layers=layers),
     ]

@@ -1,4 +1,4 @@
-"""Where interventions are made: a few sequences, a sink of theirs, a target position, and what their clean run holds.
+"""Where interventions are made: a few sequences, a sink of theirs, a target position, and their clean run.
 
 A quantity at a position is *frozen* at its clean value while something upstream is changed. Of the model's own sink,
 whose clean value is what makes it a sink, it is *mean ablated* instead: set to the mean over other positions, from 8
@@ -8,34 +8,39 @@ on. Both have controls of the same size.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import cached_property
+from typing import Literal, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..activations.record import Reading, capture, stream
 from ..data.tokens import TokenBatch
-from ..edits.constructors import Edit, hold
+from ..edits.constructors import At, Edit, edit, freeze
 from ..edits.outcome import Outcome
 from ..engine.forward import Start, run_with
 from ..errors import InputError
 from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
+from ..schema import LEAST_SINK, SINK_THRESHOLD
 from .config import TraceConfig
 from .locate import GrowthStep, Location
 from .measure import shortened
-from .readings import OTHERS_FROM
+from .readings import OTHERS_FROM, rate_by_key, sampled_rows
 
 Edits = tuple[Edit, ...]
 Units = Mapping[int, list[int]]
 """Layer -> neurons, or dimensions."""
 Item = TypeVar("Item")
+Kind = Literal["neuron", "head", "embedding", "position embedding", "key bias", "sink logit"]
 _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
+_MOST_SELECTED = 12
+_VERB = {False: "freeze", True: "mean ablate"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +68,26 @@ class Kept:
     """How many numbers a token are kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Part:
+    """One part of the model that writes to the sink position, or gives its key or its queries a bias."""
+
+    kind: Kind
+    layer: int
+    """-1 for an embedding."""
+    unit: int
+    """Neuron, head, key-value head (key bias), token id (embedding) or position (position embedding)."""
+
+    def __str__(self) -> str:
+        """As in tables: ``11.1229`` for a neuron, else with its kind."""
+        if self.layer < 0:
+            return f"{self.kind} {self.unit}"
+        return f"{self.layer}.{self.unit}" if self.kind == "neuron" else f"{self.kind} {self.layer}.{self.unit}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One model, a few sequences, their clean run, and the edits that keep what it holds."""
+    """One model, a few sequences, their clean run, and the edits that freeze or mean ablate."""
 
     lens: LensModel
     tokens: TokenBatch
@@ -77,20 +99,55 @@ class Setting:
     segments: tuple[Segment, ...]
     seed: int
     n_controls: int
-    """Draws of every random control."""
+    """Draws of every random control that decides an answer."""
+    sinks: Bool[Tensor, "batch position"] = field(repr=False)
+    """Positions at which a sequence has a sink; no mean over other positions counts them."""
+    threshold: float = SINK_THRESHOLD
+    """A head has a sink where its sink score is above this."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
-    """Layer -> mask of its super neurons."""
+    """Layer -> mask of its super neurons, and of the neurons that the screen and its ablations found."""
+    makers: tuple[Part, ...] = ()
+    """All makers of the sink."""
     _clean: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
 
     @property
     def sink_position(self) -> int:
         """The position of the model's own sink."""
-        return self.location.position
+        return self.location.sink_position
 
     @property
     def late_layers(self) -> tuple[int, ...]:
-        """All layers in which the sink is read."""
+        """All layers after the first growth step."""
         return tuple(layer for segment in self.segments for layer in segment.layers)
+
+    @cached_property
+    def sink_layers(self) -> tuple[int, ...]:
+        """The layers in which the sink is read: where it has clearly more attention than uniform attention gives it.
+
+        All layers after the first growth step where it has that in none.
+        """
+        mass = self.baseline.mass[..., self.baseline.positions.index(self.sink_position)].nanmean(dim=(1, 2))
+        over = (mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()
+        return tuple(over) or self.late_layers
+
+    @cached_property
+    def without_sink(self) -> Outcome:
+        """The run in which no query may attend to the sink position, with its loss: what the sink itself is worth."""
+        position = self.sink_position
+
+        def change(scores: Tensor, at: At) -> Tensor:
+            return torch.full_like(scores, torch.finfo(scores.dtype).min)
+
+        later = [query for query in range(self.tokens.n_positions) if query > position]
+        masked = edit("scores", change, positions=later, keys=[position], label="sink masked")
+        return self.run([masked], loss=True, quiet=True)
+
+    @cached_property
+    def null_mass(self) -> Float[Tensor, "layer head"]:
+        """Attention that goes to no key, mean over queries and sequences."""
+        read = Reading(name="null", sites=("rows",), function=lambda view: 1 - view["rows"].sum(-1).mean(-1))
+        rows = torch.arange(1, self.tokens.n_positions)
+        return stream(self.lens, self.tokens, [read], rows=rows).stacked("null").mean(1)
 
     @property
     def early_layers(self) -> tuple[int, ...]:
@@ -122,12 +179,12 @@ class Setting:
     def control_positions(self, position: int) -> list[int]:
         """Positions that are no sink and not the target; later ones if there are any, where an edit is seen."""
         length = self.tokens.n_positions
-        taken = {*self.location.positions, self.target_position}
-        places = [p for p in range(position + 1, length - 1) if p not in taken]
-        if len(places) < self.n_controls:
-            places = [p for p in range(1, length - 1) if p not in taken]
-        chosen = torch.linspace(0, len(places) - 1, min(self.n_controls, len(places))).round().long().tolist()
-        return [places[index] for index in chosen]
+        taken = {*self.location.sink_positions, self.target_position}
+        free = [p for p in range(position + 1, length - 1) if p not in taken]
+        if len(free) < self.n_controls:
+            free = [p for p in range(1, length - 1) if p not in taken]
+        chosen = torch.linspace(0, len(free) - 1, min(self.n_controls, len(free))).round().long().tolist()
+        return [free[index] for index in chosen]
 
     def run(
         self,
@@ -137,22 +194,25 @@ class Setting:
         loss: bool = False,
         of: Outcome | None = None,
         quiet: bool = False,
+        sites: Sequence[str] = (),
     ) -> Outcome:
         """A run under edits, the target and the sink position read.
 
-        Where no loss is asked for, it begins at the first layer that is edited, from the stream of another run
-        (``of``) under all edits that come before; the clean one if None. ``quiet`` is for controls, and for
-        freezing what may be untouched: that they change nothing is an answer, and no reason to warn.
+        Where no loss is asked for, or the layers are named, it begins at the first layer that is edited or read, from
+        the stream of another run (``of``) under all edits that come before; the clean one if None. ``quiet`` is for
+        controls, and for freezing what may be untouched: that they change nothing is an answer, and no reason to warn.
+        ``sites`` are kept too.
         """
         source = self.baseline if of is None else of
         read = list(range(self.lens.n_layers)) if layers is None else list(layers)
         start = None
-        if not loss:
+        if not loss or layers is not None:
             first = min([*read, *(layer for edit in edits for layer in edit.over(self.lens.n_layers))])
             if first > 0:
                 start = Start(layer=first, stream=source.tensors["resid_post", first - 1])
-        keys = (self.target_position, self.sink_position)
-        return run_with(self.lens, self.tokens, edits, keys=keys, layers=read, loss=loss, start=start, quiet=quiet)
+        read_at = (self.target_position, self.sink_position)
+        more = {"layers": read, "loss": loss, "start": start, "quiet": quiet, "sites": sites}
+        return run_with(self.lens, self.tokens, edits, positions=read_at, **more)
 
     def clean(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
         """The clean run's tensors of a site by layer, all positions; all that are missing in one pass."""
@@ -164,21 +224,25 @@ class Setting:
 
     def mean_of_others(self, clean: Tensor) -> Tensor:
         """Mean over sequences and over positions from 8 on, sink positions left out; both axes of size 1."""
-        others = [p for p in range(OTHERS_FROM, clean.shape[1]) if p not in self.location.positions]
-        return clean[:, others].mean(dim=(0, 1))[None, None]
+        counted = ~self.sinks.clone()
+        counted[:, : min(OTHERS_FROM, counted.shape[1] - 1)] = False
+        counted[:, [p for p in self.location.sink_positions if p < counted.shape[1]]] = False
+        if not counted.any():
+            counted = ~self.sinks
+        return clean[counted.to(clean.device)].mean(dim=0)[None, None]
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
         """Keep a site at a position: frozen at its clean value there, or at the mean over other positions."""
         values = {layer: self._value(x, position, mean) for layer, x in self.clean(site, layers=layers).items()}
-        return hold(site, values, positions=[position], label=f"hold {site} at {position}")
+        return freeze(site, values, positions=[position], label=f"{_VERB[mean]} {site} at {position}")
 
     def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool, label: str = "") -> Edits:
         """The same of chosen units of each layer."""
         clean, edits = self.clean(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(clean[layer], position, mean)
-            text = label or f"hold {len(units)} {site} at {position}"
-            edits.append(hold(site, {layer: value[..., units]}, positions=[position], units=units, label=text))
+            text = label or f"{_VERB[mean]} {len(units)} {site} at {position}"
+            edits.append(freeze(site, {layer: value[..., units]}, positions=[position], units=units, label=text))
         return tuple(edits)
 
     def keep_site(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Kept:
@@ -202,36 +266,86 @@ def setting_of(
     *,
     location: Location,
     config: TraceConfig,
-    position: int | None = None,
+    target_position: int | None = None,
     super_neurons: Mapping[int, Tensor] | None = None,
+    makers: Sequence[Part] = (),
+    chosen: Sequence[int] | None = None,
 ) -> Setting:
-    """The first few sequences of a batch, cut short, with their clean run (one pass of the bridge).
+    """A few sequences of a batch, cut short, with their clean run (one pass of the bridge).
+
+    They are spread evenly over the batch, unless they are ``chosen``.
 
     Raises:
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are
             too short to have one.
     """
-    length = location.position + config.cut_length
-    if position is not None:
-        length = max(length, position + _AFTER_POSITION)
-    few = shortened(tokens, sequences=config.cut_sequences, length=length)
+    length = location.sink_position + config.intervention_length
+    if target_position is not None:
+        length = max(length, target_position + _AFTER_POSITION)
+    some = tested(tokens.n_sequences, config=config) if chosen is None else chosen
+    few = shortened(picked(tokens, some), sequences=len(some), length=length)
     shortest = int(few.lengths.min())
     few = shortened(few, sequences=few.n_sequences, length=shortest)  # every sequence reaches every position
-    target = interior_position(few, location=location) if position is None else position
+    target = interior_position(few, location=location) if target_position is None else target_position
     check_interior(target, shortest=shortest)
-    if target == location.position:
+    if target == location.sink_position:
         raise InputError(f"position {target} is the sink already; need another one")
     return Setting(
         lens=lens,
         tokens=few,
         location=location,
         target_position=target,
-        baseline=run_with(lens, few, keys=(target, location.position), sites=("resid_post",)),
+        baseline=run_with(lens, few, positions=(target, location.sink_position), sites=("resid_post",)),
         segments=segments(location, n_layers=lens.n_layers),
         seed=config.seed,
         n_controls=config.controls,
+        sinks=sink_mask(lens, few, location=location, config=config),
+        threshold=config.threshold,
         super_neurons=super_neurons or {},
+        makers=tuple(makers),
     )
+
+
+def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
+    """The same setting; the neurons among the makers of the sink join the super neurons."""
+    masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}
+    for part in parts:
+        if part.kind == "neuron":
+            mask = masks.setdefault(part.layer, torch.zeros(setting.lens.d_mlp or 0, dtype=torch.bool))
+            mask[part.unit] = True
+    found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts))
+    found._clean.update(setting._clean)
+    return found
+
+
+def tested(n_sequences: int, *, config: TraceConfig) -> list[int]:
+    """The sequences on which interventions are made: spread evenly over the text."""
+    count = min(config.intervention_sequences, n_sequences)
+    return torch.linspace(0, n_sequences - 1, count).round().long().unique().tolist()
+
+
+def selected(n_sequences: int, *, config: TraceConfig) -> list[int]:
+    """The sequences on which parts are chosen, none of which is tested; all where none is left, and that is said."""
+    test = set(tested(n_sequences, config=config))
+    rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
+    index = torch.linspace(0, len(rest) - 1, min(_MOST_SELECTED, len(rest))).round().long().unique().tolist()
+    return [rest[place] for place in index]
+
+
+def picked(tokens: TokenBatch, sequences: Sequence[int]) -> TokenBatch:
+    """Some of the sequences."""
+    index = torch.tensor(list(sequences))
+    return dataclasses.replace(tokens, tokens=tokens.tokens[index], lengths=tokens.lengths[index])
+
+
+def sink_mask(
+    lens: LensModel, tokens: TokenBatch, *, location: Location, config: TraceConfig
+) -> Bool[Tensor, "batch position"]:
+    """Where each sequence has a sink: in half as many heads as the studied position has, and in 5% at least."""
+    reading = rate_by_key(config.threshold, shares=lens.family.sigmoid)
+    found = stream(lens, tokens, [reading], rows=sampled_rows(tokens.n_positions))
+    rate = found.stacked("rate_by_key").nan_to_num(0.0).mean(0)
+    return rate >= max(config.min_sink_rate, float(rate[:, location.sink_position].mean()) / 2)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
@@ -240,7 +354,7 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
         return "the attention of this bridge is delegated to Hugging Face, so that it cannot be edited"
     shortest = int(tokens.lengths.min())
     if shortest < _SHORTEST:
-        return f"the shortest sequence has {shortest} tokens, and cuts need {_SHORTEST}"
+        return f"the shortest sequence has {shortest} tokens, and interventions need {_SHORTEST}"
     return None
 
 
@@ -252,17 +366,17 @@ def check_interior(position: int, *, shortest: int) -> None:
     """
     if not 1 <= position < shortest - 1:
         raise InputError(
-            f"the interior position is {position}; need one from 1 to {shortest - 2}: tokens must come before and "
+            f"the target position is {position}; need one from 1 to {shortest - 2}: tokens must come before and "
             "after it"
         )
 
 
 def interior_position(tokens: TokenBatch, *, location: Location) -> int:
     """A third of the shortest sequence, or the next position that is no sink."""
-    place = max(1, int(tokens.lengths.min()) // 3)
-    while place in location.positions:
-        place += 1
-    return place
+    target = max(1, int(tokens.lengths.min()) // 3)
+    while target in location.sink_positions:
+        target += 1
+    return target
 
 
 def segments(location: Location, *, n_layers: int) -> tuple[Segment, ...]:
@@ -287,13 +401,13 @@ def random_dimensions(dims: Sequence[int], *, d_model: int, draws: int, generato
 def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
     """What is left of edits from a layer on."""
     kept = []
-    for edit in edits:
-        layers = tuple(layer for layer in edit.over(n_layers) if layer >= first)
+    for one in edits:
+        layers = tuple(layer for layer in one.over(n_layers) if layer >= first)
         if layers:
-            kept.append(dataclasses.replace(edit, layers=layers))
+            kept.append(dataclasses.replace(one, layers=layers))
     return kept
 
 
 def bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
     """The items under a progress bar."""
-    return tqdm(items, desc=label, unit="cut", disable=not progress, leave=False)
+    return tqdm(items, desc=label, unit="run", disable=not progress, leave=False)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measures.dimensions import massive_ratio, stable_range
-from ..schema import ANOTHER_PATH, NORM_ALONE
+from ..schema import ANOTHER_PATH, NORM_ALONE, QUESTIONS
 from ..stats import Interval, interval
 from .config import TraceConfig
 from .links import LINKS
@@ -25,6 +25,8 @@ from .placement import kind_of
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "dim"}
 _MARKS = {"holds": "+", "fails": "x", "undecided": "?", "not applicable": "-"}
+_VIEWS_DIFFER = 0.2
+"""The makers and the super neurons differ where they remove shares that differ by more than this."""
 _CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
 _KINDS = {
     "positional": "it comes at position 0 whatever token stands there, and BOS inside brings none",
@@ -36,7 +38,9 @@ _KINDS = {
 }
 
 
-def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig) -> pd.DataFrame:
+def summary_table(
+    panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, aligned: bool = False
+) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers = {str(name): column.to_numpy(dtype=float) for name, column in frames["layers"].items()}
@@ -52,15 +56,18 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
     found = (
         "" if location.sink_found else f"no position has a sink rate of {config.min_sink_rate:g}; this one is studied"
     )
-    add("sink_position", location.position, "position", found)
-    if len(location.positions) > 1:
-        others = ", ".join(str(position) for position in location.positions[1:])
+    add("sink_position", location.sink_position, "position", found)
+    if aligned:
+        note = "sinks stand at another position in each sequence; each was cut so that one stands here"
+        add("aligned_position", location.sink_position, "position", note)
+    if len(location.sink_positions) > 1:
+        others = ", ".join(str(position) for position in location.sink_positions[1:])
         add("other_sink_positions", others, "position")
     rate = interval(panel.sink_rate(config.threshold).numpy(), generator=rng)
     add("sink_rate", rate, "share of layers and heads", f"sink score over {config.threshold:g}, mean over sequences")
     add(
         "sink_mass",
-        interval(panel.at_key("sink_mass", location.position).nanmean(dim=(0, 2)).numpy(), generator=rng),
+        interval(panel.at_sink("sink_mass", location.sink_position).nanmean(dim=(0, 2)).numpy(), generator=rng),
         "mass",
     )
     mass = torch.tensor(layers["sink_score"])
@@ -106,7 +113,7 @@ def summary_table(panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: T
     )
     add("loss", interval(panel["loss"][0].numpy(), generator=rng), "nats")
     nothing = {"ci_low": np.nan, "ci_high": np.nan}
-    return pd.DataFrame([*rows, *(nothing | row for row in causal_rows(frames))])
+    return pd.DataFrame([*rows, *(nothing | row for row in [*maker_rows(frames), *causal_rows(frames)])])
 
 
 def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, location: Location) -> RenderableType:
@@ -115,10 +122,12 @@ def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, loca
     parts: list[RenderableType] = [_headline(values, frames, config=config, location=location)]
     if len(frames["growth_steps"]):
         parts.append(_steps(frames))
-    parts.append(_links(frames["links"], effects=frames.get("effects"), sink_position=location.position))
+    if len(frames.get("maker_sets", ())):
+        parts += [makers_table(frames["maker_sets"]), Text(views_text(frames).capitalize())]
+    parts.append(_links(frames["links"], effects=frames.get("effects"), sink_position=location.sink_position))
     parts += causal_parts(frames)
     if len(frames["arms"]) > 1:
-        parts.append(_arms(frames["arms"]))
+        parts.append(_conditions(frames["arms"]))
     return Group(*parts)
 
 
@@ -129,13 +138,15 @@ def _headline(
     text = Text()
     text.append(f"{config.model}", style="bold")
     if location.sink_found:
-        text.append(f": attention sink at position {location.position}\n")
+        text.append(f": attention sink at position {location.sink_position}\n")
     elif np.isnan(float(rate["value"])):
         text.append(
             ": the sequences, or the attention's windows, are too short to tell of a sink (8 tokens are needed)\n"
         )
     else:
-        text.append(f": no attention sink was found, so no link is judged; position {location.position} is studied\n")
+        text.append(
+            f": no attention sink was found, so no link is judged; position {location.sink_position} is studied\n"
+        )
     text.append(
         f"  sink rate at {config.threshold:g}: {float(rate['value']):.1%} of layers and heads"
         f" ({float(rate['ci_low']):.1%} to {float(rate['ci_high']):.1%})\n"
@@ -165,7 +176,7 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
     supers.sort(key=lambda row: row["contribution_share"], reverse=True)
     for step in _rows(frames["growth_steps"]):
         first, last = step["first_layer"], step["last_layer"]
-        of_step = [r for r in supers if first <= r["layer"] <= last and r["position"] == step["position"]]
+        of_step = [r for r in supers if first <= r["layer"] <= last and r["sink_position"] == step["sink_position"]]
         named = [f"{row['layer']}.{row['neuron']} ({row['contribution_share']:.0%})" for row in of_step[:8]]
         more = f", {len(of_step) - 8} more" if len(of_step) > 8 else ""
         table.add_row(
@@ -179,7 +190,8 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
 
 def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: int) -> Table:
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
-    table = Table(title="Links of the chain, each with a 95% interval over sequences", title_justify="left")
+    moved = "; floors not calibrated" if "not calibrated" in set(links["floors"]) else ""
+    table = Table(title=f"Links of the chain, each with a 95% interval over sequences{moved}", title_justify="left")
     table.add_column("link", no_wrap=True)
     table.add_column("measured, its nulls, and what it must pass")
     table.add_column("verdict", no_wrap=True)
@@ -197,6 +209,8 @@ def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: 
         evidence.append("".join(f"{null}\n" for null in [", ".join(nulls)] if null))
         if link in intervened:
             evidence.append(f"{intervention_text(intervened[link], sink_position=sink_position)}\n")
+        if "present" in first:
+            evidence.append(f"{answers_text(first)}\n", style="bold")
         if verdict == "not applicable":
             evidence.append(f"measured: {first['measured']}\n")
         evidence.append(str(first["criterion"]), style="dim")
@@ -205,14 +219,22 @@ def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: 
     return table
 
 
-def _arms(arms: pd.DataFrame) -> Table:
+def _conditions(conditions: pd.DataFrame) -> Table:
     table = Table(title="With and without BOS", title_justify="left")
-    for name in ("arm", "position", "sink rate", "S2 ratio", "outlier dimensions", "growth steps", "loss (nats)"):
+    for name in (
+        "condition",
+        "sink position",
+        "sink rate",
+        "S2 ratio",
+        "outlier dimensions",
+        "growth steps",
+        "loss (nats)",
+    ):
         table.add_column(name)
-    for row in _rows(arms):
+    for row in _rows(conditions):
         table.add_row(
-            f"{row['arm']}{' (traced)' if row['chosen'] else ''}",
-            str(row["position"]),
+            f"{row['condition']}{' (traced)' if row['chosen'] else ''}",
+            str(row["sink_position"]),
             f"{row['sink_rate']:.1%}",
             f"{row['s2_ratio']:.2f}",
             row["outlier_dimensions"] or "none",
@@ -230,8 +252,8 @@ def causal_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": _KINDS[kind]}]
     for row in effects.query("edit == 'isolation'").to_dict("records"):
         note = f"attention to position {row['position']} in layers {row['read_layers']} when it is isolated in all"
-        rows.append({"quantity": "isolated_mass", "value": row["sink_mass_new"], "unit": "mass", "note": note})
-        note = f"old sink {row['baseline_mass_old']:.3f} -> {row['sink_mass_old']:.3f}"
+        rows.append({"quantity": "isolated_mass", "value": row["target_mass"], "unit": "mass", "note": note})
+        note = f"sink position {row['baseline_sink_mass']:.3f} -> {row['sink_mass']:.3f}"
         rows.append({"quantity": "isolation_outcome", "value": row["outcome"], "unit": "", "note": note})
     curve = frames["amplification"]
     for centre in dict.fromkeys(curve["centre"]):
@@ -241,8 +263,8 @@ def causal_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
             note += "; the norm-only control"
         rows.append({"quantity": f"amplified_times_{centre}", "value": top["times"], "unit": "ratio", "note": note})
     for row in frames["mediation"].to_dict("records"):
-        note = f"of {row['intervention']}, layers {row['layers_from']} to {row['layers_to']}, {row['hold']} held"
-        name = f"survives_{row['intervention']}_{row['hold']}_step_{row['step']}"
+        note = f"of {row['intervention']}, layers {row['layers_from']} to {row['layers_to']}, {row['frozen']} frozen"
+        name = f"survives_{row['intervention']}_{row['frozen']}_step_{row['step']}"
         rows.append({"quantity": name, "value": row["surviving_share"], "unit": "share", "note": note})
     return rows
 
@@ -260,6 +282,70 @@ def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
     ]
 
 
+def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
+    """Rows of ``summary.csv`` about the makers of the sink; none where none were looked for."""
+    table = frames.get("maker_sets")
+    if table is None or not len(table):
+        return []
+    rows: list[dict[str, object]] = []
+    for row in table.loc[table["control_of"] == ""].to_dict("records"):
+        control = "" if np.isnan(row["control_largest"]) else f", random sets at most {row['control_largest']:.0%}"
+        note = f"of the {row['target']}, by ablating {row['size']}: {_first(row['parts'])}; loss "
+        note += f"{row['baseline_loss_nats']:.2f} to {row['loss_nats']:.2f} nats{control}"
+        name = f"makers_{row['set'].replace(' ', '_')}"
+        ends = {"ci_low": row["ci_low"], "ci_high": row["ci_high"]}
+        rows.append({"quantity": name, "value": row["removed"], "unit": "share", "note": note} | ends)
+    rows.append({"quantity": "makers_beside_super_neurons", "value": views_text(frames), "unit": "", "note": ""})
+    return rows
+
+
+def _first(parts: str, most: int = 8) -> str:
+    names = parts.split(", ")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def answers_text(row: Mapping[Any, Any]) -> str:
+    """The three answers about a link as a line."""
+    return ", ".join(f"{name.replace('_', ' ')}: {row[name]}" for name in QUESTIONS)
+
+
+def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
+    """Whether the parts that remove the sink and the super neurons by contribution are the same, in words."""
+    sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
+    if "all makers" not in sets.index:
+        return "no set of parts that write to this position removes half of it: what makes it was not found"
+    made = set(sets.loc["all makers", "parts"].split(", "))
+    supers = set(sets.loc["super neurons", "parts"].split(", ")) if "super neurons" in sets.index else set()
+    own, target = float(sets.loc["all makers", "removed"]), sets.loc["all makers", "target"]
+    if not supers:
+        return f"there are no super neurons by contribution; the makers remove {own:.0%} of the {target}"
+    theirs = float(sets.loc["super neurons", "removed"])
+    both = len(made & supers)
+    text = f"{both} of {len(made)} makers are among the {len(supers)} super neurons by contribution; the makers remove"
+    text += f" {own:.0%} of the {target}, the super neurons {theirs:.0%}"
+    if abs(own - theirs) > _VIEWS_DIFFER:
+        text += ": the two views differ, and ablating is the one to believe"
+    return text
+
+
+def makers_table(sets: pd.DataFrame) -> Table:
+    """The sets of makers for the terminal."""
+    target = sets["target"].iloc[0]
+    table = Table(title=f"Makers of the {target}: sets that were ablated at its position", title_justify="left")
+    for name in ("set", "parts (layer.neuron)", "removed (95%)", "random sets, at most", "loss (nats)"):
+        table.add_column(name)
+    for row in _rows(sets.loc[sets["control_of"] == ""]):
+        control = "-" if np.isnan(row["control_largest"]) else f"{row['control_largest']:.0%} of {row['n_controls']}"
+        table.add_row(
+            f"{row['set']} ({row['size']})",
+            _first(str(row["parts"])),
+            f"{row['removed']:.0%} ({row['ci_low']:.0%} to {row['ci_high']:.0%})",
+            control,
+            f"{row['baseline_loss_nats']:.2f} -> {row['loss_nats']:.2f}",
+        )
+    return table
+
+
 def curve_text(curve: pd.DataFrame) -> str:
     """The most that each centre brings, over no edit, and whether the norm alone brings attention too."""
     tops: dict[str, float] = {}
@@ -274,23 +360,26 @@ def curve_text(curve: pd.DataFrame) -> str:
 
 def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
     """One intervention as a line: what it made or removed of the sink, its interval, its controls."""
-    elsewhere = row["position"] != sink_position
-    did = "makes" if elsewhere and row["sink_mass_new"] > row["baseline_mass_new"] else "removes"
-    control = "" if np.isnan(row["control_share"]) else f", controls {row['control_share']:.2g}"
+    inside = row["position"] != sink_position
+    did = "makes" if inside and row["target_mass"] > row["baseline_target_mass"] else "removes"
+    largest = row.get("control_largest", np.nan)
+    control = "" if np.isnan(largest) else f", {row['n_controls']} controls at most {largest:.2g}"
     low, high = row["ci_low"], row["ci_high"]
-    return f"cut: {row['edit']} {did} {row['share']:.0%} of the sink ({low:.0%} to {high:.0%}){control}"
+    return f"intervention: {row['edit']} {did} {row['share']:.0%} of the sink ({low:.0%} to {high:.0%}){control}"
 
 
 def _matrix(table: pd.DataFrame) -> Table:
-    shown = Table(title="Share of the sink that survives while a link is held (random holds)", title_justify="left")
+    shown = Table(
+        title="Share of the sink that survives while a link is frozen (random controls)", title_justify="left"
+    )
     shown.add_column("sink by")
     shown.add_column("layers")
-    holds = dict.fromkeys([*(link.freeze.name for link in LINKS if link.freeze is not None), *table["hold"]])
-    for hold in holds:
-        shown.add_column(hold, justify="right")
+    names = dict.fromkeys([*(link.freeze.name for link in LINKS if link.freeze is not None), *table["frozen"]])
+    for name in names:
+        shown.add_column(name, justify="right")
     for _, part in table.groupby(["intervention", "step"], sort=False):
-        of_hold = {row["hold"]: row for row in part.to_dict("records")}
-        cells = [_cell(of_hold[hold]) if hold in of_hold else "-" for hold in holds]
+        by_name = {row["frozen"]: row for row in part.to_dict("records")}
+        cells = [_cell(by_name[name]) if name in by_name else "-" for name in names]
         first = part.iloc[0]
         after = "" if first["step"] == -1 else f" (step {first['step']})"
         shown.add_row(str(first["intervention"]), f"{first['layers_from']}-{first['layers_to']}{after}", *cells)
@@ -310,13 +399,13 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
     words = {one.name: one.words for one in (link.freeze for link in LINKS) if one is not None}
     checks = {one.name for one in (link.freeze for link in LINKS) if one is not None and one.is_check}
     lines = []
-    for hold in dict.fromkeys([*words, *table["hold"]]):
-        leaving = table.loc[(table["hold"] == hold) & (table["surviving_share"] > ANOTHER_PATH)]
-        if hold not in checks and len(leaving):
+    for name in dict.fromkeys([*words, *table["frozen"]]):
+        leaving = table.loc[(table["frozen"] == name) & (table["surviving_share"] > ANOTHER_PATH)]
+        if name not in checks and len(leaving):
             where = ", ".join(f"{row['intervention']} step {row['step']}" for row in leaving.to_dict("records"))
-            beside = words.get(hold, hold)
+            beside = words.get(name, name)
             lines.append(f"another path exists beside {beside}: most of the sink survives ({where})")
-    return "\n".join(lines) or "no other path: every hold takes most of the sink away"
+    return "\n".join(lines) or "no other path: every freeze takes most of the sink away"
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[Hashable, Any]]:

@@ -1,5 +1,7 @@
 """The tables of a trace: from a panel to tidy data frames with the run folder's columns."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 import torch
@@ -9,9 +11,8 @@ from ..measures import dimensions, locking, outputs
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from .config import TraceConfig
-from .links.dimension_key import KEY_COSINES, LOGIT_PARTS
-from .links.key_sink import ADVANTAGES
-from .locate import Location, outliers_of
+from .links.link import Link
+from .locate import Location, outliers_of, writing_layers
 from .measure import Panel
 from .readings import SITES_BY_POSITION
 
@@ -24,16 +25,16 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
     index = pd.MultiIndex.from_product([range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"])
     of_key = ("sink_mass", "key_rank", "value_norm_ratio", "positive_share")
     of_head = ("entropy", "gini", "null_mass", "stable_rank")
-    for position in panel.location.positions:
-        score = panel.at_key("sink_score", position)
+    for position in panel.location.sink_positions:
+        score = panel.at_sink("sink_score", position)
         over = (score > threshold).float().masked_fill(score.isnan(), torch.nan)
         columns = {"sink_score": score.nanmean(1), "sink_rate": over.nanmean(1)}
-        columns |= {name: panel.at_key(name, position).nanmean(1) for name in of_key}
+        columns |= {name: panel.at_sink(name, position).nanmean(1) for name in of_key}
         columns |= {name: panel[name].nanmean(1) for name in of_head}
         columns["qk_alignment"] = _alignment(lens, panel.location)
         frame = pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()}, index=index)
         frame = frame.reset_index()
-        frame.insert(2, "position", position)
+        frame.insert(2, "sink_position", position)
         is_sink = frame["sink_score"] > threshold
         pairs = zip(frame["value_norm_ratio"], is_sink, strict=True)
         frame["label"] = [outputs.label(float(ratio), is_sink=bool(sink)) for ratio, sink in pairs]
@@ -80,12 +81,12 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
     """The strongest dimensions of each sink token after each layer, and which of them are outliers."""
     rows = []
     for layer, state in enumerate(panel["state"]):
-        for position in panel.location.positions:
-            at_key = state[:, panel.keys.index(position)]
-            values = at_key.double()
-            ratio = float(dimensions.dominance_ratio(at_key).mean())
+        for position in panel.location.sink_positions:
+            at_sink = state[:, panel.sink_positions.index(position)]
+            values = at_sink.double()
+            ratio = float(dimensions.dominance_ratio(at_sink).mean())
             outliers = outliers_of(
-                at_key,
+                at_sink,
                 dominance_threshold=config.dominance_threshold,
                 energy_frac=config.energy_frac,
                 max_outliers=config.max_outliers,
@@ -96,21 +97,45 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
                 rows.append(
                     (layer, position, dimension, float(values[:, dimension].mean()), ratio, dimension in outliers)
                 )
-    columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
+    columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     return pd.DataFrame(rows, columns=columns).astype({"is_outlier": bool})
 
 
-def key_table(panel: Panel) -> pd.DataFrame:
+def writing_table(panel: Panel) -> pd.DataFrame:
+    """How each outlier dimension of the studied token changes in every layer, and in which layers it is written."""
+    outliers = panel.location.outliers
+    dims = sorted({one for found in outliers.values() for one in found})
+    columns = ["dimension", "layer", "value", "change", "share", "is_outlier", "writes"]
+    if not dims:
+        return pd.DataFrame(columns=columns).astype({"is_outlier": bool, "writes": bool})
+    values = panel.states().double().mean(1)[:, dims]
+    dominant = torch.tensor([[one in outliers.get(layer, ()) for one in dims] for layer in range(len(values) - 1)])
+    writes, largest = writing_layers(values, dominant=dominant), values.abs().max(0).values
+    rows = []
+    for place, dimension in enumerate(dims):
+        at_start = float(values[0, place])
+        share = abs(at_start) / float(largest[place])
+        outlier = dimension in outliers.get(-1, ())
+        rows.append((dimension, -1, at_start, at_start, share, outlier, outlier))
+        for layer in range(len(values) - 1):
+            change = float(values[layer + 1, place] - values[layer, place])
+            grown = float(values[layer + 1, place].abs() - values[layer, place].abs())
+            share, written = grown / float(largest[place]), bool(writes[layer, place])
+            after = float(values[layer + 1, place])
+            rows.append((dimension, layer, after, change, share, bool(dominant[layer, place]), written))
+    return pd.DataFrame(rows, columns=columns)
+
+
+def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
     """One row a layer that outlier dimensions enter: what makes the studied key there, and its logit (means).
 
     ``dimension``, ``rest`` and ``bias`` are parts of the logit that later queries give the key, before the softmax;
     ``random_dimensions`` is what as many random dimensions make of it. Parts are missing where the key is turned.
     """
     frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
-    for name, parts in (("key_cosine", KEY_COSINES), ("logit_split", LOGIT_PARTS), ("logit_advantage", ADVANTAGES)):
-        prefix = "" if name == "logit_split" else f"{name}_"
+    for name, parts in (shown for link in links for shown in link.parts.items()):
         values = panel[name].nanmean((1, 2)).numpy() if name in panel else np.empty((0, len(parts)))
-        columns = pd.DataFrame(values, columns=[f"{prefix}{part}" for part in parts])
+        columns = pd.DataFrame(values, columns=list(parts))
         columns.insert(0, "layer", panel.layers(name) if name in panel else [])
         frame = frame.merge(columns.astype({"layer": "int64"}), on="layer", how="outer")
     return frame
@@ -120,7 +145,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
     """One row a layer for the studied position: sink, norm, dominance, massive activation, effective rank, law."""
     location = panel.location
     states = panel.states()[1:]
-    score, mass = (panel.at_key(name, location.position) for name in ("sink_score", "sink_mass"))
+    score, mass = (panel.at_sink(name, location.sink_position) for name in ("sink_score", "sink_mass"))
     ratio, rank = panel.norm_ratio().nanmean(1)[1:], panel["effective_rank"].nanmean(1)
     norm = states.norm(dim=-1).mean(1)
     strongest = states.double().square().mean(1).argmax(-1)
@@ -130,7 +155,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
         rows.append(
             {
                 "layer": layer,
-                "position": location.position,
+                "sink_position": location.sink_position,
                 "sink_score": float(score[layer].nanmean()),
                 "sink_mass": float(mass[layer].nanmean()),
                 "norm": float(norm[layer]),
@@ -147,7 +172,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
                 "effective_rank": float(rank[layer, 0]),
                 "effective_rank_without": float(rank[layer, 1]),
                 "value_std": float(panel["value_std"][layer].nanmean()),
-                "z_std": float(panel["std:z"][layer][:, panel.positions == location.position].nanmean()),
+                "z_std": float(panel["std:z"][layer][:, panel.positions == location.sink_position].nanmean()),
             }
         )
     return pd.DataFrame(rows)
@@ -184,17 +209,17 @@ def step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
             "last_layer": step.last_layer,
             "ratio_before": step.ratio_before,
             "ratio_after": step.ratio_after,
-            "position": panel.location.position,
+            "sink_position": panel.location.sink_position,
             "outlier_dimension": step.dimension,
             "split_error": max((errors[layer] for layer in step.layers if layer in errors), default=float("nan")),
         }
         for index, step in enumerate(panel.location.steps)
     ]
-    columns = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "position", "outlier_dimension"]
+    columns = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension"]
     return pd.DataFrame(rows, columns=[*columns, "split_error"])
 
 
-def arm_row(panel: Panel, *, arm: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
+def condition_row(panel: Panel, *, condition: str, chosen: bool, config: TraceConfig) -> dict[str, object]:
     """One row of ``arms.parquet``: sink rate, S2 ratio of the layers that feed the growth, outlier dimensions, loss."""
     location = panel.location
     feeding = list(location.feeding(len(panel["state"])))
@@ -203,9 +228,9 @@ def arm_row(panel: Panel, *, arm: str, chosen: bool, config: TraceConfig) -> dic
         for dimension in dims:
             by_count[dimension] = by_count.get(dimension, 0) + 1
     return {
-        "arm": arm,
+        "condition": condition,
         "chosen": chosen,
-        "position": location.position,
+        "sink_position": location.sink_position,
         "sink_rate": float(panel.sink_rate(config.threshold).nanmean()),
         "s2_ratio": float(panel.std_ratio("z")[feeding].nanmean()),
         "outlier_dimensions": ",".join(str(d) for d in sorted(by_count, key=lambda d: -by_count[d])),

@@ -1,7 +1,7 @@
 """``trace``: the chain of one model on one token batch, from value aggregation to the sink, with its verdicts.
 
-Scout where the sink is; measure every layer in one pass; measure the other BOS arm and the randomly
-initialised twin; give each link a value, an interval, nulls and a verdict; write the run folder.
+Scout where the sink is; measure every layer in one pass; measure the other BOS condition and the
+random-init baseline; give each link a value, an interval, nulls and a verdict; write the run folder.
 """
 
 import dataclasses
@@ -21,25 +21,26 @@ from transformers import PreTrainedModel
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
 from ..activations.record import capture
-from ..configuration import with_fields
+from ..configuration import check_known, with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..edits.amplification import CentringMeans
 from ..errors import InputError, UndrawnError
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
-from ..models.load import ModelLike, as_lens, random_twin
-from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
+from ..models.load import ModelLike, as_lens, random_init
+from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
+from ..renamed import renamed_fields
 from . import summary, tables
-from .config import TraceConfig
+from .config import EVERY_INTERVENTION, TraceConfig
 from .estimate import estimate
 from .evidence import gather
-from .inputs import other_arm, provenance
+from .inputs import aligned, other_condition, provenance
 from .interventions import TABLES, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
 from .links.link import Link
 from .locate import Location, location_from
-from .measure import ARM_READINGS, MakesReadings, Panel, aimed, measure, scout, shortened
+from .measure import CONDITION_READINGS, MakesReadings, Panel, aimed, measure, scout, shortened
 from .neurons import column_table, criteria_agreement, neuron_table, selectivity_table, super_neurons
 from .setting import check_interior, why_no_interventions
 
@@ -56,6 +57,7 @@ FILES = (
     "layers",
     "law",
     "dimensions",
+    "writing",
     "growth_steps",
     "neurons",
     "selectivity",
@@ -68,13 +70,14 @@ FILES = (
     "summary",
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
-again, and ``location.json``; with the twin also ``twin_heads`` and ``twin_links``, with interventions also those of
-``interventions.TABLES``."""
+again, and ``location.json``; with the random-init baseline also ``twin_heads`` and ``twin_links``, with interventions
+also those of ``interventions.TABLES``."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A finished trace; everything in it also lies in its run folder."""
@@ -82,30 +85,29 @@ class Trace:
     folder: Path
     config: TraceConfig
     location: Location
-    frames: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
+    tables: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
     """The run's tables by name, such as ``links``, ``neurons`` and ``heads``."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the links of the chain."""
+        return self.tables["links"]
 
     @property
     def links(self) -> pd.DataFrame:
         """One row per (link, statistic, null)."""
-        return self.frames["links"]
+        return self.tables["links"]
 
     @property
     def super_neurons(self) -> pd.DataFrame:
         """The super neurons, the strongest first."""
-        supers = self.frames["neurons"].query("is_super")
+        supers = self.tables["neurons"].query("is_super")
         return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
 
     @property
     def report_path(self) -> Path:
         """Where the report is, one self-contained HTML file, once it is drawn."""
         return self.folder / PAGE_FILE
-
-    @property
-    def finding(self) -> Location:
-        """The name of ``location`` in 0.1."""
-        warnings.warn("Trace.finding is now Trace.location", FutureWarning, stacklevel=2)
-        return self.location
 
     def report(self) -> Path:
         """Draw the report again from the run folder; its path."""
@@ -116,7 +118,7 @@ class Trace:
 
     def table(self) -> "RenderableType":
         """The result as a person reads it, for ``rich``."""
-        return summary.short_table(self.frames, config=self.config, location=self.location)
+        return summary.short_table(self.tables, config=self.config, location=self.location)
 
 
 def trace(
@@ -136,11 +138,11 @@ def trace(
     Args:
         model: what ``load`` takes, a ``LensModel``, or a configuration, which names its model.
         config: what to ask of a model in memory; of the configuration's model, device and type only the record is kept.
-        tokens: sequences to use instead of those that the configuration describes; no other BOS arm is read then. A
-            text is the configuration's field: "random".
+        tokens: sequences to use instead of those that the configuration describes; no other BOS condition is read then.
+            A text is the configuration's field: "random".
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
-            what is finished of the other arm and the twin is not measured again. Of one that is finished and lacks
-            its page, the page is drawn.
+            what is finished of the other condition and the baseline is not measured again. Of one that is finished and
+            lacks its page, the page is drawn.
         overwrite: replace the run that the folder holds.
         progress: show bars.
         report: draw the report at the end.
@@ -158,13 +160,14 @@ def trace(
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
-    other = None if tokens is not None else other_arm(lens, batch, config=config)
+    other = None if tokens is not None else other_condition(lens, batch, config=config)
     check_tokens(lens, batch)
-    if config.cuts and config.position is not None:
-        check_interior(config.position, shortest=int(batch.lengths.min()))
-    why_not = why_no_interventions(lens, batch) if config.cuts else None
+    check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
+    if config.interventions and config.target_position is not None:
+        check_interior(config.target_position, shortest=int(batch.lengths.min()))
+    why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
-        warnings.warn(f"nothing is cut: {why_not}; links are judged by what is measured alone", stacklevel=2)
+        warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
     folder = Path(out) if out is not None else default_folder(lens.name)
     try:
         writer = create_run(
@@ -173,8 +176,8 @@ def trace(
             config=dataclasses.asdict(config),
             provenance=provenance(lens, batch, config=config, kernel=kernel) | {"links": [link.name for link in links]},
             expects=FILES
-            + (("twin_heads", "twin_links") if config.twin else ())
-            + (tuple(TABLES) if config.cuts else ()),
+            + (("twin_heads", "twin_links") if config.random_init else ())
+            + (tuple(TABLES) if config.interventions else ()),
             overwrite=overwrite,
         )
     except UndrawnError:
@@ -185,7 +188,7 @@ def trace(
         with writer:
             frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other, links=links)
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
-        result = Trace(folder=folder, config=config, location=panel.location, frames=frames)
+        result = Trace(folder=folder, config=config, location=panel.location, tables=frames)
     if report:
         result.report()
     return result
@@ -194,7 +197,7 @@ def trace(
 def _finished(folder: Path, *, config: TraceConfig) -> Trace:
     """The trace in a folder that lacks nothing but its page."""
     location = location_from((folder / _LOCATION_FILE).read_text("utf-8"))
-    return Trace(folder=folder, config=config, location=location, frames=dict(read_run(folder).tables))
+    return Trace(folder=folder, config=config, location=location, tables=dict(read_run(folder).tables))
 
 
 def _config_of(
@@ -227,35 +230,41 @@ def _run(
 
     def once(name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         if writer.has(name):
-            frames[name] = pd.read_parquet(writer.folder / f"{name}.parquet")
+            frames[name] = read_table(writer.folder / f"{name}.parquet", kind="trace")
         else:
             keep(name, make())
         return frames[name]
 
-    keep("tokens", decode_tokens(batch, lens.tokenizer))
     keep("chain", chain_table(links))
     panel = aimed(lens, batch, config=config, own=own, progress=progress)
+    at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
+    moved = aligned(batch, panel["rate_by_key"], **at)
+    if moved is not None:
+        batch, other = moved, None
+        panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
+    keep("tokens", decode_tokens(batch, lens.tokenizer))
     evidence = gather(lens, panel, config=config)
-    errors = {split.layer: split.error for split in evidence.splits if split.position == panel.location.position}
+    errors = {split.layer: split.error for split in evidence.splits if split.position == panel.location.sink_position}
     keep("heads", tables.head_table(lens, panel, threshold=config.threshold))
     keep("positions", tables.position_table(panel))
     keep("layers", tables.layer_table(panel))
     keep("law", tables.law_table(panel))
     keep("dimensions", tables.dimension_table(panel, config=config))
+    keep("writing", tables.writing_table(panel))
     keep("growth_steps", tables.step_table(panel, errors))
     keep("neurons", neuron_table(lens, panel, evidence.splits))
     keep("selectivity", selectivity_table(lens, panel, evidence.splits))
     keep("columns", column_table(lens, evidence.splits))
     keep("criteria", criteria_agreement(frames["neurons"]))
-    keep("key_split", tables.key_table(panel))
+    keep("key_split", tables.key_table(panel, links=links))
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
-    once("arms", lambda: _arms(lens, panel, batch, config=config, progress=progress, other=other))
-    if config.twin:
-        measured = functools.cache(lambda: _twin(lens, panel, batch, config=config, own=own, progress=progress))
+    once("arms", lambda: _conditions(lens, panel, batch, config=config, progress=progress, other=other))
+    if config.random_init:
+        measured = functools.cache(lambda: _baseline(lens, panel, batch, config=config, own=own, progress=progress))
         once("twin_heads", lambda: tables.head_table(*measured(), threshold=config.threshold))
         once("twin_links", lambda: link_values(gather(*measured(), config=config), links=links))
-    if config.cuts:
-        supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_keys")}
+    if config.interventions:
+        supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
         causal_tables(
             lens,
             batch,
@@ -268,9 +277,9 @@ def _run(
             links=links,
             progress=progress,
         )
-    nulls = {"twin": frames.get("twin_links"), "effects": frames.get("effects")}
+    nulls = {"random_init": frames.get("twin_links"), "effects": frames.get("effects")}
     keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    frames["summary"] = summary.summary_table(panel, frames, config=config)
+    frames["summary"] = summary.summary_table(panel, frames, config=config, aligned=moved is not None)
     writer.write_csv("summary", frames["summary"])
     return frames, panel
 
@@ -279,23 +288,23 @@ def _arrays(means: CentringMeans) -> dict[str, np.ndarray]:
     return {name: tensor.cpu().numpy() for name, tensor in means.tensors().items()}
 
 
-def _arms(
+def _conditions(
     lens: LensModel, panel: Panel, batch: TokenBatch, *, config: TraceConfig, progress: bool, other: TokenBatch | None
 ) -> pd.DataFrame:
-    """The chosen BOS arm, and the other one where there is one."""
+    """The chosen BOS condition, and the other one where there is one."""
 
-    def name(arm: TokenBatch) -> str:
-        return "with" if arm.bos else "without"
+    def name(condition: TokenBatch) -> str:
+        return "with" if condition.bos else "without"
 
-    rows = [tables.arm_row(panel, arm=name(batch), chosen=True, config=config)]
+    rows = [tables.condition_row(panel, condition=name(batch), chosen=True, config=config)]
     if other is not None:
         label = f"{name(other)} BOS"
-        of_other = aimed(lens, other, config=config, progress=progress, label=label, only=ARM_READINGS)
-        rows.append(tables.arm_row(of_other, arm=name(other), chosen=False, config=config))
+        of_other = aimed(lens, other, config=config, progress=progress, label=label, only=CONDITION_READINGS)
+        rows.append(tables.condition_row(of_other, condition=name(other), chosen=False, config=config))
     return pd.DataFrame(rows)
 
 
-def _twin(
+def _baseline(
     lens: LensModel,
     panel: Panel,
     batch: TokenBatch,
@@ -304,13 +313,13 @@ def _twin(
     own: Sequence[MakesReadings],
     progress: bool,
 ) -> tuple[LensModel, Panel]:
-    """The random twin, looked at in the same place: same position and layers, its own strongest dimensions there."""
-    twin, found = random_twin(lens, seed=config.seed), panel.location
+    """The random-init baseline, read at the same position and layers, with its own strongest dimensions there."""
+    untrained, found = random_init(lens, seed=config.seed), panel.location
     spans = tuple((step.first_layer, step.last_layer) for step in found.steps)
-    aim = scout(twin, batch, config=config, position=found.position, forced=spans)
+    aim = scout(untrained, batch, config=config, position=found.sink_position, forced=spans)
     aim = dataclasses.replace(aim, outliers={layer: aim.outliers[layer] for layer in found.outliers})
-    at = {"plan": aim.plan(twin.n_layers), "forced": spans, "own": own}
-    return twin, measure(twin, batch, config=config, progress=progress, label="random twin", **at)
+    at = {"plan": aim.plan(untrained.n_layers), "forced": spans, "own": own}
+    return untrained, measure(untrained, batch, config=config, progress=progress, label="random-init baseline", **at)
 
 
 def _patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:

@@ -1,12 +1,13 @@
 """``sink-lens compare``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..schema import SINK_THRESHOLD
+from ..training.config import CompareConfig
 from .console import app, console, reported, say
+from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,37 +24,20 @@ sink-lens compare runs/lr-* --by lr --baseline 0.001  [dim]any field of the conf
 
 
 @app.command(epilog=_EXAMPLES)
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs of sink-lens train.", metavar="RUN...")],
-    by: Annotated[
-        str | None,
-        typer.Option(help="What the arms differ in. Default: the one field that differs.", metavar="FIELD[,FIELD]"),
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="The arm to compare with. Default: softmax, no norm.", metavar="VALUE")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the comparison. Default: runs/compare-DATE-TIME.", metavar="DIR")
-    ] = None,
-    threshold: Annotated[float, typer.Option(help="Sink score from which a head has a sink.")] = SINK_THRESHOLD,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.", metavar="N", min=0)] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the comparison that DIR holds.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No tables: only the sentences.")] = False,
-) -> None:
+@configured(CompareConfig)
+def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Compare training runs, seed by seed: who is ahead, how sure, and what became of the sink.
 
-    All runs must have the same data in the same order; arms differ in one thing, and have the same seeds.
+    All runs must have the same data in the same order; variants differ in one thing, and have the same seeds.
     """
     from datetime import datetime
-
-    import numpy as np
 
     from ..training.comparison import compare as made
     from ..training.comparison import write
 
-    found = made(runs, generator=np.random.default_rng(seed), by=by, baseline=baseline, threshold=threshold)
+    found = made(config)
     folder = Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}" if out is None else out
-    write(found, folder, threshold=threshold, seed=seed, overwrite=overwrite)
+    write(found, folder, overwrite=overwrite)
     if not quiet:
         console().print(_losses(found))
         if "measures" in found.tables:
@@ -77,23 +61,23 @@ def _losses(found: "Comparison") -> "Table":
     from ..text import short
 
     table = Table(title="final losses, nats", title_justify="left", box=None, pad_edge=False)
-    for name in ("curve", "arm"):
+    for name in ("curve", "variant"):
         table.add_column(name, no_wrap=True)
     for name in ("seed", "loss", "difference", "reaches the baseline's end after", "times as fast"):
         table.add_column(name, justify="right")
     for row in found.tables["finals"].to_dict("records"):
-        is_base = row["arm"] == found.baseline
+        is_base = row["variant"] == found.baseline
         at, ratio = float(row["reached"]), float(row["acceleration"])
         never = math.isnan(at)
         when = "" if is_base else "not reached" if never else f"{short(at)} tokens"
         speed = "" if is_base or never else f"{ratio:.2f}"
         gap = "" if is_base else f"{row['difference']:+.4f}"
-        table.add_row(str(row["curve"]), str(row["arm"]), str(row["seed"]), f"{row['loss']:.4f}", gap, when, speed)
+        table.add_row(str(row["curve"]), str(row["variant"]), str(row["seed"]), f"{row['loss']:.4f}", gap, when, speed)
     return table
 
 
 def _sides(found: "Comparison") -> "Table":
-    """A measure a row, an arm a column, with intervals over seeds."""
+    """A measure a row, a variant a column, with intervals over seeds."""
     from rich.table import Table
 
     from ..text import interval, number
@@ -103,17 +87,17 @@ def _sides(found: "Comparison") -> "Table":
         title=f"step {rows[0]['step']}, mean over seeds [95%]", title_justify="left", box=None, pad_edge=False
     )
     table.add_column("measure", no_wrap=True)
-    for arm in found.arms.runs:
-        table.add_column(arm, justify="right")
+    for variant in found.variants.runs:
+        table.add_column(variant, justify="right")
     lines: dict[str, dict[str, str]] = {}
     for row in rows:
         level = row["threshold"]
         name = _NAMES.get(str(row["measure"]), str(row["measure"]))
         name += f" over {level:g}" * (level == level)
         text = f"{number(row['mean'])} {interval(row['low'], row['high'])}".strip()
-        lines.setdefault(name, {})[str(row["arm"])] = text
-    for name, by_arm in lines.items():
-        table.add_row(name, *(by_arm.get(arm, "") for arm in found.arms.runs))
+        lines.setdefault(name, {})[str(row["variant"])] = text
+    for name, by_variant in lines.items():
+        table.add_row(name, *(by_variant.get(variant, "") for variant in found.variants.runs))
     return table
 
 

@@ -1,6 +1,5 @@
 """``sink-lens patch``."""
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,8 +8,8 @@ import typer
 
 from ..errors import InputError
 from ..patching.config import PatchConfig
-from .console import app, console, reported
-from .options import Overwrite, configured
+from .console import app, console, hush, reported
+from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from ..models.lens import LensModel
     from ..patching.activation import PatchResult
     from ..patching.attribution import AttributionResult
-    from ..patching.pairs import Pair
+    from ..patching.pairs import PromptPair
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -26,8 +25,8 @@ _EXAMPLES = """\
 sink-lens patch --clean "The capital of France is" --corrupted "The capital of Spain is" \
 --metric logit_difference --correct " Paris" --incorrect " Madrid"
 
-sink-lens patch gpt2 --clean "A cat sat down" --corrupted "A dog sat down" --site z --by layer,head_index \
---metric sink_mass --key 0
+sink-lens patch gpt2 --clean "A cat sat down" --corrupted "A dog sat down" --site z --by layer,head \
+--metric sink_mass --sink-position 0
 
 sink-lens patch --clean "One two three" --corrupted "One four three" --site neurons --layers 3-5 --units 12,800 \
 --metric norm --metric-layers 6 --direction noising
@@ -39,18 +38,14 @@ sink-lens patch --clean "One two three" --corrupted "One four three" --site neur
 def patch(
     config: PatchConfig,
     top: Annotated[int, typer.Option(help="Rows of the table that is shown.", metavar="N")] = 10,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: runs/MODEL-DATE-TIME.", metavar="DIR")
-    ] = None,
+    out: Out = None,
     overwrite: Overwrite = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Put activations of one run into another, part by part, and measure what changes; write a run folder."""
     if not config.clean or not config.corrupted:
         raise InputError("patching needs two texts of as many tokens; give --clean TEXT and --corrupted TEXT")
-    if quiet:
-        os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
-
+    hush(quiet)
     from ..models.load import load
     from ..patching.activation import patch as run_patch
     from ..patching.attribution import attribution_patch
@@ -105,7 +100,7 @@ def _default_folder(model: str) -> Path:
     return default_folder(model)
 
 
-def _writer(folder: Path, lens: "LensModel", pair: "Pair", *, config: PatchConfig, overwrite: bool) -> Any:
+def _writer(folder: Path, lens: "LensModel", pair: "PromptPair", *, config: PatchConfig, overwrite: bool) -> Any:
     from ..models.load import weights_hash
     from ..records import create_run, versions
 
@@ -118,7 +113,7 @@ def _writer(folder: Path, lens: "LensModel", pair: "Pair", *, config: PatchConfi
         "tokens_sha256": pair.clean.hash,
         "corrupted_sha256": pair.corrupted.hash,
         "bos": pair.clean.bos,
-        "bos_arm": pair.clean.bos_arm,
+        "bos_condition": pair.clean.bos_condition,
         "dtype": str(lens.dtype).removeprefix("torch."),
         "device": str(lens.device),
         "kernel": "eager",
@@ -151,7 +146,7 @@ def _summary(result: "PatchResult | AttributionResult", *, top: int) -> Any:
     )
 
 
-def _differences(pair: "Pair") -> "Table":
+def _differences(pair: "PromptPair") -> "Table":
     from rich.table import Table
 
     from ..text import token
@@ -176,7 +171,7 @@ def _strongest(result: "PatchResult | AttributionResult", *, top: int) -> "Table
     shown = [name for name in heads if name in result.frame.columns]
     table = Table(*result.by, "token", *(heads[name] for name in shown), box=None, pad_edge=False)
     for row in result.strongest(top).to_dict("records"):
-        text = result.labels.get(int(row["pos"]), "") if "pos" in row else ""
+        text = result.labels.get(int(row["position"]), "") if "position" in row else ""
         where = [str(int(row[name])) for name in result.by]
         table.add_row(*where, token(text) if text else "", *(number(float(row[name])) for name in shown))
     return table

@@ -1,12 +1,12 @@
 """``sink-lens watch``."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..schema import SINK_THRESHOLD
+from ..training.config import WatchConfig
 from .console import app, console, reported
+from .options import Quiet, configured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,42 +29,27 @@ _EXAMPLES = """\
 
 sink-lens watch runs/headnorm-0  [dim]again after an interruption, or after more training: it goes on[/dim]
 
+sink-lens watch output/ --step-tokens 65536  [dim]checkpoint-500, checkpoint-1000, ... of your own trainer[/dim]
+
 sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's sink may be weak[/dim]
 """
 
 
 @app.command(epilog=_EXAMPLES)
-def watch(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, as written by sink-lens train.", metavar="RUN")],
-    sequences: Annotated[
-        int, typer.Option(help="How many, of the run's own evaluation data.", metavar="N", min=1)
-    ] = 32,
-    length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.", metavar="T", min=10)] = 64,
-    threshold: Annotated[
-        float, typer.Option(help="A head has a sink where its sink score is above this.")
-    ] = SINK_THRESHOLD,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what was measured before.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the sentence.")] = False,
-) -> None:
-    """Measure the chain on every checkpoint of a training run: when is the sink born?
+@configured(WatchConfig)
+def watch(config: WatchConfig, quiet: Quiet = False) -> None:
+    """Measure the chain on every checkpoint of a training: when is the sink born?
 
-    Writes watch.parquet, course.png and course.svg into the run's folder.
+    Checkpoints are those of a run of sink-lens train, or the subfolders of any folder whose names end in their step, as
+    checkpoint-500 of the Hugging Face Trainer. Writes watch.parquet, course.png and course.svg into the run's folder.
     """
     from ..errors import RunError
     from ..training.sink_birth import births
     from ..training.watching import watch as measure
-    from ..training.watching import write_course
+    from ..training.watching import watch_folder, write_course
 
-    frame = measure(
-        run,
-        sequences=sequences,
-        length=length,
-        threshold=threshold,
-        device=device,
-        progress=not quiet,
-        resume=not again,
-    )
+    run, threshold = watch_folder(config), config.threshold
+    frame = measure(config, progress=not quiet)
     if bool(frame["error"].notna().all()):
         raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")
     born = births(frame, threshold=threshold)
@@ -80,6 +65,7 @@ def watch(
 def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     """A checkpoint a row, the whole model's measures across."""
     import numpy as np
+    import pandas as pd
     from rich.table import Table
 
     from ..text import number, short
@@ -96,9 +82,10 @@ def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     for step, tokens in steps.items():
         found = {name: rows.loc[rows["step"] == step, "value"].tolist() for name, rows in values.items()}
         rate = rates.loc[rates["step"] == step, "value"].tolist()
+        seen = "" if pd.isna(tokens) else short(tokens)
         if not len(rate):
-            table.add_row(str(step), short(tokens), "not measured")
+            table.add_row(str(step), seen, "not measured")
             continue
         cells = [number(float(one[0])) if len(one) else "" for one in found.values()]
-        table.add_row(str(step), short(tokens), f"{rate[0]:.1%}", *cells)
+        table.add_row(str(step), seen, f"{rate[0]:.1%}", *cells)
     return table

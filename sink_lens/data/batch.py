@@ -3,9 +3,10 @@
 Sequences are padded on the right. Under causal attention, padding on the right does not affect the real positions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Any
 
 import pandas as pd
 import torch
@@ -13,13 +14,15 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from sink_lens.data.bos import bos_id, check_arm
+from sink_lens.data.bos import bos_id, check_condition
 from sink_lens.errors import InputError
 from sink_lens.records import display
+from sink_lens.renamed import renamed_fields
 
 _INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBatch:
     """Sequences of token ids, with their lengths and their source; compare two batches by `hash`."""
@@ -32,10 +35,91 @@ class TokenBatch:
     """"text:<name>", "prompts", "random", "repeated", "dataset:<name>" or "tensor"."""
     bos: bool
     """Whether the first token of every sequence is BOS."""
-    bos_arm: str
+    bos_condition: str
     """The requested BOS condition: "auto", "with" or "without"."""
     seed: int | None
     """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
+
+    @staticmethod
+    def from_text(
+        text: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        sequences: int,
+        length: int,
+        bos: str = "auto",
+        name: str = "text",
+    ) -> "TokenBatch":
+        """Cut pieces of equal length from one text, spaced evenly over it; see ``sink_lens.data.tokens.from_text``."""
+        from sink_lens.data.tokens import from_text as make
+
+        return make(text, tokenizer, sequences=sequences, length=length, bos=bos, name=name)
+
+    @staticmethod
+    def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto") -> "TokenBatch":
+        """Make one sequence per prompt, padded on the right; see ``sink_lens.data.tokens.from_prompts``."""
+        from sink_lens.data.tokens import from_prompts as make
+
+        return make(prompts, tokenizer, bos=bos)
+
+    @staticmethod
+    def from_dataset(
+        dataset: Iterable[Any],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        sequences: int,
+        length: int,
+        column: str = "text",
+        bos: str = "auto",
+        name: str | None = None,
+    ) -> "TokenBatch":
+        """Cut pieces from the documents of a data set; see ``sink_lens.data.tokens.from_dataset``."""
+        from sink_lens.data.tokens import from_dataset as make
+
+        return make(dataset, tokenizer, column=column, sequences=sequences, length=length, bos=bos, name=name)
+
+    @staticmethod
+    def from_tensor(
+        tokens: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> "TokenBatch":
+        """Make a batch from a copy of your own token ids; see ``sink_lens.data.tokens.from_tensor``."""
+        return from_tensor(tokens, lengths=lengths, attention_mask=attention_mask, tokenizer=tokenizer)
+
+    @staticmethod
+    def random(
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        sequences: int,
+        length: int,
+        generator: torch.Generator,
+        bos: str = "auto",
+        vocab_size: int | None = None,
+    ) -> "TokenBatch":
+        """Draw ordinary ids uniformly and independently; see ``sink_lens.data.tokens.random_tokens``."""
+        from sink_lens.data.tokens import random_tokens as make
+
+        size = {"sequences": sequences, "length": length}
+        return make(tokenizer, **size, generator=generator, bos=bos, vocab_size=vocab_size)
+
+    @staticmethod
+    def repeated(
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        sequences: int,
+        length: int,
+        generator: torch.Generator,
+        bos: str = "auto",
+        vocab_size: int | None = None,
+    ) -> "TokenBatch":
+        """Draw one ordinary id a sequence and repeat it; see ``sink_lens.data.tokens.repeated_tokens``."""
+        from sink_lens.data.tokens import repeated_tokens as make
+
+        size = {"sequences": sequences, "length": length}
+        return make(tokenizer, **size, generator=generator, bos=bos, vocab_size=vocab_size)
 
     def __post_init__(self) -> None:
         """Refuse tensors of the wrong kind.
@@ -44,7 +128,7 @@ class TokenBatch:
             InputError: tokens are not two-dimensional int64, an id is negative, or a length is out of range.
         """
         _check(self.tokens, self.lengths)
-        check_arm(self.bos_arm)
+        check_condition(self.bos_condition)
 
     def _repr_html_(self) -> str:
         rows = {"source": self.source, "sequences": self.n_sequences, "positions": self.n_positions}
@@ -129,7 +213,7 @@ def from_tensor(
         lengths=lengths,
         source="tensor",
         bos=bos is not None and bool((tokens[:, :1] == bos).all()),
-        bos_arm="auto",
+        bos_condition="auto",
         seed=None,
     )
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sink_lens.errors import InputError
 
-BOS_ARMS = ("auto", "with", "without")
+BOS_CONDITIONS = ("auto", "with", "without")
 """The BOS conditions that a caller can choose."""
 
 
@@ -27,32 +27,32 @@ def tokenizer_adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bos is not None and _added_prefix(tokenizer) == [bos]
 
 
-def check_arm(arm: str) -> None:
+def check_condition(condition: str) -> None:
     """Refuse an unknown BOS condition.
 
     Raises:
-        InputError: the condition is not one of `BOS_ARMS`.
+        InputError: the condition is not one of `BOS_CONDITIONS`.
     """
-    if arm not in BOS_ARMS:
-        raise InputError(f"bos is {arm!r}; need 'auto', 'with' or 'without'. Choose one of them.")
+    if condition not in BOS_CONDITIONS:
+        raise InputError(f"bos is {condition!r}; need 'auto', 'with' or 'without'. Choose one of them.")
 
 
-def first_ids(tokenizer: PreTrainedTokenizerBase | None, arm: str) -> list[int]:
+def first_ids(tokenizer: PreTrainedTokenizerBase | None, condition: str) -> list[int]:
     """The ids to put in front of a text under a BOS condition: [BOS] or []. Without a tokenizer "auto" gives [].
 
     Raises:
         InputError: the condition is unknown, is "with" although there is no BOS token, or is "auto" although the
             tokenizer puts something other than BOS in front.
     """
-    check_arm(arm)
+    check_condition(condition)
     bos = None if tokenizer is None else bos_id(tokenizer)
-    if arm == "with":
+    if condition == "with":
         if bos is None:
             raise InputError(
                 "bos is 'with', but there is no BOS token; need a tokenizer that has one. Choose 'auto' or 'without'."
             )
         return [bos]
-    if arm == "without" or tokenizer is None:
+    if condition == "without" or tokenizer is None:
         return []
     prefix = _added_prefix(tokenizer)
     if prefix not in ([], [bos]):

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sink_lens.data.batch import TokenBatch, decode_tokens, from_tensor
 from sink_lens.data.bos import (
-    BOS_ARMS,
+    BOS_CONDITIONS,
     bos_id,
     first_ids,
     refuse_own_bos,
@@ -23,7 +23,7 @@ from sink_lens.data.bos import (
 from sink_lens.errors import InputError
 
 __all__ = [
-    "BOS_ARMS",
+    "BOS_CONDITIONS",
     "TokenBatch",
     "bos_id",
     "decode_tokens",
@@ -69,7 +69,7 @@ def from_text(
     first = first_ids(tokenizer, bos)
     ids = text_ids(text, tokenizer)
     tokens = _cut(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the text '{name}'")
-    return _full(tokens, source=f"text:{name}", first=first, bos_arm=bos)
+    return _full(tokens, source=f"text:{name}", first=first, bos_condition=bos)
 
 
 def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto") -> TokenBatch:
@@ -104,7 +104,7 @@ def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
         lengths=torch.tensor([len(row) for row in rows]),
         source="prompts",
         bos=bool(first),
-        bos_arm=bos,
+        bos_condition=bos,
         seed=None,
     )
 
@@ -197,7 +197,7 @@ def from_dataset(
         ids = text_ids("\n\n".join(documents), tokenizer)
     name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
     tokens = _cut(ids, tokenizer, sequences=sequences, length=length, first=first, what=f"the data set '{name}'")
-    return _full(tokens, source=f"dataset:{name}", first=first, bos_arm=bos)
+    return _full(tokens, source=f"dataset:{name}", first=first, bos_condition=bos)
 
 
 def _cut(
@@ -227,14 +227,14 @@ def _cut(
     return rows
 
 
-def _full(tokens: list[list[int]], *, source: str, first: Sequence[int], bos_arm: str) -> TokenBatch:
+def _full(tokens: list[list[int]], *, source: str, first: Sequence[int], bos_condition: str) -> TokenBatch:
     """A batch without padding and without a seed."""
     return TokenBatch(
         tokens=torch.tensor(tokens),
         lengths=torch.full((len(tokens),), len(tokens[0])),
         source=source,
         bos=bool(first),
-        bos_arm=bos_arm,
+        bos_condition=bos_condition,
         seed=None,
     )
 
@@ -266,7 +266,7 @@ def _drawn(
         lengths=torch.full((sequences,), length),
         source=source,
         bos=bool(first),
-        bos_arm=bos,
+        bos_condition=bos,
         seed=generator.initial_seed(),
     )
 

@@ -19,10 +19,11 @@ from ..data.tokens import random_tokens
 from ..errors import InputError
 from ..measures.reductions import expand_kv
 from ..models.load import ModelLike, as_lens
+from ..renamed import renamed_names
 from ..schema import CENTRES, FACTORS, Centre
 from .constructors import At, Edit, edit
 
-__all__ = ["CENTRES", "FACTORS", "Centre", "CentringMeans", "amplification", "centring_means"]
+__all__ = ["CENTRES", "FACTORS", "Centre", "CentringMeans", "amplify", "centring_means"]
 
 _LENGTH = 64
 
@@ -108,7 +109,7 @@ def centring_means(lens: ModelLike, *, n_tokens: int = 4096, seed: int = 0, prog
     return CentringMeans(values=means["values"], aggregated=means["aggregated"], n_tokens=found, seed=seed)
 
 
-def amplification(
+def amplify(
     factor: float,
     *,
     positions: Sequence[int],
@@ -150,3 +151,6 @@ def amplification(
     where: dict[str, Any] = {"positions": positions, "layers": layers, "heads": heads}
     label = label or (f"norm x {factor:g}" if centre == "none" else f"amplification x {factor:g} from {centre}")
     return edit("z_raw", change, label=label, **where)
+
+
+__getattr__ = renamed_names(__name__)

@@ -23,6 +23,7 @@ from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, site_of
 from ..models.weights import mlp_weights
+from ..renamed import renamed_names
 
 ORDER = {name: place for place, name in enumerate(SITES)}
 """The order in which a layer computes its sites."""
@@ -143,7 +144,7 @@ def clamp(site: str, *, low: float | None = None, high: float | None = None, **w
     return edit(site, lambda x, at: x.clamp(min=low, max=high), **where)
 
 
-def hold(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> Edit:
+def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> Edit:
     """Replace values by given ones, such as a mean or the values of another run.
 
     Args:
@@ -157,7 +158,7 @@ def hold(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> Edi
     missing = sorted(set(where.get("layers") or ()) - set(values))
     if missing:
         raise InputError(f"there are no values of {site!r} for layers {missing}; need one tensor a layer")
-    where.setdefault("label", f"hold {site}")
+    where.setdefault("label", f"freeze {site}")
 
     def change(x: Tensor, at: At) -> Tensor:
         new = values[at.layer].to(x.device, x.dtype)
@@ -192,7 +193,7 @@ def resample(site: str, values: Mapping[int, Tensor], *, generator: torch.Genera
     source = torch.empty_like(order)
     source[order] = order.roll(shift)  # no sequence keeps its own values
     where.setdefault("label", f"resample {site}")
-    return hold(site, {layer: tensor[source.to(tensor.device)] for layer, tensor in values.items()}, **where)
+    return freeze(site, {layer: tensor[source.to(tensor.device)] for layer, tensor in values.items()}, **where)
 
 
 def scalar(
@@ -256,3 +257,6 @@ def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
         whose = f" of the edit {of!r}" if of else ""
         raise InputError(f"{what} {index}{whose} does not exist; need 0 to {size - 1}")
     return index
+
+
+__getattr__ = renamed_names(__name__)

@@ -22,34 +22,34 @@ Change = Literal["removed", "relocated", "shared", "unchanged"]
 def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator) -> pd.DataFrame:
     """Compare every number that both runs have: baseline, edited, and the paired difference with its 95% interval.
 
-    The table has one row per (quantity, layer, key). The quantities are ``mass`` (mean attention to the key over
-    heads), ``norm`` (norm of the residual stream at the key) and ``loss_nats`` (without layer and key). The interval
-    is over sequences.
+    The table has one row per (quantity, layer, position). The quantities are ``mass`` (mean attention to the position
+    over heads), ``norm`` (norm of the residual stream there) and ``loss_nats`` (without layer and position). The
+    interval is over sequences.
 
     Raises:
-        InputError: the runs read different keys or layers, or have different numbers of sequences.
+        InputError: the runs read different positions or layers, or have different numbers of sequences.
     """
     _check_pair(baseline, edited)
     rows = []
 
-    def add(quantity: str, layer: int | None, key: int | None, before: Tensor, after: Tensor) -> None:
+    def add(quantity: str, layer: int | None, position: int | None, before: Tensor, after: Tensor) -> None:
         found = paired_difference(after.numpy(), before.numpy(), generator=generator)
         numbers = (float(before.nanmean()), float(after.nanmean()), found.estimate, found.low, found.high, found.n)
-        rows.append((quantity, layer, key, *numbers))
+        rows.append((quantity, layer, position, *numbers))
 
     for index, layer in enumerate(baseline.layers):
-        for place, key in enumerate(baseline.keys):
-            masses = [run.mass[index, :, :, place].nanmean(1) for run in (baseline, edited)]
-            add("mass", layer, key, *masses)
-            norms = [run.state[index, :, place].norm(dim=-1) for run in (baseline, edited)]
-            add("norm", layer, key, *norms)
+        for index_of, position in enumerate(baseline.positions):
+            masses = [run.mass[index, :, :, index_of].nanmean(1) for run in (baseline, edited)]
+            add("mass", layer, position, *masses)
+            norms = [run.state[index, :, index_of].norm(dim=-1) for run in (baseline, edited)]
+            add("norm", layer, position, *norms)
     if baseline.loss is not None and edited.loss is not None:
         add("loss_nats", None, None, baseline.loss, edited.loss)
-    columns = ["quantity", "layer", "key", "baseline", "edited", "effect", "ci_low", "ci_high", "n"]
-    return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64", "key": "Int64"})
+    columns = ["quantity", "layer", "position", "baseline", "edited", "effect", "ci_low", "ci_high", "n"]
+    return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64", "position": "Int64"})
 
 
-def layer_table(baseline: Outcome, edited: Outcome, *, new: int, old: int) -> pd.DataFrame:
+def layer_table(baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int) -> pd.DataFrame:
     """Table of attention mass, norm and outlier value by layer, at the target and sink positions, before and after.
 
     Numbers are means over sequences. The outlier dimension of a layer is the one with the most energy at the sink
@@ -59,18 +59,20 @@ def layer_table(baseline: Outcome, edited: Outcome, *, new: int, old: int) -> pd
         InputError: a position was not read. The errors of ``effect`` also apply.
     """
     _check_pair(baseline, edited)
-    for position in (new, old):
-        if position not in baseline.keys:
-            raise InputError(f"position {position} was not read; need one of {list(baseline.keys)}: pass it as a key")
-    dimensions = baseline.state_at(old).double().square().mean(1).argmax(-1)
+    for position in (target_position, sink_position):
+        if position not in baseline.positions:
+            raise InputError(
+                f"position {position} was not read; need one of {list(baseline.positions)}: pass it in positions"
+            )
+    dimensions = baseline.state_at(sink_position).double().square().mean(1).argmax(-1)
     columns: dict[str, Tensor] = {"layer": torch.tensor(baseline.layers), "outlier_dimension": dimensions}
-    for where, position in (("new", new), ("old", old)):
+    for where, position in (("target", target_position), ("sink", sink_position)):
         for prefix, run in (("baseline_", baseline), ("", edited)):
             state = run.state_at(position)
             values = state.gather(-1, dimensions[:, None, None].expand(-1, state.shape[1], 1))[..., 0]
-            columns[f"{prefix}mass_{where}"] = run.mass[..., run.keys.index(position)].nanmean(dim=(1, 2))
-            columns[f"{prefix}norm_{where}"] = state.norm(dim=-1).mean(1)
-            columns[f"{prefix}value_{where}"] = values.mean(1)
+            columns[f"{prefix}{where}_mass"] = run.mass[..., run.positions.index(position)].nanmean(dim=(1, 2))
+            columns[f"{prefix}{where}_norm"] = state.norm(dim=-1).mean(1)
+            columns[f"{prefix}{where}_value"] = values.mean(1)
     return pd.DataFrame({name: values.numpy() for name, values in columns.items()})
 
 
@@ -78,34 +80,45 @@ def made_share(
     baseline: Outcome,
     edited: Outcome,
     *,
-    new: int,
-    old: int,
+    target_position: int,
+    sink_position: int,
     layers: Sequence[int],
     generator: np.random.Generator,
 ) -> Interval:
     """Attention that the target position gained, over the sink position's in the baseline; a ratio of means."""
-    gained = edited.mass_at(new, layers=layers) - baseline.mass_at(new, layers=layers)
-    return _ratio(gained, baseline.mass_at(old, layers=layers), generator=generator)
+    gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(target_position, layers=layers)
+    return _ratio(gained, baseline.mass_at(sink_position, layers=layers), generator=generator)
 
 
 def removed_share(
-    baseline: Outcome, edited: Outcome, *, old: int, layers: Sequence[int], generator: np.random.Generator
+    baseline: Outcome, edited: Outcome, *, sink_position: int, layers: Sequence[int], generator: np.random.Generator
 ) -> Interval:
     """Attention that the sink position lost, over its attention in the baseline; a ratio of means."""
-    before = baseline.mass_at(old, layers=layers)
-    return _ratio(before - edited.mass_at(old, layers=layers), before, generator=generator)
+    return share_removed(
+        baseline.mass_at(sink_position, layers=layers),
+        edited.mass_at(sink_position, layers=layers),
+        generator=generator,
+    )
 
 
-def change_of(baseline: Outcome, edited: Outcome, *, new: int, old: int, layers: Sequence[int]) -> Change:
+def share_removed(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
+    """What is gone of a quantity, over what there was; a ratio of means over sequences."""
+    return _ratio(before - after, before, generator=generator)
+
+
+def change_of(
+    baseline: Outcome, edited: Outcome, *, target_position: int, sink_position: int, layers: Sequence[int]
+) -> Change:
     """Classify what happened to the sink: removed, relocated, shared or unchanged.
 
     The sink position "lost" the sink if it lost at least half of its mass. The target position "gained" it if it gained
     at least a quarter of the sink position's baseline mass. Removed: lost and not gained. Relocated: lost and gained.
     Shared: gained and not lost. Unchanged: neither.
     """
-    had = float(baseline.mass_at(old, layers=layers).nanmean())
-    lost = had - float(edited.mass_at(old, layers=layers).nanmean())
-    moved = (edited.mass_at(new, layers=layers) - baseline.mass_at(new, layers=layers)).nanmean()
+    had = float(baseline.mass_at(sink_position, layers=layers).nanmean())
+    lost = had - float(edited.mass_at(sink_position, layers=layers).nanmean())
+    after, before = (run.mass_at(target_position, layers=layers) for run in (edited, baseline))
+    moved = (after - before).nanmean()
     gone, came = lost >= LOST_FRAC * had, float(moved) >= GAINED_FRAC * had
     if gone:
         return "relocated" if came else "removed"
@@ -121,10 +134,10 @@ def _ratio(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> I
 
 
 def _check_pair(baseline: Outcome, edited: Outcome) -> None:
-    there = (baseline.keys, baseline.layers, baseline.mass.shape[1])
-    here = (edited.keys, edited.layers, edited.mass.shape[1])
+    there = (baseline.positions, baseline.layers, baseline.mass.shape[1])
+    here = (edited.positions, edited.layers, edited.mass.shape[1])
     if there != here:
         raise InputError(
-            f"the baseline read keys, layers and sequences {there} and the edited run {here}; need the same: "
-            "give both runs the same tokens, keys and layers"
+            f"the baseline read positions, layers and sequences {there} and the edited run {here}; need the same: "
+            "give both runs the same tokens, positions and layers"
         )

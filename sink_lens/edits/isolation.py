@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..renamed import renamed_names
 from .constructors import At, Edit, edit
 
 
-def isolation(positions: Sequence[int], *, layers: Sequence[int] | None = None, label: str = "isolation") -> Edit:
+def isolate(positions: Sequence[int], *, layers: Sequence[int] | None = None, label: str = "isolation") -> Edit:
     """Isolate positions: each of them sees no token before it.
 
     The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect. A learned
@@ -42,3 +43,6 @@ def isolation(positions: Sequence[int], *, layers: Sequence[int] | None = None, 
 
     where: dict[str, Any] = {"positions": chosen, "layers": layers, "label": label}
     return edit("scores", change, **where)
+
+
+__getattr__ = renamed_names(__name__)

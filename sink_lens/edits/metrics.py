@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..measures.dimensions import dominance_ratio
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
+from ..renamed import renamed_arguments, renamed_fields
 from ..text import span
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """A metric of a run, and the parts of the run that it reads."""
@@ -41,7 +43,7 @@ class Metric:
     function: Callable[[Outcome], Any]
     """Function from an Outcome to one number per sequence, or to a single number for all sequences."""
     unit: str = ""
-    keys: tuple[int, ...] = (0,)
+    positions: tuple[int, ...] = (0,)
     """Positions whose attention and residual stream the metric reads."""
     layers: tuple[int, ...] | None = None
     """Layers at which the metric reads attention, stream and sites; None means all, () means none."""
@@ -52,7 +54,7 @@ class Metric:
     logits: bool = False
     """Whether the metric reads the logits."""
     state: bool = True
-    """Whether the metric reads the stream at the keys; its last layer must then be run to the end."""
+    """Whether the metric reads the stream at the positions; its last layer must then be run to the end."""
     scored: int | None = None
     """The single position at which the metric reads logits; None means every position."""
 
@@ -66,13 +68,14 @@ class Metric:
         return self.loss or self.logits or any(not SITES[site].per_layer for site in self.sites)
 
 
-def sink_mass(key: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
-    """Mean attention to a key, over the queries after it, the heads and the layers (all if None); in [0, 1]."""
+@renamed_arguments(key="sink_position")
+def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
+    """Mean attention to a position, over the queries after it, the heads and the layers (all if None); in [0, 1]."""
     chosen = _chosen(layers)
     return Metric(
-        name=f"sink mass at position {key}" + ("" if chosen is None else f", layers {span(chosen)}"),
-        function=lambda run: run.mass_at(key, layers=chosen),
-        keys=(key,),
+        name=f"sink mass at position {sink_position}" + ("" if chosen is None else f", layers {span(chosen)}"),
+        function=lambda run: run.mass_at(sink_position, layers=chosen),
+        positions=(sink_position,),
         layers=chosen,
         state=False,
     )
@@ -137,7 +140,8 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
     return Metric(name="KL divergence", function=function, unit="nats", layers=(), logits=True)
 
 
-def norm(key: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
+@renamed_arguments(key="sink_position")
+def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
     """Euclidean norm of the activation at a position; if the site has heads, over all heads together.
 
     Raises:
@@ -148,24 +152,25 @@ def norm(key: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
         raise InputError(f"there is no norm of a position at {site!r}; need one of {fit}")
 
     def function(run: Outcome) -> Tensor:
-        _check_key(run, key)
-        return run.tensors[site, layer][:, key].flatten(1).float().norm(dim=-1)
+        _check_real(run, sink_position)
+        return run.tensors[site, layer][:, sink_position].flatten(1).float().norm(dim=-1)
 
     return Metric(
-        name=f"norm of {site} at position {key}, layer {layer}",
+        name=f"norm of {site} at position {sink_position}, layer {layer}",
         function=function,
-        keys=(key,),
+        positions=(sink_position,),
         layers=(layer,),
         sites=(site,),
     )
 
 
-def dominance(key: int = 0, *, layer: int) -> Metric:
-    """Dominance ratio of the residual stream at a key after a layer: largest over mean magnitude."""
+@renamed_arguments(key="sink_position")
+def dominance(sink_position: int = 0, *, layer: int) -> Metric:
+    """Dominance ratio of the residual stream at a position after a layer: largest over mean magnitude."""
     return Metric(
-        name=f"dominance at position {key}, layer {layer}",
-        function=lambda run: dominance_ratio(run.state_at(key)[run.layers.index(layer)]),
-        keys=(key,),
+        name=f"dominance at position {sink_position}, layer {layer}",
+        function=lambda run: dominance_ratio(run.state_at(sink_position)[run.layers.index(layer)]),
+        positions=(sink_position,),
         layers=(layer,),
     )
 
@@ -186,11 +191,11 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
     for layer in metric.layers or ():
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"{metric.name} reads layer {layer}; need 0 to {lens.n_layers - 1}")
-    for key in metric.keys:
-        if not 0 <= key < n_positions:
-            raise InputError(f"{metric.name} reads position {key}; need 0 to {n_positions - 1}")
-    if not metric.keys:
-        raise InputError(f"{metric.name} names no position; need at least one, such as keys=(0,)")
+    for position in metric.positions:
+        if not 0 <= position < n_positions:
+            raise InputError(f"{metric.name} reads position {position}; need 0 to {n_positions - 1}")
+    if not metric.positions:
+        raise InputError(f"{metric.name} names no position; need at least one, such as positions=(0,)")
     for site in metric.sites:
         site_of(site, family=lens.family)
     if metric.layers == () and not metric.whole:
@@ -226,9 +231,9 @@ def _chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if layers is None else tuple(sorted({int(layer) for layer in layers}))
 
 
-def _check_key(run: Outcome, key: int) -> None:
-    if not bool(run.valid[:, key].all()):
-        raise InputError(f"position {key} is padding in some sequences; need a position that all of them have")
+def _check_real(run: Outcome, position: int) -> None:
+    if not bool(run.valid[:, position].all()):
+        raise InputError(f"position {position} is padding in some sequences; need a position that all of them have")
 
 
 def _at(run: Outcome, position: int) -> Tensor:

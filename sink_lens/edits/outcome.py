@@ -9,22 +9,24 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..records import display
+from ..renamed import renamed_fields
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What was read of a run, edited or not."""
 
-    keys: tuple[int, ...]
+    positions: tuple[int, ...]
     """The positions whose attention and residual stream were read."""
     layers: tuple[int, ...]
     """The layers that were read."""
     valid: Bool[Tensor, "batch position"] = field(repr=False)
     """True at real tokens."""
     mass: Float[Tensor, "layer batch head key"]
-    """Mean attention to each key over the queries after it."""
+    """Mean attention to each of the positions, over the queries after it."""
     state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
-    """The residual stream at each key after each layer; nan if a sweep ended the pass before computing it."""
+    """The residual stream at each of the positions after each layer; nan if a sweep ended the pass before it."""
     loss: Float[Tensor, " batch"] | None
     """Mean next-token loss of each sequence in nats; None if it was not requested."""
     logits: Float[Tensor, "batch query vocab"] | None = field(repr=False)
@@ -37,19 +39,19 @@ class Outcome:
     """Indices of these sequences among all sequences of the metric, if a sweep runs them in batches."""
 
     def _repr_html_(self) -> str:
-        means = {f"attention to position {key}": float(self.mass_at(key).nanmean()) for key in self.keys}
+        means = {f"attention to position {one}": float(self.mass_at(one).nanmean()) for one in self.positions}
         loss = {} if self.loss is None else {"loss, nats": float(self.loss.nanmean())}
         said = f"Means over {len(self.layers)} layers, the heads and {len(self.valid)} sequences."
         return display.html(said, means | loss)
 
-    def mass_at(self, key: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
-        """Mean attention to a key over heads and layers (None means all layers that were read), by sequence."""
-        # Make it contiguous: the order of summation must not depend on how many other keys were read.
-        return self.mass[self._rows(layers)][..., self.keys.index(key)].contiguous().nanmean(dim=(0, 2))
+    def mass_at(self, position: int, *, layers: Sequence[int] | None = None) -> Float[Tensor, " batch"]:
+        """Mean attention to a position over heads and layers (None means all layers that were read), by sequence."""
+        # Make it contiguous: the order of summation must not depend on how many other positions were read.
+        return self.mass[self._rows(layers)][..., self.positions.index(position)].contiguous().nanmean(dim=(0, 2))
 
-    def state_at(self, key: int) -> Float[Tensor, "layer batch d_model"]:
-        """The residual stream at a key."""
-        return self.state[:, :, self.keys.index(key)]
+    def state_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
+        """The residual stream at a position."""
+        return self.state[:, :, self.positions.index(position)]
 
     def logits_at(self, positions: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
         """The logits of each sequence at its own position.
@@ -79,7 +81,7 @@ def spliced(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
         )
 
     return Outcome(
-        keys=early.keys,
+        positions=early.positions,
         layers=early.layers,
         valid=early.valid,
         mass=by_layer("mass"),

@@ -25,6 +25,7 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_of
+from ..renamed import renamed_arguments
 from .hooks import Applied, check_edits
 
 _TOKENS_A_FORWARD = 1024
@@ -39,12 +40,13 @@ class Start:
     stream: Float[Tensor, "batch position d_model"]
 
 
+@renamed_arguments(keys="positions")
 def run_with(
     lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],
     edits: Sequence[Edit] | Edit = (),
     *,
-    keys: Sequence[int] = (0,),
+    positions: Sequence[int] = (0,),
     layers: Sequence[int] | None = None,
     sites: Sequence[str] = (),
     loss: bool = True,
@@ -60,7 +62,7 @@ def run_with(
         lens: the model.
         tokens: the sequences; a plain tensor is taken to have no padding.
         edits: the edits, applied in this order; an edit that changes nothing causes a warning unless ``quiet``.
-        keys: positions whose attention mass and residual stream are read.
+        positions: positions whose attention mass and residual stream are read.
         layers: layers at which mass, stream and sites are read; None means all.
         sites: sites whose tensors are also kept, as they are after the edits.
         loss: compute the next-token loss, which runs all layers.
@@ -82,7 +84,7 @@ def run_with(
     check_tokens(lens, batch)
     check_edits(given, lens=lens, n_positions=batch.n_positions)
     read = _layers(lens, layers)
-    _check_keys(keys, batch)
+    _check_positions(positions, batch)
     for name in sites:
         site_of(name, family=lens.family)
         if not SITES[name].per_layer and not (loss or logits):
@@ -95,7 +97,13 @@ def run_with(
     if start is not None:
         _check_start(start, lens=lens, batch=batch, edits=given, read=read)
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    options: dict[str, Any] = {"keys": tuple(keys), "layers": read, "sites": sites, "loss": loss, "logits": logits}
+    options: dict[str, Any] = {
+        "positions": tuple(positions),
+        "layers": read,
+        "sites": sites,
+        "loss": loss,
+        "logits": logits,
+    }
     outcome = run_applied(lens, batch, applied, start=start, batch_size=batch_size, progress=progress, **options)
     if not quiet:
         applied.warn()
@@ -107,7 +115,7 @@ def run_applied(
     batch: TokenBatch,
     applied: Applied,
     *,
-    keys: tuple[int, ...],
+    positions: tuple[int, ...],
     layers: tuple[int, ...],
     sites: Sequence[str],
     loss: bool,
@@ -120,7 +128,7 @@ def run_applied(
     """``run_with`` of edits that were checked; ``prompts`` says which of all sequences the batch has."""
     first = 0 if start is None else start.layer
     last = lens.n_layers if loss or logits else max(layers) + 1
-    desk = Desk(lens=lens, keys=keys)
+    desk = Desk(lens=lens, keys=positions)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done = 0
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
@@ -282,7 +290,7 @@ class Desk:
         mass = [torch.cat(self.mass[layer]) for layer in read]
         state = [torch.cat(self.state[layer]) for layer in read]
         return Outcome(
-            keys=self.keys,
+            positions=self.keys,
             layers=read,
             valid=valid,
             mass=torch.stack(mass).cpu() if read else torch.empty(0, n, 0, n_keys),
@@ -379,12 +387,12 @@ def _layers(lens: LensModel, asked: Sequence[int] | None) -> tuple[int, ...]:
     return chosen
 
 
-def _check_keys(keys: Sequence[int], batch: TokenBatch) -> None:
-    if not keys:
-        raise InputError("no keys were given; need at least one position to read")
-    for key in keys:
-        if not 0 <= key < batch.n_positions:
-            raise InputError(f"position {key} is outside the sequences; need 0 to {batch.n_positions - 1}")
+def _check_positions(positions: Sequence[int], batch: TokenBatch) -> None:
+    if not positions:
+        raise InputError("no positions were given; need at least one to read")
+    for position in positions:
+        if not 0 <= position < batch.n_positions:
+            raise InputError(f"position {position} is outside the sequences; need 0 to {batch.n_positions - 1}")
 
 
 def _check_start(

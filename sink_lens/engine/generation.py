@@ -103,8 +103,8 @@ def generate(
     found = _continued(lens, start.tokens, given, generator=generator, **options)
     plain = found
     if given:
-        twin = None if state is None else torch.Generator().set_state(state)
-        plain = _continued(lens, start.tokens, (), generator=twin, **options)
+        same = None if state is None else torch.Generator().set_state(state)
+        plain = _continued(lens, start.tokens, (), generator=same, **options)
     ids = tuple(start.tokens[0].tolist())
     return Generated(
         prompt=_text(lens, ids, whole=True),

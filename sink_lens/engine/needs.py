@@ -35,7 +35,7 @@ class Needs:
         whole = any(metric.whole for metric in metrics)
         loss = any(metric.loss for metric in metrics)
         return cls(
-            keys=tuple(dict.fromkeys(key for metric in metrics for key in metric.keys)),
+            keys=tuple(dict.fromkeys(key for metric in metrics for key in metric.positions)),
             layers=tuple(sorted(layers)) or (lens.n_layers - 1,),
             sites=tuple(dict.fromkeys(site for metric in metrics for site in metric.sites)),
             loss=loss,
@@ -61,7 +61,7 @@ class Needs:
     def options(self) -> dict[str, Any]:
         """The arguments of ``run_with``."""
         return {
-            "keys": self.keys,
+            "positions": self.keys,
             "layers": self.layers,
             "sites": self.sites,
             "loss": self.loss,

@@ -1,4 +1,4 @@
-"""Sums of unit states over sequences: what contraction is computed from, in memory that does not grow with them.
+"""CosineSums of unit states over sequences: what contraction is computed from, in memory that does not grow with them.
 
 The mean cosine of all pairs of n unit vectors u is ``(|sum u|^2 - n) / (n (n - 1))``. The sums are kept in ``BLOCKS``
 blocks of sequences, so that leaving out one block at a time gives an interval (the delete-a-group jackknife).
@@ -26,8 +26,8 @@ Place = tuple[int, str]
 """Layer and what it is after: (-1, "embedding"), (3, "attention"), (3, "mlp"), (n_layers, "final")."""
 
 
-class Sums:
-    """Sums of unit states by block of sequences, place and position, fed layer by layer and chunk by chunk."""
+class CosineSums:
+    """CosineSums of unit states by block of sequences, place and position, fed layer by layer and chunk by chunk."""
 
     def __init__(self, n_layers: int, *, sequences: int, length: int) -> None:
         self.places: list[Place] = [(-1, "embedding")]

@@ -30,8 +30,8 @@ from ..models.load import ModelLike, as_lens
 from ..records import display
 from ..schema import SINK_THRESHOLD
 from ..training.watching import chain_measures
-from .cosine_sums import Ends, Place, Sums, jackknife
-from .measured_models import Draws
+from .cosine_sums import CosineSums, Ends, Place, jackknife
+from .models_to_measure import RandomSequences
 from .token_preference import wilson
 
 SINK_MEASURES = ("sink_mass", "uniform_mass", "sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss")
@@ -46,9 +46,9 @@ class Contraction:
     summary: pd.DataFrame
     """measure, value, low, high (95%, over sequences), unit."""
     layers: pd.DataFrame
-    """layer, place, measure (inter, intra), value, low, high, floor, excess, excess_low, excess_high, gain."""
+    """layer, stage, measure (inter, intra), value, low, high, floor, excess, excess_low, excess_high, gain."""
     positions: pd.DataFrame
-    """layer, place, position, inter, excess (over the same position before the first layer), norm."""
+    """layer, stage, position, inter, excess (over the same position before the first layer), norm."""
     alignment: pd.DataFrame
     """what, which, cosine with the direction, rank (1 is the most aligned), of, event_frac."""
     directions: dict[str, np.ndarray]
@@ -90,7 +90,7 @@ def contraction(
     Reference: arXiv 2602.05927 (the claims; definitions ours).
     """
     lens = as_lens(lens)
-    draws = Draws(sequences=sequences, length=length, seed=seed, bos=bos)
+    draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     if length < 10:
         raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
     draws.check(lens)
@@ -102,15 +102,15 @@ def contraction(
     return contracted(sums, ends=ends, lens=lens, sinks=_sinks(lens, draws) if sinks else {})
 
 
-def passes(lens: LensModel, draws: Draws) -> tuple[Sums, Ends, list[Reading]]:
+def passes(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, list[Reading]]:
     """Empty sums, and the readings that fill them."""
-    sums = Sums(lens.n_layers, sequences=draws.sequences, length=draws.length)
+    sums = CosineSums(lens.n_layers, sequences=draws.sequences, length=draws.length)
     ends = Ends(lens.d_vocab, lens.d_model)
     last = Reading(name="ends", sites=("final",), function=partial(ends.read, lens=lens))
     return sums, ends, [*sums.readings(), last]
 
 
-def contracted(sums: Sums, *, ends: Ends, lens: LensModel, sinks: Mapping[str, tuple[float, str]]) -> Contraction:
+def contracted(sums: CosineSums, *, ends: Ends, lens: LensModel, sinks: Mapping[str, tuple[float, str]]) -> Contraction:
     """The tables of what was summed."""
     inter, intra, first = sums.inter(), sums.intra(), sums.inter(end=0)
     last = sums.places.index((lens.n_layers - 1, "mlp"))
@@ -142,9 +142,9 @@ def contracted(sums: Sums, *, ends: Ends, lens: LensModel, sinks: Mapping[str, t
 
 
 def agreement(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFrame:
-    """The cosine of the contraction directions of every two models of one width: a, b, place, cosine, chance.
+    """The cosine of the contraction directions of every two models of one width: a, b, stage, cosine, chance.
 
-    ``place`` is ``last`` (after the last layer) or ``final`` (after the last norm); ``chance`` is the standard
+    ``stage`` is ``last`` (after the last layer) or ``final`` (after the last norm); ``chance`` is the standard
     deviation of the cosine of two random directions, ``1 / sqrt(d_model)``.
 
     Args:
@@ -156,7 +156,7 @@ def agreement(directions: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFram
             first, second = of_a[one], of_b[other]
             if first.shape == second.shape:
                 rows.append((a, b, name, float(first @ second), len(first) ** -0.5))
-    return pd.DataFrame(rows, columns=["a", "b", "place", "cosine", "chance"])
+    return pd.DataFrame(rows, columns=["a", "b", "stage", "cosine", "chance"])
 
 
 def _share(count: int, n: int) -> tuple[float, float, float]:
@@ -169,7 +169,7 @@ def _layers(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.Data
     return pd.DataFrame(
         {
             "layer": [layer for layer, _ in places],
-            "place": [name for _, name in places],
+            "stage": [name for _, name in places],
             "measure": measure,
             "value": value,
             "low": low,
@@ -183,18 +183,18 @@ def _layers(places: Sequence[Place], measure: str, found: np.ndarray) -> pd.Data
     )
 
 
-def _by_position(sums: Sums) -> pd.DataFrame:
+def _by_position(sums: CosineSums) -> pd.DataFrame:
     n, frames = sums.sequences, []
     floor = (sums.units[sums.places[0]].double().square().sum(-1) - n) / (n * (n - 1))
     for layer, name in sums.places:
         cosine = (sums.units[layer, name].double().square().sum(-1) - n) / (n * (n - 1))
-        columns = {"layer": layer, "place": name, "position": sums.positions, "inter": cosine.numpy()}
+        columns = {"layer": layer, "stage": name, "position": sums.positions, "inter": cosine.numpy()}
         norm = (sums.norms[layer, name] / n).double().numpy()
         frames.append(pd.DataFrame(columns | {"excess": (cosine - floor).numpy(), "norm": norm}))
     return pd.concat(frames, ignore_index=True)
 
 
-def _alignment(sums: Sums, *, ends: Ends, lens: LensModel) -> pd.DataFrame:
+def _alignment(sums: CosineSums, *, ends: Ends, lens: LensModel) -> pd.DataFrame:
     """The direction beside the preferred tokens' unembedding, and beside the first token's largest dimension."""
     n = sums.sequences
     final = torch.from_numpy(sums.direction(sums.places[-1]))
@@ -216,7 +216,7 @@ def _alignment(sums: Sums, *, ends: Ends, lens: LensModel) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["what", "which", "cosine", "rank", "of", "event_frac"])
 
 
-def _sinks(lens: LensModel, draws: Draws) -> dict[str, tuple[float, str]]:
+def _sinks(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[float, str]]:
     """The sink measures of the whole model on the first sequences."""
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]

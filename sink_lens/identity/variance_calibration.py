@@ -27,8 +27,8 @@ from ..errors import InputError
 from ..measures.reductions import widen
 from ..models.lens import LensModel
 from ..stats import interval, paired_difference
-from .cosine_sums import Ends, Sums, jackknife
-from .measured_models import FEWEST
+from .config import FEWEST
+from .cosine_sums import CosineSums, Ends, jackknife
 
 _SITES = ("resid_pre", "attn_out", "resid_post", "final")
 _TOKENS_A_FORWARD = 1024
@@ -65,10 +65,10 @@ CALIBRATIONS: Mapping[str, Callable[[LensModel, TokenBatch], list[Edit]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Arm:
+class _Variant:
     """What was read under one calibration."""
 
-    sums: Sums
+    sums: CosineSums
     ends: Ends
     mass: list[np.ndarray]
     """Mean attention to position 0 by sequence."""
@@ -110,20 +110,20 @@ def calibration(
             f"need at least {FEWEST} of one length"
         )
     chosen = list(dict.fromkeys(["none", *names]))
-    arms = {}
+    variants = {}
     with tqdm(
         total=len(chosen) * tokens.n_sequences, desc=lens.name, unit="seq", disable=not progress, leave=False
     ) as bar:
         for name in chosen:
-            arms[name] = _run(lens, tokens, CALIBRATIONS[name](lens, tokens), bar=bar)
-    rows = [row for name in chosen for row in _rows(name, arms[name], arms["none"], seed=seed)]
+            variants[name] = _run(lens, tokens, CALIBRATIONS[name](lens, tokens), bar=bar)
+    rows = [row for name in chosen for row in _rows(name, variants[name], variants["none"], seed=seed)]
     columns = ["calibration", "measure", "value", "low", "high", "effect", "effect_low", "effect_high", "unit"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _run(lens: LensModel, tokens: TokenBatch, edits: list[Edit], *, bar: tqdm) -> _Arm:
-    arm = _Arm(
-        sums=Sums(lens.n_layers, sequences=tokens.n_sequences, length=tokens.n_positions),
+def _run(lens: LensModel, tokens: TokenBatch, edits: list[Edit], *, bar: tqdm) -> _Variant:
+    variant = _Variant(
+        sums=CosineSums(lens.n_layers, sequences=tokens.n_sequences, length=tokens.n_positions),
         ends=Ends(lens.d_vocab, lens.d_model),
         mass=[],
         loss=[],
@@ -131,40 +131,40 @@ def _run(lens: LensModel, tokens: TokenBatch, edits: list[Edit], *, bar: tqdm) -
     size = max(1, _TOKENS_A_FORWARD // tokens.n_positions)
     for part in tokens.batches(size):
         outcome = run_with(lens, part, edits, sites=_SITES, batch_size=size)
-        arm.sums.add((-1, "embedding"), outcome.tensors["resid_pre", 0])
+        variant.sums.add((-1, "embedding"), outcome.tensors["resid_pre", 0])
         for layer in range(lens.n_layers):
             after = outcome.tensors["resid_pre", layer] + outcome.tensors["attn_out", layer]
-            arm.sums.add((layer, "attention"), after)
-            arm.sums.add((layer, "mlp"), outcome.tensors["resid_post", layer])
+            variant.sums.add((layer, "attention"), after)
+            variant.sums.add((layer, "mlp"), outcome.tensors["resid_post", layer])
         final = outcome.tensors["final", 0]
-        arm.sums.add((lens.n_layers, "final"), final)
-        arm.ends.add(final[:, -1].to(lens.device), lens=lens)
-        arm.mass.append(outcome.mass_at(0).numpy())
+        variant.sums.add((lens.n_layers, "final"), final)
+        variant.ends.add(final[:, -1].to(lens.device), lens=lens)
+        variant.mass.append(outcome.mass_at(0).numpy())
         assert outcome.loss is not None
-        arm.loss.append(outcome.loss.numpy())
+        variant.loss.append(outcome.loss.numpy())
         bar.update(part.n_sequences)
-    return arm
+    return variant
 
 
-def _rows(name: str, arm: _Arm, none: _Arm, *, seed: int) -> list[tuple[object, ...]]:
+def _rows(name: str, variant: _Variant, none: _Variant, *, seed: int) -> list[tuple[object, ...]]:
     """One row a measure."""
     rows: list[tuple[object, ...]] = []
     for measure, of in _CONTRACTED.items():
-        found, base = of(arm.sums), of(none.sums)
+        found, base = of(variant.sums), of(none.sums)
         rows.append((name, measure, *jackknife(found), *jackknife(found - base), "cosine"))
     for measure, unit in (("mass", "attention"), ("loss", "nats")):
-        found, base = (np.concatenate(getattr(one, measure)) for one in (arm, none))
+        found, base = (np.concatenate(getattr(one, measure)) for one in (variant, none))
         value = interval(found, generator=np.random.default_rng(seed))
         effect = paired_difference(found, base, generator=np.random.default_rng(seed))
         bounds = (value.estimate, value.low, value.high, effect.estimate, effect.low, effect.high)
         rows.append((name, "sink_mass" if measure == "mass" else measure, *bounds, unit))
-    n = arm.sums.sequences
+    n = variant.sums.sequences
     for measure, counts in (
         ("argmax_top_share", "argmax"),
         ("argmin_top_share", "argmin"),
         ("smallest_dimension_share", "smallest"),
     ):
-        share, before = (int(getattr(one.ends, counts).max()) / n for one in (arm, none))
+        share, before = (int(getattr(one.ends, counts).max()) / n for one in (variant, none))
         rows.append((name, measure, share, np.nan, np.nan, share - before, np.nan, np.nan, "share of sequences"))
     return rows
 
@@ -174,7 +174,7 @@ def _at_last(found: np.ndarray) -> np.ndarray:
     return found[:, -2] - found[:, 0]
 
 
-_CONTRACTED: Mapping[str, Callable[[Sums], np.ndarray]] = {
+_CONTRACTED: Mapping[str, Callable[[CosineSums], np.ndarray]] = {
     "inter_excess": lambda sums: _at_last(sums.inter()),
     "intra_excess": lambda sums: _at_last(sums.intra()),
     "discrepancy": lambda sums: _at_last(sums.inter()) - _at_last(sums.inter(end=0)),

@@ -84,17 +84,17 @@ def super_neurons(shares: Float[Tensor, " neuron"], *, share: float = 0.05) -> B
 
 
 def spike_ratio(
-    at_key: Float[Tensor, "batch neuron"], *, elsewhere: Float[Tensor, "batch neuron"]
+    at_sink: Float[Tensor, "batch neuron"], *, elsewhere: Float[Tensor, "batch neuron"]
 ) -> Float[Tensor, " neuron"]:
     """Mean |activation| at the sink over mean |activation| elsewhere.
 
     In [0, inf]: infinite for a neuron that fires only at the sink, nan for one that never fires.
 
     Args:
-        at_key: activations at the sink.
+        at_sink: activations at the sink.
         elsewhere: each sequence's mean |activation| over its other positions.
     """
-    return widen(at_key).abs().mean(0) / widen(elsewhere).mean(0)
+    return widen(at_sink).abs().mean(0) / widen(elsewhere).mean(0)
 
 
 def row_norms(w: Float[Tensor, "neuron d_model"]) -> Float[Tensor, " neuron"]:

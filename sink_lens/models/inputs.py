@@ -73,7 +73,7 @@ def provenance_of(lens: LensModel, batch: TokenBatch, *, kernel: str) -> dict[st
         "sequences": batch.n_sequences,
         "length": batch.n_positions,
         "bos": batch.bos,
-        "bos_arm": batch.bos_arm,
+        "bos_condition": batch.bos_condition,
         "dtype": str(lens.dtype).removeprefix("torch."),
         "device": str(lens.device),
         "kernel": kernel,

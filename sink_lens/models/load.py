@@ -20,12 +20,13 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from ..errors import InputError, ModelError, check_name
+from ..renamed import renamed_names
 from . import checks
 from .bundled import DEFAULT_MODEL, bundled_gguf, converted
 from .lens import LensModel
 from .wrapping import assemble, random_state_kept, wrap
 
-__all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_twin", "weights_hash", "wrap"]
+__all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_hash", "wrap"]
 
 ModelLike = LensModel | PreTrainedModel | TransformerBridge | str | Path
 """The kinds of model argument that every function accepts."""
@@ -131,7 +132,7 @@ def weights_hash(lens: LensModel) -> str:
     return digest.hexdigest()
 
 
-def random_twin(lens: LensModel, *, seed: int) -> LensModel:
+def random_init(lens: LensModel, *, seed: int) -> LensModel:
     """Make the random-init baseline: a model with the same configuration and fresh random weights.
 
     Claims about training are compared with it. The caller's random state does not change.
@@ -142,7 +143,7 @@ def random_twin(lens: LensModel, *, seed: int) -> LensModel:
         # Build it in the model's type from the start: a later cast would also cast the rotary tables.
         plain = AutoModelForCausalLM.from_config(config, attn_implementation=lens.family.plain_kernel, dtype=lens.dtype)
     plain = plain.to(device=lens.device).eval()
-    name = f"random twin of {lens.name} (seed {seed})"
+    name = f"random init of {lens.name} (seed {seed})"
     return assemble(plain, tokenizer=lens.tokenizer, family=lens.family, name=name)
 
 
@@ -239,3 +240,6 @@ def _placement(
             f"device {device!s} cannot be used here ({_first_line(error)}); need cpu, cuda or cuda:N"
         ) from error
     return {"device": found_device}
+
+
+__getattr__ = renamed_names(__name__)

@@ -40,7 +40,7 @@ from ..stats import strongest
 from .cells import Part, cell_of_patch, cells, differs
 from .config import PatchConfig
 from .named_metric import named_metric
-from .pairs import Direction, Pair, Sequences, paired
+from .pairs import Direction, PromptPair, Sequences, paired
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,7 +152,7 @@ def swept(
     *,
     metric: Metric | Callable[[Outcome], Any] | str | None,
     config: PatchConfig,
-) -> tuple["Sweep", list[Part], Pair]:
+) -> tuple["Sweep", list[Part], PromptPair]:
     """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
@@ -194,7 +194,7 @@ class Sweep:
         asked: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
         if one_run:
-            asked |= {"keys": metric.keys, "loss": metric.loss, "logits": metric.logits}
+            asked |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
         runs = [run_with(lens, tokens, sites=(site,), **asked) for tokens in (run, source)]
         held, given = (one.tensors for one in runs)
         if not one_run:
@@ -250,7 +250,7 @@ def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: 
         lens,
         tokens,
         edits,
-        keys=metric.keys,
+        positions=metric.positions,
         layers=metric.over(lens.n_layers) or (lens.n_layers - 1,),
         sites=metric.sites,
         loss=metric.loss,
@@ -259,7 +259,7 @@ def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: 
 
 
 def _result(
-    sweep: Sweep, values: Tensor, *, pair: Pair, by: tuple[str, ...], direction: Direction, grid: Sequence[Part]
+    sweep: Sweep, values: Tensor, *, pair: PromptPair, by: tuple[str, ...], direction: Direction, grid: Sequence[Part]
 ) -> PatchResult:
     every = torch.cat([sweep.unpatched[None], sweep.source[None], values]).double()
     (unpatched, source, *means), effects = every.nanmean(1).tolist(), every - every[0]

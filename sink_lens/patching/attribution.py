@@ -33,7 +33,7 @@ from ..stats import strongest
 from .activation import Sweep, patch_config, swept
 from .cells import Part, place
 from .config import PatchConfig
-from .pairs import Direction, Pair, Sequences
+from .pairs import Direction, PromptPair, Sequences
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,7 +164,7 @@ def _spearman(both: pd.DataFrame) -> float:
 
 
 def _result(
-    sweep: Sweep, per_sequence: Tensor, *, pair: Pair, by: tuple[str, ...], direction: Direction, grid: list[Part]
+    sweep: Sweep, per_sequence: Tensor, *, pair: PromptPair, by: tuple[str, ...], direction: Direction, grid: list[Part]
 ) -> AttributionResult:
     by_sequence = len(sweep.unpatched) == sweep.run.n_sequences
     frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid)))
@@ -238,7 +238,7 @@ def _gradients(sweep: Sweep) -> dict[tuple[str, int], Tensor]:
 def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     """Repeat the unpatched run with gradients, and read it as ``run_with`` does."""
     lens, metric, batch = sweep.lens, sweep.metric, sweep.run
-    layers, valid = sweep.outcome.layers, batch.valid.to(lens.device)
+    layers, valid = metric.over(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
     mass: dict[int, Tensor] = {}
     state: dict[int, Tensor] = {}
     tensors: dict[tuple[str, int], Tensor] = {}
@@ -246,11 +246,11 @@ def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     def read_mass(x: Tensor, hook: object, *, layer: int) -> None:
         x = row_shares(x) if lens.family.sigmoid else x
         at = {"valid": valid.to(x.device), "reach": lens.reach(layer)}
-        found = [sink_mass(x[..., key].float(), key=key, **at) for key in metric.keys]
+        found = [sink_mass(x[..., key].float(), key=key, **at) for key in metric.positions]
         mass[layer] = torch.stack(found, dim=-1).cpu()
 
     def read_state(x: Tensor, hook: object, *, layer: int) -> None:
-        state[layer] = x[:, list(metric.keys)].float().cpu()
+        state[layer] = x[:, list(metric.positions)].float().cpu()
 
     def keep(x: Tensor, hook: object, *, key: tuple[str, int]) -> None:
         tensors[key] = x.cpu()
@@ -262,13 +262,13 @@ def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     for layer in layers:
         reads.append((name("pattern", layer), partial(read_mass, layer=layer)))
         reads.append((name("resid_post", layer), partial(read_state, layer=layer)))
-    for key in sweep.outcome.tensors:
+    for key in {place(site, layer): None for site in metric.sites for layer in layers}:
         reads.append((name(*key), partial(keep, key=key)))
     stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
     with evaluating(lens.bridge):
         out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
     return Outcome(
-        keys=metric.keys,
+        positions=metric.positions,
         layers=layers,
         valid=batch.valid.cpu(),
         mass=torch.stack([mass[layer] for layer in layers]),

@@ -1,8 +1,9 @@
 """The parts of a site that the patches of a sweep replace, and each patch as a cell of the engine.
 
-``by`` names the swept axes, in the words of ``transformer_lens.patching``: ``layer``, ``pos`` (token position; query
-position in ``scores`` and ``pattern``), ``head_index`` (key-value heads in ``k`` and ``v``) and ``src_pos`` (key
-position in ``scores`` and ``pattern``). All indices of an axis that is not swept are patched together.
+``by`` names the swept axes: ``layer``, ``position`` (query position in ``scores`` and ``pattern``), ``head`` (key-value
+heads in ``k`` and ``v``) and ``key`` (key position in ``scores`` and ``pattern``). All indices of an axis that is not
+swept are patched together. The words of ``transformer_lens.patching`` (``pos``, ``head_index``, ``src_pos``) still
+work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,9 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
 
-SWEPT = {"position": "pos", "query": "pos", "head": "head_index", "kv_head": "head_index", "key": "src_pos"}
+SWEPT = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
 """Axis of a site -> its name in a sweep."""
-_CHOSEN = {"pos": "positions", "head_index": "heads", "src_pos": "keys", "unit": "units"}
+_CHOSEN = {"position": "positions", "head": "heads", "key": "keys", "unit": "units"}
 """Name of an axis in a sweep -> the argument that chooses its indices."""
 
 
@@ -75,7 +76,7 @@ def cells(
         raise InputError(f"a sweep of {site!r} by {', '.join(unknown)} is not possible; need some of {', '.join(able)}")
     if len(set(by)) < len(by):
         raise InputError(f"by names something twice: {', '.join(by)}; need each once")
-    given = {"pos": positions, "head_index": heads, "src_pos": keys, "unit": units}
+    given = {"position": positions, "head": heads, "key": keys, "unit": units}
     for name, indices in given.items():
         if indices is not None and name not in names:
             raise InputError(

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data.described import BOS_ARMS
-from ..errors import InputError
+from ..configuration import check_choices
+from ..data.described import BOS_CONDITIONS
 from ..models.bundled import DEFAULT_MODEL
+from ..renamed import current_axes, renamed_fields
 
 METRICS = ("sink_mass", "logit_difference", "loss", "kl", "norm", "dominance")
 """Metrics that have a name."""
@@ -13,6 +14,7 @@ DIRECTIONS = ("denoising", "noising")
 _RANGES: dict[str, Any] = {"written": "ranges"}
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchConfig:
     """What is patched, and what is measured."""
@@ -27,8 +29,8 @@ class PatchConfig:
     """The site that is patched; see sink_lens.SITES."""
     metric: str = field(default="sink_mass", metadata={"choices": METRICS})
     """Metric to report; loss is computed on the patched run's own tokens."""
-    by: tuple[str, ...] = field(default=("layer", "pos"), metadata={"written": "commas", "metavar": "NAMES"})
-    """What is swept: some of layer, pos, head_index, src_pos. The rest is patched together."""
+    by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
+    """What is swept: some of layer, position, head, key. The rest is patched together."""
     direction: str = field(default="denoising", metadata={"choices": DIRECTIONS})
     """Clean values into the corrupted run, or corrupted values into the clean run."""
     layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
@@ -41,7 +43,7 @@ class PatchConfig:
     """Keys of scores and pattern. Default: all."""
     units: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Neurons or dimensions, patched together. Default: all."""
-    key: int = 0
+    sink_position: int = 0
     """Position that sink_mass, norm and dominance are read at."""
     metric_layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Layers that sink_mass is read in (default: all); the one layer of norm and dominance."""
@@ -49,7 +51,7 @@ class PatchConfig:
     """For logit_difference: the right token."""
     incorrect: str | None = None
     """For logit_difference: the wrong token."""
-    bos: str = field(default="auto", metadata={"choices": BOS_ARMS})
+    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token, as in trace."""
     batch_size: int | None = None
     """Sequences a forward pass. Default: by length."""
@@ -68,7 +70,7 @@ class PatchConfig:
         """Refuse what cannot be run.
 
         Raises:
-            InputError: a metric that does not exist.
+            InputError: which value, and what is needed.
         """
-        if self.metric not in METRICS:
-            raise InputError(f"there is no metric {self.metric!r}; need one of {', '.join(METRICS)}")
+        object.__setattr__(self, "by", current_axes(self.by))
+        check_choices(self)

@@ -7,19 +7,19 @@ from ..engine.forward import run_with
 from ..errors import InputError
 from ..models.lens import LensModel
 from .config import PatchConfig
-from .pairs import Pair
+from .pairs import PromptPair
 
 
-def named_metric(lens: LensModel, pair: Pair, *, config: PatchConfig) -> Metric:
+def named_metric(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> Metric:
     """The metric that ``config.metric`` names, on the tokens of a pair.
 
     Raises:
         InputError: a layer or token that the metric needs was not given.
     """
-    key, layers = config.key, config.metric_layers
+    position, layers = config.sink_position, config.metric_layers
     match config.metric:
         case "sink_mass":
-            return metrics.sink_mass(key, layers=layers)
+            return metrics.sink_mass(position, layers=layers)
         case "loss":
             return metrics.loss()
         case "kl":
@@ -33,7 +33,7 @@ def named_metric(lens: LensModel, pair: Pair, *, config: PatchConfig) -> Metric:
     if layers is None or len(layers) != 1:
         raise InputError(f"{config.metric} is read at one layer; give it with --metric-layers N")
     read = metrics.norm if config.metric == "norm" else metrics.dominance
-    return read(key, layer=layers[0])
+    return read(position, layer=layers[0])
 
 
 def _token(lens: LensModel, text: str | None, *, option: str) -> int:

@@ -19,7 +19,7 @@ Sequences = TokenBatch | Tensor | str | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PromptPair:
     """Clean and corrupted sequences of the same lengths."""
 
     clean: TokenBatch
@@ -40,8 +40,8 @@ class Pair:
         return (self.corrupted, self.clean) if direction == "denoising" else (self.clean, self.corrupted)
 
 
-def paired(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: str = "auto") -> Pair:
-    """Pair clean and corrupted sequences, and check them against the model and each other.
+def paired(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: str = "auto") -> PromptPair:
+    """PromptPair clean and corrupted sequences, and check them against the model and each other.
 
     Args:
         lens: the model.
@@ -75,7 +75,7 @@ def paired(lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: str 
     shown = differing.rename(columns=names).reindex(columns=["sequence", "position", *names.values()])
     shown = shown.reset_index(drop=True)
     labels = _labels(tables[0], shown, n_positions=first.n_positions)
-    return Pair(clean=first, corrupted=second, differences=shown, labels=labels)
+    return PromptPair(clean=first, corrupted=second, differences=shown, labels=labels)
 
 
 def _labels(clean: pd.DataFrame, differences: pd.DataFrame, *, n_positions: int) -> dict[int, str]:

@@ -31,7 +31,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch
-from ..edits.constructors import ORDER, Edit, hold
+from ..edits.constructors import ORDER, Edit, freeze
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
 from ..engine.forward import run_with
@@ -66,13 +66,13 @@ class Node:
         """Make an edit that replaces this part by the same part of a given tensor."""
         where: dict[str, Any] = {"positions": self.positions, "heads": self.heads, "units": self.units}
         chosen: dict[str, Any] = {name: indices for name, indices in where.items() if indices is not None}
-        named = {"pos": "positions", "head_index": "heads", "src_pos": "keys"}
+        named = {"position": "positions", "head": "heads", "key": "keys"}
         for axis, word in list(enumerate(SITES[self.site].axes.split()))[1:]:
             indices = chosen.get(named.get(SWEPT.get(word, ""), "units"))
             if indices is not None:
                 value = value.index_select(axis, torch.tensor(indices))
         layer = self.layer if SITES[self.site].per_layer else 0
-        return hold(self.site, {layer: value}, layers=(layer,), label=f"path through {self.site}", **chosen)
+        return freeze(self.site, {layer: value}, layers=(layer,), label=f"path through {self.site}", **chosen)
 
 
 Path = Node | tuple[str, int] | tuple[str, int, int]
@@ -84,7 +84,7 @@ class PathResult:
     """The effect of each sender through the receiver."""
 
     frame: pd.DataFrame
-    """One row per sender: ``site``, ``layer``, ``head_index`` (missing unless the sender is one head), ``value``,
+    """One row per sender: ``site``, ``layer``, ``head`` (missing unless the sender is one head), ``value``,
     ``effect`` and ``normalised_effect`` as in ``PatchResult``, ``n``."""
     receiver: Node
     metric: str
@@ -162,7 +162,7 @@ def path_patch(
     span = float((wanted - unpatched).nanmean())
     rows = []
     for one in tqdm(senders, desc="path patching", unit="sender", disable=not progress, leave=False):
-        frozen = frozen_edits(lens, sender=one, receiver=end, held=held, freeze=freeze)
+        frozen = frozen_edits(lens, sender=one, receiver=end, held=held, which=freeze)
         received = _received(lens, run, [one.put(given[place(one.site, one.layer)]), *frozen], receiver=end)
         values = evaluate(measured, _ended(lens, run, end.put(received), metric=measured)).double()
         effects = values - unpatched
@@ -170,9 +170,9 @@ def path_patch(
         head = one.heads[0] if one.heads is not None and len(one.heads) == 1 else None
         normalised = effect / span if span != 0 else math.nan
         rows.append((one.site, one.layer, head, float(values.nanmean()), effect, normalised, n))
-    columns = ["site", "layer", "head_index", "value", "effect", "normalised_effect", "n"]
+    columns = ["site", "layer", "head", "value", "effect", "normalised_effect", "n"]
     return PathResult(
-        frame=pd.DataFrame(rows, columns=columns).astype({"head_index": "Int64"}),
+        frame=pd.DataFrame(rows, columns=columns).astype({"head": "Int64"}),
         receiver=end,
         metric=measured.name,
         direction=direction,
@@ -183,12 +183,12 @@ def path_patch(
 
 
 def frozen_edits(
-    lens: LensModel, *, sender: Node, receiver: Node, held: Mapping[tuple[str, int], Tensor], freeze: Frozen
+    lens: LensModel, *, sender: Node, receiver: Node, held: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
     """The edits that freeze every output between sender and receiver at its unpatched value."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
-        if freeze == "attention" and name == "mlp_out":
+        if which == "attention" and name == "mlp_out":
             continue
         layers = []
         for layer in range(lens.n_layers):
@@ -198,7 +198,7 @@ def frozen_edits(
                 layers.append(layer)
         if layers:
             values = {layer: held[name, layer] for layer in layers}
-            found.append(hold(name, values, layers=layers, label=f"frozen {name}"))
+            found.append(freeze(name, values, layers=layers, label=f"frozen {name}"))
     return found
 
 

@@ -7,7 +7,7 @@ reused. Nothing in this package loads torch.
 """
 
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, compare_runs, versions
-from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, check_not_of_run, read_run
+from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, check_not_of_run, read_run, read_table
 from sink_lens.records.writing import RunWriter, add_to_run, create_run
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "compare_runs",
     "create_run",
     "read_run",
+    "read_table",
     "versions",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 from sink_lens.errors import RunError
 from sink_lens.records.reading import RUN_FILE, Run
 
-IDENTITY = ("weights_sha256", "tokens_sha256", "bos_arm", "dtype")
+IDENTITY = ("weights_sha256", "tokens_sha256", "bos_condition", "dtype")
 """Provenance fields that must be equal in two runs, except the field that is being compared."""
 CIRCUMSTANCE = ("versions", "device", "kernel")
 """Provenance fields that may differ between two runs; a difference only causes a warning."""
@@ -61,7 +61,7 @@ def compare_runs(a: Run, b: Run, *, by: str | Sequence[str] | None) -> dict[str,
         a: The first run.
         b: The second run.
         by: The field or fields that are being compared, such as "weights_sha256"; None allows no difference. Another
-            BOS condition has other tokens, so "bos_arm" also allows another token hash of the same source.
+            BOS condition has other tokens, so "bos_condition" also allows another token hash of the same source.
 
     Raises:
         RunError: A field of IDENTITY that `by` does not name differs, or is missing from both runs.
@@ -71,7 +71,7 @@ def compare_runs(a: Run, b: Run, *, by: str | Sequence[str] | None) -> dict[str,
         raise RunError(f"runs cannot be compared by {sorted(unknown)}; need some of {', '.join(IDENTITY)}.")
     pairs = {field: (a.provenance.get(field), b.provenance.get(field)) for field in IDENTITY + CIRCUMSTANCE}
     admitted = set(named)
-    if "bos_arm" in named and a.provenance.get("token_source") == b.provenance.get("token_source"):
+    if "bos_condition" in named and a.provenance.get("token_source") == b.provenance.get("token_source"):
         admitted.add("tokens_sha256")
     refused = [
         field

@@ -16,6 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from sink_lens.errors import InputError, RunError, check_name
+from sink_lens.records.old_names import current_record, current_table
 
 RUN_FILE = "run.json"
 PAGE_FILE = "report.html"
@@ -26,7 +27,8 @@ _FIELDS = {"kind", "status", "started", "ended", "error", "config", "provenance"
 class Tables(Mapping[str, pd.DataFrame]):
     """The tables of a run by name. Each access reads the file again, unless the tables are kept in memory."""
 
-    def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]], kind: str) -> None:
+        self._kind = kind
         self._files = files
         self._kept: dict[str, pd.DataFrame] | None = None
         self._paths = {
@@ -53,7 +55,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         try:
             if not whole(path, self._files[path.name]):
                 raise ValueError(f"it is not what {RUN_FILE} says was written")
-            return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+            return read_table(path, kind=self._kind)
         except (OSError, ValueError) as error:
             raise damaged(path, error) from error
 
@@ -149,9 +151,15 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         ended=record["ended"],
         config=record["config"],
         provenance=record["provenance"],
-        tables=Tables(folder, files=record["files"]),
+        tables=Tables(folder, files=record["files"], kind=record["kind"]),
         missing=[name for name in record["expects"] if name not in written] + gone,
     )
+
+
+def read_table(path: Path, *, kind: str) -> pd.DataFrame:
+    """A table of a run of this kind, under the names of today."""
+    table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+    return current_table(table, kind=kind, name=path.stem)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -170,7 +178,7 @@ def read_record(folder: Path) -> dict[str, Any]:
             raise ValueError(f"it lists files of other folders: {', '.join(outside)}")
     except (OSError, ValueError, TypeError) as error:
         raise damaged(path, error) from error
-    return record
+    return current_record(record)
 
 
 def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:

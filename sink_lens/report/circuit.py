@@ -2,12 +2,12 @@
 
 Nodes and arrows are those of the run's table ``chain``. Of the nodes in ``_KINDS`` other tables say more: growth steps,
 neurons, dimensions, heads; any other node is a plain box. An arrow stands for a link. Its number is the share of the
-sink that cutting the link makes (the first) or removes (the others), with its interval over sequences and that of the
-controls (``effects.parquet``, primary cuts, all growth steps cut together); beside it stands the statistic that the
-link was measured by. Nodes of a growth step say which share of the sink goes when the node is held at what it is at
-other positions (``mediation.parquet``, the natural sink, one step at a time). Where more than half of the sink survives
-such a hold, an arrow leads past the node: another path. Nothing here is inferred; what a run did not measure is nan,
-and the arrow says so.
+sink that the link's intervention makes (the first) or removes (the others), with its interval over sequences and that
+of the controls (``effects.parquet``, primary interventions, all growth steps together); beside it stands the statistic
+that the link was measured by. Nodes of a growth step say which share of the sink goes when the node is frozen at what
+it is at other positions (``mediation.parquet``, the natural sink, one step at a time). Where more than half of the sink
+survives such a freeze, an arrow leads past the node: another path. Nothing here is inferred; what a run did not measure
+is nan, and the arrow says so.
 """
 
 import json
@@ -31,7 +31,7 @@ from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PURPLE, QUIET
 from sink_lens.schema import VERDICTS
 from sink_lens.text import number, token, visible
 
-NODE_COLUMNS = ("id", "kind", "group", "step", "layers", "label", "detail", "quantity", "value", "held_share")
+NODE_COLUMNS = ("id", "kind", "group", "step", "layers", "label", "detail", "quantity", "value", "frozen_share")
 EDGE_COLUMNS = (
     "source",
     "target",
@@ -44,7 +44,7 @@ EDGE_COLUMNS = (
     "control",
     "verdict",
     "measured",
-    "cut",
+    "intervened",
     "statistic",
     "statistic_value",
 )
@@ -61,11 +61,11 @@ _KINDS = {
 _BY_STEP = ("neurons", "dimension", "key", "heads")
 """Kinds of which each growth step has its own node."""
 ANOTHER_PATH = 0.5
-"""A node is passed by where more than this share of the sink survives its being held."""
+"""A node is passed by where more than this share of the sink survives while it is frozen."""
 _FORMAT = "sink_lens circuit 1"
-_NUMBERS = ("step", "value", "held_share", "ci_low", "ci_high", "control", "statistic_value")
-_HOLDS = {"neurons": "neurons", "dimensions": "dimension", "key": "key"}
-"""What a mediation holds -> the kind of its node."""
+_NUMBERS = ("step", "value", "frozen_share", "ci_low", "ci_high", "control", "statistic_value")
+_FROZEN = {"neurons": "neurons", "dimensions": "dimension", "key": "key"}
+"""What a mediation freezes -> the kind of its node."""
 _MOST_HEADS = 8
 _BOX, _GAP, _FAN, _EDGE = 0.98, 0.4, 0.22, 0.06
 """Inches: a box, the room between two, what is more where lanes part, the margin."""
@@ -80,7 +80,7 @@ _MOST_LANES = 6
 _STYLES = {"holds": (GREEN, "solid"), "fails": (ORANGE, "dashed"), "another path": (PURPLE, "solid")}
 """Verdict -> colour and line; every other is grey and dotted."""
 _CLAIMS = {
-    ("position", "z"): "averaging makes\na spread",
+    ("position", "z"): "averaging lowers\nthe variance",
     ("z", "attn_out"): "that W_O\nkeeps",
     ("attn_out", "neurons"): "that fires\nneurons",
     ("neurons", "dimension"): "that write\na dimension",
@@ -97,14 +97,15 @@ class Circuit:
     """The nodes and arrows of a run's chain."""
 
     about: dict[str, Any]
-    """Model, hashes of weights and tokens, the sink position, where the first cut makes a sink, and in which layers
-    the sink is read."""
+    """Model, hashes of weights and tokens, the sink position, where the first intervention makes a sink, and in which
+    layers the sink is read."""
     nodes: pd.DataFrame = field(repr=False)
-    """One row a node (``NODE_COLUMNS``). ``group`` is the node that it is a part of; ``held_share`` the share of the
-    sink that goes when the node is held."""
+    """One row a node (``NODE_COLUMNS``). ``group`` is the node that it is a part of; ``frozen_share`` the share of the
+    sink that goes when the node is frozen."""
     edges: pd.DataFrame = field(repr=False)
-    """One row an arrow (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: cut_share, contribution_share (of a
-    neuron, of its layer's change of the dimension), sink_score (of a head) or surviving_share (of another path)."""
+    """One row an arrow (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: intervention_share, contribution_share
+    (of a neuron, of its layer's change of the dimension), sink_score (of a head) or surviving_share (of another
+    path)."""
 
     def to_json(self) -> str:
         """The circuit as JSON for other tools; undefined numbers are null."""
@@ -143,22 +144,28 @@ def circuit_of(run: Run) -> Circuit:
     position = studied(story)
     links = run.need("links", columns=["link", "statistic", "value", "is_primary", "verdict"])
     effects = run.optional("effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"])
-    cuts = {} if effects is None else {row["link"]: row for row in _rows(effects.loc[effects["is_primary"].eq(True)])}
-    if effects is not None:  # of a link that it has no row of, the table of links may tell what its cut did
-        shares = links.loc[links["statistic"] == "cut_share"].rename(columns={"value": "share"})
-        cuts = {row["link"]: row for row in _rows(shares.filter(items=["link", "share", "ci_low", "ci_high"]))} | cuts
+    effect_of = (
+        {} if effects is None else {row["link"]: row for row in _rows(effects.loc[effects["is_primary"].eq(True)])}
+    )
+    if effects is not None:  # of a link that it has no row of, the table of links may tell what its intervention did
+        shares = links.loc[links["statistic"] == "intervention_share"].rename(columns={"value": "share"})
+        told = {row["link"]: row for row in _rows(shares.filter(items=["link", "share", "ci_low", "ci_high"]))}
+        effect_of = told | effect_of
     into = {_kind(link.target): link.name for link in reversed(joined)}
     lanes = _lanes(run)
-    nodes = [*_upstream(run, position, joined=joined, into=into, links=links, cuts=cuts)]
+    nodes = [*_upstream(run, position, joined=joined, into=into, links=links, effect_of=effect_of)]
     nodes += [*_downstream(run, position, kinds=_kinds(joined), lanes=lanes, threshold=story.threshold or 0.3)]
-    edges = [*_arrows(joined, links, cuts=cuts, lanes=lanes), *_arrows_of_parts(nodes, into=into, joined=joined)]
+    edges = [
+        *_arrows(joined, links, effect_of=effect_of, lanes=lanes),
+        *_arrows_of_parts(nodes, into=into, joined=joined),
+    ]
     edges += [*_past(joined, lanes)]
     about = {
         "model": story.model,
         **{name: run.provenance.get(name) for name in ("weights_sha256", "tokens_sha256", "n_layers", "n_heads")},
         "sink_position": position,
-        "made_at": cuts.get(joined[0].name if joined else "", {}).get("position"),
-        "read_layers": cuts.get(into.get("heads", ""), {}).get("read_layers"),
+        "made_at": effect_of.get(joined[0].name if joined else "", {}).get("position"),
+        "read_layers": effect_of.get(into.get("heads", ""), {}).get("read_layers"),
     }
     return Circuit(about=about, nodes=_frame(nodes, NODE_COLUMNS), edges=_frame(edges, EDGE_COLUMNS))
 
@@ -179,14 +186,14 @@ def _id(kind: str, step: int | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lane:
-    """A growth step, the layers in which its sink is read, and what survives of it when something is held."""
+    """A growth step, the layers in which its sink is read, and what survives of it when something is frozen."""
 
     step: int
     layers: tuple[int, int]
     reads: tuple[int, int]
     dimension: int | None
     surviving: Mapping[str, tuple[float, float]]
-    """Kind of the node held -> share that survives, and under the controls."""
+    """Kind of the frozen node -> share that survives, and under the controls."""
 
 
 def _lanes(run: Run) -> list[_Lane]:
@@ -195,15 +202,15 @@ def _lanes(run: Run) -> list[_Lane]:
     columns = ["step", "first_layer", "last_layer", "outlier_dimension"]
     table = run.optional("growth_steps", columns=columns)
     rows = [] if table is None else list(table[columns].astype(float).itertuples(index=False, name=None))
-    held = run.optional(
-        "mediation", columns=["intervention", "hold", "step", "surviving_share", "control_surviving_share"]
+    mediated = run.optional(
+        "mediation", columns=["intervention", "frozen", "step", "surviving_share", "control_surviving_share"]
     )
-    natural = [] if held is None else _rows(held.loc[held["intervention"] == "natural"])
+    natural = [] if mediated is None else _rows(mediated.loc[mediated["intervention"] == "natural"])
     surviving: dict[int, dict[str, tuple[float, float]]] = {}
     for row in natural:
-        if row["hold"] in _HOLDS and not math.isnan(row["surviving_share"]):
+        if row["frozen"] in _FROZEN and not math.isnan(row["surviving_share"]):
             shares = (row["surviving_share"], row["control_surviving_share"])
-            surviving.setdefault(int(row["step"]), {})[_HOLDS[row["hold"]]] = shares
+            surviving.setdefault(int(row["step"]), {})[_FROZEN[row["frozen"]]] = shares
     found = []
     for index, (step, first, end, dimension) in enumerate(rows):
         following = rows[index + 1][1] if index + 1 < len(rows) else last + 1
@@ -221,7 +228,7 @@ def _lanes(run: Run) -> list[_Lane]:
 
 
 def _node(kind: str, *, step: int | None = None, **values: Any) -> dict[str, Any]:
-    row = dict.fromkeys(NODE_COLUMNS, "") | {"value": math.nan, "held_share": math.nan}
+    row = dict.fromkeys(NODE_COLUMNS, "") | {"value": math.nan, "frozen_share": math.nan}
     return row | {"id": kind if step is None else f"{kind}:{step}", "kind": kind, "step": step} | values
 
 
@@ -232,11 +239,11 @@ def _upstream(
     joined: Sequence[Link],
     into: Mapping[str, str],
     links: pd.DataFrame,
-    cuts: Mapping[str, Any],
+    effect_of: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """What all growth steps share: the token, its aggregated values, what attention writes, and plain nodes."""
-    layers = _named_layers(str(cuts.get(into.get("attn_out", ""), {}).get("layers", "")))
-    spreads = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
+    layers = _named_layers(str(effect_of.get(into.get("attn_out", ""), {}).get("layers", "")))
+    deviations = {"z": ("aggregated\nvalues z", "s2_ratio"), "attn_out": ("after W_O", "s2_ratio_after_w_o")}
     names = {_kind(node): node for link in joined for node in (link.source, link.target)}
     for kind in _kinds(joined):
         if kind == "position":
@@ -244,8 +251,8 @@ def _upstream(
             texts = [] if tokens is None else tokens.loc[tokens["position"] == position, "text"].unique().tolist()
             detail = f"{len(texts)} different\ntokens" if len(texts) > 1 else "".join(map(token, texts))
             yield _node(kind, label=f"position {position}", detail=detail)
-        elif kind in spreads:
-            label, statistic = spreads[kind]
+        elif kind in deviations:
+            label, statistic = deviations[kind]
             rows = links.loc[(links["link"] == into.get(kind)) & (links["statistic"] == statistic)]
             value = rows["value"].iloc[0] if len(rows) else math.nan
             yield _node(kind, label=label, layers=layers, quantity=statistic, value=value)
@@ -257,11 +264,11 @@ def _downstream(
     run: Run, position: int, *, kinds: Sequence[str], lanes: list[_Lane], threshold: float
 ) -> Iterator[dict[str, Any]]:
     """Parts of every growth step: its super neurons, the dimension, the keys, the heads."""
-    neurons = run.optional("neurons", columns=["layer", "neuron", "position", "contribution_share", "is_super"])
-    layers = run.optional("layers", columns=["layer", "position", "dominance_ratio"])
-    heads = run.optional("heads", columns=["layer", "head", "position", "sink_score"])
+    neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution_share", "is_super"])
+    layers = run.optional("layers", columns=["layer", "sink_position", "dominance_ratio"])
+    heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_score"])
     for lane in lanes:
-        held = {kind: 1 - share for kind, (share, _) in lane.surviving.items()}
+        removed = {kind: 1 - share for kind, (share, _) in lane.surviving.items()}
         own = _of_layers(neurons, position, lane.layers)
         supers = own if own is None else largest_first(own.loc[own["is_super"].eq(True)], "contribution_share")
         after = _of_layers(layers, position, (lane.layers[1], lane.layers[1]))
@@ -292,7 +299,7 @@ def _downstream(
             },
         }
         for kind in (kind for kind in kinds if kind in said):
-            yield _node(kind, step=lane.step, held_share=held.get(kind, math.nan), **said[kind])
+            yield _node(kind, step=lane.step, frozen_share=removed.get(kind, math.nan), **said[kind])
             if kind == "neurons":
                 yield from _named_parts("neuron", supers, lane, unit="neuron", quantity="contribution_share")
             if kind == "heads" and read is not None:
@@ -317,23 +324,23 @@ def _named_parts(
 
 
 def _arrows(
-    joined: Sequence[Link], links: pd.DataFrame, *, cuts: Mapping[str, Any], lanes: list[_Lane]
+    joined: Sequence[Link], links: pd.DataFrame, *, effect_of: Mapping[str, Any], lanes: list[_Lane]
 ) -> Iterator[dict[str, Any]]:
     """The links; those that join nodes of a growth step once for each step."""
     for link in joined:
         rows = links.loc[links["link"] == link.name]
         first = _rows(rows.loc[rows["is_primary"].eq(True)])[:1] or [{}]
-        cut = cuts.get(link.name, {})
+        moved = effect_of.get(link.name, {})
         row = {
             "link": link.name,
-            "quantity": "cut_share",
-            "value": cut.get("share"),
-            "ci_low": cut.get("ci_low"),
-            "ci_high": cut.get("ci_high"),
-            "control": cut.get("control_share"),
+            "quantity": "intervention_share",
+            "value": moved.get("share"),
+            "ci_low": moved.get("ci_low"),
+            "ci_high": moved.get("ci_high"),
+            "control": moved.get("control_share"),
             "verdict": first[0].get("verdict", "not measured"),
             "measured": first[0].get("measured", ""),
-            "cut": first[0].get("cut", ""),
+            "intervened": first[0].get("intervened", ""),
             "statistic": first[0].get("statistic", ""),
             "statistic_value": first[0].get("value"),
         }
@@ -360,7 +367,7 @@ def _arrows_of_parts(
 
 
 def _past(joined: Sequence[Link], lanes: list[_Lane]) -> Iterator[dict[str, Any]]:
-    """Arrows past what was held and left most of the sink."""
+    """Arrows past what was frozen and left most of the sink."""
     before = {_kind(link.target): _kind(link.source) for link in reversed(joined)}
     after = {_kind(link.source): _kind(link.target) for link in reversed(joined)}
     for lane in lanes:
@@ -382,7 +389,7 @@ def _of_layers(table: pd.DataFrame | None, position: int, layers: tuple[int, int
     """The rows of a position, from one layer to another."""
     if table is None:
         return None
-    return table.loc[table["layer"].between(*layers) & (table["position"] == position)]
+    return table.loc[table["layer"].between(*layers) & (table["sink_position"] == position)]
 
 
 def _layers(first: int, last: int) -> str:
@@ -486,7 +493,7 @@ def draw(circuit: Circuit) -> Figure:
 
 def _lefts(edges: pd.DataFrame) -> dict[str, float]:
     """Kind of node -> where its column begins; the columns stand in the order in which the links join them."""
-    links = edges.loc[edges["quantity"] == "cut_share"]
+    links = edges.loc[edges["quantity"] == "intervention_share"]
     ends = [name for pair in zip(links["source"], links["target"], strict=True) for name in pair]
     found: dict[str, float] = {}
     fan = 0.0
@@ -502,8 +509,8 @@ def _of_step(table: pd.DataFrame, step: int) -> pd.DataFrame:
 
 
 def _lines(node: Mapping[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The lines of text of a node, each with its style: name, layers, what was measured of it, what holding it does."""
-    kind, value, held = node["kind"], node["value"], node["held_share"]
+    """The lines of a node, each with its style: name, layers, what was measured of it, what freezing it does."""
+    kind, value, removed = node["kind"], node["value"], node["frozen_share"]
     label = str(node["label"])
     if kind in ("neurons", "dimension", "key"):
         label = "\n".join(label.rsplit(" ", 1))
@@ -511,10 +518,10 @@ def _lines(node: Mapping[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
     if node["layers"]:
         found.append((str(node["layers"]), {"color": QUIET}))
     if kind in ("z", "attn_out", "dimension") and not math.isnan(value):
-        found.append((f"spread ×{number(value)}" if kind != "dimension" else f"{number(value)} × mean", {}))
+        found.append((f"std ×{number(value)}" if kind != "dimension" else f"{number(value)} × mean", {}))
     found += [(visible(line), {}) for line in str(node["detail"]).split("\n") if line]
-    if not math.isnan(held):
-        found.append((f"held: {_signed(-held)}", {"color": BLUE}))
+    if not math.isnan(removed):
+        found.append((f"frozen: {_signed(-removed)}", {"color": BLUE}))
     return found
 
 
@@ -538,7 +545,7 @@ def _draw_box(
     shape.set(facecolor="none", edgecolor=QUIET, linewidth=1.0)
     axes.add_patch(shape)
     y = box.top - _PAD - _LINE / 2
-    last = lines[-1:] if bars and lines[-1][0].startswith("held") else []
+    last = lines[-1:] if bars and lines[-1][0].startswith("frozen") else []
     for text, style in lines[: len(lines) - len(last)]:
         _text(axes, box.centre[0], y, text, **style)
         y -= _LINE
@@ -588,7 +595,7 @@ def _arrow(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box]) ->
 
 
 def _arrow_past(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box]) -> None:
-    """Over the box that is passed, with the share that survives its being held."""
+    """Over the box that is passed, with the share that survives while it is frozen."""
     target = boxes[edge["target"]]
     passed = boxes[f"{str(edge['link']).removeprefix('past ')}:{edge['step']:.0f}"]
     source = boxes[edge["source"]] if ":" in edge["source"] else None
@@ -616,9 +623,9 @@ def _point(width: float) -> float:
 
 
 def _numbers(axes: Axes, edges: pd.DataFrame, *, top: float) -> None:
-    """Over each gap: what the link says, its verdict, the statistic, the cut, its interval, the controls."""
+    """Over each gap: what the link says, its verdict, the statistic, the intervention, its interval, the controls."""
     lefts = _lefts(edges)
-    links = edges.loc[edges["quantity"] == "cut_share"].drop_duplicates("link")
+    links = edges.loc[edges["quantity"] == "intervention_share"].drop_duplicates("link")
     for index, edge in enumerate(links.to_dict("records")):
         source, target = (str(edge[end]).partition(":")[0] for end in ("source", "target"))
         claim = _CLAIMS.get((source, target)) or textwrap.fill(visible(edge["link"]).replace("_", " "), _CHARACTERS)
@@ -633,10 +640,13 @@ def _numbers(axes: Axes, edges: pd.DataFrame, *, top: float) -> None:
             said.append((f"{number(edge['statistic_value'])}{_sign(edge['measured'])}", {"color": QUIET}))
         sign = 1 if index == 0 else -1
         if math.isnan(edge["value"]):
-            said.append(("not cut", {"color": QUIET}))
+            said.append(("no intervention", {"color": QUIET}))
         else:
             said.append(
-                (f"cut {_signed(sign * edge['value'])}{_sign(edge['cut'])}", {"color": colour, "fontsize": FONT})
+                (
+                    f"intervention {_signed(sign * edge['value'])}{_sign(edge['intervened'])}",
+                    {"color": colour, "fontsize": FONT},
+                )
             )
         if not math.isnan(edge["ci_low"]):
             low, high = sorted(sign * edge[name] for name in ("ci_low", "ci_high"))
@@ -648,7 +658,7 @@ def _numbers(axes: Axes, edges: pd.DataFrame, *, top: float) -> None:
 
 
 def _sign(verdict: str) -> str:
-    """What measuring, or cutting, says by itself."""
+    """What the measurement, or the intervention, says by itself."""
     return f" {VERDICTS[verdict]}" if verdict in VERDICTS else ""
 
 
@@ -657,16 +667,16 @@ def _foot(axes: Axes, circuit: Circuit, *, left_out: int, top: float) -> None:
     made = circuit.about.get("made_at")
     at = "" if made is None else f" at position {number(made)}"
     lines = [
-        f"Arrow: as wide as its cut's share of the sink, which the first cut makes{at} and the others remove; all "
-        "growth steps are cut together.",
-        "Solid: the link holds, which needs ✓ of statistic and cut. Dashed: it fails. Dotted: undecided, or not "
-        "measured.",
-        "Held: what becomes of the sink when this node alone is held at what it is at other positions. Violet: what "
+        f"Arrow: as wide as the share of the sink that its intervention makes{at} (the first) or removes (the others); "
+        "all growth steps are intervened on together.",
+        "Solid: the link holds, which needs ✓ of statistic and intervention. Dashed: it fails. Dotted: undecided, or "
+        "not measured.",
+        "Frozen: what becomes of the sink when this node alone is frozen at its value at other positions. Violet: what "
         "then survives.",
         "Bars: a neuron's share of its layer's change of the dimension (layer.neuron); a head's sink score.",
     ]
-    if circuit.edges.loc[circuit.edges["quantity"] == "cut_share", "value"].isna().all():
-        lines[0] = "No link of this run was cut, so every arrow is thin."
+    if circuit.edges.loc[circuit.edges["quantity"] == "intervention_share", "value"].isna().all():
+        lines[0] = "No link of this run was intervened on, so every arrow is thin."
     if "not applicable" in circuit.edges["verdict"].tolist():
         lines[1:3] = ["Dotted: no position is a sink, so no link is judged."]
     if left_out > 0:

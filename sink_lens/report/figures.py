@@ -63,7 +63,7 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
 
 def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
     """A column of heads.parquet at a position as an array of layer by head; nan where there is no row."""
-    table = heads.loc[heads["position"] == position]
+    table = heads.loc[heads["sink_position"] == position]
     layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
     grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
     grid[layer, head] = table[name].to_numpy(float)
@@ -197,7 +197,7 @@ def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None =
         position: The sink token.
         share: The share from which a neuron is a super neuron, drawn as a line.
     """
-    table = neurons.loc[neurons["position"] == position]
+    table = neurons.loc[neurons["sink_position"] == position]
     shares = "contribution_share" in table.columns and bool(table["contribution_share"].notna().any())
     height = table["contribution_share"].to_numpy(float) * 100 if shares else table["contribution"].to_numpy(float)
     ranks = np.stack([table["gate_norm_rank"].to_numpy(float), table["up_norm_rank"].to_numpy(float)])
@@ -250,7 +250,7 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
         layer: The layer.
         most: How many bars.
     """
-    table = dimensions.loc[dimensions["position"] == position]
+    table = dimensions.loc[dimensions["sink_position"] == position]
     table = table.loc[table["layer"] == layer].sort_values("value", key=abs, ascending=False, kind="stable").head(most)
     figure = canvas(height=0.9 + 0.23 * max(len(table), 4))
     axes = panel(figure, xlabel=f"|value| at position {position} after layer {layer}", ylabel="dimension")
@@ -340,7 +340,7 @@ def _name_points(axes: Axes, points: pd.DataFrame) -> None:
 
 
 _MOST_COLUMNS = 12
-_MOST_CUTS = 14
+_MOST_INTERVENTIONS = 14
 
 
 def written_columns(columns: pd.DataFrame, *, outliers: tuple[int, ...] = ()) -> Figure:
@@ -419,15 +419,15 @@ def qk_split(split: pd.DataFrame) -> Figure:
 
 
 def loss_changes(effects: pd.DataFrame) -> Figure:
-    """What each cut does to the loss, in nats.
+    """What each intervention does to the loss, in nats.
 
     Args:
         effects: link, edit, baseline_loss_nats, loss_nats.
     """
-    table = effects.head(_MOST_CUTS)
+    table = effects.head(_MOST_INTERVENTIONS)
     change = table["loss_nats"].to_numpy(float) - table["baseline_loss_nats"].to_numpy(float)
     figure = canvas(width=WIDTH, height=0.9 + 0.34 * max(len(table), 2))
-    axes = panel(figure, xlabel="loss with the cut − without, nats")
+    axes = panel(figure, xlabel="loss with the intervention − without, nats")
     places = np.arange(len(table))
     axes.barh(places, np.nan_to_num(change), color=np.where(change > 0, ORANGE, BLUE), edgecolor=INK, linewidth=0.6)
     for place, one in zip(places, change, strict=True):
@@ -447,7 +447,7 @@ def loss_changes(effects: pd.DataFrame) -> Figure:
     return finished(figure)
 
 
-_HOLDS = ("z", "neurons", "dimensions", "key")
+_FROZEN = ("z", "neurons", "dimensions", "key")
 CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "s")}
 NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm only"}
 
@@ -476,29 +476,29 @@ def amplification_curve(table: pd.DataFrame) -> Figure:
 
 
 def mediation_matrix(table: pd.DataFrame) -> Figure:
-    """Share of the sink that survives each hold, a row for each intervention and growth step.
+    """Share of the sink that survives each freeze, a row for each intervention and growth step.
 
     Args:
-        table: intervention, hold, step, layers_from, layers_to, surviving_share, control_surviving_share.
+        table: intervention, frozen, step, layers_from, layers_to, surviving_share, control_surviving_share.
     """
     keys = list(dict.fromkeys(zip(table["intervention"], table["step"], strict=True)))
-    holds = list(dict.fromkeys([*_HOLDS, *table["hold"]]))
-    grid, control = np.full((2, len(keys), len(holds)), np.nan)
+    names = list(dict.fromkeys([*_FROZEN, *table["frozen"]]))
+    grid, control = np.full((2, len(keys), len(names)), np.nan)
     names = []
     for index, (intervention, step) in enumerate(keys):
         of_it = table.loc[table["intervention"] == intervention]
         part = of_it.loc[of_it["step"] == step]
         spans = f"{int(part['layers_from'].iloc[0])}–{int(part['layers_to'].iloc[0])}"
         names.append(f"{intervention}, layers {spans}")
-        for column, hold in enumerate(holds):
-            one = part.loc[part["hold"] == hold]
+        for column, name in enumerate(names):
+            one = part.loc[part["frozen"] == name]
             if len(one):
                 grid[index, column] = one["surviving_share"].iloc[0]
                 control[index, column] = one["control_surviving_share"].iloc[0]
     figure = canvas(width=WIDTH, height=1.2 + 0.42 * len(keys))
-    axes = panel(figure, xlabel="what is held", ylabel="", grid=False)
+    axes = panel(figure, xlabel="what is frozen", ylabel="", grid=False)
     image = heat_map(axes, np.clip(grid, 0, 1))
-    axes.set_xticks(range(len(holds)), holds, fontsize=FONT - 1.5)
+    axes.set_xticks(range(len(names)), names, fontsize=FONT - 1.5)
     axes.set_yticks(range(len(keys)), names)
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):

@@ -37,14 +37,19 @@ PAGES = {
     "isolate": "studies:ISOLATE",
     "amplify": "studies:AMPLIFY",
     "ablate": "studies:ABLATE",
+    "quantise": "quantise:QUANTISE",
+    "streaming": "streaming:STREAMING",
     "patch": "patch:PATCH",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
     "compare": "training:COMPARE",
+    "watch": "training:WATCH",
+    "monitor": "monitor:MONITOR",
     "preference": "survey:PREFERENCE",
     "contraction": "survey:CONTRACTION",
     "calibration": "survey:CALIBRATION",
     "fingerprint": "fingerprint:FINGERPRINT",
+    "tokens": "tokens:TOKENS",
 }
 """Run kind -> module of ``sink_lens.report`` and name of its ``Page`` there, imported when it is asked for."""
 
@@ -153,7 +158,11 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
 
 def _notes(run: Run) -> list[object]:
     notes = run.provenance.get("notes") or []
-    return notes if isinstance(notes, list) else [notes]
+    notes = list(notes) if isinstance(notes, list) else [notes]
+    links = run.optional("links", columns=["floors"])
+    if links is not None and "not calibrated" in set(links["floors"]):
+        notes.append("floors not calibrated: one was moved, or a threshold; the verdicts' error rates do not apply")
+    return notes
 
 
 def _incomplete(run: Run) -> str:

@@ -79,7 +79,7 @@ def table(frame: pd.DataFrame, heads: Mapping[str, str] | Sequence[str] | None =
 
 
 def verdicts(links: pd.DataFrame, *, names: Iterable[str] = LINKS) -> str:
-    """The links of a chain: the verdict, the statistic with its interval and nulls, and what the cut did.
+    """The links of a chain: the verdict, the statistic with its interval and nulls, and what the intervention did.
 
     Args:
         links: the table of a trace: link, statistic, value, ci_low, ci_high, null_name, null_value, is_primary,
@@ -95,17 +95,19 @@ def verdicts(links: pd.DataFrame, *, names: Iterable[str] = LINKS) -> str:
             continue
         first = primary.to_dict("records")[0]
         nulls = zip(primary["null_name"], primary["null_value"], strict=True)
-        cut = of.loc[of["statistic"] == "cut_share"].to_dict("records")[:1]
+        moved = of.loc[of["statistic"] == "intervention_share"].to_dict("records")[:1]
         rows.append(
             _row(
                 link,
                 _verdict(str(first["verdict"]), measured=str(first.get("measured", ""))),
                 f"{visible(first['statistic'])} {number(first['value'])} {interval(first['ci_low'], first['ci_high'])}",
                 "; ".join(f"{visible(name)} {number(value)}" for name, value in nulls if name != "none"),
-                f"{number(cut[0]['value'])} {interval(cut[0]['ci_low'], cut[0]['ci_high'])}" if cut else "not cut",
+                f"{number(moved[0]['value'])} {interval(moved[0]['ci_low'], moved[0]['ci_high'])}"
+                if moved
+                else "no intervention",
             )
         )
-    titles = ("link", "verdict", "statistic", "beside", "share of the sink that its cut moves")
+    titles = ("link", "verdict", "statistic", "beside", "share of the sink that its intervention moves")
     head = "".join(f"<th style='{_CELL} text-align: left'>{name}</th>" for name in titles)
     return _scrolled(f"<thead><tr>{head}</tr></thead><tbody>{_rows(rows)}</tbody>")
 

@@ -12,7 +12,7 @@ from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table,
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
 from sink_lens.text import number, token, visible
 
-_BY = ("layer", "pos", "head_index", "src_pos", "neuron")
+_BY = ("layer", "position", "head", "key", "neuron")
 
 
 def patch_map(

@@ -17,7 +17,7 @@ MOST_RUNS = 6
 
 _SAME = (
     ("dtype", "provenance"),
-    ("bos_arm", "provenance"),
+    ("bos_condition", "provenance"),
     ("bos", "provenance"),
     ("token_source", "provenance"),
     ("sequences", "provenance"),
@@ -26,14 +26,14 @@ _SAME = (
     ("tokenizer_sha256", "provenance"),
     ("thresholds", "provenance"),
     ("threshold", "config"),
-    ("cuts", "config"),
+    ("interventions", "config"),
 )
 """What runs must share, or their numbers mean different things: of the provenance, or of the configuration."""
 _CIRCUMSTANCE = ("status", "started", "ended", "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Entry:
     """A value of one run, and whether it is another than the first run's."""
 
     text: str
@@ -45,7 +45,7 @@ class Row:
     """One thing of every run, in the order of the runs."""
 
     name: str
-    cells: tuple[Cell, ...]
+    cells: tuple[Entry, ...]
 
     @property
     def differs(self) -> bool:
@@ -153,7 +153,7 @@ def _names(runs: Sequence[Run], parts: Sequence[Content]) -> tuple[str, ...]:
 
 
 def _row(name: str, texts: Sequence[str]) -> Row:
-    return Row(name=name, cells=tuple(Cell(text=text, differs=text != texts[0]) for text in texts))
+    return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 
 def _verdicts(link: str, parts: Sequence[Content]) -> Row:
@@ -164,14 +164,14 @@ def _verdicts(link: str, parts: Sequence[Content]) -> Row:
         if row is None:
             cells.append(("not measured", ""))
             continue
-        cut = f"; cut {row.cut_share} {row.cut_interval}" if row.cut else ""
+        moved = f"; intervention {row.intervention_share} {row.intervention_interval}" if row.intervention else ""
         measured = f": {row.statistic} {row.value} {row.interval}" if row.statistic else ""
-        cells.append((row.verdict, f"{measured}{cut}".rstrip()))
+        cells.append((row.verdict, f"{measured}{moved}".rstrip()))
     first = cells[0][0]
     return Row(
         name=link,
         cells=tuple(
-            Cell(text=f"{VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != first)
+            Entry(text=f"{VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != first)
             for verdict, why in cells
         ),
     )

@@ -148,11 +148,11 @@ class LinkRow:
     """Name and value."""
     criterion: str = ""
     """Empty where it is the link's again."""
-    cut: str = ""
-    """What was cut, on the primary statistic, where the link was cut; the next three too."""
-    cut_share: str = ""
-    """Share of the sink that the cut makes or removes."""
-    cut_interval: str = ""
+    intervention: str = ""
+    """What the intervention does, on the primary statistic of a link that was intervened on; the next three too."""
+    intervention_share: str = ""
+    """Share of the sink that the intervention makes or removes."""
+    intervention_interval: str = ""
     control_share: str = ""
     """The same of the matched controls' mean."""
 
@@ -185,8 +185,8 @@ def find_story(run: Run) -> Story:
             rate, bounds = float(row["value"]), (float(row["ci_low"]), float(row["ci_high"]))
     step_columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
     steps = run.optional("growth_steps", columns=step_columns)
-    dimensions = run.optional("dimensions", columns=["layer", "position", "dimension", "is_outlier"])
-    neurons = run.optional("neurons", columns=["layer", "neuron", "position", "contribution", "is_super"])
+    dimensions = run.optional("dimensions", columns=["layer", "sink_position", "dimension", "is_outlier"])
+    neurons = run.optional("neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"])
     found = None
     if steps is not None:
         rows = steps[step_columns].itertuples(index=False)
@@ -207,11 +207,11 @@ def find_story(run: Run) -> Story:
 
 def _sink(run: Run, minimum: float) -> tuple[int | None, tuple[int, ...], float | None]:
     """The position with the highest sink rate, the other sink positions, and the rate."""
-    heads = run.optional("heads", columns=["layer", "head", "position", "sink_rate"])
+    heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
     rates = {}
     if heads is not None:
-        for place in sorted({int(place) for place in heads["position"].to_numpy(float)}):
-            of_heads = heads.loc[heads["position"] == place, "sink_rate"].to_numpy(float)
+        for place in sorted({int(place) for place in heads["sink_position"].to_numpy(float)}):
+            of_heads = heads.loc[heads["sink_position"] == place, "sink_rate"].to_numpy(float)
             if np.isfinite(of_heads).any():
                 rates[place] = float(np.nanmean(of_heads))
     if not rates:
@@ -228,14 +228,14 @@ def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def outliers(dimensions: pd.DataFrame, position: int | None) -> list[int]:
     """Outlier dimensions of a position, or of all, those of most layers first."""
-    table = dimensions if position is None else dimensions.loc[dimensions["position"] == position]
+    table = dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
     found = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
     names, counts = np.unique(found, return_counts=True)
     return [int(name) for name in names[np.argsort(-counts, kind="stable")]]
 
 
 def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
-    table = neurons if position is None else neurons.loc[neurons["position"] == position]
+    table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
     table = table.loc[table["is_super"].eq(True)].sort_values("contribution", key=abs, ascending=False, kind="stable")
     names = table[["layer", "neuron"]].itertuples(index=False)
     return list(dict.fromkeys(f"{layer:.0f}.{neuron:.0f}" for layer, neuron in names))
@@ -288,16 +288,18 @@ def link_rows(run: Run) -> list[LinkRow]:
     wanted = [*columns, *(name for name in ("is_primary", "measured") if name in table.columns)]
     rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
     claims = {link.name: link.sentence for link in chain(run)}
-    cuts = _cuts(run)
+    effects = _effects(run)
     return [
         shown
         for name in dict.fromkeys([*claims, *(str(row["link"]) for row in rows)])
-        for shown in _link(name, [row for row in rows if row["link"] == name], claim=claims.get(name, ""), cuts=cuts)
+        for shown in _link(
+            name, [row for row in rows if row["link"] == name], claim=claims.get(name, ""), effects=effects
+        )
     ]
 
 
-def _cuts(run: Run) -> dict[str, dict[str, str]]:
-    """Link -> what its cut did, as it is shown; empty where nothing was cut."""
+def _effects(run: Run) -> dict[str, dict[str, str]]:
+    """Link -> what its intervention did, as it is shown; empty without interventions."""
     table = run.optional(
         "effects", columns=["link", "edit", "share", "ci_low", "ci_high", "control_share", "is_primary"]
     )
@@ -306,16 +308,16 @@ def _cuts(run: Run) -> dict[str, dict[str, str]]:
     table = table.loc[table["is_primary"].eq(True)]
     return {
         str(row["link"]): {
-            "cut": visible(row["edit"]),
-            "cut_share": percent(row["share"]),
-            "cut_interval": interval(row["ci_low"], row["ci_high"], shown=percent),
+            "intervention": visible(row["edit"]),
+            "intervention_share": percent(row["share"]),
+            "intervention_interval": interval(row["ci_low"], row["ci_high"], shown=percent),
             "control_share": percent(row["control_share"]),
         }
         for row in table.to_dict("records")
     }
 
 
-def _link(name: str, rows: list[dict[str, Any]], *, claim: str, cuts: Mapping[str, dict[str, str]]) -> list[LinkRow]:
+def _link(name: str, rows: list[dict[str, Any]], *, claim: str, effects: Mapping[str, dict[str, str]]) -> list[LinkRow]:
     """The rows of a link, its primary statistic first; what the others share with it is not repeated."""
     if not rows:
         return [LinkRow(link=visible(name), claim=claim, verdict=_NOT, own=_NOT)]
@@ -341,7 +343,7 @@ def _link(name: str, rows: list[dict[str, Any]], *, claim: str, cuts: Mapping[st
                 criterion=criterion if primary or criterion != _text(rows[0]["criterion"]) else "",
                 measured=_text(first.get("measured")) if primary and decided == "not applicable" else "",
                 own=decided if primary or decided != _text(rows[0]["verdict"]) else "",
-                **(cuts.get(name, {}) if primary else {}),
+                **(effects.get(name, {}) if primary else {}),
             )
         )
     return shown

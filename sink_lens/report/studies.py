@@ -25,24 +25,24 @@ from sink_lens.report.style import (
 )
 from sink_lens.text import interval, listed, number, percent, plural, visible
 
-_MASSES = ["baseline_mass_new", "mass_new", "baseline_mass_old", "mass_old", "outcome", "read_layers"]
+_MASSES = ["baseline_target_mass", "target_mass", "baseline_sink_mass", "sink_mass", "outcome", "read_layers"]
 _LINES = (
-    ("baseline_mass_new", "there, before", BLUE, "--", ""),
-    ("mass_new", "there, edited", BLUE, "-", "o"),
-    ("baseline_mass_old", "at the old sink, before", ORANGE, "--", ""),
-    ("mass_old", "at the old sink, edited", ORANGE, "-", "s"),
+    ("baseline_target_mass", "there, before", BLUE, "--", ""),
+    ("target_mass", "there, edited", BLUE, "-", "o"),
+    ("baseline_sink_mass", "at the sink position, before", ORANGE, "--", ""),
+    ("sink_mass", "at the sink position, edited", ORANGE, "-", "s"),
 )
 _HEADS = {
-    "position": "position",
+    "target_position": "target position",
     "centre": "centre",
     "factor": "factor",
     "layers": "in layers",
     "times": "times",
     "read_layers": "read in layers",
-    "baseline_mass_new": "there, before",
-    "mass_new": "there, edited",
-    "baseline_mass_old": "old sink, before",
-    "mass_old": "old sink, edited",
+    "baseline_target_mass": "there, before",
+    "target_mass": "there, edited",
+    "baseline_sink_mass": "sink position, before",
+    "sink_mass": "sink position, edited",
     "outcome": "the sink is",
     "loss_change_nats": "loss change, nats",
     "interval": "95%",
@@ -51,10 +51,10 @@ _KINDS = (("set", ORANGE, "^"), ("single", BLUE, "o"), ("left out", GREEN, "v"),
 
 
 def mass_by_layer(layers: pd.DataFrame) -> Figure:
-    """Attention to the edited position and to the old sink by layer, without and with the edit.
+    """Attention to the edited position and to the sink position by layer, without and with the edit.
 
     Args:
-        layers: layer, baseline_mass_new, mass_new, baseline_mass_old, mass_old; one row a layer.
+        layers: layer, baseline_target_mass, target_mass, baseline_sink_mass, sink_mass; one row a layer.
     """
     layers = layers.sort_values("layer", kind="stable")
     figure = canvas(width=7.4, height=3.2)
@@ -115,15 +115,15 @@ def removed_shares(ablations: pd.DataFrame) -> Figure:
             part = rows.loc[rows["kind"] == kind]
             colour, mark = next((style for name, *style in _KINDS if str(kind).startswith(name)), (PURPLE, "D"))
             share = 100 * part["removed_share"].to_numpy(float)
-            spread = np.linspace(-0.22, 0.22, len(part)) if len(part) > 1 else np.zeros(len(part))
+            offsets = np.linspace(-0.22, 0.22, len(part)) if len(part) > 1 else np.zeros(len(part))
             axes.hlines(
-                row + spread,
+                row + offsets,
                 100 * part["ci_low"].to_numpy(float),
                 100 * part["ci_high"].to_numpy(float),
                 color=colour,
                 alpha=0.5,
             )
-            axes.scatter(share, row + spread, color=colour, marker=mark, s=22)
+            axes.scatter(share, row + offsets, color=colour, marker=mark, s=22)
         axes.set_yticks(range(len(kinds)), [visible(kind, limit=32, counted=False) for kind in kinds])
         axes.set_ylim(len(kinds) - 0.5, -0.5)
         axes.axvline(0, color=QUIET, linewidth=0.8)
@@ -138,15 +138,15 @@ def _summary(run: Run, columns: list[str]) -> pd.DataFrame:
 
 def _sentence(row: dict[Any, Any], what: str) -> str:
     return (
-        f"{what}: attention there {number(row['baseline_mass_new'])} → {number(row['mass_new'])}, at the old sink "
-        f"{number(row['baseline_mass_old'])} → {number(row['mass_old'])} (layers {row['read_layers']}): "
+        f"{what}: attention there {number(row['baseline_target_mass'])} → {number(row['target_mass'])}, at the sink "
+        f"position {number(row['baseline_sink_mass'])} → {number(row['sink_mass'])} (layers {row['read_layers']}): "
         f"the sink is {visible(row['outcome'])}."
     )
 
 
 def _isolated(run: Run) -> list[str]:
-    rows = _summary(run, ["position", *_MASSES]).to_dict("records")
-    return [_sentence(row, f"Position {row['position']} isolated in {_in(row)}") for row in rows]
+    rows = _summary(run, ["target_position", *_MASSES]).to_dict("records")
+    return [_sentence(row, f"Position {row['target_position']} isolated in {_in(row)}") for row in rows]
 
 
 def _in(row: dict[Any, Any]) -> str:
@@ -155,20 +155,20 @@ def _in(row: dict[Any, Any]) -> str:
 
 
 def _outcomes(run: Run) -> str:
-    table = run.optional("summary", columns=["position", "outcome"])
+    table = run.optional("summary", columns=["target_position", "outcome"])
     if table is None:
         return "Isolation by the attention mask"
-    places = listed([f"{place:.0f}" for place in table["position"].to_numpy(float)])
+    places = listed([f"{place:.0f}" for place in table["target_position"].to_numpy(float)])
     return f"Isolating position {places}: the sink is {listed(dict.fromkeys(table['outcome'].tolist()))}"
 
 
 def _layer_curves(run: Run) -> tuple[str, Figure]:
     layers = run.need("layers", columns=["layer", *(name for name, *_ in _LINES)])
     first = layers.drop_duplicates("layer")
-    which = f"position {first['position'].iloc[0]}" if "position" in first.columns else "the position"
+    which = f"position {first['target_position'].iloc[0]}" if "target_position" in first.columns else "the position"
     see = (
-        f"Attention to {which} and to the old sink, layer by layer: dashed without the edit, solid with it. A sink "
-        "that moves leaves the old one; one that is shared leaves part of it."
+        f"Attention to {which} and to the sink position, layer by layer: dashed without the edit, solid with it. "
+        "A sink that moves leaves its own position; one that is shared leaves part of it."
     )
     return see, mass_by_layer(first)
 
@@ -177,7 +177,7 @@ def _strongest(run: Run) -> pd.DataFrame:
     """The layers of the cell that makes the largest sink."""
     summary = _summary(run, ["centre", "factor", *_MASSES])
     layers = run.need("layers", columns=["layer", "centre", "factor", *(name for name, *_ in _LINES)])
-    best = summary.sort_values("mass_new", key=abs, ascending=False, kind="stable").to_dict("records")[0]
+    best = summary.sort_values("target_mass", key=abs, ascending=False, kind="stable").to_dict("records")[0]
     part = layers.loc[layers["centre"] == str(best["centre"])]
     return part.loc[np.isclose(part["factor"].to_numpy(float), float(best["factor"]))]
 
@@ -199,19 +199,19 @@ def _amplified(run: Run) -> list[str]:
     for centre in figures.CENTRES:
         part = table.loc[table["centre"] == centre]
         if len(part):
-            best = part.sort_values("mass_new", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
+            best = part.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
             what = f"Factor {best['factor']:g} from {figures.NAMES[centre]} ({number(best['times'])} times)"
             said.append(_sentence(best, what))
     return said
 
 
 def _factor_curve(run: Run) -> tuple[str, Figure]:
-    table = _summary(run, ["centre", "factor", "baseline_mass_new", "mass_new"])
+    table = _summary(run, ["centre", "factor", "baseline_target_mass", "target_mass"])
     see = (
         "Attention to the position by factor, a line for what its aggregated values are moved away from. The norm-only "
         "line is the control: scaling alone should bring no sink."
     )
-    return see, figures.amplification_curve(table.rename(columns={"mass_new": "mass"}))
+    return see, figures.amplification_curve(table.rename(columns={"target_mass": "mass"}))
 
 
 def _factor_losses(run: Run) -> tuple[str, Figure]:
@@ -258,8 +258,8 @@ def _summary_table(run: Run) -> tuple[str, Table]:
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         bounds = zip(table["loss_change_low"].to_numpy(float), table["loss_change_high"].to_numpy(float), strict=True)
         table = table.assign(interval=[interval(low, high) for low, high in bounds])
-    if "mass_new" in table.columns:
-        return "What each edit did: attention at the position and at the old sink, and the loss.", shown_table(
+    if "target_mass" in table.columns:
+        return "What each edit did: attention at the position and at the sink position, and the loss.", shown_table(
             table, _HEADS
         )
     heads = {str(name): str(name).replace("_", " ") for name in table}
@@ -274,7 +274,7 @@ ISOLATE = Page(
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
-    title=lambda run: f"Amplifying position {run.config.get('amplify_position', 'unknown')}",
+    title=lambda run: f"Amplifying position {run.config.get('amplify_target_position', 'unknown')}",
     headline=_amplified,
     figures=(
         Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),

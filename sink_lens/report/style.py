@@ -51,7 +51,7 @@ _AROUND = (Axis, Legend, Text)
 """What may stick out of its panel, so that the layout leaves room for it."""
 
 
-WORDS = {"layer": "layer", "pos": "position", "head_index": "head", "src_pos": "key position"}
+WORDS = {"layer": "layer", "position": "position", "head": "head", "key": "key position"}
 """Swept column -> its word at an axis."""
 _MOST_LABELS = 40
 """More positions than these are numbered, not spelled out."""
@@ -153,7 +153,7 @@ def map_panel(
 
 def _ticks(axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool) -> None:
     axis = axes.yaxis if y else axes.xaxis
-    if name in ("pos", "src_pos") and any(labels.values()) and len(values) <= _MOST_LABELS:
+    if name in ("position", "key") and any(labels.values()) and len(values) <= _MOST_LABELS:
         texts = [token(labels[one], limit=16, counted=False) if labels.get(one) else "" for one in values]
         axis.set_ticks(range(len(values)), labels=[f"{one} {text}" for one, text in zip(values, texts, strict=True)])
         axis.set_tick_params(labelsize=FONT - 3)

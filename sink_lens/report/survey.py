@@ -15,44 +15,44 @@ from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table,
 from sink_lens.report.style import COLOURS, GRID, INK, MARKS, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.text import number, plural, token, visible
 
-MOST_ARMS = 10
-"""More arms than these are not drawn."""
+MOST_VARIANTS = 10
+"""More variants than these are not drawn."""
 _DASHES = ("-", "--", ":")
 _WORDS = {"attention=False": "no attention", "mlp=False": "no MLP", "gated=False": "no gate"}
 """Field of an untrained model -> what a legend says."""
 
 
-def arms_of(table: pd.DataFrame) -> list[str]:
-    """The arms in their order, as many as a figure holds."""
-    return [str(arm) for arm in dict.fromkeys(table["arm"].tolist())][:MOST_ARMS]
+def variants_of(table: pd.DataFrame) -> list[str]:
+    """The variants in their order, as many as a figure holds."""
+    return [str(variant) for variant in dict.fromkeys(table["variant"].tolist())][:MOST_VARIANTS]
 
 
-def name_of(arm: str, *, among: Sequence[str]) -> str:
-    """An arm's name as a legend has it: what it does not share with all others, in words where there are some."""
+def name_of(variant: str, *, among: Sequence[str]) -> str:
+    """A variant's name as a legend has it: what it does not share with all others, in words where there are some."""
     shared = set.intersection(*(set(other.split(",")) for other in among)) if len(among) > 1 else set()
     own = [
         _WORDS.get(part.strip(), part.strip().removeprefix("activation="))
-        for part in arm.split(",")
+        for part in variant.split(",")
         if part not in shared
     ]
     return visible(", ".join(part for part in own if part) or "as it is", limit=44, counted=False)
 
 
-def styles(arms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Arm -> its colour, mark and dash."""
+def styles(variants: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Variant -> its colour, mark and dash."""
     return {
-        arm: {
+        variant: {
             "color": COLOURS[index % len(COLOURS)],
             "marker": MARKS[index % len(MARKS)],
             "linestyle": _DASHES[index // len(COLOURS) % len(_DASHES)],
         }
-        for index, arm in enumerate(arms)
+        for index, variant in enumerate(variants)
     }
 
 
 def coverage(table: pd.DataFrame) -> Figure:
     """The share of the predictions that the most frequent tokens cover, and chance: argmax left, argmin right."""
-    arms = arms_of(table)
+    variants = variants_of(table)
     figure = canvas(width=9.0, height=3.6)
     for place, kind in enumerate(("argmax", "argmin"), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="most frequent tokens", ylabel=f"share of the {kind}")
@@ -69,10 +69,10 @@ def coverage(table: pd.DataFrame) -> Figure:
             linewidth=0,
         )
         axes.plot(x, chance["null"], color=QUIET, linewidth=1.4, label="chance")
-        for arm, style in styles(arms).items():
-            lines = list(rows.loc[rows["arm"] == arm].groupby("model", sort=False))
+        for variant, style in styles(variants).items():
+            lines = list(rows.loc[rows["variant"] == variant].groupby("model", sort=False))
             for index, (_, one) in enumerate(lines):
-                label = name_of(arm, among=arms) if index == len(lines) - 1 else None
+                label = name_of(variant, among=variants) if index == len(lines) - 1 else None
                 fade = (index + 1) / len(lines) if bool(one["step"].notna().any()) else 1 / len(lines) ** 0.5
                 axes.plot(one["tokens"], one["share"], label=label, alpha=fade, linewidth=1.4,
                           color=style["color"], linestyle=style["linestyle"])  # fmt: skip
@@ -84,30 +84,33 @@ def coverage(table: pd.DataFrame) -> Figure:
 
 
 def dots(
-    arms: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]], *, zero: bool = True
+    variants: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]], *, zero: bool = True
 ) -> Figure:
-    """Each arm a line, a panel a measure: every seed a dot, the mean and its interval over seeds a bar.
+    """Each variant a line, a panel a measure: every seed a dot, the mean and its interval over seeds a bar.
 
     Args:
-        arms: measure, arm, mean, low, high.
-        summary: measure, arm, value and, where there is one, null_low and null_high.
+        variants: measure, variant, mean, low, high.
+        summary: measure, variant, value and, where there is one, null_low and null_high.
         measures: of the panels: name, label, whether the scale is logarithmic.
         zero: draw a line at 0 where the scale is not logarithmic.
 
     Raises:
         RunError: there is nothing to draw.
     """
-    names = arms_of(arms)
+    names = variants_of(variants)
     if not names:
         raise RunError("this figure needs models that are no checkpoints; there is none.")
     figure = canvas(width=9.2, height=1.1 + 0.3 * len(names))
     for place, (measure, label, log) in enumerate(measures, start=1):
         axes = panel(figure, place=(1, len(measures), place), xlabel=label)
-        of_models, of_arms = summary.loc[summary["measure"] == measure], arms.loc[arms["measure"] == measure]
-        for line, (arm, style) in enumerate(styles(names).items()):
-            values = of_models.loc[of_models["arm"] == arm, "value"].to_numpy(float)
+        of_models, of_variants = (
+            summary.loc[summary["measure"] == measure],
+            variants.loc[variants["measure"] == measure],
+        )
+        for line, (variant, style) in enumerate(styles(names).items()):
+            values = of_models.loc[of_models["variant"] == variant, "value"].to_numpy(float)
             axes.scatter(values, np.full(len(values), line + 0.16), color=style["color"], s=12, alpha=0.6)
-            for row in of_arms.loc[of_arms["arm"] == arm].to_dict("records"):
+            for row in of_variants.loc[of_variants["variant"] == variant].to_dict("records"):
                 axes.plot([row["low"], row["high"]], [line, line], color=INK, linewidth=1.6)
                 axes.plot([row["mean"]], [line], color=style["color"], marker=style["marker"], markersize=6)
         if "null_high" in of_models.columns and len(of_models):
@@ -119,7 +122,7 @@ def dots(
             axes.xaxis.set_major_locator(MaxNLocator(nbins=max(2, 9 // len(measures))))
         if zero and not log:
             axes.axvline(0, color=QUIET, linewidth=0.9)
-        shown = [name_of(arm, among=names) for arm in names] if place == 1 else [""] * len(names)
+        shown = [name_of(variant, among=names) for variant in names] if place == 1 else [""] * len(names)
         axes.set_yticks(range(len(names)), shown)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
@@ -132,18 +135,18 @@ def along(summary: pd.DataFrame, measures: Sequence[tuple[str, str, bool]]) -> F
     if not len(rows):
         raise RunError("this figure needs the checkpoints of a training; there is none.")
     figure = canvas(width=9.2, height=2.9 * -(-len(measures) // 3))
-    arms = arms_of(rows)
+    variants = variants_of(rows)
     for place, (measure, label, log) in enumerate(measures, start=1):
         axes = panel(figure, place=(-(-len(measures) // 3), min(3, len(measures)), place), xlabel="step", ylabel=label)
         of_measure = rows.loc[rows["measure"] == measure]
-        for arm, style in styles(arms).items():
-            one = of_measure.loc[of_measure["arm"] == arm].sort_values("step")
+        for variant, style in styles(variants).items():
+            one = of_measure.loc[of_measure["variant"] == variant].sort_values("step")
             axes.plot(
                 steps(one),
                 one["value"].to_numpy(float),
                 markersize=4,
                 linewidth=1.4,
-                label=name_of(arm, among=arms),
+                label=name_of(variant, among=variants),
                 **style,
             )
         step_axis(axes)
@@ -170,13 +173,13 @@ def step_axis(axes: Axes) -> None:
 def by_layer(layers: pd.DataFrame) -> Figure:
     """The excess of both cosines after each sublayer: the mean over seeds, and from the smallest to the largest."""
     layers = _ends(layers)
-    arms = arms_of(layers)
+    variants = variants_of(layers)
     figure = canvas(width=9.2, height=3.7)
     for place, (measure, label) in enumerate((("inter", "between sequences"), ("intra", "between positions")), start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=f"excess cosine {label}")
         rows = layers.loc[layers["measure"] == measure]
-        for arm, style in styles(arms).items():
-            one = rows.loc[rows["arm"] == arm]
+        for variant, style in styles(variants).items():
+            one = rows.loc[rows["variant"] == variant]
             one = one.assign(depth=depth(one))
             found = one.groupby("depth")["excess"].agg(["mean", "min", "max"]).reset_index()
             x = found["depth"].to_numpy(float)
@@ -189,7 +192,7 @@ def by_layer(layers: pd.DataFrame) -> Figure:
                 linewidth=0,
             )
             axes.plot(x, found["mean"], color=style["color"], linestyle=style["linestyle"], linewidth=1.5,
-                      marker=".", markersize=4, label=name_of(arm, among=arms))  # fmt: skip
+                      marker=".", markersize=4, label=name_of(variant, among=variants))  # fmt: skip
         axes.axhline(0, color=QUIET, linewidth=0.9)
     legend(figure.axes[0], columns=4, over=figure)
     return finished(figure)
@@ -200,29 +203,32 @@ def _ends(rows: pd.DataFrame) -> pd.DataFrame:
     step = rows["step"].to_numpy(float)
     if np.isnan(step).all():
         return rows
-    by_arm = rows.assign(step=step).groupby("arm")["step"]
-    low, high = (by_arm.transform(name).to_numpy(dtype=float) for name in ("min", "max"))
+    by_variant = rows.assign(step=step).groupby("variant")["step"]
+    low, high = (by_variant.transform(name).to_numpy(dtype=float) for name in ("min", "max"))
     kept = np.isnan(step) | (step == low) | (step == high)
-    names = [arm if np.isnan(one) else f"{arm} step {one:.0f}" for arm, one in zip(rows["arm"], step, strict=True)]
-    return rows.assign(arm=names).loc[kept]
+    names = [
+        variant if np.isnan(one) else f"{variant} step {one:.0f}"
+        for variant, one in zip(rows["variant"], step, strict=True)
+    ]
+    return rows.assign(variant=names).loc[kept]
 
 
 def depth(rows: pd.DataFrame) -> np.ndarray:
     """Where a place stands: layer + 0.5 after its attention, + 1 after its MLP; 0 before the first layer."""
     after = {"embedding": 1.0, "attention": 0.5, "mlp": 1.0, "final": 0.5}
-    return rows["layer"].to_numpy(float) + np.array([after[str(place)] for place in rows["place"].tolist()])
+    return rows["layer"].to_numpy(float) + np.array([after[str(place)] for place in rows["stage"].tolist()])
 
 
 def by_position(positions: pd.DataFrame) -> Figure:
     """The excess between sequences by position after the last layer, and the norm there over that of position 0."""
     positions = _ends(positions)
-    arms = arms_of(positions)
+    variants = variants_of(positions)
     figure = canvas(width=9.2, height=3.5)
     quantities = (("excess", "excess cosine between sequences"), ("norm", "norm ÷ that of position 0"))
     for place, (quantity, label) in enumerate(quantities, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="position", ylabel=label)
-        for arm, style in styles(arms).items():
-            rows = positions.loc[(positions["arm"] == arm) & (positions["place"] == "mlp")]
+        for variant, style in styles(variants).items():
+            rows = positions.loc[(positions["variant"] == variant) & (positions["stage"] == "mlp")]
             rows = rows.loc[rows["layer"] == rows["layer"].to_numpy(float).max()]
             means: Any = rows.groupby("position")[quantity].mean()
             found = means.reset_index()
@@ -230,7 +236,7 @@ def by_position(positions: pd.DataFrame) -> Figure:
                 found[quantity].to_numpy(float)[0] if quantity == "norm" else 1.0
             )
             axes.plot(found["position"].to_numpy(float) + 1, values, markersize=4, linewidth=1.4,
-                      label=name_of(arm, among=arms), **style)  # fmt: skip
+                      label=name_of(variant, among=variants), **style)  # fmt: skip
         logarithmic(axes, axis="x")
         last = int(positions["position"].to_numpy(float).max())
         ticks = [0, *(4**power for power in range(9) if 4**power < last / 1.5), last]
@@ -242,10 +248,10 @@ def by_position(positions: pd.DataFrame) -> Figure:
 
 
 def agreement(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
-    """The cosine of the directions of two models: the same seed in two arms, two seeds of one arm, neither."""
+    """The cosine of the directions of two models: the same seed in two variants, two seeds of one variant, neither."""
     facts = {row["model"]: row for row in models.to_dict("records")}
     groups: dict[str, list[float]] = {}
-    for row in pairs.loc[pairs["place"] == "last"].to_dict("records"):
+    for row in pairs.loc[pairs["stage"] == "last"].to_dict("records"):
         if not {row["a"], row["b"]} <= set(facts):
             continue
         groups.setdefault(relation(facts[row["a"]], facts[row["b"]]), []).append(float(row["cosine"]))
@@ -256,8 +262,8 @@ def agreement(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     chance = pairs["chance"].to_numpy(float).max()
     axes.axvspan(-2 * chance, 2 * chance, color=QUIET, alpha=0.25, linewidth=0)
     for line, values in enumerate(groups.values()):
-        spread = np.linspace(-0.22, 0.22, len(values)) if len(values) > 1 else np.zeros(1)
-        axes.scatter(values, line + spread, color=COLOURS[line % len(COLOURS)], s=14, alpha=0.7)
+        offsets = np.linspace(-0.22, 0.22, len(values)) if len(values) > 1 else np.zeros(1)
+        axes.scatter(values, line + offsets, color=COLOURS[line % len(COLOURS)], s=14, alpha=0.7)
         axes.plot([np.mean(values)], [line], color=INK, marker="|", markersize=16, markeredgewidth=2)
     axes.set_yticks(range(len(groups)), [f"{group} ({len(values)})" for group, values in groups.items()])
     axes.set_ylim(len(groups) - 0.5, -0.5)
@@ -267,26 +273,28 @@ def agreement(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
 
 def direction_course(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
     """The cosine of each checkpoint's direction with that of the training's first one, after the last layer."""
-    steps_of = {row["model"]: (row["arm"], row["step"]) for row in models.to_dict("records")}
+    steps_of = {row["model"]: (row["variant"], row["step"]) for row in models.to_dict("records")}
     first = {
-        model for model, (arm, step) in steps_of.items() if step == min(s for a, s in steps_of.values() if a == arm)
+        model
+        for model, (variant, step) in steps_of.items()
+        if step == min(s for a, s in steps_of.values() if a == variant)
     }
     rows = [
-        {"arm": steps_of[row["b"]][0], "step": steps_of[row["b"]][1], "cosine": row["cosine"]}
-        for row in pairs.loc[pairs["place"] == "last"].to_dict("records")
+        {"variant": steps_of[row["b"]][0], "step": steps_of[row["b"]][1], "cosine": row["cosine"]}
+        for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
         if row["a"] in first and steps_of[row["a"]][0] == steps_of[row["b"]][0]
     ]
     if not rows:
         raise RunError("this figure needs two checkpoints of one training; there are none.")
     frame = pd.DataFrame(rows)
-    arms = arms_of(frame)
+    variants = variants_of(frame)
     figure = canvas(width=6.4, height=3.2)
     axes = panel(figure, xlabel="step", ylabel="cosine with the first checkpoint's")
     chance = pairs["chance"].to_numpy(float).max()
     axes.axhspan(-2 * chance, 2 * chance, color=QUIET, alpha=0.25, linewidth=0)
-    for arm, style in styles(arms).items():
-        one = frame.loc[frame["arm"] == arm].sort_values("step")
-        label = name_of(arm, among=arms)
+    for variant, style in styles(variants).items():
+        one = frame.loc[frame["variant"] == variant].sort_values("step")
+        label = name_of(variant, among=variants)
         axes.plot(steps(one), one["cosine"], markersize=4, linewidth=1.4, label=label, **style)
     step_axis(axes)
     axes.set_ylim(top=1.03)
@@ -297,11 +305,11 @@ def direction_course(pairs: pd.DataFrame, models: pd.DataFrame) -> Figure:
 def relation(a: dict[Any, Any], b: dict[Any, Any]) -> str:
     """What two models have in common."""
     same_seed = a["seed"] == b["seed"]
-    if a["arm"] == b["arm"]:
-        return "one training, two steps" if same_seed else "one arm, two seeds"
+    if a["variant"] == b["variant"]:
+        return "one training, two steps" if same_seed else "one variant, two seeds"
     if same_seed:
-        return "two arms, one seed"
-    return "two arms, two seeds"
+        return "two variants, one seed"
+    return "two variants, two seeds"
 
 
 def interval_text(mean: float, low: float, high: float) -> str:
@@ -311,20 +319,22 @@ def interval_text(mean: float, low: float, high: float) -> str:
     return f"{number(mean)} ({number(low)} to {number(high)})"
 
 
-_SUMMARY = ("model", "arm", "seed", "step", "measure", "value")
-_ARMS = ("measure", "arm", "n", "mean", "low", "high")
+_SUMMARY = ("model", "variant", "seed", "step", "measure", "value")
+_VARIANTS = ("measure", "variant", "n", "mean", "low", "high")
 _MOST_SAID = 8
 
 
-def arm_rows(arms: pd.DataFrame, summary: pd.DataFrame, *, measures: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """A line an arm (the mean, and half of its interval over seeds) or a checkpoint: its name, and a text a measure."""
-    among = list(dict.fromkeys(arms["arm"].tolist()))
-    label = "calibration" if "calibration" in arms.columns else "arm"
-    grouped: Any = arms.groupby(["arm", label], sort=False) if len(arms) else ()
-    for (arm, kind), rows in grouped:
+def variant_rows(
+    variants: pd.DataFrame, summary: pd.DataFrame, *, measures: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """A line a variant (the mean, and half of its interval over seeds) or a checkpoint: its name, a text a measure."""
+    among = list(dict.fromkeys(variants["variant"].tolist()))
+    label = "calibration" if "calibration" in variants.columns else "variant"
+    grouped: Any = variants.groupby(["variant", label], sort=False) if len(variants) else ()
+    for (variant, kind), rows in grouped:
         found = {row["measure"]: _plus_minus(row) for row in rows.to_dict("records")}
-        name = name_of(str(arm), among=among)
-        name = str(kind) if len(among) == 1 and kind != arm else name if kind == arm else f"{name}, {kind}"
+        name = name_of(str(variant), among=among)
+        name = str(kind) if len(among) == 1 and kind != variant else name if kind == variant else f"{name}, {kind}"
         yield name, [found.get(one, "") for one in measures]
     for model, rows in summary.loc[summary["step"].notna()].groupby("model", sort=False):
         values = dict(zip(rows["measure"].tolist(), rows["value"].to_numpy(float).tolist(), strict=True))
@@ -340,22 +350,22 @@ def _plus_minus(row: dict) -> str:
 
 
 def _sets(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
-    return run.need("arms", columns=_ARMS), run.need("summary", columns=_SUMMARY)
+    return run.need("arms", columns=_VARIANTS), run.need("summary", columns=_SUMMARY)
 
 
-def _arm_table(run: Run) -> tuple[str, Table]:
-    arms = run.need("arms", columns=_ARMS)
-    among = list(dict.fromkeys(arms["arm"].tolist()))
-    heads = {"arm": "model", "calibration": "calibration", "measure": "measure", "n": "seeds", "mean": "mean"}
+def _variant_table(run: Run) -> tuple[str, Table]:
+    variants = run.need("arms", columns=_VARIANTS)
+    among = list(dict.fromkeys(variants["variant"].tolist()))
+    heads = {"variant": "model", "calibration": "calibration", "measure": "measure", "n": "seeds", "mean": "mean"}
     heads |= {"low": "95% from", "high": "to", "difference": "− first", "difference_low": "95% from"}
     heads |= {"difference_high": "to "}
     see = "Means and 95% t intervals over seeds, and the difference to the first line of its kind, paired by seed."
-    shown = arms.assign(arm=[name_of(arm, among=among) for arm in arms["arm"].tolist()])
-    return see + more(len(arms), "arms", most=200), shown_table(shown, heads, most=200)
+    shown = variants.assign(variant=[name_of(variant, among=among) for variant in variants["variant"].tolist()])
+    return see + more(len(variants), "variants", most=200), shown_table(shown, heads, most=200)
 
 
-def _mean(arms: pd.DataFrame, arm: str, measure: str) -> dict[str, float]:
-    rows = arms.loc[(arms["arm"] == arm) & (arms["measure"] == measure)].to_dict("records")
+def _mean(variants: pd.DataFrame, variant: str, measure: str) -> dict[str, float]:
+    rows = variants.loc[(variants["variant"] == variant) & (variants["measure"] == measure)].to_dict("records")
     return {str(name): value for name, value in rows[0].items()} if rows else {}
 
 
@@ -365,14 +375,14 @@ def _said(row: dict[str, float]) -> str:
 
 def _short(frame: pd.DataFrame) -> pd.DataFrame:
     """The models under their short names."""
-    among = list(dict.fromkeys(frame["arm"].tolist()))
-    pairs = zip(frame["model"].tolist(), frame["arm"].tolist(), strict=True)
-    return frame.assign(model=[model.replace(arm, name_of(arm, among=among), 1) for model, arm in pairs])
+    among = list(dict.fromkeys(frame["variant"].tolist()))
+    pairs = zip(frame["model"].tolist(), frame["variant"].tolist(), strict=True)
+    return frame.assign(model=[model.replace(variant, name_of(variant, among=among), 1) for model, variant in pairs])
 
 
-def shared(arms: Sequence[str]) -> list[str]:
-    """What all arms have in common, which their short names leave out."""
-    parts = [arm.split(",") for arm in dict.fromkeys(arms)]
+def shared(variants: Sequence[str]) -> list[str]:
+    """What all variants have in common, which their short names leave out."""
+    parts = [variant.split(",") for variant in dict.fromkeys(variants)]
     shared = [part for part in parts[0] if all(part in other for other in parts)] if len(parts) > 1 else []
     return [f"All models: {', '.join(shared)}."] if shared else []
 
@@ -410,20 +420,20 @@ def _preference_title(run: Run) -> str:
 
 def _preference_headline(run: Run) -> list[str]:
     summary = run.need("summary", columns=[*_SUMMARY, "null", "null_high"])
-    arms = list(dict.fromkeys(summary["arm"].tolist()))
-    said = shared(arms)
-    for arm in arms[:_MOST_SAID]:
-        rows = summary.loc[summary["arm"] == arm]
+    variants = list(dict.fromkeys(summary["variant"].tolist()))
+    said = shared(variants)
+    for variant in variants[:_MOST_SAID]:
+        rows = summary.loc[summary["variant"] == variant]
         models = list(dict.fromkeys(rows["model"].tolist()))
         if bool(rows["step"].notna().any()):
             said += [_preferred(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])]
         else:
-            said.append(_preferred(rows, name_of(str(arm), among=arms)))
+            said.append(_preferred(rows, name_of(str(variant), among=variants)))
     return said
 
 
 def _preferred(rows: pd.DataFrame, name: str) -> str:
-    """The sentence of an arm, or of a checkpoint."""
+    """The sentence of a variant, or of a checkpoint."""
 
     def mean(measure: str, column: str = "value") -> str:
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
@@ -438,7 +448,7 @@ def _preferred(rows: pd.DataFrame, name: str) -> str:
 
 
 def _coverage(run: Run) -> tuple[str, Figure]:
-    table = run.need("coverage", columns=["model", "arm", "step", "kind", "tokens", "share", "null"])
+    table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
     see = (
         "How much of the predictions the most frequent tokens take; grey is chance (as many draws from all tokens "
         "alike, with its 95% band). A line above the grey one is a preference. Later checkpoints are darker."
@@ -447,12 +457,12 @@ def _coverage(run: Run) -> tuple[str, Figure]:
 
 
 def _preference_dots(run: Run) -> tuple[str, Figure]:
-    arms, summary = _sets(run)
+    variants, summary = _sets(run)
     see = (
         "Every dot is a seed, the bar the mean over seeds with its 95% interval; the grey band is chance: the "
         "multinomial for the counts, shifted vocabularies for the probability."
     )
-    return see, dots(arms, summary, _PREFERRED)
+    return see, dots(variants, summary, _PREFERRED)
 
 
 def _preference_course(run: Run) -> tuple[str, Figure]:
@@ -460,7 +470,9 @@ def _preference_course(run: Run) -> tuple[str, Figure]:
 
 
 def _tokens(run: Run) -> tuple[str, Table]:
-    table = run.need("tokens", columns=["model", "arm", "kind", "token", "text", "count", "share", "probability_ratio"])
+    table = run.need(
+        "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
+    )
     first = table.groupby(["model", "kind"], sort=False).head(3)
     first = _short(first).assign(text=[token(text) for text in first["text"].tolist()])
     heads = {"model": "model", "kind": "kind", "token": "id", "text": "token", "count": "times", "share": "share"}
@@ -473,7 +485,7 @@ def _has_steps(run: Run) -> bool:
     return "summary" in run.tables and bool(run.tables["summary"]["step"].notna().any())
 
 
-def _has_arms(run: Run) -> bool:
+def _has_variants(run: Run) -> bool:
     return "arms" in run.tables and len(run.tables["arms"]) > 0
 
 
@@ -500,45 +512,48 @@ _BESIDE = (
 
 
 def _contraction_title(run: Run) -> str:
-    arms, summary = _sets(run)
-    if not len(arms):
-        rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("arm")
+    variants, summary = _sets(run)
+    if not len(variants):
+        rows = summary.loc[summary["measure"] == "inter_excess"].drop_duplicates("variant")
         return f"The contraction of {plural(len(rows), 'training')}, checkpoint by checkpoint"
-    rows = arms.loc[arms["measure"] == "inter_excess"].sort_values("mean", ascending=False)
-    names = arms_of(arms)
+    rows = variants.loc[variants["measure"] == "inter_excess"].sort_values("mean", ascending=False)
+    names = variants_of(variants)
     best = rows.to_dict("records")[0]
     most = " most" if len(rows) > 1 else ""
-    name = name_of(str(best["arm"]), among=names)
+    name = name_of(str(best["variant"]), among=names)
     found = _said({str(key): value for key, value in best.items()})
     return f"{name} contracts{most}: cosine {found} over the floor"
 
 
 def _contraction_headline(run: Run) -> list[str]:
-    arms, summary = _sets(run)
-    names = arms_of(arms)
+    variants, summary = _sets(run)
+    names = variants_of(variants)
     said = shared(names) if names else []
-    for arm in names[:_MOST_SAID]:
+    for variant in names[:_MOST_SAID]:
         found = {
-            name: _mean(arms, arm, name) for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
+            name: _mean(variants, variant, name)
+            for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
         }
         said.append(
-            f"{name_of(arm, among=names)}: between sequences {_said(found['inter_excess'])} over a floor of "
+            f"{name_of(variant, among=names)}: between sequences {_said(found['inter_excess'])} over a floor of "
             f"{number(float(found['inter_floor']['mean']))}; between positions {_said(found['intra_excess'])}; the "
             f"last position's excess less that of position 0: {_said(found['discrepancy'])}."
         )
     courses = summary.loc[summary["step"].notna()]
-    for arm, rows in list(courses.loc[courses["measure"] == "inter_excess"].groupby("arm", sort=False))[:_MOST_SAID]:
+    for variant, rows in list(courses.loc[courses["measure"] == "inter_excess"].groupby("variant", sort=False))[
+        :_MOST_SAID
+    ]:
         value, step = rows["value"].to_numpy(float), rows["step"].to_numpy(float)
         most = int(np.argmax(value))
         said.append(
-            f"{arm}: between sequences {number(value[0])} over the floor at step {step[0]:.0f}, at most "
+            f"{variant}: between sequences {number(value[0])} over the floor at step {step[0]:.0f}, at most "
             f"{number(value[most])} (step {step[most]:.0f}), {number(value[-1])} at step {step[-1]:.0f}."
         )
-    pairs = run.need("agreement", columns=["a", "b", "place", "cosine", "chance"])
-    models = {row["model"]: row for row in run.need("models", columns=["model", "arm", "seed"]).to_dict("records")}
+    pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
+    models = {row["model"]: row for row in run.need("models", columns=["model", "variant", "seed"]).to_dict("records")}
     apart = [
         abs(row["cosine"])
-        for row in pairs.loc[pairs["place"] == "last"].to_dict("records")
+        for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
         if models[row["a"]]["seed"] != models[row["b"]]["seed"]
     ]
     if apart:
@@ -550,7 +565,7 @@ def _contraction_headline(run: Run) -> list[str]:
 
 
 def _by_layer(run: Run) -> tuple[str, Figure]:
-    layers = run.need("layers", columns=["arm", "layer", "place", "measure", "excess"])
+    layers = run.need("layers", columns=["variant", "layer", "stage", "measure", "excess"])
     see = (
         "Left: the mean cosine of the last positions of two sequences, over its value before the first layer. Right: "
         "that of two positions of one sequence. Two points a layer: after its attention and after its MLP; the last "
@@ -571,7 +586,7 @@ def _intra_dots(run: Run) -> tuple[str, Figure]:
 
 
 def _positions(run: Run) -> tuple[str, Figure]:
-    table = run.need("positions", columns=["arm", "step", "layer", "place", "position", "excess", "norm"])
+    table = run.need("positions", columns=["variant", "step", "layer", "stage", "position", "excess", "norm"])
     see = (
         "Left: how alike sequences are at each position after the last layer. Position 0 averages "
         "nothing; its difference to the last position is the positional discrepancy. Right: the norm of the states."
@@ -580,15 +595,15 @@ def _positions(run: Run) -> tuple[str, Figure]:
 
 
 def _agreement(run: Run) -> tuple[str, Figure]:
-    pairs = run.need("agreement", columns=["a", "b", "place", "cosine", "chance"])
+    pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
-    return see, agreement(pairs, run.need("models", columns=["model", "arm", "seed"]))
+    return see, agreement(pairs, run.need("models", columns=["model", "variant", "seed"]))
 
 
 def _direction_course(run: Run) -> tuple[str, Figure]:
-    pairs = run.need("agreement", columns=["a", "b", "place", "cosine", "chance"])
+    pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
     see = "How much of the first checkpoint's contraction direction is left; grey is what random directions share."
-    return see, direction_course(pairs, run.need("models", columns=["model", "arm", "step"]))
+    return see, direction_course(pairs, run.need("models", columns=["model", "variant", "step"]))
 
 
 def _contraction_course(run: Run) -> tuple[str, Figure]:
@@ -607,7 +622,7 @@ def _beside(run: Run) -> tuple[str, Table]:
 
 
 def _alignment(run: Run) -> tuple[str, Table]:
-    table = run.need("alignment", columns=["model", "arm", "what", "which", "cosine", "rank", "of", "event_frac"])
+    table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}
     see = (
@@ -633,10 +648,10 @@ def _calibration_title(run: Run) -> str:
 
 
 def _calibration_headline(run: Run) -> list[str]:
-    arms = run.need("arms", columns=[*_ARMS, "calibration", "difference"])
+    variants = run.need("arms", columns=[*_VARIANTS, "calibration", "difference"])
     said = []
-    grouped: Any = arms.groupby(["arm", "calibration"], sort=False)
-    for (arm, name), rows in grouped:
+    grouped: Any = variants.groupby(["variant", "calibration"], sort=False)
+    for (variant, name), rows in grouped:
         found = {row["measure"]: row for row in rows.to_dict("records")}
         if name == "none":
             continue
@@ -645,8 +660,8 @@ def _calibration_headline(run: Run) -> list[str]:
             for measure, label in (("inter_excess", "contraction"), ("sink_mass", "sink mass"), ("loss", "loss"))
             if measure in found
         ]
-        among = list(dict.fromkeys(arms["arm"].tolist()))
-        said.append(f"{name_of(str(arm), among=among)}: {name} against none: {'; '.join(parts)}.")
+        among = list(dict.fromkeys(variants["variant"].tolist()))
+        said.append(f"{name_of(str(variant), among=among)}: {name} against none: {'; '.join(parts)}.")
     return said[:_MOST_SAID]
 
 
@@ -655,13 +670,13 @@ def _change(row: dict) -> str:
 
 
 def _calibration_dots(run: Run) -> tuple[str, Figure]:
-    arms, summary = _sets(run)
-    both = [frame.assign(arm=frame["arm"] + ", " + frame["calibration"]) for frame in (arms, summary)]
+    variants, summary = _sets(run)
+    both = [frame.assign(variant=frame["variant"] + ", " + frame["calibration"]) for frame in (variants, summary)]
     see = "Every dot is a seed. The first line is the model as it is."
     return see, dots(both[0], both[1], _CALIBRATED, zero=False)
 
 
-_ARMS_LISTED = Listed(key="arms", title="Over seeds", make=_arm_table, when=_has_arms)
+_VARIANTS_LISTED = Listed(key="arms", title="Over seeds", make=_variant_table, when=_has_variants)
 
 PREFERENCE = Page(
     title=_preference_title,
@@ -669,7 +684,11 @@ PREFERENCE = Page(
     figures=(
         Drawn(key="coverage", title="Do few tokens take most predictions?", make=_coverage, data=whole("coverage")),
         Drawn(
-            key="preference-arms", title="How strongly?", make=_preference_dots, data=_seeds(_PREFERRED), when=_has_arms
+            key="preference-variants",
+            title="How strongly?",
+            make=_preference_dots,
+            data=_seeds(_PREFERRED),
+            when=_has_variants,
         ),
         Drawn(
             key="preference-course",
@@ -679,7 +698,7 @@ PREFERENCE = Page(
             when=_has_steps,
         ),
     ),
-    tables=(Listed(key="tokens", title="Preferred tokens", make=_tokens), _ARMS_LISTED),
+    tables=(Listed(key="tokens", title="Preferred tokens", make=_tokens), _VARIANTS_LISTED),
 )
 """The page of a run of kind "preference"."""
 
@@ -689,14 +708,18 @@ CONTRACTION = Page(
     figures=(
         Drawn(key="by-layer", title="Where do states become alike?", make=_by_layer, data=whole("layers")),
         Drawn(
-            key="contraction-arms",
+            key="contraction-variants",
             title="What makes sequences alike?",
             make=_contraction_dots,
             data=_seeds(_EXCESS),
-            when=_has_arms,
+            when=_has_variants,
         ),
         Drawn(
-            key="intra-arms", title="What makes positions alike?", make=_intra_dots, data=_seeds(_INTRA), when=_has_arms
+            key="intra-variants",
+            title="What makes positions alike?",
+            make=_intra_dots,
+            data=_seeds(_INTRA),
+            when=_has_variants,
         ),
         Drawn(key="positions", title="Does it depend on the position?", make=_positions, data=whole("positions")),
         Drawn(key="agreement", title="Does the seed set the direction?", make=_agreement, data=whole("agreement")),
@@ -718,7 +741,7 @@ CONTRACTION = Page(
     tables=(
         Listed(key="beside", title="Contraction beside the sink", make=_beside),
         Listed(key="alignment", title="What the direction points at", make=_alignment),
-        _ARMS_LISTED,
+        _VARIANTS_LISTED,
     ),
 )
 """The page of a run of kind "contraction"."""
@@ -729,6 +752,6 @@ CALIBRATION = Page(
     figures=(
         Drawn(key="calibrations", title="What each calibration does", make=_calibration_dots, data=_seeds(_CALIBRATED)),
     ),
-    tables=(_ARMS_LISTED,),
+    tables=(_VARIANTS_LISTED,),
 )
 """The page of a run of kind "calibration"."""

@@ -112,7 +112,7 @@ def _line(figure: Figure, frame: pd.DataFrame, axis: str, *, place: tuple[int, i
     return axes
 
 
-_CELLS = ["cell", "kind", "site", "place", "metric", "effect", "ci_low", "ci_high", "error"]
+_CELLS = ["cell", "kind", "site", "where", "metric", "effect", "ci_low", "ci_high", "error"]
 _EACH = 15
 
 
@@ -145,7 +145,7 @@ def _headline(run: Run) -> list[str]:
             bounds = interval(best["ci_low"], best["ci_high"])
             said.append(
                 f"{visible(metric)}: most by {visible(best['kind'])} of {visible(best['site'])} at "
-                f"{visible(best['place'])}, {number(float(best['effect']))} {bounds}{beside}."
+                f"{visible(best['where'])}, {number(float(best['effect']))} {bounds}{beside}."
             )
     if failed := _failed(table):
         said.append(f"{plural(failed, 'cell')} failed; the table says why.")
@@ -191,7 +191,7 @@ def _cell_table(run: Run) -> tuple[str, Table]:
         if {low, high} <= set(rows.columns):
             bounds = zip(rows[low].to_numpy(float), rows[high].to_numpy(float), strict=True)
             rows = rows.assign(**{name: [interval(one, other) for one, other in bounds]})
-    heads = {"metric": "metric", "kind": "edit", "site": "site", "place": "where", "factor": "factor"}
+    heads = {"metric": "metric", "kind": "edit", "site": "site", "where": "where", "factor": "factor"}
     heads |= {"centre": "centre", "effect": "effect", "interval": "95%", "control_effect": "controls"}
     heads |= {"over": "effect over controls, 95%"}
     heads = {name: head for name, head in heads.items() if name in rows.columns and bool(rows[name].notna().any())}
@@ -203,7 +203,7 @@ def _failed_table(run: Run) -> tuple[str, Table]:
     table = _cells(run)
     rows = table.loc[table["error"].notna()]
     return "Cells that could not be computed, and why.", shown_table(
-        rows, {"kind": "edit", "site": "site", "place": "where", "error": "why"}
+        rows, {"kind": "edit", "site": "site", "where": "where", "error": "why"}
     )
 
 

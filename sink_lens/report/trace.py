@@ -35,9 +35,9 @@ _MOST_POSITIONS = 200
 
 def _sink_scores(run: Run) -> tuple[str, Figure]:
     story = find_story(run)
-    heads = run.need("heads", columns=["layer", "head", "position", "sink_score"])
+    heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
     position = studied(story)
-    best = largest_first(heads.loc[heads["position"] == position], "sink_score").iloc[0]
+    best = largest_first(heads.loc[heads["sink_position"] == position], "sink_score").iloc[0]
     layer, head, score = (float(best[name]) for name in ("layer", "head", "sink_score"))
     see = (
         f"Each cell is a head; bright heads attend to position {position}. Look for the layer from which "
@@ -49,7 +49,7 @@ def _sink_scores(run: Run) -> tuple[str, Figure]:
 
 def _sink_mass(run: Run) -> tuple[str, Figure]:
     story = find_story(run)
-    heads = run.need("heads", columns=["layer", "head", "position", "sink_score", "sink_mass"])
+    heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied(story), story.threshold or 0.3
     onset = figures.onset_layer(heads, position=position, threshold=threshold)
     found = (
@@ -80,9 +80,9 @@ def _norms(run: Run) -> tuple[str, Figure]:
 
 def _curve(run: Run, position: int) -> pd.DataFrame:
     """Norm ratio and strongest dimension by layer: from layers, else from positions and dimensions."""
-    layers = run.optional("layers", columns=["layer", "position", "norm_ratio"])
-    if layers is not None and len(layers.loc[layers["position"] == position]):
-        return layers.loc[layers["position"] == position]
+    layers = run.optional("layers", columns=["layer", "sink_position", "norm_ratio"])
+    if layers is not None and len(layers.loc[layers["sink_position"] == position]):
+        return layers.loc[layers["sink_position"] == position]
     table = run.need("positions", columns=["layer", "site", "position", "norm"])
     table = table.loc[table["site"] == "resid_post"]
     rows = []
@@ -94,9 +94,11 @@ def _curve(run: Run, position: int) -> pd.DataFrame:
     if not rows:
         raise RunError("the table 'positions' has no norm of the sink token after the layers. Run again to see it.")
     curve = pd.DataFrame(rows, columns=["layer", "norm_ratio"])
-    dimensions = run.optional("dimensions", columns=["layer", "position", "value"])
+    dimensions = run.optional("dimensions", columns=["layer", "sink_position", "value"])
     if dimensions is not None:
-        largest = largest_first(dimensions.loc[dimensions["position"] == position], "value").drop_duplicates("layer")
+        largest = largest_first(dimensions.loc[dimensions["sink_position"] == position], "value").drop_duplicates(
+            "layer"
+        )
         value_of = dict(zip(largest["layer"], largest["value"], strict=True))
         curve["outlier_value"] = [value_of.get(layer, np.nan) for layer in curve["layer"]]
     return curve
@@ -110,7 +112,7 @@ def _variance(run: Run) -> tuple[str, Figure]:
     if not layers:
         raise RunError("the table 'positions' has no rows of the site z. Run again to see it.")
     see = (
-        "Spread of z, what attention hands to its output projection, by position (both axes logarithmic). "
+        "Standard deviation of z, what attention hands to its output projection, by position (both axes logarithmic). "
         "Evenly averaged independent values would follow the dashed σ/√t: the first token keeps the most, "
         "later ones less. Layers: the first of each growth step, and the first, middle and last."
     )
@@ -125,9 +127,9 @@ def _drawn_layers(z: pd.DataFrame, story: Story) -> list[int]:
     layers = sorted({int(layer) for layer in z["layer"]})
     if not layers:
         return []
-    spread = [layers[round(part * (len(layers) - 1))] for part in (0.0, 0.5, 1.0)]
+    spaced = [layers[round(part * (len(layers) - 1))] for part in (0.0, 0.5, 1.0)]
     growing = [first for first, _, _ in story.steps or () if first in layers][:3]
-    return sorted({*growing, *spread})
+    return sorted({*growing, *spaced})
 
 
 def _thinned(table: pd.DataFrame) -> pd.DataFrame:
@@ -171,9 +173,9 @@ def _neurons(run: Run) -> tuple[str, Figure]:
 
 def _dimensions(run: Run) -> tuple[str, Figure]:
     story = find_story(run)
-    columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
+    columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
-    here = table.loc[table["position"] == studied(story)]
+    here = table.loc[table["sink_position"] == studied(story)]
     if not len(here):
         raise RunError("the table 'dimensions' has no row of the sink position. Run again to see it.")
     layer, dominance = (largest_first(here, "dominance_ratio")[name].iloc[0] for name in ("layer", "dominance_ratio"))
@@ -190,8 +192,8 @@ def _shown_heads(run: Run) -> tuple[np.ndarray, list[tuple[int, int, float]]]:
     if not tensors:
         raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
     patterns = tensors[0]
-    heads = run.need("heads", columns=["layer", "head", "position", "sink_score"])
-    ranked = largest_first(heads.loc[heads["position"] == studied(find_story(run))], "sink_score")
+    heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
+    ranked = largest_first(heads.loc[heads["sink_position"] == studied(find_story(run))], "sink_score")
     places = [
         (int(layer), int(head), score)
         for layer, head, score in ranked[["layer", "head", "sink_score"]].itertuples(index=False)
@@ -265,7 +267,8 @@ def _qk(run: Run) -> tuple[str, Figure]:
 def _circuit(run: Run) -> tuple[str, Figure]:
     see = (
         "The chain as it is in this model: token, aggregated values, neurons, outlier dimensions, key and heads. "
-        "Arrows are as wide as the share of the sink that their cut makes or takes away, and dashed where a link fails."
+        "Arrows are as wide as the share of the sink that their intervention makes or removes, and dashed where a "
+        "link fails."
     )
     return see, circuit.draw(circuit.circuit_of(run))
 
@@ -274,23 +277,23 @@ def _rows(name: str, columns: list[str]) -> Callable[[Run], pd.DataFrame]:
     """The numbers behind a figure: some columns of a table, of the studied position."""
 
     def rows(run: Run) -> pd.DataFrame:
-        table = run.need(name, columns=["position"])
-        return table.loc[table["position"] == studied(find_story(run))].filter(items=columns)
+        table = run.need(name, columns=["sink_position"])
+        return table.loc[table["sink_position"] == studied(find_story(run))].filter(items=columns)
 
     return rows
 
 
 def _mass_rows(run: Run) -> pd.DataFrame:
     """By layer from the table of layers, else the mean over heads."""
-    if run.optional("layers", columns=["position", "sink_mass"]) is not None:
+    if run.optional("layers", columns=["sink_position", "sink_mass"]) is not None:
         return _rows("layers", ["layer", "sink_score", "sink_mass"])(run)
     heads = _rows("heads", ["layer", "sink_score", "sink_mass"])(run)
     return pd.DataFrame(heads.groupby("layer", as_index=False).mean())
 
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
-    table = run.need("neurons", columns=["position", "contribution"])
-    return largest_first(table.loc[table["position"] == studied(find_story(run))], "contribution").head(500)
+    table = run.need("neurons", columns=["sink_position", "contribution"])
+    return largest_first(table.loc[table["sink_position"] == studied(find_story(run))], "contribution").head(500)
 
 
 def _pattern_rows(run: Run) -> pd.DataFrame:
@@ -346,22 +349,22 @@ _FIGURES = (
 _ANOTHER_PATH = 0.5
 
 
-def _cut(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
+def _causal(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
     table = run.need(name, columns=columns)
     if not len(table):
-        raise RunError("nothing was cut: the sequences are too short, or the attention cannot be edited.")
+        raise RunError("no intervention was made: the sequences are too short, or the attention cannot be edited.")
     return table
 
 
 def _amplification(run: Run) -> tuple[str, Figure]:
-    table = _cut(
-        run, "amplification", ["centre", "factor", "mass", "baseline_mass", "position", "read_layers", "times"]
+    table = _causal(
+        run, "amplification", ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
     )
     first = table.iloc[0]
     best = largest_first(table.loc[table["centre"] != "none"], "mass").iloc[0]
     see = (
-        f"Position {first['position']}: its aggregated values are moved away from a mean by a factor, up to the end "
-        f"of the first growth step, and its attention is read in layers {first['read_layers']}. "
+        f"Position {first['target_position']}: its aggregated values are moved away from a mean by a factor, up to the "
+        f"end of the first growth step, and its attention is read in layers {first['read_layers']}. "
         f"Most at {best['factor']:g} from the mean of {figures.NAMES[best['centre']]}: {number(best['times'])} times. "
         "The norm-only line is the control: scaling alone should bring no sink."
     )
@@ -369,14 +372,22 @@ def _amplification(run: Run) -> tuple[str, Figure]:
 
 
 def _matrix(run: Run) -> tuple[str, Figure]:
-    columns = ["intervention", "hold", "step", "layers_from", "layers_to", "surviving_share", "control_surviving_share"]
-    table = _cut(run, "mediation", columns)
-    most = table.loc[table["hold"] != "z"].groupby("hold", sort=False)["surviving_share"].max()
-    leaving = [str(hold) for hold, share in most.items() if share > _ANOTHER_PATH]
+    columns = [
+        "intervention",
+        "frozen",
+        "step",
+        "layers_from",
+        "layers_to",
+        "surviving_share",
+        "control_surviving_share",
+    ]
+    table = _causal(run, "mediation", columns)
+    most = table.loc[table["frozen"] != "z"].groupby("frozen", sort=False)["surviving_share"].max()
+    leaving = [str(name) for name, share in most.items() if share > _ANOTHER_PATH]
     see = (
-        "A sink is put at a position (or the model's own is taken), and one quantity there is held as if it had none. "
-        "0: the hold takes the whole sink away, so the sink goes through what is held. 1: it changes nothing. "
-        "In brackets, random holds of the same size. z is the check: it must undo what was done. "
+        "A sink is put at a position (or the model's own is taken), and one quantity there is frozen at its value "
+        "without a sink. 0: freezing it takes the whole sink away, so the sink goes through it. 1: it changes nothing. "
+        "In brackets, random controls of the same size. z is the check: it must undo what was done. "
     )
     if leaving:
         see += f"Another path exists beside {' and '.join(leaving)}: most of a sink survives there."
@@ -384,44 +395,44 @@ def _matrix(run: Run) -> tuple[str, Figure]:
 
 
 def _costs(run: Run) -> tuple[str, Figure]:
-    table = _cut(run, "effects", ["link", "edit", "baseline_loss_nats", "loss_nats"])
+    table = _causal(run, "effects", ["link", "edit", "baseline_loss_nats", "loss_nats"])
     before = table["baseline_loss_nats"].iloc[0]
     see = (
-        f"What each cut costs beside the sink that it takes or makes: the uncut loss is {number(float(before))} nats. "
-        "A long bar is a cut that broke the model, not only its sink."
+        f"What each intervention costs beside the sink that it removes or makes: the loss without one is "
+        f"{number(float(before))} nats. A long bar is an intervention that broke the model, not only its sink."
     )
     return see, figures.loss_changes(table)
 
 
 def _effect_table(run: Run) -> tuple[str, Table]:
-    table = _cut(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
+    table = _causal(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     bounds = zip(table["ci_low"], table["ci_high"], strict=True)
     table = table.assign(interval=[interval(low, high) for low, high in bounds])
     heads = {
         "link": "link",
-        "edit": "cut",
+        "edit": "intervention",
         "layers": "in layers",
         "position": "at",
         "share": "share of the sink",
         "interval": "interval",
         "control_share": "controls",
-        "baseline_mass_new": "new before",
-        "sink_mass_new": "new after",
-        "baseline_mass_old": "old before",
-        "sink_mass_old": "old after",
+        "baseline_target_mass": "target before",
+        "target_mass": "target after",
+        "baseline_sink_mass": "sink before",
+        "sink_mass": "sink after",
         "outcome": "the sink is",
         "baseline_loss_nats": "loss before",
         "loss_nats": "loss after",
     }
     see = (
-        "Each link cut: the share of the sink that the cut makes at the new position, or removes from the old one, "
-        "and the attention at both, beside the same cut at matched random places."
+        "The intervention on each link: the share of the sink that it makes at the target position, or "
+        "removes from the sink position, and the attention at both, beside the same edit at matched random positions."
     )
     return see, shown_table(table, heads)
 
 
 def _placement_table(run: Run) -> tuple[str, Table]:
-    table = _cut(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
+    table = _causal(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
     table = table.assign(
         isolated=np.where(table["isolated"].eq(True), "yes", "no"),
         is_sink=np.where(table["is_sink"].eq(True), "yes", "no"),
@@ -441,10 +452,10 @@ def _placement_table(run: Run) -> tuple[str, Table]:
 
 
 def _asked(run: Run) -> bool:
-    """Whether links were to be cut, and there is a sink to cut them from."""
+    """Whether interventions were asked for, and there is a sink to remove."""
     links = run.optional("links", columns=["verdict"])
     without = links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
-    return bool(run.config.get("cuts")) and not without
+    return bool(run.config.get("interventions")) and not without
 
 
 _CAUSAL_FIGURES = (
@@ -464,14 +475,14 @@ _CAUSAL_FIGURES = (
     ),
     Drawn(
         key="loss",
-        title="What the cuts cost",
+        title="What the interventions cost",
         make=_costs,
         data=whole("effects", columns=["link", "edit", "baseline_loss_nats", "loss_nats"]),
         when=_asked,
     ),
 )
 _CAUSAL_TABLES = (
-    Listed(key="effect-table", title="The links, cut", make=_effect_table, when=_asked),
+    Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=_asked),
     Listed(key="placement-table", title="Position or token?", make=_placement_table, when=_asked),
 )
 
@@ -504,7 +515,7 @@ def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> Embedded:
     if not stacks:
         raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
     patterns = stacks[0]
-    heads = run.need("heads", columns=["layer", "head", "position", "sink_score"])
+    heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
     scores = figures.by_layer_and_head(heads, "sink_score", position=position)
     length = patterns.shape[-1]
     past = np.tril_indices(length)
@@ -544,7 +555,7 @@ def _step_table(run: Run) -> tuple[str, Table]:
         "last_layer": "last layer",
         "ratio_before": "ratio before",
         "ratio_after": "ratio after",
-        "position": "position",
+        "sink_position": "sink position",
         "outlier_dimension": "outlier dimension",
     }
     table = run.need("growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"])
@@ -567,8 +578,8 @@ def _super_table(run: Run) -> tuple[str, Table]:
         "up_norm_rank": "up rank",
         "column_kurtosis": "column kurtosis",
     }
-    table = run.need("neurons", columns=["layer", "neuron", "position", "contribution", "is_super"])
-    chosen = table.loc[table["is_super"].eq(True) & (table["position"] == studied(find_story(run)))]
+    table = run.need("neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"])
+    chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
     chosen = largest_first(chosen, "contribution")
     see = "Neurons that write the outlier dimension at the sink token, the largest contribution first."
     see += more(len(chosen), "neurons") if len(chosen) else " There are none."
@@ -576,9 +587,9 @@ def _super_table(run: Run) -> tuple[str, Table]:
 
 
 def _outlier_table(run: Run) -> tuple[str, Table]:
-    columns = ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
+    columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
-    table = table.loc[table["is_outlier"].eq(True) & (table["position"] == studied(find_story(run)))]
+    table = table.loc[table["is_outlier"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
     table = largest_first(table, "value")
     rows = []
     for dimension in outliers(table, None):
@@ -612,19 +623,22 @@ def _outlier_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(pd.DataFrame(rows, columns=list(heads)), heads)
 
 
-def _arm_table(run: Run) -> tuple[str, Table]:
+def _condition_table(run: Run) -> tuple[str, Table]:
     heads = {
-        "arm": "BOS",
+        "condition": "BOS",
         "chosen": "studied",
-        "position": "position",
+        "sink_position": "sink position",
         "sink_rate": "sink rate",
         "s2_ratio": "S2 ratio",
         "outlier_dimensions": "outlier dimensions",
         "growth_steps": "growth layers",
         "loss_nats": "loss, nats",
     }
-    table = run.need("arms", columns=["arm", "sink_rate"])
-    see = "The same text with and without a first BOS token. S2 ratio: spread of z at the sink over the others."
+    table = run.need("arms", columns=["condition", "sink_rate"])
+    see = (
+        "The same text with and without a first BOS token. S2 ratio: standard deviation of z at the sink over that at "
+        "other positions."
+    )
     return see, shown_table(table, heads)
 
 
@@ -681,7 +695,7 @@ _TABLES = (
     Listed(key="outlier-table", title="Outlier dimensions", make=_outlier_table),
     Listed(key="super-table", title="Super neurons", make=_super_table),
     Listed(key="criteria-table", title="Do other criteria agree?", make=_criteria_table),
-    Listed(key="arm-table", title="With and without BOS", make=_arm_table),
+    Listed(key="condition-table", title="With and without BOS", make=_condition_table),
     Listed(key="summary-table", title="Summary", make=_summary_table),
 )
 

@@ -1,6 +1,7 @@
 """Training: the course of a run's measures, and variants beside each other, as figures and as pages."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -33,7 +34,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, listed, number, short, visible
+from sink_lens.text import interval, listed, number, plural, short, visible
 
 
 def course(
@@ -53,13 +54,14 @@ def course(
         born: tokens at the sink's birth.
         title: above the figure.
     """
+    watched, unit = _counted(watched)
     figure = canvas(width=9.4, height=9.6)
     scale = _Tokens(watched["tokens"].to_numpy(float))
     places = iter(range(1, 9))
 
     def add(ylabel: str) -> Axes:
         place = next(places)
-        return panel(figure, place=(4, 2, place), xlabel="tokens" if place > 6 else "", ylabel=ylabel)
+        return panel(figure, place=(4, 2, place), xlabel=unit if place > 6 else "", ylabel=ylabel)
 
     loss = add("loss, nats")
     _losses(loss, watched, log, scale)
@@ -109,13 +111,20 @@ def course(
     return finished(figure)
 
 
-def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str], by: str = "") -> Figure:
-    """Arms beside each other: loss curves with intervals over seeds, differences to the baseline, the sink's course.
+def _counted(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Where the tokens of the checkpoints are not known, steps take their place; and what it is then."""
+    if not watched["tokens"].isna().any():
+        return watched, "tokens"
+    return watched.assign(tokens=watched["step"]), "steps"
+
+
+def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], by: str = "") -> Figure:
+    """Variants side by side: loss curves with intervals over seeds, differences to the baseline, the sink's course.
 
     Args:
         tables: ``curves``, ``bands``, ``finals`` and, where the runs were watched, ``course`` (see
             ``training.compare.Comparison``).
-        arms: their names, the baseline first.
+        variants: their names, the baseline first.
         by: what they differ in.
     """
     bands, finals = tables["bands"], tables["finals"]
@@ -125,33 +134,40 @@ def comparison(tables: Mapping[str, pd.DataFrame], *, arms: Sequence[str], by: s
     top = panel(figure, place=(2, 2, 1), xlabel="tokens", ylabel=f"{curve} loss, nats")
     gap = panel(figure, place=(2, 2, 2), xlabel="tokens", ylabel=f"{curve} loss − baseline, nats")
     scale = _Tokens(bands["tokens"].to_numpy(float))
-    for index, arm in enumerate(arms):
+    for index, variant in enumerate(variants):
         colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-        of_arm = bands.loc[(bands["arm"] == arm) & (bands["curve"] == curve)]
-        label = f"{by} {arm}".lstrip()
-        _band(top, of_arm.loc[of_arm["quantity"] == "loss"], scale, label=label, colour=colour, mark=mark)
+        of_variant = bands.loc[(bands["variant"] == variant) & (bands["curve"] == curve)]
+        label = f"{by} {variant}".lstrip()
+        _band(top, of_variant.loc[of_variant["quantity"] == "loss"], scale, label=label, colour=colour, mark=mark)
         if index:
-            _band(gap, of_arm.loc[of_arm["quantity"] == "difference"], scale, label=arm, colour=colour, mark=mark)
-            _by_seed(gap, tables["curves"], arm, curve, scale, colour=colour)
-    base_end = finals.loc[(finals["arm"] == arms[0]) & (finals["curve"] == curve), "loss"].mean()
+            _band(
+                gap,
+                of_variant.loc[of_variant["quantity"] == "difference"],
+                scale,
+                label=variant,
+                colour=colour,
+                mark=mark,
+            )
+            _by_seed(gap, tables["curves"], variant, curve, scale, colour=colour)
+    base_end = finals.loc[(finals["variant"] == variants[0]) & (finals["curve"] == curve), "loss"].mean()
     top.axhline(base_end, color=QUIET, linestyle=":", linewidth=1.2)
     gap.axhline(0, color=COLOURS[0], linewidth=1.4)
-    _ends(panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, arms, curve)
+    _ends(panel(figure, place=(2, 2, 3), ylabel=f"final {curve} loss − baseline"), tables, variants, curve)
     low = panel(figure, place=(2, 2, 4), xlabel="tokens", ylabel="attention to position 0, top layer")
     scales = [(top, scale), (gap, scale)]
     if "course" in tables:
         rows = tables["course"].loc[tables["course"]["measure"] == "top_mass"]
         own = _Tokens(rows["tokens"].to_numpy(float))
-        for index, arm in enumerate(arms):
+        for index, variant in enumerate(variants):
             colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-            _band(low, rows.loc[rows["arm"] == arm], own, label=arm, marks=True, colour=colour, mark=mark)
+            _band(low, rows.loc[rows["variant"] == variant], own, label=variant, marks=True, colour=colour, mark=mark)
         low.set_ylim(0, max(0.1, low.get_ylim()[1]))
         scales.append((low, own))
     else:
         _nothing(low, "not watched")
     for axes, one in scales:
         one.on(axes)
-    legend(top, columns=min(len(arms), 6), over=figure)
+    legend(top, columns=min(len(variants), 6), over=figure)
     return finished(figure)
 
 
@@ -286,8 +302,8 @@ def _band(
     axes.plot(x, mean, color=colour, marker=marker, markersize=3.5, linewidth=1.6, label=label)
 
 
-def _by_seed(axes: Axes, curves: pd.DataFrame, arm: str, curve: str, scale: _Tokens, *, colour: str) -> None:
-    rows = curves.loc[(curves["arm"] == arm) & (curves["curve"] == curve)]
+def _by_seed(axes: Axes, curves: pd.DataFrame, variant: str, curve: str, scale: _Tokens, *, colour: str) -> None:
+    rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
     for seed in sorted(set(rows["seed"].tolist())):
         one = rows.loc[rows["seed"] == seed]
         axes.plot(
@@ -299,21 +315,21 @@ def _by_seed(axes: Axes, curves: pd.DataFrame, arm: str, curve: str, scale: _Tok
         )
 
 
-def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], arms: Sequence[str], curve: str) -> None:
+def _ends(axes: Axes, tables: Mapping[str, pd.DataFrame], variants: Sequence[str], curve: str) -> None:
     """Each seed's difference as a dot, the mean and its interval as a line."""
     finals, differences = tables["finals"], tables["differences"]
-    for place, arm in enumerate(arms[1:]):
+    for place, variant in enumerate(variants[1:]):
         colour, mark = COLOURS[(place + 1) % len(COLOURS)], MARKS[(place + 1) % len(MARKS)]
-        dots = finals.loc[(finals["arm"] == arm) & (finals["curve"] == curve), "difference"].to_numpy(float)
+        dots = finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve), "difference"].to_numpy(float)
         axes.scatter(np.full(len(dots), place - 0.12), dots, color=colour, marker=mark, s=22, label="one seed")
-        found = differences.loc[(differences["arm"] == arm) & (differences["curve"] == curve)]
+        found = differences.loc[(differences["variant"] == variant) & (differences["curve"] == curve)]
         mean, low, high = (float(found[name].iloc[0]) for name in ("mean", "low", "high"))
         if np.isfinite([low, high]).all():
             axes.vlines(place + 0.12, low, high, color=colour, linewidth=2)
         axes.plot([place + 0.12], [mean], color=colour, marker="_", markersize=14, markeredgewidth=2)
     axes.axhline(0, color=COLOURS[0], linewidth=1.4)
-    axes.set_xlim(-0.6, len(arms) - 1.4)
-    axes.set_xticks(range(len(arms) - 1), list(arms[1:]))
+    axes.set_xlim(-0.6, len(variants) - 1.4)
+    axes.set_xticks(range(len(variants) - 1), list(variants[1:]))
     axes.grid(visible=False, axis="x")
 
 
@@ -354,7 +370,7 @@ def _sink(watch: pd.DataFrame) -> str:
     """Since when position 0 is a sink, as ``sink-lens watch`` tells it, at the usual threshold."""
     rates = watch.loc[watch["measure"] == "sink_rate"]
     rates = rates.loc[rates["layer"].isna() & np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)]
-    rates = rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")]
+    rates, unit = _counted(rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")])
     if not len(rates):
         return f"Whether there is a sink over {_THRESHOLD:g} was not measured."
     tokens, rate = rates["tokens"].to_numpy(float), rates["value"].to_numpy(float)
@@ -365,7 +381,7 @@ def _sink(watch: pd.DataFrame) -> str:
     if not len(under):
         return f"Position 0 is a sink from the first checkpoint on: {end}."
     before, after = (short(float(tokens[at])) for at in (under[-1], under[-1] + 1))
-    return f"Position 0 became a sink between {before} and {after} tokens: {end}."
+    return f"Position 0 became a sink between {before} and {after} {unit}: {end}."
 
 
 def _course(run: Run) -> tuple[str, Figure]:
@@ -389,7 +405,7 @@ def _loss(run: Run) -> tuple[str, Figure]:
 
 
 def _watched_rows(run: Run) -> pd.DataFrame:
-    watch = run.tables["watch"]
+    watch, _ = _counted(run.tables["watch"])
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
@@ -426,15 +442,29 @@ TRAIN = Page(
 )
 
 
-def _arms(run: Run) -> list[str]:
-    arms = list(run.config.get("runs") or {})
+WATCH = Page(
+    title=lambda run: f"Checkpoints watched: {visible(_source(run))}",
+    headline=_said,
+    figures=(Drawn(key="course", title="When the sink is born", make=_course, data=_watched_rows),),
+    tables=(Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),),
+)
+
+
+def _source(run: Run) -> str:
+    """What was watched: the folder's name, or how many checkpoints."""
+    found = run.config.get("checkpoints")
+    return plural(len(found), "model") if isinstance(found, list) else Path(str(found)).name
+
+
+def _variants(run: Run) -> list[str]:
+    variants = list(run.config.get("runs") or {})
     base = run.config.get("baseline")
-    return sorted(arms, key=lambda arm: arm != base)
+    return sorted(variants, key=lambda variant: variant != base)
 
 
 def _compare_title(run: Run) -> str:
-    by = listed([str(name).replace("_", " ") for name in run.config.get("by") or ["arms"]])
-    return f"{visible(by)}: {visible(' against '.join(reversed(_arms(run))))}"
+    by = listed([str(name).replace("_", " ") for name in run.config.get("by") or ["variants"]])
+    return f"{visible(by)}: {visible(' against '.join(reversed(_variants(run))))}"
 
 
 def _findings(run: Run) -> list[str]:
@@ -447,43 +477,45 @@ def _findings(run: Run) -> list[str]:
 
 def _comparison(run: Run) -> tuple[str, Figure]:
     tables = {
-        "curves": run.need("curves", columns=["arm", "seed", "curve", "tokens", "difference"]),
-        "bands": run.need("bands", columns=["arm", "curve", "quantity", "tokens", "mean", "low", "high"]),
-        "finals": run.need("finals", columns=["arm", "seed", "curve", "loss", "difference"]),
-        "differences": run.need("differences", columns=["arm", "curve", "mean", "low", "high"]),
+        "curves": run.need("curves", columns=["variant", "seed", "curve", "tokens", "difference"]),
+        "bands": run.need("bands", columns=["variant", "curve", "quantity", "tokens", "mean", "low", "high"]),
+        "finals": run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"]),
+        "differences": run.need("differences", columns=["variant", "curve", "mean", "low", "high"]),
     }
     if empty := [name for name, table in tables.items() if not len(table)]:
         raise RunError(f"the table {empty[0]!r} has no rows. Compare again to see it.")
-    course = run.optional("course", columns=["arm", "measure", "tokens", "mean", "low", "high"])
+    course = run.optional("course", columns=["variant", "measure", "tokens", "mean", "low", "high"])
     see = (
-        "Means over seeds with 95% intervals. Right of the losses, each arm minus the baseline of the same seed: a "
+        "Means over seeds with 95% intervals. Right of the losses, each variant minus the baseline of the same seed: a "
         "difference can be told where the interval leaves zero. Below right, whether attention goes to position 0."
     )
-    arms = _arms(run) or list(dict.fromkeys(tables["bands"]["arm"].tolist()))
+    variants = _variants(run) or list(dict.fromkeys(tables["bands"]["variant"].tolist()))
     by = "/".join(str(name) for name in run.config.get("by") or [])
-    return see, comparison(tables | ({} if course is None else {"course": course}), arms=arms, by=by)
+    return see, comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
 
 
 def _final_table(run: Run) -> tuple[str, Table]:
-    table = run.need("finals", columns=["arm", "seed", "curve", "loss", "difference"])
-    heads = {"curve": "curve", "arm": "arm", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
+    table = run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"])
+    heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
     see = "Where every run ended. Undefined: it did not come to where the baseline ended."
     return see, shown_table(table, heads, most=60)
 
 
 def _measure_table(run: Run) -> tuple[str, Table]:
-    table = run.need("measures", columns=["measure", "threshold", "arm", "mean", "low", "high"])
+    table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     lines: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
         level = row["threshold"]
         name = str(row["measure"]).replace("_", " ") + f" over {level:g}" * (level == level)
-        lines.setdefault(name, {})[str(row["arm"])] = (
+        lines.setdefault(name, {})[str(row["variant"])] = (
             f"{number(row['mean'])} {interval(row['low'], row['high'])}".strip()
         )
-    arms = list(dict.fromkeys(table["arm"].tolist()))
-    rows = [(visible(name), *(by_arm.get(arm, "") for arm in arms)) for name, by_arm in lines.items()]
-    heads = ("measure", *(visible(arm) for arm in arms))
+    variants = list(dict.fromkeys(table["variant"].tolist()))
+    rows = [
+        (visible(name), *(by_variant.get(variant, "") for variant in variants)) for name, by_variant in lines.items()
+    ]
+    heads = ("measure", *(visible(variant) for variant in variants))
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
     return see, Table(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
 
@@ -491,7 +523,7 @@ def _measure_table(run: Run) -> tuple[str, Table]:
 COMPARE = Page(
     title=_compare_title,
     headline=_findings,
-    figures=(Drawn(key="comparison", title="The arms", make=_comparison, data=whole("bands")),),
+    figures=(Drawn(key="comparison", title="The variants", make=_comparison, data=whole("bands")),),
     tables=(
         Listed(key="final-table", title="Final losses", make=_final_table),
         Listed(key="measure-table", title="The chain at the end", make=_measure_table),

@@ -415,8 +415,8 @@ def _of_run(run: Run, heads: Sequence[tuple[int, int]] | None) -> tuple[np.ndarr
     if kept is None:
         raise RunError("patterns.safetensors holds no array of layer, head, query and key. Run again to see it.")
     if heads is None:
-        table = run.need("heads", columns=["layer", "head", "position", "sink_score"])
-        table = table.loc[table["position"] == studied(find_story(run))]
+        table = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
+        table = table.loc[table["sink_position"] == studied(find_story(run))]
         table = largest_first(table, "sink_score")
         ranked = [(int(layer), int(head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
         ranked = [(layer, head) for layer, head in ranked if layer < kept.shape[0] and head < kept.shape[1]]

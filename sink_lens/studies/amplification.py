@@ -10,7 +10,8 @@ from ..chain.config import Question
 from ..chain.setting import bar
 from ..chain.summary import curve_text
 from ..data.tokens import TokenBatch
-from ..edits.amplification import Centre, CentringMeans, amplification, centring_means
+from ..edits.amplification import Centre, CentringMeans, centring_means
+from ..edits.amplification import amplify as amplifying
 from ..edits.constructors import Edit
 from ..edits.effects import layer_table
 from ..errors import InputError
@@ -47,7 +48,7 @@ def amplify(
     """
     config = asked(AmplifyConfig, model, config=config, tokens=tokens, fields=fields)
     factors, centres, layers = config.factors, cast("tuple[Centre, ...]", config.centres), config.layers
-    setting, question = prepared(model, config, tokens=tokens, position=config.position)
+    setting, question = prepared(model, config, tokens=tokens, target_position=config.target_position)
     chosen = list(setting.early_layers) if layers is None else list(layers)
     after = [layer for layer in range(setting.lens.n_layers) if layer > max(chosen, default=-1)]
     reads = setting.next_layers if layers is None else after[:5]
@@ -61,21 +62,23 @@ def amplify(
     for centre, factor in bar(cells, label="amplification", progress=progress):
         edits = _amplified(factor, position=setting.target_position, layers=chosen, centre=centre, means=means)
         edited = setting.run(edits, loss=True) if edits else baseline
-        table = layer_table(baseline, edited, new=setting.target_position, old=setting.sink_position)
+        table = layer_table(
+            baseline, edited, target_position=setting.target_position, sink_position=setting.sink_position
+        )
         by_layer.append(table.assign(centre=centre, factor=factor))
-        row = summary_row(setting, baseline, edited, new=setting.target_position, reads=reads)
-        before, mass = row["baseline_mass_new"], row["mass_new"]
+        row = summary_row(setting, baseline, edited, target_position=setting.target_position, reads=reads)
+        before, mass = row["baseline_target_mass"], row["target_mass"]
         times = mass / before if before else np.nan
         summary.append({"centre": centre, "factor": factor, "layers": span(chosen), "times": times} | row)
     frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
-    best = max(summary, key=lambda row: row["mass_new"])
+    best = max(summary, key=lambda row: row["target_mass"])
     headline = (
         f"amplifying position {setting.target_position} in layers {span(chosen)}, strongest at {best['factor']:g} from "
-        f"{best['centre']} ({best['times']:.1f} times): {sentence(best, old=setting.sink_position)}\n"
+        f"{best['centre']} ({best['times']:.1f} times): {sentence(best, sink_position=setting.sink_position)}\n"
         f"{curve_text(frames['summary'])}"
     )
     made = {
-        "position": setting.target_position,
+        "target_position": setting.target_position,
         "layers": chosen,
         "factors": list(factors),
         "centres": list(centres),
@@ -100,4 +103,4 @@ def _amplified(
     """The edit of one cell; none where the factor is 1, which is the clean run."""
     if factor == 1:
         return []
-    return [amplification(factor, positions=[position], layers=layers, centre=centre, means=means)]
+    return [amplifying(factor, positions=[position], layers=layers, centre=centre, means=means)]

@@ -8,7 +8,7 @@ import pandas as pd
 from ..chain.config import Question
 from ..data.tokens import TokenBatch
 from ..edits.effects import layer_table
-from ..edits.isolation import isolation
+from ..edits.isolation import isolate as isolating
 from ..engine.forward import run_with
 from ..models.load import ModelLike
 from ..text import span
@@ -43,19 +43,24 @@ def isolate(
         RunError: the folder is in use, or holds another run.
     """
     config = asked(IsolateConfig, model, config=config, tokens=tokens, fields=fields)
-    positions, layers = config.positions, config.layers
-    setting, question = prepared(model, config, tokens=tokens, position=positions[0] if positions else None)
-    chosen = list(positions) or [setting.target_position]
-    keys = tuple(dict.fromkeys([*chosen, setting.sink_position]))
-    edit = isolation(chosen, layers=layers)
-    baseline = setting.baseline if keys == setting.baseline.keys else run_with(setting.lens, setting.tokens, keys=keys)
-    edited = run_with(setting.lens, setting.tokens, edit, keys=keys, progress=progress)
+    targets, layers = config.target_positions, config.layers
+    setting, question = prepared(model, config, tokens=tokens, target_position=targets[0] if targets else None)
+    chosen = list(targets) or [setting.target_position]
+    positions = tuple(dict.fromkeys([*chosen, setting.sink_position]))
+    edit = isolating(chosen, layers=layers)
+    baseline = setting.baseline
+    if positions != baseline.positions:
+        baseline = run_with(setting.lens, setting.tokens, positions=positions)
+    edited = run_with(setting.lens, setting.tokens, edit, positions=positions, progress=progress)
     sink, by_layer, summary = setting.sink_position, [], []
-    for position in chosen:
-        by_layer.append(layer_table(baseline, edited, new=position, old=sink).assign(position=position))
-        row = {"position": position, "layers": "all" if layers is None else span(layers)}
-        summary.append(row | summary_row(setting, baseline, edited, new=position, reads=setting.late_layers))
+    for target in chosen:
+        table = layer_table(baseline, edited, target_position=target, sink_position=sink)
+        by_layer.append(table.assign(target_position=target))
+        row = {"target_position": target, "layers": "all" if layers is None else span(layers)}
+        summary.append(row | summary_row(setting, baseline, edited, target_position=target, reads=setting.late_layers))
     frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
-    headline = "\n".join(f"isolating position {row['position']}: {sentence(row, old=sink)}" for row in summary)
-    options = {"positions": chosen, "layers": None if layers is None else list(layers)}
+    headline = "\n".join(
+        f"isolating position {row['target_position']}: {sentence(row, sink_position=sink)}" for row in summary
+    )
+    options = {"target_positions": chosen, "layers": None if layers is None else list(layers)}
     return written("isolate", setting, question, frames, asked=options, out=out, overwrite=overwrite, headline=headline)

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from ..chain.locate import GrowthStep
 from ..chain.neurons import output_terms
 from ..chain.setting import Edits, Segment, Setting
-from ..edits.constructors import hold, scalar, zero
+from ..edits.constructors import freeze, scalar, zero
 from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..errors import InputError
@@ -117,7 +117,7 @@ def find_sets(
         )
     rng = np.random.default_rng(setting.seed)
     found, rows = [], []
-    with tqdm(desc="ablating sets", unit="cut", disable=not progress, leave=False) as bar:
+    with tqdm(desc="ablating sets", unit="run", disable=not progress, leave=False) as bar:
         for segment in steps:
             one = _smallest(setting, segment, most=most, rank=rank, tick=bar.update)
             found.append(one)
@@ -167,7 +167,9 @@ def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Gener
         positions = [setting.sink_position] if where == "sink" else None
         edits = _edits(setting, neurons, method=method, what=what, positions=positions, step=step)
         run = setting.run(edits, loss=loss, layers=None if loss else segment.layers, quiet=True)
-        share = removed_share(setting.baseline, run, old=setting.sink_position, layers=segment.layers, generator=rng)
+        share = removed_share(
+            setting.baseline, run, sink_position=setting.sink_position, layers=segment.layers, generator=rng
+        )
         before = setting.baseline.loss
         return {
             "step": segment.number,
@@ -252,7 +254,7 @@ def _edits(
         )
     clean = setting.clean("neurons", layers=list(chosen))
     return tuple(
-        hold("neurons", {layer: setting.mean_of_others(clean[layer])[..., units]}, units=units, positions=positions)
+        freeze("neurons", {layer: setting.mean_of_others(clean[layer])[..., units]}, units=units, positions=positions)
         for layer, units in chosen.items()
     )
 

@@ -26,6 +26,7 @@ from ..errors import InputError
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.load import ModelLike, as_lens
 from ..records import create_run, display
+from ..renamed import renamed_fields
 from ..stats import paired_difference
 from ..text import span
 from .config import StudyConfig
@@ -35,19 +36,27 @@ _KERNEL = "eager"
 """What the bridge runs on."""
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """A finished intervention; everything in it also lies in its run folder."""
 
     folder: Path
     kind: str
-    frames: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
+    tables: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
     """The run's tables by name."""
     headline: str
     """The result in words."""
+    decision: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """What ``--json`` prints: the decision and its numbers; empty for studies that decide nothing."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the summary."""
+        return self.tables["summary"]
 
     def _repr_html_(self) -> str:
-        return display.html(self.headline, self.frames["summary"], folder=self.folder)
+        return display.html(self.headline, self.tables["summary"], folder=self.folder)
 
 
 def asked(
@@ -72,13 +81,13 @@ def asked(
         raise InputError("two configurations were given; need one, and a LensModel or a name before it")
     if isinstance(model, kind):
         return with_fields(kind, model, given, where=where)
-    shared = {one.name for one in dataclasses.fields(kind)} - {"position"}  # that of a trace was never a study's
+    shared = {one.name for one in dataclasses.fields(kind)} - {"target_position"}  # that of a trace was never a study's
     same = {one.name: getattr(model, one.name) for one in dataclasses.fields(model) if one.name in shared}
     return with_fields(kind, None, same | given, where=where)
 
 
 def prepared(
-    model: ModelLike | Question, config: StudyConfig, *, tokens: TokenBatch | str | None, position: int | None
+    model: ModelLike | Question, config: StudyConfig, *, tokens: TokenBatch | str | None, target_position: int | None
 ) -> tuple[Setting, TraceConfig]:
     """The setting of a study: model, sequences, where the sink is, the clean run."""
     question = config.question()
@@ -89,11 +98,11 @@ def prepared(
     if why_not is not None:
         raise InputError(f"nothing can be edited: {why_not}; use a model from load, and longer sequences")
     location = scout(lens, batch, config=question)
-    return setting_of(lens, batch, location=location, config=question, position=position), question
+    return setting_of(lens, batch, location=location, config=question, target_position=target_position), question
 
 
 def summary_row(
-    setting: Setting, baseline: Outcome, edited: Outcome, *, new: int, reads: Sequence[int]
+    setting: Setting, baseline: Outcome, edited: Outcome, *, target_position: int, reads: Sequence[int]
 ) -> dict[str, Any]:
     """Attention at both positions, the outcome and the loss, with and without the edits: a row of the summary."""
     assert baseline.loss is not None  # both were asked for it
@@ -101,11 +110,13 @@ def summary_row(
     loss = paired_difference(edited.loss.numpy(), baseline.loss.numpy(), generator=np.random.default_rng(setting.seed))
     return {
         "read_layers": span(reads),
-        "baseline_mass_new": float(baseline.mass_at(new, layers=reads).mean()),
-        "mass_new": float(edited.mass_at(new, layers=reads).mean()),
-        "baseline_mass_old": float(baseline.mass_at(setting.sink_position, layers=reads).mean()),
-        "mass_old": float(edited.mass_at(setting.sink_position, layers=reads).mean()),
-        "outcome": change_of(baseline, edited, new=new, old=setting.sink_position, layers=reads),
+        "baseline_target_mass": float(baseline.mass_at(target_position, layers=reads).mean()),
+        "target_mass": float(edited.mass_at(target_position, layers=reads).mean()),
+        "baseline_sink_mass": float(baseline.mass_at(setting.sink_position, layers=reads).mean()),
+        "sink_mass": float(edited.mass_at(setting.sink_position, layers=reads).mean()),
+        "outcome": change_of(
+            baseline, edited, target_position=target_position, sink_position=setting.sink_position, layers=reads
+        ),
         "baseline_loss_nats": float(baseline.loss.mean()),
         "loss_nats": float(edited.loss.mean()),
         "loss_change_nats": loss.estimate,
@@ -115,11 +126,11 @@ def summary_row(
     }
 
 
-def sentence(row: Mapping[Any, Any], *, old: int) -> str:
+def sentence(row: Mapping[Any, Any], *, sink_position: int) -> str:
     """A row of the summary in words."""
     return (
-        f"attention there {row['baseline_mass_new']:.3f} -> {row['mass_new']:.3f}, at position {old} "
-        f"{row['baseline_mass_old']:.3f} -> {row['mass_old']:.3f} (layers {row['read_layers']}): the sink is "
+        f"attention there {row['baseline_target_mass']:.3f} -> {row['target_mass']:.3f}, at position {sink_position} "
+        f"{row['baseline_sink_mass']:.3f} -> {row['sink_mass']:.3f} (layers {row['read_layers']}): the sink is "
         f"{row['outcome']}; loss {row['baseline_loss_nats']:.3f} -> {row['loss_nats']:.3f} nats "
         f"(change {row['loss_change_low']:+.3f} to {row['loss_change_high']:+.3f})"
     )
@@ -155,4 +166,4 @@ def written(
                 writer.write_csv(name, frame)
             else:
                 writer.write_table(name, frame)
-    return Study(folder=folder, kind=kind, frames=frames, headline=headline)
+    return Study(folder=folder, kind=kind, tables=frames, headline=headline)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..edits.amplification import CENTRES, amplification
-from ..edits.constructors import Edit, hold, resample, scale, set_value, zero
-from ..edits.isolation import isolation
+from ..edits.amplification import CENTRES, amplify
+from ..edits.constructors import Edit, freeze, resample, scale, set_value, zero
+from ..edits.isolation import isolate
 from ..engine.references import References
 from ..models.sites import SITES
 from .axes import Indices, shown
@@ -39,7 +39,7 @@ class Place:
 
     def columns(self) -> dict[str, Any]:
         """The descriptive columns of the edit's row; an axis has a number only if a single index is edited."""
-        found: dict[str, Any] = {"kind": self.kind, "site": self.site, "place": self.words}
+        found: dict[str, Any] = {"kind": self.kind, "site": self.site, "where": self.words}
         for axis in AXES:
             chosen = getattr(self, axis)
             found[axis] = chosen[0] if chosen is not None and len(chosen) == 1 else None
@@ -104,7 +104,7 @@ def _layers(place: Place, refs: References) -> tuple[int, ...]:
 def _mean(place: Place, refs: References) -> Edit:
     axes = _named_axes(place)
     values = {layer: _part(refs.mean(place.site, layer), place, axes) for layer in _layers(place, refs)}
-    return hold(place.site, values, **place.where(), label=place.label)
+    return freeze(place.site, values, **place.where(), label=place.label)
 
 
 def _resample(place: Place, refs: References) -> Edit:
@@ -116,13 +116,13 @@ def _resample(place: Place, refs: References) -> Edit:
 
 def _isolate(place: Place, refs: References) -> Edit:
     assert place.position is not None
-    return isolation(place.position, layers=place.layer, label=place.label)
+    return isolate(place.position, layers=place.layer, label=place.label)
 
 
 def _amplify(place: Place, refs: References) -> Edit:
     assert place.position is not None
     centre: Any = place.centre
-    return amplification(
+    return amplify(
         _factor(place),
         positions=place.position,
         layers=_layers(place, refs),

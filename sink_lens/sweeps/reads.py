@@ -72,8 +72,10 @@ def _site(options: Mapping[str, Any]) -> str:
 _Make = Callable[[LensModel, Mapping[str, Any]], Metric]
 METRICS: Mapping[str, tuple[_Make, tuple[str, ...], tuple[str, ...]]] = {
     "sink_mass": (
-        lambda lens, options: of.sink_mass(whole(options, "key", 0), layers=_layers(lens, options.get("layers"))),
-        ("key", "layers"),
+        lambda lens, options: of.sink_mass(
+            whole(options, "sink_position", 0), layers=_layers(lens, options.get("layers"))
+        ),
+        ("sink_position", "layers"),
         (),
     ),
     "loss": (lambda lens, options: of.loss(), (), ()),
@@ -87,13 +89,15 @@ METRICS: Mapping[str, tuple[_Make, tuple[str, ...], tuple[str, ...]]] = {
         ("correct", "incorrect"),
     ),
     "norm": (
-        lambda lens, options: of.norm(whole(options, "key", 0), layer=_layer(lens, options), site=_site(options)),
-        ("key", "layer", "site"),
+        lambda lens, options: of.norm(
+            whole(options, "sink_position", 0), layer=_layer(lens, options), site=_site(options)
+        ),
+        ("sink_position", "layer", "site"),
         ("layer",),
     ),
     "dominance": (
-        lambda lens, options: of.dominance(whole(options, "key", 0), layer=_layer(lens, options)),
-        ("key", "layer"),
+        lambda lens, options: of.dominance(whole(options, "sink_position", 0), layer=_layer(lens, options)),
+        ("sink_position", "layer"),
         ("layer",),
     ),
 }

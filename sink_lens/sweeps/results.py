@@ -91,7 +91,7 @@ def named(row: Mapping[Any, Any]) -> str:
     factor = row.get("factor")
     strength = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
     centre = f" from {row['centre']}" if isinstance(row.get("centre"), str) else ""
-    return f"{row['kind']} {row['site']}{strength}{centre} {row['place']}".strip()
+    return f"{row['kind']} {row['site']}{strength}{centre} {row['where']}".strip()
 
 
 def tables(

@@ -27,7 +27,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Corpus:
+class TrainingRows:
     """Tokens to train on and tokens held out, as rows of input_ids and labels of one length."""
 
     train: Rows
@@ -39,7 +39,7 @@ class Corpus:
     """Hash of the training tokens."""
 
 
-def corpus_of(config: TrainConfig, *, progress: bool) -> Corpus:
+def corpus_of(config: TrainConfig, *, progress: bool) -> TrainingRows:
     """The data of a configuration, packed into the cache where it is not there yet.
 
     Raises:
@@ -58,7 +58,7 @@ def corpus_of(config: TrainConfig, *, progress: bool) -> Corpus:
         eval_frac=config.eval_frac,
         progress=progress,
     )
-    return Corpus(
+    return TrainingRows(
         train=train,
         evaluation=_first(evaluation, config.eval_sequences),
         tokenizer=tokenizer,
@@ -67,7 +67,9 @@ def corpus_of(config: TrainConfig, *, progress: bool) -> Corpus:
     )
 
 
-def given_corpus(config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None) -> Corpus:
+def given_corpus(
+    config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: PreTrainedTokenizerBase | None
+) -> TrainingRows:
     """Rows that are there already.
 
     Raises:
@@ -89,7 +91,7 @@ def given_corpus(config: TrainConfig, data: tuple[Rows, Rows], *, tokenizer: Pre
                 )
             if name == "train":
                 digest.update(ids.numpy().tobytes())
-    return Corpus(
+    return TrainingRows(
         train=train,
         evaluation=_first(evaluation, config.eval_sequences),
         tokenizer=tokenizer,

@@ -1,27 +1,29 @@
-"""``compare``: arms of training runs, seed by seed: who is ahead, by how much, how sure, and what became of the sink.
+"""``compare``: variants of training runs, seed by seed: who is ahead, by how much, how sure, and its sink.
 
-The unit is the seed. Arms see the same data in the same order, so that differences are taken seed by seed. Nothing
+The unit is the seed. Variants see the same data in the same order, so that differences are taken seed by seed. Nothing
 is assumed of who wins: every sentence says what was found, "not reached" and "no difference can be told" included.
 """
 
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from ..configuration import with_fields
 from ..errors import InputError
 from ..records import Run, create_run, display, versions
-from ..schema import SINK_THRESHOLD
+from ..renamed import renamed_fields
 from ..stats import Difference, difference, paired_differences
 from ..text import listed, number, plural, short
-from .loss_curves import SMOOTH_FRAC, band_table, curve_table, final_table
+from .config import CompareConfig
+from .loss_curves import band_table, curve_table, final_table
 from .sink_birth import Birth, births, whole
-from .variants import DATA, FEWEST_SEEDS, Arms, group
+from .variants import DATA, FEWEST_SEEDS, Variants, group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "compare", "write"]
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """What a comparison found."""
 
-    arms: Arms
+    config: CompareConfig
+    variants: Variants
     tables: dict[str, pd.DataFrame] = field(repr=False)
     """``curves`` (every run's losses), ``bands`` (their means over seeds with intervals), ``finals`` (where every run
     ended and when it reached the baseline's end), ``differences`` (final losses paired by seed); where the runs were
@@ -45,8 +49,8 @@ class Comparison:
 
     @property
     def baseline(self) -> str:
-        """The arm that the others are compared with."""
-        return self.arms.baseline
+        """The variant that the others are compared with."""
+        return self.variants.baseline
 
     @property
     def headline(self) -> str:
@@ -54,55 +58,54 @@ class Comparison:
         return "\n".join(self.sentences)
 
     def _repr_html_(self) -> str:
-        shown = ("arm", "curve", "mean", "low", "high", "n")
+        shown = ("variant", "curve", "mean", "low", "high", "n")
         differences = self.tables["differences"]
         return display.html(self.sentences, self.figure(), differences.filter(items=shown), notes=self.notes)
 
     def figure(self) -> "Figure":
-        """Loss curves, differences and the sink's course, an arm a colour."""
-        return display.figure("comparison", self.tables, arms=tuple(self.arms.runs))
+        """Loss curves, differences and the sink's course, a variant a colour."""
+        return display.figure("comparison", self.tables, variants=tuple(self.variants.runs))
 
 
 def compare(
-    runs: Sequence[str | os.PathLike[str]],
+    runs: Sequence[str | os.PathLike[str]] | CompareConfig,
     *,
-    generator: np.random.Generator,
-    by: str | Sequence[str] | None = None,
-    baseline: str | None = None,
-    threshold: float = SINK_THRESHOLD,
-    smooth_frac: float = SMOOTH_FRAC,
+    generator: np.random.Generator | None = None,
+    **fields: Any,
 ) -> Comparison:
     """Compare finished training runs that differ in one thing and in the seed.
 
     Args:
-        runs: their folders.
-        generator: of the bootstrap.
-        by: the field of the configuration that is compared; None finds it.
-        baseline: the arm that the others are compared with; softmax attention without a value norm if None.
-        threshold: of the sink score, for the births.
-        smooth_frac: share of the logged steps over which the training loss is averaged.
+        runs: their folders, or a configuration, which has them.
+        generator: of the bootstrap; one with the configuration's seed if None.
+        **fields: fields of ``CompareConfig``, as ``by="lr", threshold=0.1``; they win over the configuration.
 
     Raises:
-        InputError, RunError: runs that cannot be compared, and why (see ``arms.group``); a threshold that was not
+        InputError, RunError: runs that cannot be compared, and why (see ``variants.group``); a threshold that was not
             measured.
     """
-    if not 0 < smooth_frac <= 1:
-        raise InputError(f"smooth_frac is {smooth_frac}; need a share of the run over 0, at most 1")
-    arms = group(runs, by=by, baseline=baseline)
-    curves = curve_table(arms, smooth_frac=smooth_frac)
-    finals = final_table(arms, smooth_frac=smooth_frac)
-    found = _differences(arms, finals, generator=generator)
+    given = isinstance(runs, CompareConfig)
+    named = {} if given else {"runs": runs}
+    config = with_fields(CompareConfig, runs if given else None, named | fields, where="compare")
+    generator = np.random.default_rng(config.seed) if generator is None else generator
+    threshold, smooth_frac = config.threshold, config.smooth_frac
+    variants = group(config.runs, by=config.by, baseline=config.baseline)
+    curves = curve_table(variants, smooth_frac=smooth_frac)
+    finals = final_table(variants, smooth_frac=smooth_frac)
+    found = _differences(variants, finals, generator=generator)
     tables = {
         "curves": curves,
         "bands": band_table(curves, generator=generator),
         "finals": finals,
         "differences": pd.DataFrame([_row(*one) for one in found]),
     }
-    notes = list(arms.notes)
-    said = [_opening(arms, finals)]
-    for arm, curve, one in found:
-        said += [_ahead(arm, curve, one, finals=finals, baseline=arms.baseline), _reaching(arm, curve, finals)]
-    side, why_not = sides(arms)
+    notes = list(variants.notes)
+    said = [_opening(variants, finals)]
+    for variant, curve, one in found:
+        told = one.told and one.n >= FEWEST_SEEDS
+        said.append(_ahead(variant, curve, one, finals=finals, baseline=variants.baseline))
+        said.append(_reaching(variant, curve, finals) if told else _untold(variant, curve, finals))
+    side, why_not = sides(variants)
     if why_not:
         notes.append(why_not)
     else:
@@ -111,49 +114,49 @@ def compare(
             raise InputError(
                 f"the runs were not watched at threshold {threshold:g}; need one of {', '.join(map(str, known))}"
             )
-        if any("sigmoid" in arm.split("/") for arm in arms.runs):
+        if any("sigmoid" in variant.split("/") for variant in variants.runs):
             notes.append("weights of sigmoid attention do not sum to 1: its mass is a mean weight, no share of a row")
-        tables["measures"] = measure_table(arms, side, generator=generator)
-        tables["course"] = course_table(arms, side, generator=generator)
-        tables["births"], born = birth_table(arms, threshold=threshold)
-        said += [_sinks(arm, one) for arm, one in born.items()]
-        said += _disparity(arms, tables["measures"])
-    return Comparison(arms=arms, tables=tables, sentences=tuple(said), notes=tuple(notes))
+        tables["measures"] = measure_table(variants, side, generator=generator)
+        tables["course"] = course_table(variants, side, generator=generator)
+        tables["births"], born = birth_table(variants, threshold=threshold)
+        said += [_sinks(variant, one) for variant, one in born.items()]
+        said += _disparity(variants, tables["measures"])
+    return Comparison(config=config, variants=variants, tables=tables, sentences=tuple(said), notes=tuple(notes))
 
 
 def _differences(
-    arms: Arms, finals: pd.DataFrame, *, generator: np.random.Generator
+    variants: Variants, finals: pd.DataFrame, *, generator: np.random.Generator
 ) -> list[tuple[str, str, Difference]]:
-    """(arm, curve, difference of the final losses); the evaluation first."""
+    """(variant, curve, difference of the final losses); the evaluation first."""
     found = []
-    for arm in arms.others:
+    for variant in variants.others:
         for curve in dict.fromkeys(finals["curve"].tolist()):
-            rows = _of(finals, arm, curve)
-            found.append((arm, curve, difference(rows["difference"], generator=generator)))
+            rows = _of(finals, variant, curve)
+            found.append((variant, curve, difference(rows["difference"], generator=generator)))
     return found
 
 
-def _row(arm: str, curve: str, found: Difference) -> dict[str, Any]:
-    return {"arm": arm, "curve": curve} | {one.name: getattr(found, one.name) for one in fields(found)}
+def _row(variant: str, curve: str, found: Difference) -> dict[str, Any]:
+    return {"variant": variant, "curve": curve} | {one.name: getattr(found, one.name) for one in fields(found)}
 
 
-def _of(finals: pd.DataFrame, arm: str, curve: str) -> pd.DataFrame:
-    return finals.loc[(finals["arm"] == arm) & (finals["curve"] == curve)]
+def _of(finals: pd.DataFrame, variant: str, curve: str) -> pd.DataFrame:
+    return finals.loc[(finals["variant"] == variant) & (finals["curve"] == curve)]
 
 
-def _opening(arms: Arms, finals: pd.DataFrame) -> str:
+def _opening(variants: Variants, finals: pd.DataFrame) -> str:
     tokens = finals["tokens"].to_numpy(dtype=float).max()
-    others = listed(arms.others)
-    same = "" if "data_seed" in arms.by else ", same data in the same order"
+    others = listed(variants.others)
+    same = "" if "data_seed" in variants.by else ", same data in the same order"
     return (
-        f"{', '.join(arms.by)}: {others} against {arms.baseline}, {plural(len(arms.seeds), 'seed')} each "
-        f"({', '.join(map(str, arms.seeds))}), {short(tokens)} tokens a run{same}"
+        f"{', '.join(variants.by)}: {others} against {variants.baseline}, {plural(len(variants.seeds), 'seed')} each "
+        f"({', '.join(map(str, variants.seeds))}), {short(tokens)} tokens a run{same}"
     )
 
 
-def _ahead(arm: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
-    own, base = (float(_of(finals, name, curve)["loss"].to_numpy().mean()) for name in (arm, baseline))
-    start = f"final {curve} loss: {arm} {own:.4f}, {baseline} {base:.4f} nats, difference {one.mean:+.4f}"
+def _ahead(variant: str, curve: str, one: Difference, *, finals: pd.DataFrame, baseline: str) -> str:
+    own, base = (float(_of(finals, name, curve)["loss"].to_numpy().mean()) for name in (variant, baseline))
+    start = f"final {curve} loss: {variant} {own:.4f}, {baseline} {base:.4f} nats, difference {one.mean:+.4f}"
     if one.n < 2:
         return f"{start} (one seed: no interval)"
     sure = f"95% t interval {one.low:+.4f} to {one.high:+.4f} over {one.n} seeds; " + (
@@ -164,29 +167,39 @@ def _ahead(arm: str, curve: str, one: Difference, *, finals: pd.DataFrame, basel
         return f"{start} ({sure}): {FEWEST_SEEDS} seeds are needed to tell a difference"
     if not one.told:
         return f"{start} ({sure}): no difference can be told"
-    return f"{start} ({sure}): {arm} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"
+    return f"{start} ({sure}): {variant} is {'behind' if one.mean > 0 else 'ahead of'} the baseline"
 
 
-def _reaching(arm: str, curve: str, finals: pd.DataFrame) -> str:
-    rows = _of(finals, arm, curve)
+def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
+    rows = _of(finals, variant, curve)
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
     target = f"the baseline's final {curve} loss"
     there = ~np.isnan(at)
     n = len(at)
     if not there.any():
-        return f"{arm} does not reach {target} in any of {plural(n, 'seed')}: no acceleration"
+        return f"{variant} does not reach {target} in any of {plural(n, 'seed')}: no acceleration"
     each = listed((f"{one:.2f}x" for one in ratio[there]), most=8)
     own, base = (short(float(one[there].mean())) for one in (at, rows["baseline_reached"].to_numpy()))
     when = f"{own} tokens against {base}"
     if not there.all():
-        return f"{arm} reaches {target} in {there.sum()} of {plural(n, 'seed')} only ({when}: {each}); elsewhere never"
+        return (
+            f"{variant} reaches {target} in {there.sum()} of {plural(n, 'seed')} only ({when}: {each}); elsewhere never"
+        )
     mean = float(np.exp(np.log(ratio).mean()))
     told = f"{mean:.2f}"
     word = "at the same time" if told == "1.00" else "sooner" if mean > 1 else "later"
-    return f"{arm} reaches {target} {word}: after {when}, {told} times as fast (by seed {each})"
+    return f"{variant} reaches {target} {word}: after {when}, {told} times as fast (by seed {each})"
 
 
-def _sinks(arm: str, born: Sequence[Birth]) -> str:
+def _untold(variant: str, curve: str, finals: pd.DataFrame) -> str:
+    """Where the final losses cannot be told apart, neither can be who comes there sooner: the seeds alone are given."""
+    ratio = _of(finals, variant, curve)["acceleration"].to_numpy()
+    each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
+    seeds = f"seed by seed: {each}" if len(ratio) > 1 else f"the one seed: {each}"
+    return f"whether {variant} reaches the baseline's final {curve} loss sooner cannot be told either ({seeds})"
+
+
+def _sinks(variant: str, born: Sequence[Birth]) -> str:
     threshold, least = born[0].threshold, born[0].min_rate
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
     now = (
@@ -195,33 +208,34 @@ def _sinks(arm: str, born: Sequence[Birth]) -> str:
     )
     whens = [one.tokens for one in born if one.tokens is not None]
     if not whens:
-        return (
-            f"{arm} has no sink at {threshold:g} (fewer than {least:.0%}) in any of {plural(len(born), 'seed')}: {now}"
-        )
+        none = f"{variant} has no sink at {threshold:g} (fewer than {least:.0%})"
+        return f"{none} in any of {plural(len(born), 'seed')}: {now}"
     when = listed((f"{short(one)}" for one in whens), most=8)
-    return f"{arm} has a sink in {len(whens)} of {plural(len(born), 'seed')}, born by {when} tokens: {now}"
+    return f"{variant} has a sink in {len(whens)} of {plural(len(born), 'seed')}, born by {when} tokens: {now}"
 
 
-def _disparity(arms: Arms, measures: pd.DataFrame) -> list[str]:
+def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
     said = []
     for measure, word in (("dominance_ratio", "dominance ratio"), ("effective_rank", "effective rank")):
-        means = measures.loc[measures["measure"] == measure].drop_duplicates("arm").set_index("arm")["mean"]
-        parts = [f"{arm} {number(float(means[arm]))}" for arm in arms.runs]
+        means = measures.loc[measures["measure"] == measure].drop_duplicates("variant").set_index("variant")["mean"]
+        parts = [f"{variant} {number(float(means[variant]))}" for variant in variants.runs]
         said.append(f"{word} (layer mean): {', '.join(parts)}")
     return said
 
 
-def write(comparison: Comparison, folder: str | Path, *, threshold: float, seed: int, overwrite: bool = False) -> Path:
+def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
     """A run folder of kind "compare": the tables, the figure, and what was compared with what.
 
     Raises:
         RunError: the folder holds another run, or cannot be written.
     """
-    arms = comparison.arms
-    config = {"by": list(arms.by), "baseline": arms.baseline, "threshold": threshold, "seed": seed}
-    compared = {arm: {str(one): str(run.folder) for one, run in runs.items()} for arm, runs in arms.runs.items()}
+    variants = comparison.variants
+    config = asdict(comparison.config) | {"by": list(variants.by), "baseline": variants.baseline}
+    compared = {
+        variant: {str(one): str(run.folder) for one, run in runs.items()} for variant, runs in variants.runs.items()
+    }
     config["runs"] = compared
-    of_first = arms.runs[arms.baseline][arms.seeds[0]].provenance
+    of_first = variants.runs[variants.baseline][variants.seeds[0]].provenance
     provenance = {name: of_first.get(name) for name in DATA} | {"versions": versions()}
     figure = comparison.figure()
     with create_run(
@@ -257,21 +271,21 @@ SIDES = (
 KEYS = ["measure", "threshold"]
 
 
-def sides(arms: Arms) -> tuple[pd.DataFrame, str]:
+def sides(variants: Variants) -> tuple[pd.DataFrame, str]:
     """The whole model's measures at every checkpoint of every run, and why there are none where there are none.
 
-    Columns: arm, seed, step, tokens, measure, threshold, value, unit. The runs must have been watched on the same
+    Columns: variant, seed, step, tokens, measure, threshold, value, unit. The runs must have been watched on the same
     sequences.
     """
     todo = "sink and disparity are not compared: "
     frames, hashes = [], set()
-    for arm, runs in arms.runs.items():
+    for variant, runs in variants.runs.items():
         for seed, run in runs.items():
             frame = watched(run)
             if frame is None:
                 return pd.DataFrame(), f"{todo}{run.folder} was not watched. Run sink-lens watch on every run."
             hashes |= set(frame["tokens_sha256"].tolist())
-            frames.append(_whole(frame).assign(arm=arm, seed=seed))
+            frames.append(_whole(frame).assign(variant=variant, seed=seed))
     if len(hashes) > 1:
         return pd.DataFrame(), f"{todo}the runs were watched on different sequences. Watch all with the same options."
     return pd.concat(frames, ignore_index=True), ""
@@ -299,28 +313,28 @@ def last(table: pd.DataFrame) -> pd.DataFrame:
 
     A run whose last checkpoint is damaged does not have its earlier one compared with the others' last.
     """
-    shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["arm", "seed"])))
+    shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
     final = max(shared, default=None)
     if final is not None and final != table["step"].max():
         warnings.warn(f"sinks are compared at step {final}: not every run was measured at a later one", stacklevel=2)
     return table.loc[table["step"] == final]
 
 
-def measure_table(arms: Arms, table: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
-    """The last checkpoints side by side: arm, measure, threshold, unit, step, mean, low, high, n.
+def measure_table(variants: Variants, table: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
+    """The last checkpoints side by side: variant, measure, threshold, unit, step, mean, low, high, n.
 
     Intervals are over seeds; ``difference``, ``difference_low`` and ``difference_high`` are to the baseline, paired.
     """
     final = last(table)
     frames = []
-    for arm in arms.runs:
-        rows = final.loc[final["arm"] == arm]
+    for variant in variants.runs:
+        rows = final.loc[final["variant"] == variant]
         pivot = rows.pivot(index=KEYS, columns="seed", values="value")
-        base = final.loc[final["arm"] == arms.baseline].pivot(index=KEYS, columns="seed", values="value")
+        base = final.loc[final["variant"] == variants.baseline].pivot(index=KEYS, columns="seed", values="value")
         values = pivot.to_numpy(dtype=float)
         means = paired_differences(values, np.zeros((1, values.shape[1])), generator=generator)
         gaps = paired_differences(values, base.reindex(pivot.index).to_numpy(dtype=float), generator=generator)
-        one = pivot.index.to_frame(index=False).assign(arm=arm, step=int(final["step"].iloc[0]))
+        one = pivot.index.to_frame(index=False).assign(variant=variant, step=int(final["step"].iloc[0]))
         for name, found in (("", means), ("difference", gaps)):
             one[name or "mean"] = [each.estimate for each in found]
             one[f"{name}_low".strip("_")] = [each.low for each in found]
@@ -335,13 +349,13 @@ def measure_table(arms: Arms, table: pd.DataFrame, *, generator: np.random.Gener
     return every.drop(columns="order")
 
 
-def course_table(arms: Arms, table: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
-    """The same along training, where all seeds have one: arm, measure, threshold, tokens, mean, low, high, n."""
+def course_table(variants: Variants, table: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
+    """The same along training, where all seeds have one: variant, measure, threshold, tokens, mean, low, high, n."""
     frames = []
     for key, rows in table.groupby(KEYS, dropna=False):
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)
-        for arm in arms.runs:
-            pivot = rows.loc[rows["arm"] == arm].pivot(index="tokens", columns="seed", values="value").dropna()
+        for variant in variants.runs:
+            pivot = rows.loc[rows["variant"] == variant].pivot(index="tokens", columns="seed", values="value").dropna()
             values = pivot.to_numpy(dtype=float)
             if not len(values):
                 continue
@@ -349,7 +363,7 @@ def course_table(arms: Arms, table: pd.DataFrame, *, generator: np.random.Genera
             frames.append(
                 pd.DataFrame(
                     {
-                        "arm": arm,
+                        "variant": variant,
                         "measure": measure,
                         "threshold": threshold,
                         "tokens": pivot.index.to_numpy(dtype=float),
@@ -363,19 +377,19 @@ def course_table(arms: Arms, table: pd.DataFrame, *, generator: np.random.Genera
     return pd.concat(frames, ignore_index=True)
 
 
-def birth_table(arms: Arms, *, threshold: float) -> tuple[pd.DataFrame, dict[str, list[Birth]]]:
-    """When the sink of each run was born: arm, seed, threshold, step, tokens, rate, mass, sentence; and by arm."""
+def birth_table(variants: Variants, *, threshold: float) -> tuple[pd.DataFrame, dict[str, list[Birth]]]:
+    """The birth of each run's sink: variant, seed, threshold, step, tokens, rate, mass, sentence; and by variant."""
     found: dict[str, list[Birth]] = {}
     rows = []
-    for arm, runs in arms.runs.items():
+    for variant, runs in variants.runs.items():
         for seed, run in runs.items():
             frame = watched(run)
             assert frame is not None  # sides() has looked
             born = births(frame, threshold=threshold)
-            found.setdefault(arm, []).append(born)
+            found.setdefault(variant, []).append(born)
             rows.append(
                 {
-                    "arm": arm,
+                    "variant": variant,
                     "seed": seed,
                     "threshold": threshold,
                     "step": born.step,
@@ -392,5 +406,5 @@ def birth_table(arms: Arms, *, threshold: float) -> tuple[pd.DataFrame, dict[str
 def thresholds(table: pd.DataFrame) -> list[float]:
     """The thresholds at which the sink rate was measured in every run."""
     rates = table.loc[table["measure"] == "sink_rate"]
-    each = [set(rows["threshold"].tolist()) for _, rows in rates.groupby(["arm", "seed"])]
+    each = [set(rows["threshold"].tolist()) for _, rows in rates.groupby(["variant", "seed"])]
     return sorted(set.intersection(*each))

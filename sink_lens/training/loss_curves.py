@@ -1,4 +1,4 @@
-"""Loss curves of arms, seed by seed: smoothed, set beside the baseline's, and when they reach where it ends."""
+"""Loss curves of variants, seed by seed: smoothed, set beside the baseline's, and when they reach where it ends."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,11 @@ import pandas as pd
 from ..errors import RunError
 from ..records import Run
 from ..stats import paired_differences
-from .variants import Arms
+from .config import SMOOTH_FRAC
+from .variants import Variants
 
 CURVES = {"evaluation": "eval_loss", "training": "loss"}
 """Curve -> column of ``log.parquet``; the evaluation's is drawn as it is, the training's smoothed."""
-SMOOTH_FRAC = 0.02
-"""Share of a run's logged steps over which its training loss is averaged."""
 _MOST_POINTS = 400
 
 
@@ -67,16 +66,16 @@ def losses(run: Run, curve: str, *, smooth_frac: float = SMOOTH_FRAC) -> tuple[n
     return tokens, loss
 
 
-def curve_table(arms: Arms, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:
-    """Every run's losses at the same tokens: arm, seed, curve, tokens, loss, difference to the baseline's same seed.
+def curve_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:
+    """Every run's losses at the same tokens: variant, seed, curve, tokens, loss, difference to the baseline's seed.
 
     The tokens are those at which the baseline's first run logged, as far as all runs go.
     """
     frames = []
     for curve in CURVES:
         found = {
-            arm: {seed: losses(run, curve, smooth_frac=smooth_frac) for seed, run in runs.items()}
-            for arm, runs in arms.runs.items()
+            variant: {seed: losses(run, curve, smooth_frac=smooth_frac) for seed, run in runs.items()}
+            for variant, runs in variants.runs.items()
         }
         every = [one for runs in found.values() for one in runs.values()]
         if any(len(tokens) == 0 for tokens, _ in every):
@@ -86,11 +85,11 @@ def curve_table(arms: Arms, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame
         grid = grid[inside]
         if len(grid) > _MOST_POINTS:
             grid = grid[np.unique(np.linspace(0, len(grid) - 1, _MOST_POINTS).round().astype(int))]
-        for arm, runs in found.items():
+        for variant, runs in found.items():
             for seed, (tokens, loss) in runs.items():
-                base = np.interp(grid, *found[arms.baseline][seed])
+                base = np.interp(grid, *found[variants.baseline][seed])
                 here = np.interp(grid, tokens, loss)
-                one = {"arm": arm, "seed": seed, "curve": curve, "tokens": grid, "loss": here}
+                one = {"variant": variant, "seed": seed, "curve": curve, "tokens": grid, "loss": here}
                 frames.append(pd.DataFrame(one | {"difference": here - base}))
     if not frames:
         raise RunError("no loss is logged in every run; need the training or the evaluation loss in log.parquet")
@@ -98,11 +97,11 @@ def curve_table(arms: Arms, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame
 
 
 def band_table(curves: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
-    """Means over seeds, intervals bootstrapped: arm, curve, quantity (loss, difference), tokens, mean, low, high, n."""
+    """Means over seeds, bootstrapped: variant, curve, quantity (loss, difference), tokens, mean, low, high, n."""
     frames = []
-    pairs = dict.fromkeys(zip(curves["arm"].tolist(), curves["curve"].tolist(), strict=True))
-    for arm, curve in pairs:
-        rows = curves.loc[(curves["arm"] == arm) & (curves["curve"] == curve)]
+    pairs = dict.fromkeys(zip(curves["variant"].tolist(), curves["curve"].tolist(), strict=True))
+    for variant, curve in pairs:
+        rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
         for quantity in ("loss", "difference"):
             table = rows.pivot(index="tokens", columns="seed", values=quantity)
             values = table.to_numpy(dtype=float)
@@ -110,7 +109,7 @@ def band_table(curves: pd.DataFrame, *, generator: np.random.Generator) -> pd.Da
             frames.append(
                 pd.DataFrame(
                     {
-                        "arm": arm,
+                        "variant": variant,
                         "curve": curve,
                         "quantity": quantity,
                         "tokens": table.index.to_numpy(dtype=float),
@@ -124,26 +123,26 @@ def band_table(curves: pd.DataFrame, *, generator: np.random.Generator) -> pd.Da
     return pd.concat(frames, ignore_index=True)
 
 
-def final_table(arms: Arms, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:
+def final_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:
     """Where every run ended, and when it reached where the baseline of its seed ended.
 
-    Columns: arm, seed, curve, tokens, loss, difference, target (the baseline's final loss), reached (tokens from which
-    the loss stays at or under it; nan: not reached), baseline_reached (the same of the baseline), acceleration
+    Columns: variant, seed, curve, tokens, loss, difference, target (the baseline's final loss), reached (tokens from
+    which the loss stays at or under it; nan: not reached), baseline_reached (the same of the baseline), acceleration
     (baseline_reached over reached).
     """
     rows: list[Mapping[str, object]] = []
     for curve in CURVES:
-        for arm, runs in arms.runs.items():
+        for variant, runs in variants.runs.items():
             for seed, run in runs.items():
                 tokens, loss = losses(run, curve, smooth_frac=smooth_frac)
-                base_tokens, base = losses(arms.runs[arms.baseline][seed], curve, smooth_frac=smooth_frac)
+                base_tokens, base = losses(variants.runs[variants.baseline][seed], curve, smooth_frac=smooth_frac)
                 if len(loss) == 0 or len(base) == 0:
                     continue
                 own = reached(tokens, loss, target=base[-1])
                 baseline = reached(base_tokens, base, target=base[-1])
                 rows.append(
                     {
-                        "arm": arm,
+                        "variant": variant,
                         "seed": seed,
                         "curve": curve,
                         "tokens": float(tokens[-1]),

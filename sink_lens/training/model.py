@@ -14,8 +14,8 @@ from .config import TrainConfig
 def model_of(config: TrainConfig, *, tokenizer: PreTrainedTokenizerBase | None = None) -> PreTrainedModel:
     """The model of a configuration, on the CPU in float32.
 
-    Arms of one seed begin alike: what a model has in common with plain softmax attention has the same first weights.
-    The caller's random state is left alone.
+    Variants of one seed begin alike: what a model has in common with plain softmax attention has the same first
+    weights. The caller's random state is left alone.
 
     Raises:
         InputError: the tokenizer has more ids than the model.
@@ -69,6 +69,7 @@ def _drawn(
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "tie_word_embeddings": config.tied,
         "initializer_range": config.init_std,
+        "norm": config.norm,
         "attention": attention,
         "value_norm": value_norm,
         "value_norm_init": config.value_norm_init,

@@ -1,4 +1,4 @@
-"""Which runs may be compared: arms that differ in what is compared and in the seed, and in nothing else."""
+"""Which runs may be compared: variants that differ in what is compared and in the seed, and in nothing else."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from ..errors import InputError, RunError
 from ..records import CIRCUMSTANCE, Run, read_run
 from ..text import listed
 
-SWITCHES = {"attention": "softmax", "value_norm": "none"}
+SWITCHES = {"attention": "softmax", "value_norm": "none", "norm": "rms", "optimizer": "adamw"}
 """The fields that make another architecture, and what they are in the baseline."""
 SEED = "seed"
-"""The field by which runs of two arms are paired."""
+"""The field by which runs of two variants are paired."""
 IGNORED = frozenset({SEED, "watch", "trackers", "save_every", "checkpoints"})
 """Fields that do not touch what is trained."""
 WARNED = ("device", "compile", "fsdp")
@@ -22,78 +22,80 @@ WARNED = ("device", "compile", "fsdp")
 DATA = ("data_sha256", "tokenizer_sha256")
 """Provenance that all runs must share."""
 FEWEST_SEEDS = 3
-"""With fewer seeds an arm, no difference is told."""
+"""With fewer seeds a variant, no difference is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arms:
-    """Runs in groups: arm -> seed -> run, the baseline first, the seeds ascending."""
+class Variants:
+    """Runs in groups: variant -> seed -> run, the baseline first, the seeds ascending."""
 
     by: tuple[str, ...]
-    """The fields in which the arms differ."""
+    """The fields in which the variants differ."""
     runs: dict[str, dict[int, Run]]
     notes: tuple[str, ...]
     """What a reader of the comparison must know."""
 
     @property
     def baseline(self) -> str:
-        """The arm that the others are compared with."""
+        """The variant that the others are compared with."""
         return next(iter(self.runs))
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The other arms."""
+        """The other variants."""
         return tuple(self.runs)[1:]
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, the same in every arm."""
+        """The seeds, the same in every variant."""
         return tuple(self.runs[self.baseline])
 
 
 def group(
     folders: Sequence[str | os.PathLike[str]], *, by: str | Sequence[str] | None = None, baseline: str | None = None
-) -> Arms:
-    """The runs in arms, if they may be compared.
+) -> Variants:
+    """The runs in variants, if they may be compared.
 
     Args:
         folders: of finished training runs.
         by: the field, or fields, of the configuration that is compared; None finds it.
-        baseline: the arm that comes first; softmax attention without a value norm, or the first run's, if None.
+        baseline: the variant that comes first; softmax attention without a value norm, or the first run's, if None.
 
     Raises:
         InputError: fewer than two runs, a field that no run has, or no such baseline.
-        RunError: no finished training run; one that differs in something else; arms with other seeds.
+        RunError: no finished training run; one that differs in something else; variants with other seeds.
     """
     if len(folders) < 2:
-        raise InputError(f"{len(folders)} runs were given; need two at least, of two arms. Give more folders.")
+        raise InputError(f"{len(folders)} runs were given; need two at least, of two variants. Give more folders.")
     runs = [_finished(read_run(folder)) for folder in folders]
     configs = [flat(run.config) for run in runs]
     names = _compared(runs, configs, by=by)
-    arms: dict[str, dict[int, Run]] = {}
+    variants: dict[str, dict[int, Run]] = {}
     for run, config in zip(runs, configs, strict=True):
-        arm = "/".join(_text(config.get(name)) for name in names)
+        variant = "/".join(_text(config.get(name)) for name in names)
         seed = config.get(SEED)
         if not isinstance(seed, int):
             raise RunError(f"{run.folder} has no seed in its configuration; need one to pair runs. Train it again.")
-        if seed in arms.setdefault(arm, {}):
+        if seed in variants.setdefault(variant, {}):
             raise RunError(
-                f"{arms[arm][seed].folder} and {run.folder} are both {arm} with seed {seed}; need each once. "
-                "Leave one out."
+                f"{variants[variant][seed].folder} and {run.folder} are both {variant} with seed {seed}; need each "
+                "once. Leave one out."
             )
-        arms[arm][seed] = run
-    first = _baseline(arms, names, asked=baseline)
-    if len(arms) < 2:
-        raise RunError(f"all runs are {first}; need two arms at least. Give runs that differ in {listed(names)}.")
-    _check_seeds(arms)
+        variants[variant][seed] = run
+    first = _baseline(variants, names, asked=baseline)
+    if len(variants) < 2:
+        raise RunError(f"all runs are {first}; need two variants at least. Give runs that differ in {listed(names)}.")
+    _check_seeds(variants)
     _check_data(runs)
     notes = _circumstances(runs, configs)
-    n = len(arms[first])
+    n = len(variants[first])
     if n < FEWEST_SEEDS:
         few = "one seed has no interval: no difference can be told from chance"
         notes += (few if n == 1 else f"an interval of {('no', 'one', 'two')[n]} seeds says little",)
-    ordered = [first, *(arm for arm in arms if arm != first)]
-    return Arms(by=names, runs={arm: dict(sorted(arms[arm].items())) for arm in ordered}, notes=notes)
+    ordered = [first, *(variant for variant in variants if variant != first)]
+    return Variants(
+        by=names, runs={variant: dict(sorted(variants[variant].items())) for variant in ordered}, notes=notes
+    )
 
 
 def flat(config: dict[str, Any], *, within: str = "") -> dict[str, Any]:
@@ -134,7 +136,9 @@ def _compared(
             raise RunError(_what_differs(runs, configs, others))
         return named
     if not differing:
-        raise RunError("the runs have the same configuration but for the seed; need two arms. Give runs that differ.")
+        raise RunError(
+            "the runs have the same configuration but for the seed; need two variants. Give runs that differ."
+        )
     switches = [name for name in SWITCHES if name in differing]
     others = [name for name in differing if name not in switches]
     if len(others) == 1 and not switches:
@@ -154,13 +158,14 @@ def _differs(configs: Sequence[dict[str, Any]], name: str) -> bool:
     return len({json.dumps(config.get(name), sort_keys=True) for config in configs}) > 1
 
 
-_ARMS = (
-    "arms that differ in what is compared and the seed only. Leave runs out, or name what is compared with by (--by)."
+_VARIANTS = (
+    "variants that differ in what is compared and the seed only. Leave runs out, or name what is compared with by "
+    "(--by)."
 )
 
 
 def _what_differs(
-    runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str], *, need: str = _ARMS
+    runs: Sequence[Run], configs: Sequence[dict[str, Any]], names: Sequence[str], *, need: str = _VARIANTS
 ) -> str:
     parts = []
     for name in names:
@@ -171,21 +176,21 @@ def _what_differs(
     return f"the runs also differ in {'; '.join(parts)}; need {need}"
 
 
-def _baseline(arms: dict[str, dict[int, Run]], names: tuple[str, ...], *, asked: str | None) -> str:
+def _baseline(variants: dict[str, dict[int, Run]], names: tuple[str, ...], *, asked: str | None) -> str:
     if asked is not None:
-        if asked not in arms:
-            raise InputError(f"no arm is {asked!r}; need one of {', '.join(arms)}")
+        if asked not in variants:
+            raise InputError(f"no variant is {asked!r}; need one of {', '.join(variants)}")
         return asked
     usual = "/".join(SWITCHES.get(name, "") for name in names)
-    return usual if usual in arms else next(iter(arms))
+    return usual if usual in variants else next(iter(variants))
 
 
-def _check_seeds(arms: dict[str, dict[int, Run]]) -> None:
-    seeds = {arm: sorted(runs) for arm, runs in arms.items()}
+def _check_seeds(variants: dict[str, dict[int, Run]]) -> None:
+    seeds = {variant: sorted(runs) for variant, runs in variants.items()}
     if len({tuple(one) for one in seeds.values()}) > 1:
-        listed_seeds = "; ".join(f"{arm}: {', '.join(map(str, one))}" for arm, one in seeds.items())
+        listed_seeds = "; ".join(f"{variant}: {', '.join(map(str, one))}" for variant, one in seeds.items())
         raise RunError(
-            f"the arms have other seeds ({listed_seeds}); need the same in each, since runs are paired by seed. "
+            f"the variants have other seeds ({listed_seeds}); need the same in each, since runs are paired by seed. "
             "Train the missing ones, or leave the others out."
         )
 

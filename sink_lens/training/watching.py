@@ -7,10 +7,10 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pandas as pd
 import torch
@@ -21,9 +21,10 @@ from transformers.utils import logging
 
 from ..activations.record import Streamed
 from ..chain.config import TraceConfig
-from ..chain.locate import Plan
+from ..chain.locate import MeasuringPlan
 from ..chain.measure import Panel, measure
 from ..chain.neurons import split_layers, super_neurons
+from ..configuration import with_fields
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, RunError, SinkLensError
@@ -33,10 +34,11 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
-from ..records import Run, RunWriter, add_to_run, display, read_run
+from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, display, read_run, versions
 from .batches import corpus_of
 from .checkpoint_files import read_checkpoint
-from .config import train_config
+from .checkpoint_folders import Checkpoints, checkpoints_in, tokens_seen
+from .config import WatchConfig, train_config
 from .sink_birth import Birth, births
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ COLUMNS = {
 }
 """Columns of ``watch.parquet`` and their types. ``layer`` is missing for the whole model, -1 before layer 0."""
 
-_AT_ONCE = frozenset({"neurons_at_keys", "attn_out_at_keys", "mlp_out_at_keys"})
+_AT_ONCE = frozenset({"neurons_at_sinks", "attn_out_at_sinks", "mlp_out_at_sinks"})
 _READ = _AT_ONCE | {
     "sink_score",
     "sink_mass",
@@ -113,7 +115,7 @@ def chain_measures(
             "those from position 8 on. Give longer ones."
         )
     config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
-    everywhere = Plan(positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
+    everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
     panel = _grown(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
     rows = _Rows()
     _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
@@ -129,7 +131,7 @@ def measure_checkpoint(
     *,
     tokenizer: PreTrainedTokenizerBase | None,
     step: int,
-    seen: int,
+    seen: int | None,
     threshold: float = SINK_THRESHOLD,
     device: str | None = None,
 ) -> pd.DataFrame:
@@ -142,7 +144,7 @@ def measure_checkpoint(
         tokens: the sequences.
         tokenizer: the run's.
         step: optimiser steps so far.
-        seen: tokens so far.
+        seen: tokens so far; None if that is not known.
         threshold: see ``chain_measures``.
         device: where a folder is loaded; a GPU if there is one.
 
@@ -160,57 +162,127 @@ def measure_checkpoint(
 
 
 def watch(
-    run_folder: str | Path,
+    run_folder: Checkpoints | WatchConfig,
     *,
-    sequences: int = 32,
-    length: int = 64,
-    threshold: float = SINK_THRESHOLD,
     tokens: TokenBatch | None = None,
     writer: RunWriter | None = None,
-    device: str | None = None,
     progress: bool = True,
-    resume: bool = True,
+    **fields: Any,
 ) -> pd.DataFrame:
-    """The chain's measures on every checkpoint of a training run; they are kept in its ``watch.parquet``.
+    """The chain's measures on every checkpoint of a training; they are kept in ``watch.parquet``.
+
+    A run of ``sink-lens train`` keeps the table itself. Other checkpoints (a folder of ``checkpoint-*`` of the Hugging
+    Face Trainer, a list of what ``load`` takes) get a run folder of their own.
 
     Each checkpoint is added when it is measured, so that a stopped watch goes on from there. A checkpoint that cannot
     be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
 
     Args:
-        run_folder: the run, finished or not.
-        sequences: how many, of the run's own evaluation data, else of the bundled prose.
-        length: tokens of each; the run's own context if that is shorter.
-        threshold: of the sink score, beside ``THRESHOLDS``.
-        tokens: sequences to use instead.
+        run_folder: the run, finished or not, other checkpoints (see ``checkpoint_folders.checkpoints_in``), or a
+            configuration, which has the folder.
+        tokens: sequences to use instead of the run's own evaluation data (the bundled prose if it has none).
         writer: the run's own, where it is open here already.
-        device: where the model goes; a GPU if there is one.
         progress: show a bar.
-        resume: keep what was measured; otherwise measure all again.
+        **fields: fields of ``WatchConfig``, as ``sequences=8, threshold=0.1``; they win over the configuration.
 
     Raises:
-        RunError: no training run, one without checkpoints or in use, or measured before on other tokens.
+        RunError: no checkpoints, a run that is in use, or what was measured before on other tokens.
         InputError: the sequences or thresholds cannot be used.
     """
-    run = read_run(run_folder)
+    given = isinstance(run_folder, WatchConfig)
+    folder = isinstance(run_folder, str | Path)
+    named = {} if given else {"run": run_folder if folder else "checkpoints"}
+    config = with_fields(WatchConfig, run_folder if given else None, named | fields, where="watch")
+    source = config.run if given or folder else run_folder
+    if not _is_run(source):
+        return _watch_others(source, config=config, tokens=tokens, progress=progress)
+    if config.out is not None or config.step_tokens is not None:
+        raise InputError(
+            f"{source} is a run, which keeps its own watch.parquet and counts its tokens; out and step_tokens are for "
+            "other checkpoints. Leave them out."
+        )
+    run = read_run(source)
     found = checkpoints_of(run)
     tokenizer = run_tokenizer(run)
-    batch = evaluation_tokens(run, tokenizer, sequences=sequences, length=length) if tokens is None else tokens
+    if tokens is None:
+        tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
     seen = tokens_by_step(run)
-    with without_bars(), add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
-        frame = _earlier(kept, batch, threshold=threshold) if resume else _empty()
+    with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
+        return _measured(found, tokens, kept=kept, tokenizer=tokenizer, seen=seen, config=config, progress=progress)
+
+
+def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
+    return isinstance(source, str | Path) and ((Path(source) / RUN_FILE).exists() or not Path(source).exists())
+
+
+def watch_folder(config: WatchConfig) -> Path:
+    """Where the checkpoints are watched into: the run itself, else ``out`` or ``runs/watch-NAME``."""
+    if config.out is None and _is_run(config.run):
+        return Path(config.run)
+    return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
+
+
+def _watch_others(
+    source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
+) -> pd.DataFrame:
+    """``watch`` of checkpoints that are no run."""
+    found = checkpoints_in(source)
+    if tokens is None:
+        lens = load(next(iter(found.values())), device=config.device)
+        if lens.tokenizer is None:
+            raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
+        length = min(config.length, lens.n_context or config.length)
+        tokens = from_text(bundled_text(), lens.tokenizer, sequences=config.sequences, length=length, name="moby_dick")
+    record: dict[str, Any] = {
+        "kind": "watch",
+        "config": {"checkpoints": str(source) if isinstance(source, str | Path) else [str(step) for step in found]},
+        "provenance": {"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()},
+        "expects": ("watch",),
+    }
+    with create_run(watch_folder(config), reopen=True, overwrite=not config.resume, **record) as kept:
+        return _measured(
+            found,
+            tokens,
+            kept=kept,
+            tokenizer=None,
+            seen=lambda step: tokens_seen(found[step], step=step, step_tokens=config.step_tokens),
+            config=config,
+            progress=progress,
+        )
+
+
+def _measured(
+    found: Mapping[int, str | Path | PreTrainedModel],
+    tokens: TokenBatch,
+    *,
+    kept: RunWriter,
+    tokenizer: PreTrainedTokenizerBase | None,
+    seen: Callable[[int], int | None],
+    config: WatchConfig,
+    progress: bool,
+) -> pd.DataFrame:
+    """The rows of all checkpoints, those that were measured before among them."""
+    with without_bars():
+        frame = _earlier(kept, tokens, threshold=config.threshold) if config.resume else _empty()
         have = set(frame["step"].tolist())
         missing = {step: path for step, path in found.items() if step not in have}
         for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
             try:
-                if (path / "checkpoint.json").exists():
+                if isinstance(path, Path) and (path / "checkpoint.json").exists():
                     read_checkpoint(path)
                 rows = measure_checkpoint(
-                    path, batch, tokenizer=tokenizer, step=step, seen=seen(step), threshold=threshold, device=device
+                    path,
+                    tokens,
+                    tokenizer=tokenizer,
+                    step=step,
+                    seen=seen(step),
+                    threshold=config.threshold,
+                    device=config.device,
                 )
             except SinkLensError as error:
                 warnings.warn(f"checkpoint {step} is left out: {error}", stacklevel=2)
                 failed = pd.DataFrame([{"measure": "error", "unit": "", "error": str(error)}])
-                rows = _as_rows(failed, step=step, seen=seen(step), tokens=batch)
+                rows = _as_rows(failed, step=step, seen=seen(step), tokens=tokens)
             frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
             kept.write_table("watch", frame)
     return frame
@@ -310,7 +382,7 @@ class _Rows:
 
 
 def _attention_rows(rows: _Rows, panel: Panel, *, levels: Sequence[float], lengths: Tensor) -> None:
-    score, mass = panel.at_key("sink_score", 0), panel.at_key("sink_mass", 0)
+    score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
     for level in levels:
         over = (score > level).float().masked_fill(score.isnan(), torch.nan)
         for layer, value in enumerate(over.nanmean(dim=(1, 2))):
@@ -352,9 +424,14 @@ def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: flo
     rows.add("super_neurons", sum(counts.values()), unit="neurons")
 
 
-def _as_rows(frame: pd.DataFrame, *, step: int, seen: int, tokens: TokenBatch) -> pd.DataFrame:
-    whole = frame.assign(step=step, tokens=seen, tokens_sha256=tokens.hash)
-    return whole.reindex(columns=list(COLUMNS)).astype(COLUMNS)
+def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
+    whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
+    return _typed(whole.reindex(columns=list(COLUMNS)))
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns in their types; tokens may be missing where nothing counted them."""
+    return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().any() else {}))
 
 
 def _empty() -> pd.DataFrame:
@@ -379,7 +456,7 @@ def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.Da
     levels = sorted(set(whole["threshold"].dropna().tolist()))
     if len(whole) and threshold not in levels:
         raise RunError(f"{what} at the thresholds {', '.join(f'{one:g}' for one in levels)}, not {threshold:g}. {todo}")
-    return whole.astype(COLUMNS).reset_index(drop=True)
+    return _typed(whole).reset_index(drop=True)
 
 
 def run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.chain.amplification import COLUMNS, amplification_curve, best_factor, strongest
-from sink_lens.edits.amplification import amplification, centring_means
+from sink_lens.edits.amplification import amplify, centring_means
 from sink_lens.engine.forward import run_with
 
 
@@ -61,11 +61,11 @@ def test_a_point_of_the_curve_is_the_whole_run_under_that_edit(planted_at, made)
     means, curve = made
     layers = range(place.truth.layer + 1)
     for centre in ("values", "none"):
-        one = amplification(5.0, positions=[6], layers=layers, centre=centre, means=means)
-        whole = run_with(place.lens, place.setting.tokens, one, keys=(6,))
+        one = amplify(5.0, positions=[6], layers=layers, centre=centre, means=means)
+        whole = run_with(place.lens, place.setting.tokens, one, positions=(6,))
         row = curve[(curve["centre"] == centre) & (curve["factor"] == 5)].iloc[0]
         assert row["mass"] == float(whole.mass_at(6, layers=place.setting.late_layers).mean())
-        assert (row["layers"], row["read_layers"], row["position"], row["n"]) == ("0-2", "3-4", 6, 3)
+        assert (row["layers"], row["read_layers"], row["target_position"], row["n"]) == ("0-2", "3-4", 6, 3)
 
 
 # --- the strongest

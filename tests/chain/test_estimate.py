@@ -8,7 +8,7 @@ from rich.console import Console
 
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.estimate import cost_of
-from sink_lens.chain.inputs import other_arm
+from sink_lens.chain.inputs import other_condition
 from sink_lens.chain.trace import estimate
 from sink_lens.errors import InputError
 from sink_lens.models.inputs import tokens_of
@@ -33,9 +33,16 @@ def shown(renderable):
 def test_it_says_passes_time_memory_and_disk_and_what_is_left_out(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = shown(estimate(TraceConfig(model=str(folder), tokens="random", sequences=6, length=16)))
-    for part in ("6 sequences of up to 16 tokens", "fused kernel", "scout", "measure", "the other BOS arm"):
+    for part in ("6 sequences of up to 16 tokens", "fused kernel", "scout", "measure", "the other BOS condition"):
         assert part in text
-    for part in ("random twin", "in all", "of weights with the random twin", "of readings", "of logits", "disk: about"):
+    for part in (
+        "random-init baseline",
+        "in all",
+        "of weights with the random-init baseline",
+        "of readings",
+        "of logits",
+        "disk: about",
+    ):
         assert part in text
     assert "Not included" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]  # nothing is written
@@ -43,15 +50,15 @@ def test_it_says_passes_time_memory_and_disk_and_what_is_left_out(folder, tmp_pa
 
 def test_tokens_are_counted_by_pass():
     lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True))
-    config = TraceConfig(model="planted", tokens="random", sequences=10, length=16, cuts=False)
+    config = TraceConfig(model="planted", tokens="random", sequences=10, length=16, interventions=False)
     batch = tokens_of(lens, config=config, bos="auto")
-    cost = cost_of(lens, batch, config=config, other=other_arm(lens, batch, config=config))
+    cost = cost_of(lens, batch, config=config, other=other_condition(lens, batch, config=config))
     # scout: 8 sequences of 16, twice (attention, then the stream)
     assert {one.name: one.tokens for one in cost.passes} == {
         "scout": 256,
         "measure": 160,
-        "the other BOS arm": 256 + 160,
-        "random twin": 128 + 160,
+        "the other BOS condition": 256 + 160,
+        "random-init baseline": 128 + 160,
     }
     assert cost.seconds == pytest.approx(sum(one.seconds for one in cost.passes))
     n_weights = sum(parameter.numel() for parameter in lens.plain.parameters())
@@ -60,7 +67,7 @@ def test_tokens_are_counted_by_pass():
 
 def test_without_a_twin_and_a_bos_there_are_two_passes():
     lens = lens_of("gpt_oss")
-    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=12, twin=False, cuts=False)
+    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=12, random_init=False, interventions=False)
     cost = cost_of(lens, tokens_of(lens, config=config, bos="auto"), config=config, other=None)
     assert [one.name for one in cost.passes] == ["scout", "measure"]
     assert cost.bytes_weights == 4 * sum(parameter.numel() for parameter in lens.plain.parameters())
@@ -70,9 +77,11 @@ def test_the_cuts_are_more_passes_for_every_growth_step():
     counted = []
     for sink in (True, False):
         lens = wrap(planted(sink=sink).model, tokenizer=tiny_tokenizer(adds_bos=True))
-        config = TraceConfig(model="planted", tokens="random", sequences=10, length=40, cut_sequences=4, cut_length=16)
+        config = TraceConfig(
+            model="planted", tokens="random", sequences=10, length=40, intervention_sequences=4, intervention_length=16
+        )
         batch = tokens_of(lens, config=config, bos="auto")
-        (cuts,) = [one for one in cost_of(lens, batch, config=config, other=None).passes if one.name == "cuts"]
+        (cuts,) = [one for one in cost_of(lens, batch, config=config, other=None).passes if one.name == "interventions"]
         assert cuts.tokens % (4 * 16) == 0
         assert cuts.tokens > 50 * 4 * 16
         counted.append(cuts.tokens)
@@ -81,7 +90,7 @@ def test_the_cuts_are_more_passes_for_every_growth_step():
 
 def test_what_cannot_be_cut_costs_no_cuts():
     lens = lens_of("llama")
-    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=11, twin=False)
+    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=11, random_init=False)
     cost = cost_of(lens, tokens_of(lens, config=config, bos="auto"), config=config, other=None)
     assert [one.name for one in cost.passes] == ["scout", "measure"]
 
@@ -90,7 +99,7 @@ def test_readings_grow_with_the_sequences():
     lens = lens_of("llama")
     sizes = []
     for sequences in (64, 128):
-        config = TraceConfig(model="tiny", tokens="random", sequences=sequences, length=64, twin=False)
+        config = TraceConfig(model="tiny", tokens="random", sequences=sequences, length=64, random_init=False)
         batch = tokens_of(lens, config=config, bos="auto")
         sizes.append(cost_of(lens, batch, config=config, other=None).bytes_panel)
     assert 1.2 < sizes[1] / sizes[0] <= 2

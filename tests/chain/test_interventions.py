@@ -55,8 +55,8 @@ def test_the_planted_links_hold_under_their_interventions(changed):
     rows = {row["link"]: row for row in effects.to_dict("records") if row["is_primary"]}
     for link in REMOVING[1:]:
         row = rows[link]
-        assert row["baseline_mass_old"] > 0.95, link
-        assert row["sink_mass_old"] < 0.2, link
+        assert row["baseline_sink_mass"] > 0.95, link
+        assert row["sink_mass"] < 0.2, link
         assert row["share"] > 0.8, link
         assert row["ci_low"] <= row["share"] <= row["ci_high"], link
         assert row["control_mean"] > 0.95, link  # random ones leave it where it is
@@ -81,11 +81,11 @@ def test_the_entries_of_the_planted_neuron_are_set_one_by_one(planted_at, change
     one = scalar(
         place.lens, layer=truth.layer, neurons=[truth.neuron], dimensions=[truth.outlier_dimension], positions=[0]
     )
-    whole = run_with(place.lens, place.setting.tokens, one, keys=(6, 0))
+    whole = run_with(place.lens, place.setting.tokens, one, positions=(6, 0))
     row = effects.set_index("link").loc["neurons_dimension"]
-    assert row["sink_mass_old"] == pytest.approx(float(whole.mass_at(0, layers=late).mean()))
+    assert row["sink_mass"] == pytest.approx(float(whole.mass_at(0, layers=late).mean()))
     assert row["loss_nats"] == pytest.approx(float(whole.loss.mean()))
-    share = 1 - row["sink_mass_old"] / row["baseline_mass_old"]
+    share = 1 - row["sink_mass"] / row["baseline_sink_mass"]
     assert row["share"] == pytest.approx(share, rel=1e-5)
     assert (row["layers"], row["position"], row["read_layers"]) == ("2", 0, "3-4")
 
@@ -117,13 +117,13 @@ def test_links_without_neurons_or_dimensions_are_not_changed(changed, name):
     _, effects = changed(name)
     primary = effects[effects["is_primary"]]
     assert primary["link"].tolist() == ["aggregation_variance", "variance_preserved", "key_sink"]
-    assert primary[["share", "sink_mass_old", "loss_nats", "control_mean"]].notna().all(axis=None)
+    assert primary[["share", "sink_mass", "loss_nats", "control_mean"]].notna().all(axis=None)
 
 
 def test_one_sequence_has_shares_without_intervals(planted_at, config):
     place = planted_at()
     alone = setting_of(
-        place.lens, place.tokens, location=place.location, config=dataclasses.replace(config, cut_sequences=1)
+        place.lens, place.tokens, location=place.location, config=dataclasses.replace(config, intervention_sequences=1)
     )
     means = centring_means(place.lens, n_tokens=64)
     curve = pd.DataFrame({"centre": ["values", "aggregated", "none"], "factor": [1.0] * 3, "mass": [0.1] * 3})
@@ -171,12 +171,12 @@ def made(place, config, *, tables=(), tokens=None):
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss", "gpt_neox", "opt"])
 def test_every_kind_of_family_is_changed(tiny_at, config, family):
     # learned positions and no gate; norms behind and soft caps; no neurons; fused projections; ReLU
-    found = made(tiny_at(family), dataclasses.replace(config, cut_sequences=2, cut_length=16))
+    found = made(tiny_at(family), dataclasses.replace(config, intervention_sequences=2, intervention_length=16))
     assert found.made == list(TABLES)
     for name, columns in TABLES.items():
         assert tuple(found.tables[name].columns) == columns
         assert len(found.tables[name])
-    assert found.tables["effects"][["share", "sink_mass_new", "sink_mass_old", "loss_nats"]].notna().all(axis=None)
+    assert found.tables["effects"][["share", "target_mass", "sink_mass", "loss_nats"]].notna().all(axis=None)
     assert len(found.means) == 1
 
 
@@ -189,10 +189,10 @@ def test_a_model_of_one_layer_is_changed(tiny_at, config):
 def test_half_precision_is_changed(planted_at, config):
     place = planted_at()
     half = wrap(copy.deepcopy(place.truth.model).to(torch.bfloat16), tokenizer=place.lens.tokenizer)
-    found = made(dataclasses.replace(place, lens=half), dataclasses.replace(config, cut_sequences=2))
+    found = made(dataclasses.replace(place, lens=half), dataclasses.replace(config, intervention_sequences=2))
     shares = found.tables["effects"].set_index("link")["share"]
     assert shares["variance_neurons"] > 0.8
-    z = found.tables["mediation"].query("hold == 'z' and intervention == 'isolation'").iloc[0]
+    z = found.tables["mediation"].query("frozen == 'z' and intervention == 'isolation'").iloc[0]
     assert z["mass"] == z["baseline_mass"]
 
 

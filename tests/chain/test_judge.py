@@ -30,7 +30,7 @@ NAMES = (
     "key_sink",
 )
 COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "is_primary", "n"]
-COLUMNS += ["verdict", "measured", "cut"]
+COLUMNS += ["verdict", "measured", "intervened"]
 
 
 def statistic(low, high, *, estimate=None, nulls=None, **options):
@@ -87,7 +87,7 @@ def test_the_chain_as_a_table_is_what_the_links_say():
 
 
 def verdicts(evidence, length=24):
-    table = link_table(evidence, twin=None, length=length)
+    table = link_table(evidence, random_init=None, length=length)
     assert (table.groupby("link")["verdict"].nunique() == 1).all()
     return table.groupby("link")["verdict"].first().to_dict()
 
@@ -103,13 +103,13 @@ def test_the_links_from_the_neuron_on_hold_on_the_planted_model(seed):
 def test_no_link_from_the_neuron_on_is_there_without_it(seed):
     evidence = planted_evidence(sink=False, seed=seed)
     assert set(verdicts(evidence).values()) == {"not applicable"}  # there is no sink to lead to
-    measured = link_table(evidence, twin=None, length=24).groupby("link")["measured"].first()
+    measured = link_table(evidence, random_init=None, length=24).groupby("link")["measured"].first()
     for name in ("variance_neurons", "neurons_dimension", "dimension_key", "key_sink"):
         assert measured[name] == "fails", name
 
 
 def test_one_row_per_link_statistic_and_null():
-    table = link_table(planted_evidence(), twin=link_values(planted_evidence(sink=False)), length=24)
+    table = link_table(planted_evidence(), random_init=link_values(planted_evidence(sink=False)), length=24)
     assert list(table.columns) == COLUMNS
     assert not table.duplicated(["link", "statistic", "null_name"]).any()
     assert tuple(dict.fromkeys(table["link"])) == NAMES
@@ -121,10 +121,10 @@ def test_one_row_per_link_statistic_and_null():
 
 
 def test_the_criterion_stands_beside_the_verdict():
-    table = link_table(planted_evidence(), twin=None, length=24).set_index("link")
+    table = link_table(planted_evidence(), random_init=None, length=24).set_index("link")
     key = table.loc["dimension_key", "criterion"].iloc[0]
     assert key == "holds if the interval of key_cosine is over 0.5 and over random_dimensions, other_positions"
-    none = link_table(planted_evidence(sink=False), twin=None, length=24).set_index("link")
+    none = link_table(planted_evidence(sink=False), random_init=None, length=24).set_index("link")
     text = none.loc["variance_neurons", "criterion"]
     assert text == "holds if the interval of spike_ratio is over 10 (here: no growth step was found)"
 
@@ -132,21 +132,21 @@ def test_the_criterion_stands_beside_the_verdict():
 def test_the_twin_is_a_row_of_every_statistic_and_decides_nothing():
     values = link_values(planted_evidence())
     higher = values.assign(value=values["value"] + 1000)
-    table = link_table(planted_evidence(), twin=higher, length=24)
-    twin = table[table["null_name"] == "random_twin"].set_index(["link", "statistic"])["null_value"]
+    table = link_table(planted_evidence(), random_init=higher, length=24)
+    twin = table[table["null_name"] == "random_init"].set_index(["link", "statistic"])["null_value"]
     assert set(twin.index) == set(zip(table["link"], table["statistic"], strict=True))
     assert twin["dimension_key", "key_cosine"] == pytest.approx(1001, abs=0.1)
-    alone = link_table(planted_evidence(), twin=None, length=24)
+    alone = link_table(planted_evidence(), random_init=None, length=24)
     assert table.groupby("link")["verdict"].first().to_dict() == alone.groupby("link")["verdict"].first().to_dict()
 
 
 def test_the_same_evidence_gives_the_same_table():
-    a, b = (link_table(planted_evidence(), twin=None, length=24) for _ in range(2))
+    a, b = (link_table(planted_evidence(), random_init=None, length=24) for _ in range(2))
     pd.testing.assert_frame_equal(a, b)
 
 
 def test_the_interval_holds_the_value():
-    table = link_table(planted_evidence(), twin=None, length=24).dropna(subset=["ci_low"])
+    table = link_table(planted_evidence(), random_init=None, length=24).dropna(subset=["ci_low"])
     assert len(table) > 8
     assert (table["ci_low"] <= table["value"] + 1e-6).all()
     assert (table["value"] <= table["ci_high"] + 1e-6).all()
@@ -159,9 +159,9 @@ def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, uniform=0.0, prima
     """A row of the effects: what the links read of it."""
     return {
         "link": link,
-        "edit": f"cut of {link}",
-        "baseline_mass_old": had,
-        "uniform_mass_old": uniform,
+        "edit": f"intervention on {link}",
+        "baseline_sink_mass": had,
+        "uniform_sink_mass": uniform,
         "share": (low + high) / 2,
         "ci_low": low,
         "ci_high": high,
@@ -194,7 +194,7 @@ def test_intervention_verdict(row, decided):
 
 
 @pytest.mark.parametrize(
-    ("measured", "cut", "decided"),
+    ("measured", "intervened", "decided"),
     [
         ("holds", "holds", "holds"),
         ("holds", "undecided", "undecided"),
@@ -207,35 +207,35 @@ def test_intervention_verdict(row, decided):
         ("fails", "fails", "fails"),
     ],
 )
-def test_a_link_holds_only_where_both_do(measured, cut, decided):
-    assert both(measured, cut) == decided
+def test_a_link_holds_only_where_both_do(measured, intervened, decided):
+    assert both(measured, intervened) == decided
 
 
-def with_effects(*rows, twin=None):
-    return link_table(planted_evidence(), twin=twin, effects=pd.DataFrame(rows), length=24)
+def with_effects(*rows, random_init=None):
+    return link_table(planted_evidence(), random_init=random_init, effects=pd.DataFrame(rows), length=24)
 
 
 def test_the_verdict_is_that_of_both():
     rows = [effect(name) for name in NAMES if name not in ("neurons_dimension", "dimension_key")]
     table = with_effects(*rows, effect("neurons_dimension", low=0.0, high=0.1))
-    found = table.groupby("link")[["measured", "cut", "verdict"]].first()
-    assert (table.groupby("link")[["measured", "cut", "verdict"]].nunique() == 1).all(axis=None)
+    found = table.groupby("link")[["measured", "intervened", "verdict"]].first()
+    assert (table.groupby("link")[["measured", "intervened", "verdict"]].nunique() == 1).all(axis=None)
     assert found.loc["variance_neurons"].tolist() == ["holds", "holds", "holds"]
     assert found.loc["neurons_dimension"].tolist() == ["holds", "fails", "fails"]
-    assert found.loc["dimension_key"].tolist() == ["holds", "not cut", "undecided"]  # the others are cut
-    alone = link_table(planted_evidence(), twin=None, length=24).groupby("link")["verdict"].first()
+    assert found.loc["dimension_key"].tolist() == ["holds", "no intervention", "undecided"]  # the others are cut
+    alone = link_table(planted_evidence(), random_init=None, length=24).groupby("link")["verdict"].first()
     assert found["measured"].to_dict() == alone.to_dict()
 
 
 def test_the_share_of_the_cut_is_a_row_of_its_own():
     table = with_effects(*(effect(name) for name in NAMES))
     assert list(table.columns) == COLUMNS
-    shares = table[table["statistic"] == "cut_share"]
+    shares = table[table["statistic"] == "intervention_share"]
     assert tuple(shares["link"]) == NAMES
     row = shares.iloc[0]
     assert row[["value", "ci_low", "ci_high", "null_value", "n"]].tolist() == [0.75, 0.6, 0.9, 0.01, 8]
     assert (row["null_name"], bool(row["is_primary"])) == ("matched_controls", False)
-    assert row["criterion"].endswith(", and that of the cut over 25% and over its controls")
+    assert row["criterion"].endswith(", and that of the intervention over 25% and over its controls")
     assert not table.duplicated(["link", "statistic", "null_name"]).any()
 
 
@@ -246,10 +246,12 @@ def test_only_the_primary_cut_of_a_link_decides():
 
 
 def test_without_effects_the_links_are_judged_by_what_is_measured():
-    alone = link_table(planted_evidence(), twin=None, length=24)
-    empty = link_table(planted_evidence(), twin=None, effects=pd.DataFrame(columns=["link", "is_primary"]), length=24)
+    alone = link_table(planted_evidence(), random_init=None, length=24)
+    empty = link_table(
+        planted_evidence(), random_init=None, effects=pd.DataFrame(columns=["link", "is_primary"]), length=24
+    )
     pd.testing.assert_frame_equal(alone, empty)
-    assert set(alone["cut"]) == {"not cut"}
+    assert set(alone["intervened"]) == {"no intervention"}
     assert (alone["verdict"] == alone["measured"]).all()
 
 
@@ -257,7 +259,7 @@ def test_without_effects_the_links_are_judged_by_what_is_measured():
 
 
 def test_a_mixture_of_experts_is_undecided_where_its_neurons_are_asked_for():
-    found = link_table(evidence_of("gpt_oss"), twin=None, length=24).set_index("link")
+    found = link_table(evidence_of("gpt_oss"), random_init=None, length=24).set_index("link")
     for name in ("variance_neurons", "neurons_dimension"):
         assert found.loc[[name], "measured"].iloc[0] == "undecided"
         assert "mixture of experts" in found.loc[[name], "criterion"].iloc[0]
@@ -265,14 +267,14 @@ def test_a_mixture_of_experts_is_undecided_where_its_neurons_are_asked_for():
 
 @pytest.mark.parametrize("length", [2, 8])
 def test_sequences_without_other_tokens_are_undecided(length):
-    found = link_table(evidence_of("llama", length=length), twin=None, length=length).set_index("link")
+    found = link_table(evidence_of("llama", length=length), random_init=None, length=length).set_index("link")
     for name in ("aggregation_variance", "variance_neurons", "neurons_dimension"):
         assert found.loc[[name], "verdict"].iloc[0] == "undecided"
         assert "no other token at or after position 8" in found.loc[[name], "criterion"].iloc[0]
 
 
 def test_one_sequence_has_no_interval_and_nothing_holds():
-    table = link_table(evidence_of("llama", sequences=1), twin=None, length=24)
+    table = link_table(evidence_of("llama", sequences=1), random_init=None, length=24)
     assert table["ci_low"].isna().all()
     assert not (table["verdict"] == "holds").any()
     assert table.loc[table["statistic"] == "s2_ratio", "value"].notna().all()

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from sink_lens.chain.mediate import COLUMNS, mediation_table
-from sink_lens.edits.constructors import hold
+from sink_lens.edits.constructors import freeze
 from sink_lens.engine.forward import run_with
 
 
@@ -22,23 +22,23 @@ def table_of(planted_at, tiny_at, triggered):
     return build
 
 
-def row(table, intervention, hold):
-    (found,) = table[(table["intervention"] == intervention) & (table["hold"] == hold)].to_dict("records")
+def row(table, intervention, name):
+    (found,) = table[(table["intervention"] == intervention) & (table["frozen"] == name)].to_dict("records")
     return found
 
 
-def test_one_row_per_intervention_hold_and_step(table_of):
+def test_one_row_per_intervention_frozen_link_and_step(table_of):
     table = table_of("planted")
     assert tuple(table.columns) == COLUMNS
     assert table["intervention"].tolist() == ["isolation"] * 4 + ["amplification"] * 4 + ["natural"] * 4
-    assert table["hold"].tolist() == ["z", "neurons", "dimensions", "key"] * 3
+    assert table["frozen"].tolist() == ["z", "neurons", "dimensions", "key"] * 3
     assert (table["step"] == 0).all()
     assert table["position"].tolist() == [6] * 8 + [0] * 4
     assert table["size"].tolist() == [5 * 48, 1, 1, 2 * 24] * 3
     assert (table["n_controls"] == 5).all()
 
 
-def test_z_held_at_its_clean_value_takes_everything_away_exactly(table_of):
+def test_z_frozen_at_its_clean_value_takes_everything_away_exactly(table_of):
     table = table_of("planted")
     for intervention in ("isolation", "amplification"):
         found = row(table, intervention, "z")
@@ -47,10 +47,10 @@ def test_z_held_at_its_clean_value_takes_everything_away_exactly(table_of):
 
 
 @pytest.mark.parametrize("intervention", ["amplification", "natural"])
-@pytest.mark.parametrize("hold", ["neurons", "dimensions", "key"])
-def test_each_planted_link_carries_the_sink_and_random_ones_do_not(table_of, intervention, hold):
-    found = row(table_of("planted"), intervention, hold)
-    assert found["mass_without_hold"] > 0.3
+@pytest.mark.parametrize("name", ["neurons", "dimensions", "key"])
+def test_each_planted_link_carries_the_sink_and_random_ones_do_not(table_of, intervention, name):
+    found = row(table_of("planted"), intervention, name)
+    assert found["mass_without_freeze"] > 0.3
     assert found["surviving_share"] < 0.2
     assert found["control_surviving_share"] > 0.9
     assert found["control_sd"] < 0.1
@@ -58,7 +58,7 @@ def test_each_planted_link_carries_the_sink_and_random_ones_do_not(table_of, int
 
 def test_shares_are_of_what_the_intervention_added(table_of):
     for found in table_of("planted").to_dict("records"):
-        added = found["mass_without_hold"] - found["baseline_mass"]
+        added = found["mass_without_freeze"] - found["baseline_mass"]
         if found["intervention"] == "isolation":  # the planted sink is a token: isolating an ordinary one makes none
             assert abs(added) < 0.02
             assert found["surviving_share"] != found["surviving_share"]
@@ -77,8 +77,10 @@ def test_a_cell_is_the_whole_run_under_both(planted_at, triggered, table_of):
     place = planted_at()
     truth, setting = place.truth, place.setting
     clean = run_with(place.lens, setting.tokens, sites=("neurons",)).tensors["neurons", truth.layer]
-    held = hold("neurons", {truth.layer: clean[:, [6]][..., [truth.neuron]]}, positions=[6], units=[truth.neuron])
-    whole = run_with(place.lens, setting.tokens, [triggered, held], keys=(6,)).mass_at(6, layers=setting.late_layers)
+    frozen = freeze("neurons", {truth.layer: clean[:, [6]][..., [truth.neuron]]}, positions=[6], units=[truth.neuron])
+    whole = run_with(place.lens, setting.tokens, [triggered, frozen], positions=(6,)).mass_at(
+        6, layers=setting.late_layers
+    )
     assert row(table_of("planted"), "amplification", "neurons")["mass"] == float(whole.mean())
 
 
@@ -87,12 +89,14 @@ def test_the_natural_sink_is_measured_over_an_ordinary_position(planted_at, tabl
     ordinary = float(setting.baseline.mass_at(6, layers=setting.late_layers).mean())
     natural = table_of("planted").query("intervention == 'natural'")
     assert (natural["baseline_mass"] == ordinary).all()
-    assert (natural["mass_without_hold"] == float(setting.baseline.mass_at(0, layers=setting.late_layers).mean())).all()
+    assert (
+        natural["mass_without_freeze"] == float(setting.baseline.mass_at(0, layers=setting.late_layers).mean())
+    ).all()
 
 
 def test_without_a_growth_step_z_and_the_key_are_held(table_of):
     table = table_of("planted without")
-    assert table["hold"].tolist() == ["z", "key"] * 2
+    assert table["frozen"].tolist() == ["z", "key"] * 2
     assert (table["step"] == -1).all()
     found = row(table, "isolation", "z")
     assert found["mass"] == found["baseline_mass"]
@@ -104,5 +108,5 @@ def test_z_undoes_isolation_exactly_in_every_kind_of_family(table_of, family):
     table = table_of(family)
     found = row(table, "isolation", "z")
     assert found["mass"] == found["baseline_mass"]
-    assert found["mass_without_hold"] != found["baseline_mass"]
+    assert found["mass_without_freeze"] != found["baseline_mass"]
     assert table[["mass", "control_mean", "size"]].notna().all(axis=None)

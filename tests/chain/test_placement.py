@@ -10,7 +10,7 @@ import torch
 from sink_lens.chain.placement import COLUMNS, kind_of, placement_table
 from sink_lens.chain.setting import setting_of
 from sink_lens.data.tokens import from_tensor
-from sink_lens.edits.isolation import isolation
+from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, tiny
@@ -81,7 +81,7 @@ def test_bos_first_is_the_clean_run_of_the_same_tokens_with_bos_in_front(planted
     place = planted_at()
     ids = place.setting.tokens.tokens[:, 1:].clone()
     ids[:, 0] = BOS_ID
-    found = run_with(place.lens, ids, keys=(0,))
+    found = run_with(place.lens, ids, positions=(0,))
     cell = table_of().query("position == 0 and token == 'bos'").iloc[0]
     assert cell["sink_mass"] == pytest.approx(float(found.mass_at(0, layers=place.setting.late_layers).mean()))
     assert cell["loss_nats"] == pytest.approx(float(found.loss.mean()))
@@ -90,7 +90,7 @@ def test_bos_first_is_the_clean_run_of_the_same_tokens_with_bos_in_front(planted
 def test_an_isolated_cell_is_the_run_under_isolation(planted_at, table_of):
     place = planted_at()
     ids = place.setting.tokens.tokens[:, 1:]
-    found = run_with(place.lens, ids, isolation([6]), keys=(6,))
+    found = run_with(place.lens, ids, isolate([6]), positions=(6,))
     cell = table_of().query("position == 6 and token == 'ordinary' and isolated").iloc[0]
     assert cell["sink_mass"] == pytest.approx(float(found.mass_at(6, layers=place.setting.late_layers).mean()))
 
@@ -99,7 +99,7 @@ def test_the_ordinary_mass_is_of_five_other_positions_of_the_same_run(planted_at
     place = planted_at()
     ids = place.setting.tokens.tokens[:, 1:]  # 19 positions: 8 to 17 in even steps are 8, 10.25, 12.5, 14.75, 17
     others = (8, 10, 12, 15, 17)
-    found = run_with(place.lens, ids, keys=(0, *others))
+    found = run_with(place.lens, ids, positions=(0, *others))
     cell = table_of().query("position == 0 and token == 'ordinary'").iloc[0]
     masses = [found.mass_at(other, layers=place.setting.late_layers).mean() for other in others]
     assert cell["ordinary_mass"] == pytest.approx(float(torch.stack(masses).mean()))

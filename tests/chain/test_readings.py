@@ -9,7 +9,7 @@ from lenses import lens_of
 from sink_lens.activations.record import LayerView, capture, stream
 from sink_lens.chain import readings as r
 from sink_lens.chain.links import LINKS
-from sink_lens.chain.locate import Plan
+from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.data.tokens import from_tensor
 from sink_lens.measures.rank import effective_rank
 from sink_lens.models.tiny import TINY_FAMILIES
@@ -28,19 +28,19 @@ def streamed(lens, tokens, readings, **options):
     return stream(lens, tokens, readings, **options)
 
 
-PLAN = Plan(positions=(0, 2), layers=(1,), dimensions={1: (5,)})
+PLAN = MeasuringPlan(sink_positions=(0, 2), layers=(1,), dimensions={1: (5,)})
 
 
 def all_readings(lens, length, moments):
     positions, generator = r.sampled_positions(length), torch.Generator().manual_seed(0)
     one = r.MeasuringPass(lens=lens, plan=PLAN, length=length, controls=5, generator=generator)
     return [
-        *r.attention_readings(PLAN.positions),
+        *r.attention_readings(PLAN.sink_positions),
         r.rate_by_key(0.3),
         *r.position_readings(positions, moments=moments),
-        *r.state_readings(PLAN.positions, positions=positions),
+        *r.state_readings(PLAN.sink_positions, positions=positions),
         r.dominance_elsewhere(positions),
-        *r.output_readings(lens, keys=PLAN.positions, positions=positions),
+        *r.output_readings(lens, sink_positions=PLAN.sink_positions, positions=positions),
         *(reading for link in LINKS for reading in link.readings(one)),
         *r.neuron_readings(PLAN, positions=positions),
         r.loss_reading(lens),
@@ -57,7 +57,7 @@ def test_short_sequences_are_looked_at_in_full():
 
 @pytest.mark.parametrize("length", [65, 100, 1024, 8192])
 def test_long_sequences_are_sampled_from_both_ends(length):
-    positions = r.sampled_positions(length, keys=(0, length - 2)).tolist()
+    positions = r.sampled_positions(length, sink_positions=(0, length - 2)).tolist()
     assert positions[:33] == list(range(33))
     assert positions[-1] == length - 1
     assert length - 2 in positions
@@ -161,7 +161,7 @@ def test_batches_give_the_same_as_all_at_once(family):
     lens, tokens = lens_of(family), batch(5, 14, lengths=[14, 14, 9, 14, 3])
     moments = ({}, {})
     whole, parts = (
-        streamed(lens, tokens, all_readings(lens, 14, kept), keys=PLAN.positions, batch_size=size)
+        streamed(lens, tokens, all_readings(lens, 14, kept), keys=PLAN.sink_positions, batch_size=size)
         for kept, size in zip(moments, (5, 2), strict=True)
     )
     assert whole.values.keys() == parts.values.keys()
@@ -183,7 +183,7 @@ def test_what_stands_at_padding_never_matters(family):
         tokens = batch(4, 14, lengths=[14, 11, 9, 4], pad=pad)
         chosen = [one for one in all_readings(lens, 14, {}) if lens.family.down or "neurons" not in one.name]
         chosen = [one for one in chosen if lens.family.down or not set(one.sites) & {"neurons", "mlp_in", "mlp_out"}]
-        found.append(streamed(lens, tokens, chosen, keys=PLAN.positions))
+        found.append(streamed(lens, tokens, chosen, keys=PLAN.sink_positions))
     for name, by_layer in found[0].values.items():
         for layer, tensor in by_layer.items():
             torch.testing.assert_close(found[1][name, layer], tensor, equal_nan=True, rtol=1e-4, atol=1e-5, msg=name)
@@ -221,13 +221,17 @@ def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():
     neurons = capture(lens, tokens, sites=["neurons"], path="plain")["neurons", 1]
     for index, places in enumerate(([1, 3, 4, 5, 6, 7, 8, 9], [1, 3, 4])):  # without the keys 0 and 2
         torch.testing.assert_close(found["neurons_elsewhere", 1][index], neurons[index, places].abs().mean(0))
-    torch.testing.assert_close(found["neurons_at_keys", 1], neurons[:, [0, 2]])
+    torch.testing.assert_close(found["neurons_at_sinks", 1], neurons[:, [0, 2]])
 
 
 def test_value_norm_ratio_is_read_at_each_key():
     lens, tokens = lens_of("llama"), batch(2, 10)
     places = torch.arange(10)
-    found = streamed(lens, tokens, r.output_readings(lens, keys=(0, 2), positions=places))["value_norm_ratio", 0]
+    found = streamed(lens, tokens, r.output_readings(lens, sink_positions=(0, 2), positions=places))[
+        "value_norm_ratio", 0
+    ]
     assert found.shape == (2, lens.n_heads, 2)
-    alone = streamed(lens, tokens, r.output_readings(lens, keys=(2,), positions=places))["value_norm_ratio", 0]
+    alone = streamed(lens, tokens, r.output_readings(lens, sink_positions=(2,), positions=places))[
+        "value_norm_ratio", 0
+    ]
     assert torch.equal(found[..., 1], alone[..., 0])

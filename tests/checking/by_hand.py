@@ -254,7 +254,7 @@ def shares_removed(zoo, tokens):
             1 - float(mass(zoo, run(model, tokens, edits=edits, reads=False), at, layers=truth.locked).mean()) / whole
         )
 
-    def as_elsewhere(site, layers):
+    def mean_ablated(site, layers):
         return [(site, layer, put(at, mean_of(clean.sites[site, layer], at))) for layer in layers]
 
     there = torch.zeros_like(at)
@@ -264,8 +264,8 @@ def shares_removed(zoo, tokens):
     before = float(mass(zoo, clean, there, layers=truth.locked).mean())
     found = {
         "aggregation_variance": (alone - before) / whole,
-        "variance_preserved": removed(as_elsewhere("attn_out", truth.feeding)),
-        "key_sink": removed(as_elsewhere("k", truth.locked)),
+        "variance_preserved": removed(mean_ablated("attn_out", truth.feeding)),
+        "key_sink": removed(mean_ablated("k", truth.locked)),
     }
     if ("neurons", 0) in clean.sites:
         supers = neurons_of(zoo) or {layer: slice(None) for layer in range(len(blocks(model)))}

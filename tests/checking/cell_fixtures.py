@@ -71,7 +71,7 @@ def slowly():
 
     def outcomes(lens, tokens, edits, *, prompts=3, keys=(0, 3), sites=("resid_post", "z")):
         return [
-            run_with(lens, part, edits, keys=keys, sites=sites, logits=True, quiet=True)
+            run_with(lens, part, edits, positions=keys, sites=sites, logits=True, quiet=True)
             for part in parts_of(tokens, prompts)
         ]
 
@@ -96,7 +96,7 @@ def measured():
 
 def reading(outcome, keys):
     """The same run, of which only these keys were read."""
-    index = [outcome.keys.index(key) for key in keys]
+    index = [outcome.positions.index(key) for key in keys]
     return replace(
         outcome, keys=keys, mass=outcome.mass[..., index].contiguous(), state=outcome.state[:, :, index].contiguous()
     )

@@ -19,7 +19,7 @@ from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, PlantedTruth, planted, tiny, tiny_tokenizer
 
-CONFIG = TraceConfig(model="tiny", cut_sequences=3, cut_length=20)
+CONFIG = TraceConfig(model="tiny", intervention_sequences=3, intervention_length=20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def _workplace(lens, tokens, *, truth=None):
     own = [link.readings for link in LINKS]
     evidence = gather(lens, aimed(lens, tokens, config=CONFIG, own=own), config=CONFIG)
     panel = evidence.panel
-    supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_keys")}
+    supers = {layer: super_neurons(evidence.splits, layer=layer) for layer in panel.layers("neurons_at_sinks")}
     return Workplace(
         lens=lens,
         tokens=tokens,

@@ -11,7 +11,7 @@ from sink_lens.errors import InputError
 
 
 def batch(tokens, lengths, **changes):
-    fields = {"source": "tensor", "bos": False, "bos_arm": "auto", "seed": None} | changes
+    fields = {"source": "tensor", "bos": False, "bos_condition": "auto", "seed": None} | changes
     return TokenBatch(tokens=torch.tensor(tokens), lengths=torch.tensor(lengths), **fields)
 
 
@@ -70,12 +70,12 @@ def test_batches_refuse_a_size_of_zero_at_once():
 )
 def test_a_batch_refuses_what_no_model_can_read(tokens, lengths, text):
     with pytest.raises(InputError, match=text):
-        TokenBatch(tokens=tokens, lengths=lengths, source="tensor", bos=False, bos_arm="auto", seed=None)
+        TokenBatch(tokens=tokens, lengths=lengths, source="tensor", bos=False, bos_condition="auto", seed=None)
 
 
 def test_a_batch_refuses_an_unknown_bos_arm():
     with pytest.raises(InputError, match="bos is 'maybe'; need 'auto', 'with' or 'without'"):
-        batch([[1, 2]], [2], bos_arm="maybe")
+        batch([[1, 2]], [2], bos_condition="maybe")
 
 
 def test_a_batch_cannot_be_changed():
@@ -89,7 +89,7 @@ def test_a_tensor_of_any_integers_is_taken_whole(dtype):
     assert made.tokens.dtype == torch.int64
     assert made.tokens.tolist() == [[4, 5], [6, 7]]
     assert made.lengths.tolist() == [2, 2]
-    assert (made.source, made.bos, made.bos_arm, made.seed) == ("tensor", False, "auto", None)
+    assert (made.source, made.bos, made.bos_condition, made.seed) == ("tensor", False, "auto", None)
 
 
 def test_a_tensor_is_copied():

@@ -89,7 +89,7 @@ def test_bos_id_is_none_without_a_bos():
 
 
 @pytest.mark.parametrize(
-    ("adds", "arm", "expected"),
+    ("adds", "condition", "expected"),
     [
         (True, "auto", True),
         (False, "auto", False),
@@ -99,18 +99,18 @@ def test_bos_id_is_none_without_a_bos():
         (False, "without", False),
     ],
 )
-def test_every_arm_has_bos_once_or_not_at_all(adds, arm, expected):
+def test_every_arm_has_bos_once_or_not_at_all(adds, condition, expected):
     tokenizer = byte_tokenizer() if adds else plain_tokenizer()
     made = [
-        from_text("abcdefgh", tokenizer, sequences=2, length=4, bos=arm),
-        from_prompts(["abc", "defgh"], tokenizer, bos=arm),
-        random_tokens(tokenizer, sequences=2, length=4, generator=generator(), bos=arm),
-        repeated_tokens(tokenizer, sequences=2, length=4, generator=generator(), bos=arm),
-        from_dataset([{"text": "abcdefgh"}], tokenizer, sequences=2, length=4, bos=arm),
+        from_text("abcdefgh", tokenizer, sequences=2, length=4, bos=condition),
+        from_prompts(["abc", "defgh"], tokenizer, bos=condition),
+        random_tokens(tokenizer, sequences=2, length=4, generator=generator(), bos=condition),
+        repeated_tokens(tokenizer, sequences=2, length=4, generator=generator(), bos=condition),
+        from_dataset([{"text": "abcdefgh"}], tokenizer, sequences=2, length=4, bos=condition),
     ]
     for one in made:
         assert one.bos is expected
-        assert one.bos_arm == arm
+        assert one.bos_condition == condition
         assert ((one.tokens == 0) & one.valid).sum(dim=1).tolist() == [int(expected)] * 2
         assert (one.tokens[:, 0] == 0).tolist() == [expected] * 2
 
@@ -135,16 +135,16 @@ def test_auto_is_refused_where_the_tokenizer_adds_something_else():
     assert from_prompts(["abc"], tokenizer, bos="with").tokens[0, 0] == 0
 
 
-@pytest.mark.parametrize("arm", ["auto", "with", "without"])
+@pytest.mark.parametrize("condition", ["auto", "with", "without"])
 @pytest.mark.parametrize("text", ["<s>abcdefgh", " \n<s>abcdefgh"])
-def test_a_text_that_begins_with_bos_is_refused_in_every_arm(arm, text):
+def test_a_text_that_begins_with_bos_is_refused_in_every_arm(condition, text):
     for tokenizer in (byte_tokenizer(), plain_tokenizer()):
         with pytest.raises(InputError, match="prompt 1 itself begins with the BOS token '<s>'"):
-            from_prompts(["ok", text], tokenizer, bos=arm)
+            from_prompts(["ok", text], tokenizer, bos=condition)
         with pytest.raises(InputError, match="sequence 0 of the text 'text' itself begins with the BOS token"):
-            from_text(text, tokenizer, sequences=1, length=6, bos=arm)
+            from_text(text, tokenizer, sequences=1, length=6, bos=condition)
         with pytest.raises(InputError, match="sequence 0 of the data set 'iterable' itself begins"):
-            from_dataset([{"text": text}], tokenizer, sequences=1, length=6, bos=arm)
+            from_dataset([{"text": text}], tokenizer, sequences=1, length=6, bos=condition)
 
 
 def test_bos_inside_a_text_is_left_alone():

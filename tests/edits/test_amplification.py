@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sink_lens.data.tokens import random_tokens
-from sink_lens.edits.amplification import CENTRES, CentringMeans, amplification, centring_means
+from sink_lens.edits.amplification import CENTRES, CentringMeans, amplify, centring_means
 from sink_lens.edits.constructors import At
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
@@ -72,16 +72,16 @@ def changed(one, z, *, layer=0):
     ],
 )
 def test_a_number_by_hand(centre, factor, expected):
-    one = amplification(factor, positions=[0], layers=[0], centre=centre, means=by_number(1.0))
+    one = amplify(factor, positions=[0], layers=[0], centre=centre, means=by_number(1.0))
     assert (changed(one, torch.full((1, 1, 2, 3), 3.0)) == expected).all()
 
 
 def test_each_head_has_its_own_mean():
     means = CentringMeans(values={0: torch.tensor([[1.0], [2.0], [4.0]])}, aggregated={}, n_tokens=64, seed=0)
     z = torch.zeros(1, 1, 3, 1)
-    every = amplification(2.0, positions=[0], layers=[0], means=means)
+    every = amplify(2.0, positions=[0], layers=[0], means=means)
     assert changed(every, z).flatten().tolist() == [-1.0, -2.0, -4.0]  # mu + 2 (0 - mu)
-    some = amplification(2.0, positions=[0], layers=[0], means=means, heads=[2, 0])
+    some = amplify(2.0, positions=[0], layers=[0], means=means, heads=[2, 0])
     assert changed(some, z[:, :, :2]).flatten().tolist() == [-4.0, -1.0]
 
 
@@ -92,9 +92,9 @@ def test_of_no_centre_the_direction_stays_and_of_a_centre_the_distance_grows(len
         return run_with(lens, tokens(), edits, sites=("z_raw",), loss=False).tensors["z_raw", 0][:, P]
 
     plain = z()
-    scaled = z(amplification(4.0, positions=[P], layers=[0], centre="none"))
+    scaled = z(amplify(4.0, positions=[P], layers=[0], centre="none"))
     assert torch.equal(scaled, 4 * plain)
-    moved = z(amplification(4.0, positions=[P], layers=[0], means=means))
+    moved = z(amplify(4.0, positions=[P], layers=[0], means=means))
     torch.testing.assert_close(moved - means.values[0], 4 * (plain - means.values[0]), rtol=1e-5, atol=1e-5)
 
 
@@ -105,7 +105,7 @@ def test_of_no_centre_the_direction_stays_and_of_a_centre_the_distance_grows(len
 @pytest.mark.parametrize("centre", CENTRES)
 def test_factor_1_changes_nothing(lens_of, means_of, family, centre):
     lens = lens_of(family)
-    one = amplification(1.0, positions=[P], layers=[0, 1, 2], centre=centre, means=means_of(family))
+    one = amplify(1.0, positions=[P], layers=[0, 1, 2], centre=centre, means=means_of(family))
     assert torch.equal(run_with(lens, tokens(), one, logits=True, loss=False, quiet=True).logits, unedited(lens))
 
 
@@ -117,7 +117,7 @@ def test_it_is_the_edit_of_the_raw_model(lens_of, raw_run, means_of, family):
         z[:, P] = mu + 5 * (z[:, P] - mu)
 
     expected = raw_run(family, tokens(), [("z_raw", 1, amplify)])
-    one = amplification(5.0, positions=[P], layers=[1], means=means_of(family))
+    one = amplify(5.0, positions=[P], layers=[1], means=means_of(family))
     found = run_with(lens_of(family), tokens(), one, logits=True, loss=False).logits
     assert ((found - expected).norm(dim=-1) <= 3e-6 * expected.norm(dim=-1)).all()
     assert torch.equal(found[:, :P], run_with(lens_of(family), tokens(), logits=True, loss=False).logits[:, :P])
@@ -125,7 +125,7 @@ def test_it_is_the_edit_of_the_raw_model(lens_of, raw_run, means_of, family):
 
 def test_chosen_heads_change_and_no_others(lens_of, means_of):
     lens = lens_of("qwen3")
-    one = amplification(5.0, positions=[P], layers=[1], means=means_of("qwen3"), heads=[3, 1])
+    one = amplify(5.0, positions=[P], layers=[1], means=means_of("qwen3"), heads=[3, 1])
     found, plain = (
         run_with(lens, tokens(), edits, sites=("z_raw",), loss=False).tensors["z_raw", 1] for edits in (one, ())
     )
@@ -205,11 +205,11 @@ def test_a_round_trip_through_tensors(means_of):
 
 def test_labels():
     where = {"positions": [1], "layers": [0], "means": by_number(1.0)}
-    assert amplification(2.5, **where).label == "amplification x 2.5 from values"
-    assert amplification(10.0, centre="aggregated", **where).label == "amplification x 10 from aggregated"
-    assert amplification(10.0, centre="none", **where).label == "norm x 10"
-    assert amplification(10.0, label="mine", **where).label == "mine"
-    one = amplification(2.0, positions=[4, 1], layers=[2, 0], centre="none", heads=[1])
+    assert amplify(2.5, **where).label == "amplification x 2.5 from values"
+    assert amplify(10.0, centre="aggregated", **where).label == "amplification x 10 from aggregated"
+    assert amplify(10.0, centre="none", **where).label == "norm x 10"
+    assert amplify(10.0, label="mine", **where).label == "mine"
+    one = amplify(2.0, positions=[4, 1], layers=[2, 0], centre="none", heads=[1])
     assert (one.site, one.positions, one.layers, one.heads) == ("z_raw", (4, 1), (2, 0), (1,))
 
 
@@ -222,13 +222,13 @@ def test_an_unknown_centre_is_refused():
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])
 def test_a_factor_that_is_not_finite_is_refused(factor):
     with pytest.raises(InputError, match=f"the factor is {factor}; need a finite number"):
-        amplification(factor, positions=[1], layers=[0], centre="none")
+        amplify(factor, positions=[1], layers=[0], centre="none")
 
 
 @pytest.mark.parametrize("centre", ["values", "aggregated"])
 def test_a_centre_without_means_is_refused(centre):
     with pytest.raises(InputError, match=rf"the centre '{centre}' needs means; compute them once with centring_means"):
-        amplification(2.0, positions=[1], layers=[0], centre=centre)
+        amplify(2.0, positions=[1], layers=[0], centre=centre)
 
 
 def test_no_centre_has_no_means():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lenses import same_products
 
-from sink_lens.edits.constructors import clamp, edit, hold, resample, scale, set_value, zero
+from sink_lens.edits.constructors import clamp, edit, freeze, resample, scale, set_value, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, WINDOW
@@ -30,7 +30,7 @@ MAKE = {
     "set_value": lambda site, values, where: set_value(site, 0.7, **where),
     "scale": lambda site, values, where: scale(site, -1.5, **where),
     "clamp": lambda site, values, where: clamp(site, low=-0.05, high=0.1, **where),
-    "hold": lambda site, values, where: hold(site, values, **where),
+    "frozen": lambda site, values, where: freeze(site, values, **where),
     "resample": lambda site, values, where: resample(site, values, generator=torch.Generator(), **where),
     "edit": lambda site, values, where: edit(site, lambda x, at: x.flip(-1) + 0.5 * x, **where),
 }
@@ -39,7 +39,7 @@ BY_HAND = {
     "set_value": lambda x, values: 0 * x + 0.7,
     "scale": lambda x, values: -1.5 * x,
     "clamp": lambda x, values: torch.where(x > 0.1, 0.1, torch.where(x < -0.05, -0.05, x)),
-    "hold": lambda x, values: values,
+    "frozen": lambda x, values: values,
     "resample": lambda x, values: values[[1, 0]],  # of two sequences, each gets the other's
     "edit": lambda x, values: torch.stack([x[..., -1 - last] for last in range(x.shape[-1])], -1) + 0.5 * x,
 }
@@ -144,7 +144,7 @@ def test_a_self_patch_brings_back_every_bit(lens_of, family, site):
     values = captured(lens, site)
     noise = edit(site, lambda x, at: torch.where(x < -1e30, x, x + 0.3 * x.flip(1)))
     baseline = unedited(lens).logits
-    assert torch.equal(logits(lens, [noise, hold(site, values)]), baseline)
+    assert torch.equal(logits(lens, [noise, freeze(site, values)]), baseline)
 
 
 @pytest.mark.parametrize("site", ["resid_pre", "resid_post", "final"])
@@ -153,7 +153,7 @@ def test_a_whole_stream_of_another_run_brings_its_logits(lens_of, family, site):
     lens = lens_of(family)
     clean = captured(lens, site, seed=9)
     layer = 0 if site == "final" else 2
-    assert torch.equal(logits(lens, hold(site, {layer: clean[layer]})), unedited(lens, seed=9).logits)
+    assert torch.equal(logits(lens, freeze(site, {layer: clean[layer]})), unedited(lens, seed=9).logits)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -173,7 +173,7 @@ def test_nothing_is_changed_in_place(lens_of, family):
     names = [site for name, site in CASES if name == family and SITES[site].per_layer and not SITES[site].observed]
     values = {site: captured(lens, site)[LAYER] + 1 for site in names}
     copies = {site: tensor.clone() for site, tensor in values.items()}
-    logits(lens, [one for site in names for one in (look(site), hold(site, {LAYER: values[site]}), look(site))])
+    logits(lens, [one for site in names for one in (look(site), freeze(site, {LAYER: values[site]}), look(site))])
     assert len(kept) == 2 * len(names)
     assert all(torch.equal(tensor, copy) for tensor, copy in kept)
     assert all(torch.equal(values[site], copies[site]) for site in names)
@@ -313,7 +313,7 @@ def test_held_values_are_repeated_along_axes_of_size_1(lens_of):
     lens = lens_of("llama")
     mean = captured(lens, "z")[LAYER].mean((0, 1), keepdim=True)
     whole = mean.expand(BATCH, LENGTH, 4, 12)
-    assert torch.equal(logits(lens, hold("z", {LAYER: mean})), logits(lens, hold("z", {LAYER: whole})))
+    assert torch.equal(logits(lens, freeze("z", {LAYER: mean})), logits(lens, freeze("z", {LAYER: whole})))
 
 
 def test_what_an_edit_gives_gets_the_type_of_the_model(lens_of):

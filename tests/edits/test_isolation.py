@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sink_lens.data.tokens import from_tensor
-from sink_lens.edits.isolation import isolation
+from sink_lens.edits.isolation import isolate
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.measures.reductions import expand_kv
@@ -20,7 +20,7 @@ def tokens(seed=3):
 
 def run(lens, edits=(), *, ids=None, sites=("pattern", "v", "z_raw"), logits=False):
     batch = tokens() if ids is None else ids
-    return run_with(lens, batch, edits, keys=(P,), sites=sites, logits=logits, loss=False)
+    return run_with(lens, batch, edits, positions=(P,), sites=sites, logits=logits, loss=False)
 
 
 # --- what it is
@@ -29,7 +29,7 @@ def run(lens, edits=(), *, ids=None, sites=("pattern", "v", "z_raw"), logits=Fal
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_what_it_aggregates_is_its_own_value(lens_of, family):
     lens = lens_of(family)
-    found = run(lens, isolation([P])).tensors
+    found = run(lens, isolate([P])).tensors
     for layer in range(lens.n_layers):
         row = found["pattern", layer][:, :, P]  # batch, head, key
         assert torch.equal(row[..., :P], torch.zeros_like(row[..., :P]))
@@ -48,7 +48,7 @@ def test_what_came_before_does_not_reach_it(lens_of, family):
     lens = lens_of(family)
     ids, other = tokens(), tokens()
     other[:, :P] = tokens(seed=4)[:, :P]
-    with_it, with_other = (run(lens, isolation([P]), ids=one, logits=True).logits for one in (ids, other))
+    with_it, with_other = (run(lens, isolate([P]), ids=one, logits=True).logits for one in (ids, other))
     assert torch.equal(with_it[:, P], with_other[:, P])
     assert not torch.equal(with_it[:, P + 1], with_other[:, P + 1])  # later tokens see all
     plain, plain_other = (run(lens, ids=one, logits=True).logits for one in (ids, other))
@@ -62,13 +62,13 @@ def test_it_is_the_mask_of_the_raw_model(lens_of, raw_run, family):
 
     layers = range(lens_of(family).n_layers)
     expected = raw_run(family, tokens(), [("scores", layer, block) for layer in layers])
-    found = run(lens_of(family), isolation([P]), logits=True).logits
+    found = run(lens_of(family), isolate([P]), logits=True).logits
     assert ((found - expected).norm(dim=-1) <= 3e-6 * expected.norm(dim=-1)).all()
 
 
 @pytest.mark.parametrize("family", ["llama", "opt", "gpt_oss"])
 def test_earlier_tokens_are_as_they_were(lens_of, family):
-    found, plain = (run(lens_of(family), edits, logits=True).logits for edits in (isolation([P]), ()))
+    found, plain = (run(lens_of(family), edits, logits=True).logits for edits in (isolate([P]), ()))
     assert torch.equal(found[:, :P], plain[:, :P])
     assert not torch.equal(found[:, P:], plain[:, P:])
 
@@ -77,21 +77,21 @@ def test_earlier_tokens_are_as_they_were(lens_of, family):
 
 
 def test_several_positions_see_themselves_alone(lens_of):
-    found = run(lens_of("llama"), isolation([11, 4, 4, 5])).tensors["pattern", 1]
+    found = run(lens_of("llama"), isolate([11, 4, 4, 5])).tensors["pattern", 1]
     for position in (4, 5, 11):
         assert (found[:, :, position, position] == 1).all()
     assert (found[:, :, 6, :6] > 0).all()  # not isolated, and sees the isolated ones
 
 
 def test_positions_are_those_given_each_once_in_order():
-    one = isolation([11, 4, 4])
+    one = isolate([11, 4, 4])
     assert (one.site, one.positions, one.layers, one.label) == ("scores", (4, 11), None, "isolation")
-    assert isolation([3], layers=[2], label="mine").label == "mine"
+    assert isolate([3], layers=[2], label="mine").label == "mine"
 
 
 def test_only_the_chosen_layers_isolate(lens_of):
     lens = lens_of("llama")
-    found, plain = (run(lens, edits).tensors for edits in (isolation([P], layers=[1]), ()))
+    found, plain = (run(lens, edits).tensors for edits in (isolate([P], layers=[1]), ()))
     assert torch.equal(found["pattern", 0], plain["pattern", 0])
     assert (found["pattern", 1][:, :, P, P] == 1).all()
     assert torch.equal(found["pattern", 1][:, :, :P], plain["pattern", 1][:, :, :P])
@@ -100,7 +100,7 @@ def test_only_the_chosen_layers_isolate(lens_of):
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_windows_stay(lens_of, family):
-    found, plain = (run(lens_of(family), edits).tensors for edits in (isolation([2]), ()))
+    found, plain = (run(lens_of(family), edits).tensors for edits in (isolate([2]), ()))
     for layer in range(3):
         blocked = plain["pattern", layer] == 0
         assert (found["pattern", layer][blocked] == 0).all()
@@ -113,7 +113,7 @@ def test_windows_stay(lens_of, family):
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_padding_stays(lens_of, family):
     batch = from_tensor(tokens(), lengths=torch.tensor([LENGTH, 12]))
-    found = run_with(lens_of(family), batch, isolation([P]), keys=(P,), sites=("pattern",), loss=True)
+    found = run_with(lens_of(family), batch, isolate([P]), positions=(P,), sites=("pattern",), loss=True)
     assert (found.tensors["pattern", 1][1, :, :12, 12:] == 0).all()
     assert found.loss.isfinite().all()
 
@@ -123,20 +123,20 @@ def test_padding_stays(lens_of, family):
 
 def test_no_position_is_refused():
     with pytest.raises(InputError, match="no position was given to isolate; need at least one, from 1 on"):
-        isolation([])
+        isolate([])
 
 
 @pytest.mark.parametrize("position", [0, -1])
 def test_the_first_position_is_refused(position):
     with pytest.raises(InputError, match=f"position {position} cannot be isolated; need positions from 1 on"):
-        isolation([5, position])
+        isolate([5, position])
 
 
 def test_a_position_outside_the_sequences_is_refused(lens_of):
     with pytest.raises(InputError, match=f"position {LENGTH} of the edit 'isolation' does not exist; need 0 to 15"):
-        run(lens_of("llama"), isolation([LENGTH]))
+        run(lens_of("llama"), isolate([LENGTH]))
 
 
 def test_a_layer_that_does_not_exist_is_refused(lens_of):
     with pytest.raises(InputError, match="layer 3 of the edit 'isolation' does not exist; need 0 to 2"):
-        run(lens_of("llama"), isolation([P], layers=[3]))
+        run(lens_of("llama"), isolate([P], layers=[3]))

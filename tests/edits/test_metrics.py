@@ -98,8 +98,8 @@ def test_a_metric_that_is_none_is_refused():
     ("metric", "text"),
     [
         (Metric(name="m", function=len, layers=(7,)), "reads layer 7; need 0 to 2"),
-        (Metric(name="m", function=len, keys=(9,)), "reads position 9; need 0 to 8"),
-        (Metric(name="m", function=len, keys=()), "names no position"),
+        (Metric(name="m", function=len, positions=(9,)), "reads position 9; need 0 to 8"),
+        (Metric(name="m", function=len, positions=()), "names no position"),
         (Metric(name="m", function=len, layers=()), "reads no layers, no loss and no logits"),
     ],
 )

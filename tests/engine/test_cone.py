@@ -8,8 +8,8 @@ import torch
 from lenses import lens_of, same_products
 
 from sink_lens.data.batch import from_tensor
-from sink_lens.edits.constructors import Edit, edit, hold, scale, set_value, zero
-from sink_lens.edits.isolation import isolation
+from sink_lens.edits.constructors import Edit, edit, freeze, scale, set_value, zero
+from sink_lens.edits.isolation import isolate
 from sink_lens.edits.metrics import Metric, dominance, evaluate, logit_difference, loss, norm, sink_mass
 from sink_lens.engine.cells import Cell, cell_of, cone
 from sink_lens.engine.engine import Engine
@@ -53,14 +53,14 @@ def kinds_of(site: str, layer: int, position: int) -> list[Edit]:
     part = part_of(site, position)
     found = [scale(site, 0.5, **part, **layers)]
     if site == "scores":  # what is masked stays masked
-        return [*found, isolation([position], **layers)]
+        return [*found, isolate([position], **layers)]
     found.append(zero(site, **part | {"positions": [position, 18]}, **layers))
     if site != "pattern":
         found.append(set_value(site, 0.25, **part, **layers))
         found.append(edit(site, lambda x, at: x + x.mean() + at.positions[0], **part, **layers))
     if site == "resid_pre":
         given = torch.randn(len(LENGTHS), 1, 48, generator=torch.Generator().manual_seed(4))
-        found.append(hold(site, {layer: given}, positions=[position], layers=[layer]))
+        found.append(freeze(site, {layer: given}, positions=[position], layers=[layer]))
     return found
 
 

@@ -38,7 +38,7 @@ EVERYTHING = (
     Metric(
         name="largest of the stream",
         function=lambda run: run.state_at(3)[run.layers.index(1)].amax(1),
-        keys=(3,),
+        positions=(3,),
         layers=(1,),
     ),
 )
@@ -93,7 +93,7 @@ def slow_runs(lens_of, tokens_of, slowly):
 
 
 def assert_to_the_last_bit(found, *, metrics, runs, measured):
-    keys = tuple(dict.fromkeys(key for metric in metrics for key in metric.keys))
+    keys = tuple(dict.fromkeys(key for metric in metrics for key in metric.positions))
     assert len(found) == len(runs) * len(metrics)
     for cell, outcomes in enumerate(runs):
         for metric in metrics:

@@ -10,7 +10,7 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 
 from sink_lens.activations.record import capture
 from sink_lens.data.batch import from_tensor
-from sink_lens.edits.constructors import hold, scale, set_value, zero
+from sink_lens.edits.constructors import freeze, scale, set_value, zero
 from sink_lens.engine.forward import Start, run_with, sequence_loss, skipped_prefix
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
@@ -30,7 +30,9 @@ def tokens(seed=1, batch=BATCH):
 
 @functools.cache
 def unedited(lens):
-    return run_with(lens, tokens(), sites=("resid_pre", "pattern", "resid_post", "final"), keys=(0, 4), logits=True)
+    return run_with(
+        lens, tokens(), sites=("resid_pre", "pattern", "resid_post", "final"), positions=(0, 4), logits=True
+    )
 
 
 def losses_by_hand(logits, ids, lengths):
@@ -86,10 +88,10 @@ def test_mass_and_state_are_those_of_the_captured_pattern_and_stream(lens_of, fa
 
 def test_mass_and_sites_are_read_after_the_edits(lens_of):
     equal = set_value("pattern", 0.25, layers=[1])
-    found = run_with(lens_of("llama"), tokens(), equal, keys=(3,), sites=("pattern",))
+    found = run_with(lens_of("llama"), tokens(), equal, positions=(3,), sites=("pattern",))
     assert torch.equal(found.mass[1], torch.full((BATCH, 4, 1), 0.25))
     assert (found.tensors["pattern", 1] == 0.25).all()
-    assert torch.equal(found.mass[0], run_with(lens_of("llama"), tokens(), keys=(3,)).mass[0])
+    assert torch.equal(found.mass[0], run_with(lens_of("llama"), tokens(), positions=(3,)).mass[0])
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -97,7 +99,7 @@ def test_a_run_in_pieces_is_the_run_in_one(lens_of, family):
     lens = lens_of(family)
     generator = torch.Generator().manual_seed(3)
     values = torch.randn(BATCH, LENGTH, 48, generator=generator)
-    edits = (*EDITS, hold("attn_out", {0: values}))  # each sequence gets its own
+    edits = (*EDITS, freeze("attn_out", {0: values}))  # each sequence gets its own
     options = {"sites": ("resid_post", "z"), "logits": True, "keys": (0, 5)}
     whole = run_with(lens, tokens(), edits, **options)
     parts = [run_with(lens, tokens(), edits, batch_size=size, **options) for size in (1, 2)]
@@ -115,12 +117,12 @@ def test_padding_on_the_right_never_matters(lens_of, family):
     one, other = (from_tensor(tokens(), lengths=lengths) for _ in range(2))
     beyond = ~other.valid
     other.tokens[beyond] = tokens(seed=7)[beyond]
-    runs = [run_with(lens, batch, EDITS, keys=(0, 4), logits=True) for batch in (one, other)]
+    runs = [run_with(lens, batch, EDITS, positions=(0, 4), logits=True) for batch in (one, other)]
     assert torch.equal(runs[0].mass, runs[1].mass)
     assert torch.equal(runs[0].loss, runs[1].loss)
     assert torch.equal(runs[0].state, runs[1].state)
     assert torch.equal(runs[0].logits[one.valid], runs[1].logits[one.valid])
-    alone = run_with(lens, tokens()[1:2, :9], EDITS, keys=(0, 4), logits=True)
+    alone = run_with(lens, tokens()[1:2, :9], EDITS, positions=(0, 4), logits=True)
     torch.testing.assert_close(runs[0].mass[:, 1:2], alone.mass, rtol=0.0, atol=2e-6)
     torch.testing.assert_close(runs[0].loss[1:2], alone.loss, rtol=2e-6, atol=0.0)
     torch.testing.assert_close(runs[0].loss, losses_by_hand(runs[0].logits, tokens(), [14, 9, 11]), rtol=2e-6, atol=0.0)
@@ -128,7 +130,7 @@ def test_padding_on_the_right_never_matters(lens_of, family):
 
 def test_the_loss_of_a_single_token_and_the_mass_of_a_last_one_are_undefined(lens_of):
     batch = from_tensor(tokens(batch=2), lengths=torch.tensor([1, 5]))
-    found = run_with(lens_of("llama"), batch, keys=(0, 4))
+    found = run_with(lens_of("llama"), batch, positions=(0, 4))
     assert found.loss.isnan().tolist() == [True, False]
     assert found.mass[0, :, 0].isnan().tolist() == [[True, True], [False, True]]
 
@@ -189,7 +191,7 @@ def test_a_run_ends_after_the_last_layer_that_is_read(lens_of, family):
         for layer, block in enumerate(lens.bridge.blocks)
     ]
     try:
-        found = run_with(lens, tokens(), layers=[1], sites=("resid_post",), keys=(0, 4), loss=False)
+        found = run_with(lens, tokens(), layers=[1], sites=("resid_post",), positions=(0, 4), loss=False)
     finally:
         for handle in handles:
             handle.remove()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from sink_lens.edits.constructors import EditError, clamp, edit, hold, resample, scale, set_value, zero
+from sink_lens.edits.constructors import EditError, clamp, edit, freeze, resample, scale, set_value, zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.load import wrap
@@ -167,14 +167,14 @@ def test_a_row_without_an_open_score_is_refused(lens_of):
 def test_held_values_of_another_shape_are_refused(lens_of, values, where, text):
     for batch_size in (1, 2):
         with pytest.raises(EditError, match=text):
-            run_with(lens_of("llama"), tokens(), hold("z", {1: values}, **where), batch_size=batch_size)
+            run_with(lens_of("llama"), tokens(), freeze("z", {1: values}, **where), batch_size=batch_size)
 
 
 def test_held_values_must_be_there_for_every_layer():
     with pytest.raises(InputError, match=r"no values of 'z' for layers \[0, 2\]; need one tensor a layer"):
-        hold("z", {1: torch.zeros(1, 1, 1, 1)}, layers=[0, 1, 2])
+        freeze("z", {1: torch.zeros(1, 1, 1, 1)}, layers=[0, 1, 2])
     with pytest.raises(InputError, match="'hold z' chooses no layers"):
-        hold("z", {})
+        freeze("z", {})
 
 
 @pytest.mark.parametrize("values", [{}, {0: torch.zeros(1, 12, 4, 12)}])

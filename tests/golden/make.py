@@ -58,31 +58,31 @@ DRAWN = ["--sequences", "64", "--length", "16"]
 TWO_FAMILIES = ("llama", "gpt2")
 
 PATCHES: dict[str, list[str]] = {
-    "resid_pre-layer-pos": ["--by", "layer,pos"],
-    "resid_pre-noising": ["--by", "layer,pos", "--direction", "noising", "--metric", "kl"],
+    "resid_pre-layer-pos": ["--by", "layer,position"],
+    "resid_pre-noising": ["--by", "layer,position", "--direction", "noising", "--metric", "kl"],
     "attn_out-layer": ["--site", "attn_out", "--by", "layer", "--metric", "loss"],
-    "mlp_out-pos": ["--site", "mlp_out", "--by", "pos", "--metric", "norm", "--metric-layers", "2"],
+    "mlp_out-pos": ["--site", "mlp_out", "--by", "position", "--metric", "norm", "--metric-layers", "2"],
     "everything": ["--by", ""],
     "z-head": [
-        *("--site", "z", "--by", "layer,head_index", "--metric", "logit_difference"),
+        *("--site", "z", "--by", "layer,head", "--metric", "logit_difference"),
         *("--correct", "a", "--incorrect", "b"),
     ],
-    "z-head-pos": ["--site", "z", "--by", "layer,pos,head_index", "--positions", "1-3", "--heads", "0,2"],
-    "q-head": ["--site", "q", "--by", "layer,head_index", "--key", "1", "--metric-layers", "1,2"],
+    "z-head-pos": ["--site", "z", "--by", "layer,position,head_index", "--positions", "1-3", "--heads", "0,2"],
+    "q-head": ["--site", "q", "--by", "layer,head", "--key", "1", "--metric-layers", "1,2"],
     "k-head-pos": ["--site", "k", "--by", "head_index,pos", "--layers", "1", "--direction", "noising"],
-    "v-head": ["--site", "v", "--by", "layer,head_index", "--metric", "kl"],
-    "scores-head": ["--site", "scores", "--by", "layer,head_index"],
-    "pattern-destination": ["--site", "pattern", "--by", "layer,pos", "--metric", "loss"],
+    "v-head": ["--site", "v", "--by", "layer,head", "--metric", "kl"],
+    "scores-head": ["--site", "scores", "--by", "layer,head"],
+    "pattern-destination": ["--site", "pattern", "--by", "layer,position", "--metric", "loss"],
     "pattern-source": ["--site", "pattern", "--by", "layer,src_pos", "--metric", "kl"],
     "pattern-both": ["--site", "pattern", "--by", "pos,src_pos", "--layers", "1", "--metric", "kl"],
-    "pattern-head-source": ["--site", "pattern", "--by", "layer,head_index,src_pos", "--metric", "loss"],
+    "pattern-head-source": ["--site", "pattern", "--by", "layer,head,src_pos", "--metric", "loss"],
     "neurons-units": [
-        *("--site", "neurons", "--layers", "0-1", "--units", "3,7-9", "--by", "layer,pos"),
+        *("--site", "neurons", "--layers", "0-1", "--units", "3,7-9", "--by", "layer,position"),
         *("--metric", "dominance", "--metric-layers", "2"),
     ],
     "several": ["--clean", "on a hot day in a", "--corrupted", "on a cot day in a", "--by", "layer"],
     "attribution": ["--approximate", "--check", "8", "--metric", "loss"],
-    "attribution-head": ["--approximate", "--check", "8", "--site", "z", "--by", "layer,head_index", "--metric", "kl"],
+    "attribution-head": ["--approximate", "--check", "8", "--site", "z", "--by", "layer,head", "--metric", "kl"],
     "attribution-pattern": ["--approximate", "--check", "8", "--site", "pattern", "--by", "layer,src_pos"],
 }
 """Step -> options of ``sink-lens patch``."""
@@ -266,7 +266,7 @@ def prepare() -> None:
 def tokens(lens: Any, *, sequences: int = 3, length: int = 14) -> Any:
     """Random ids behind BOS."""
     generator = torch.Generator().manual_seed(3)
-    return sink_lens.random_tokens(
+    return sink_lens.TokenBatch.random(
         lens.tokenizer, generator=generator, vocab_size=lens.d_vocab, sequences=sequences, length=length, bos="with"
     )
 
@@ -288,7 +288,9 @@ def paths(out: Path, family: str) -> Mapping[str, Any]:
         ("stream", ("resid_post", 2), loss(), {"freeze": "attention", "direction": "noising"}),
     ]
     for name, receiver, metric, options in asked:
-        done = sink_lens.path_patch(lens, clean, corrupted, sender=senders, receiver=receiver, metric=metric, **options)
+        done = sink_lens.patching.path_patch(
+            lens, clean, corrupted, sender=senders, receiver=receiver, metric=metric, **options
+        )
         found[name] = {"frame": done.frame, "unpatched": done.unpatched, "source": done.source}
     return found
 
@@ -297,8 +299,10 @@ def patches(out: Path, family: str) -> Mapping[str, Any]:
     """Patching and attribution from Python, with the values by sequence."""
     lens = sink_lens.load(f"models/{family}")
     texts = ["the cat and the dog", "on a hot day in a"], ["the bat and the hog", "on a cot day in a"]
-    patched = sink_lens.patch(lens, *texts, site="z", metric=sink_mass(0), by=("layer", "head_index"), progress=False)
-    screened = sink_lens.attribution_patch(lens, *texts, site="resid_pre", metric=logit_difference(70, 71))
+    patched = sink_lens.patching.patch(
+        lens, *texts, site="z", metric=sink_mass(0), by=("layer", "head"), progress=False
+    )
+    screened = sink_lens.patching.attribution_patch(lens, *texts, site="resid_pre", metric=logit_difference(70, 71))
     checked = screened.sample(6, generator=torch.Generator().manual_seed(0))
     return {
         "patch": {"frame": patched.frame, "values": patched.values, "differences": patched.differences},
@@ -317,29 +321,29 @@ def edits(out: Path, family: str) -> Mapping[str, Any]:
     lens = sink_lens.load(f"models/{family}")
     batch = tokens(lens)
     keys = (0, 5)
-    baseline = sink_lens.run_with(lens, batch, keys=keys, logits=True, sites=("resid_post", "z"), quiet=True)
-    means = sink_lens.centring_means(lens, n_tokens=256)
+    baseline = sink_lens.run_with(lens, batch, positions=keys, logits=True, sites=("resid_post", "z"), quiet=True)
+    means = sink_lens.edits.centring_means(lens, n_tokens=256)
     made = {
-        "isolation": sink_lens.isolation([5]),
-        "amplification": sink_lens.amplification(5.0, positions=[5], layers=[0, 1], means=means),
-        "amplification_aggregated": sink_lens.amplification(
+        "isolation": sink_lens.edits.isolate([5]),
+        "amplification": sink_lens.edits.amplify(5.0, positions=[5], layers=[0, 1], means=means),
+        "amplification_aggregated": sink_lens.edits.amplify(
             5.0, positions=[5], layers=[0, 1], centre="aggregated", means=means
         ),
-        "amplification_norm": sink_lens.amplification(5.0, positions=[5], layers=[0, 1], centre="none"),
-        "calibration": sink_lens.variance_calibration(0.5),
-        "calibration_centred": sink_lens.variance_calibration(2.0, centre=means.aggregated),
-        "head_rms_norm": sink_lens.head_rms_norm(natural_rms(lens, batch)),
+        "amplification_norm": sink_lens.edits.amplify(5.0, positions=[5], layers=[0, 1], centre="none"),
+        "calibration": sink_lens.edits.calibrate(0.5),
+        "calibration_centred": sink_lens.edits.calibrate(2.0, centre=means.aggregated),
+        "head_rms_norm": sink_lens.edits.normalise(natural_rms(lens, batch)),
     }
     found: dict[str, Any] = {"baseline": outcome(baseline), "means": means.tensors()}
     for name, edit in made.items():
-        edited = sink_lens.run_with(lens, batch, edit, keys=keys, logits=True, quiet=True)
+        edited = sink_lens.run_with(lens, batch, edit, positions=keys, logits=True, quiet=True)
         found[name] = outcome(edited)
         found[f"effect_{name}"] = sink_lens.effect(baseline, edited, generator=np.random.default_rng(0))
-    greedy = sink_lens.generate(lens, "the cat and", sink_lens.isolation([2]), max_new_tokens=6)
+    greedy = sink_lens.generate(lens, "the cat and", sink_lens.edits.isolate([2]), max_new_tokens=6)
     drawn = sink_lens.generate(
         lens,
         "the cat and",
-        sink_lens.variance_calibration(0.5),
+        sink_lens.edits.calibrate(0.5),
         max_new_tokens=6,
         temperature=0.7,
         generator=torch.Generator().manual_seed(0),
@@ -366,10 +370,10 @@ def own_cells(out: Path) -> Mapping[str, Any]:
     """A sweep over cells of one's own."""
     lens = sink_lens.load("models/planted")
     cells = [
-        sink_lens.cell_of(sink_lens.isolation([position]), name=f"isolated {position}", place=position)
+        sink_lens.sweeps.cell_of(sink_lens.edits.isolate([position]), name=f"isolated {position}", place=position)
         for position in (3, 5)
     ]
-    cells.append(sink_lens.cell_of(sink_lens.variance_calibration(0.5, layers=[1]), name="calibrated", place=-1))
+    cells.append(sink_lens.sweeps.cell_of(sink_lens.edits.calibrate(0.5, layers=[1]), name="calibrated", place=-1))
     done = sink_lens.sweep(lens, cells, tokens=tokens(lens), metrics=[sink_mass(0), loss()], out=out, progress=False)
     return {"result": {"frame": done.frame, "values": done.values, "headline": done.headline}}
 
@@ -382,7 +386,7 @@ def traced(out: Path, family: str) -> Mapping[str, Any]:
         bos="with",
         sequences=4,
         length=24,
-        cut_sequences=3,
+        intervention_sequences=3,
         threshold=0.1,
         growth_factor=1.05,
         dominance_threshold=3.0,
@@ -396,7 +400,7 @@ def traced(out: Path, family: str) -> Mapping[str, Any]:
 def traced_in_memory(out: Path) -> Mapping[str, Any]:
     """A trace of a model and of tokens that are given, and its tables as they are read back."""
     lens = sink_lens.load("models/planted")
-    config = sink_lens.TraceConfig(model="models/planted", cut_sequences=3)
+    config = sink_lens.TraceConfig(model="models/planted", intervention_sequences=3)
     done = sink_lens.trace(lens, config=config, tokens=tokens(lens, length=24), out=out, progress=False)
     return {"read": sink_lens.read_run(done.folder).tables}
 
@@ -425,9 +429,11 @@ def steps() -> list[Step]:
         "trace-unplanted": command("trace", "models/unplanted", "--out", "OUT", *text, "--bos", "with", *SMALL),
         "trace-bos-auto": command("trace", "models/planted-bos", "--out", "OUT", *text, *SMALL),
         "trace-bos-without": command(*model, *text, "--bos", "without"),
-        "trace-random": command(*model, "--tokens", "random", "--bos", "with", "--seed", "5", "--no-cuts"),
-        "trace-repeated": command(*model, "--tokens", "repeated", "--bos", "with", "--no-cuts", "--no-twin"),
-        "trace-bundled-text": command(*model, "--bos", "with", "--no-cuts", "--threshold", "0.1"),
+        "trace-random": command(*model, "--tokens", "random", "--bos", "with", "--seed", "5", "--no-interventions"),
+        "trace-repeated": command(
+            *model, "--tokens", "repeated", "--bos", "with", "--no-interventions", "--no-random-init"
+        ),
+        "trace-bundled-text": command(*model, "--bos", "with", "--no-interventions", "--threshold", "0.1"),
         "trace-prompts": command(
             *("trace", "models/planted", "--out", "OUT", "--bos", "with", "--position", "6"),
             *("--prompt", "the cat and the dog saw the river near the hill"),
@@ -459,6 +465,8 @@ def steps() -> list[Step]:
         }
     for name in ("planted", "planted-1"):
         found[f"ablate-{name}"] = command("ablate", f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT")
+        given = [f"models/{name}", *text, "--bos", "with", "--sequences", "6", "--length", "32", "--out", "OUT"]
+        found[f"tokens-{name}"] = command("tokens", *given)
     runs = {
         f"train-{arm}-{seed}": ["--set", f"value_norm={arm}", "--seed", str(seed)]
         for arm in ("none", "shared")

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sink_lens import cli, fingerprint, load, read_run
+from sink_lens import cli, load, read_run
+from sink_lens.identity import fingerprint
 from sink_lens.identity import fingerprints as module
 from sink_lens.identity.fingerprints import FingerprintConfig
 from sink_lens.models.tiny import tiny, tiny_tokenizer
@@ -41,7 +42,7 @@ def test_two_models_and_a_report(tmp_path):
     assert (made.kind, made.status, made.missing) == ("fingerprint", "finished", [])
     assert len(made.tables["nulls"]) == 5
     page = (tmp_path / "out" / "report.html").read_text()
-    for words in ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"):
+    for words in ("One seed?", "ModelPair by pair", "relabelled", "2 (1 − Φ)"):
         assert words in page
     assert (tmp_path / "out" / "fingerprint.png").read_bytes().startswith(b"\x89PNG")
     again = run(a, b, *OPTIONS, "--out", tmp_path / "out")

@@ -4,12 +4,13 @@ import shlex
 
 import pandas as pd
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from sink_lens import cli, read_run
 from sink_lens.cli import preference as commands
-from sink_lens.identity import survey as surveys
-from sink_lens.identity.measured_models import Subject
+from sink_lens.identity import surveys
+from sink_lens.identity.models_to_measure import ModelToMeasure
 
 SMALL = "n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 SIZE = ["--sequences", 64, "--length", 16]
@@ -57,10 +58,10 @@ def test_contraction_with_switches(tmp_path):
     for words in ("cosine between sequences", "by att.", "no MLP", "All models: gpt2"):
         assert words in done.stdout
     found = read_run(tmp_path / "run")
-    arms = found.tables["arms"].set_index(["measure", "arm"])
-    off = next(arm for _, arm in arms.index if "mlp=False" in arm)
-    assert arms.loc[("inter_by_mlp", off), "mean"] == pytest.approx(0, abs=1e-6)
-    assert arms.loc[("inter_by_mlp", off), "n"] == 2
+    variants = found.tables["arms"].set_index(["measure", "variant"])
+    off = next(variant for _, variant in variants.index if "mlp=False" in variant)
+    assert variants.loc[("inter_by_mlp", off), "mean"] == pytest.approx(0, abs=1e-6)
+    assert variants.loc[("inter_by_mlp", off), "n"] == 2
     assert len(found.tables["agreement"]) == 2 * 6  # pairs of four models, after the last layer and after the norm
     assert found.missing == []
     page = report(tmp_path / "run")
@@ -86,7 +87,7 @@ def test_a_dry_run_says_what_it_costs_and_writes_nothing(command, tmp_path):
 
 
 def test_a_stopped_survey_goes_on_behind_what_is_finished(unseen, tmp_path, monkeypatch):
-    opened, really = [], Subject.open
+    opened, really = [], ModelToMeasure.open
 
     def stopping(self, **options):
         opened.append(self.seed)
@@ -94,7 +95,7 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(unseen, tmp_path, monk
             raise KeyboardInterrupt
         return really(self, **options)
 
-    monkeypatch.setattr(Subject, "open", stopping)
+    monkeypatch.setattr(ModelToMeasure, "open", stopping)
     asked = ["contraction", "--untrained", f"gpt2,{SMALL}", "--seeds", "0-2", "--no-sinks", *SIZE]
     done = run(*asked, "--out", "run")
     assert done.exit_code == 130
@@ -111,7 +112,6 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(unseen, tmp_path, monk
 def test_the_sums_of_a_model_in_work_survive_a_stop(unseen, tmp_path, monkeypatch):
     from sink_lens.identity import token_preference as measuring
 
-    monkeypatch.setattr(surveys, "_EVERY", 0.0)
     really, chunks = measuring.last_logits, []
 
     def stopping(lens, part):
@@ -121,13 +121,14 @@ def test_the_sums_of_a_model_in_work_survive_a_stop(unseen, tmp_path, monkeypatc
         return really(lens, part)
 
     monkeypatch.setattr(measuring, "last_logits", stopping)
-    asked = ["preference", "--untrained", f"gpt2,{SMALL}", "--sequences", 200, "--length", 16]
-    assert run(*asked, "--out", "run").exit_code == 130
+    asked = {"untrained": [f"gpt2,{SMALL}"], "sequences": 200, "length": 16, "progress": False, "keep_every": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        surveys.survey("preference", out="run", **asked)
     assert (tmp_path / "run" / "partial.safetensors").exists()
-    assert run(*asked, "--out", "run").exit_code == 0
+    surveys.survey("preference", out="run", **asked)
     assert len(chunks) == 5  # 4 chunks of 64, 64, 64 and 8, and the one that was stopped
     assert not (tmp_path / "run" / "partial.safetensors").exists()
-    assert run(*asked, "--out", "whole").exit_code == 0
+    surveys.survey("preference", out="whole", **asked)
     one, other = (read_run(tmp_path / folder).tables["summary"] for folder in ("run", "whole"))
     pd.testing.assert_frame_equal(one, other)
 
@@ -163,8 +164,13 @@ def test_bad_input_ends_with_code_2(unseen, command, arguments, says):
 def test_every_example_of_the_help_can_be_read(name, monkeypatch):
     lines = [line.split("[dim]")[0] for line in getattr(commands, f"_{name.upper()}_EXAMPLES").splitlines()]
     asked = []
-    monkeypatch.setattr(commands, "_run", lambda *given, **options: asked.append(given))
-    monkeypatch.setattr(commands, "_cost", lambda *given, **options: asked.append(given))
+
+    def stopped(config, **options):
+        asked.append(config)
+        raise typer.Exit
+
+    monkeypatch.setattr(surveys, "survey", stopped)
+    monkeypatch.setattr(surveys, "estimate", stopped)
     lines = [line for line in lines if line.startswith("sink-lens")]
     for line in lines:
         done = run(*shlex.split(line)[1:])

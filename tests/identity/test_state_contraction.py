@@ -9,8 +9,8 @@ import torch
 
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError
-from sink_lens.identity.cosine_sums import BLOCKS, Sums, jackknife
-from sink_lens.identity.measured_models import Draws
+from sink_lens.identity.cosine_sums import BLOCKS, CosineSums, jackknife
+from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.identity.state_contraction import agreement, contraction
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.models.load import load
@@ -33,7 +33,7 @@ def cosine(a, b):
 
 
 def test_the_sums_are_the_loop_over_pairs():
-    lens, draws = small(), Draws(sequences=60, length=12, seed=0)
+    lens, draws = small(), RandomSequences(sequences=60, length=12, seed=0)
     tokens = torch.cat([chunk.tokens for chunk in draws.chunks(lens)])
     x = capture(lens, tokens, sites=("resid_pre", "attn_out", "final"))
     found = contraction(lens, sequences=60, length=12, sinks=False)
@@ -46,13 +46,13 @@ def test_the_sums_are_the_loop_over_pairs():
         within = [
             np.mean([cosine(one[s], one[t]) for s, t in itertools.combinations(range(12), 2)]) for one in state[:8]
         ]
-        own = Sums(2, sequences=40, length=12)
+        own = CosineSums(2, sequences=40, length=12)
         own.add((layer, place), state[:8])
         assert float(own.within[layer, place].sum()) / 8 == pytest.approx(np.mean(within), abs=1e-5)
 
 
 def test_leaving_out_a_block_is_leaving_out_its_sequences():
-    sums = Sums(0, sequences=BLOCKS * 2, length=3)
+    sums = CosineSums(0, sequences=BLOCKS * 2, length=3)
     x = torch.randn(BLOCKS * 2, 3, 8, generator=torch.Generator().manual_seed(0)) + 1
     sums.places = [(-1, "embedding")]
     sums.add((-1, "embedding"), x[:5])
@@ -157,6 +157,6 @@ def test_bad_input_is_refused():
 
 
 def test_overflow_of_half_precision_is_refused():
-    sums = Sums(1, sequences=50, length=2)
+    sums = CosineSums(1, sequences=50, length=2)
     with pytest.raises(InputError, match=r"states in float16 are not finite \(layer 0, mlp\)"):
         sums.add((0, "mlp"), torch.tensor([[[6e4, torch.inf], [1.0, 1.0]]]).half())

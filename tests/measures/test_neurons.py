@@ -87,9 +87,9 @@ def test_super_neurons_reach_the_share_and_nan_never_does():
 
 def test_the_spike_ratio_by_hand():
     # |-6| and |2| at the sink: mean 4; elsewhere 1 and 3: mean 2. Fires only there: infinite. Never: nan.
-    at_key = torch.tensor([[-6.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
+    at_sink = torch.tensor([[-6.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
     elsewhere = torch.tensor([[1.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
-    found = spike_ratio(at_key, elsewhere=elsewhere)
+    found = spike_ratio(at_sink, elsewhere=elsewhere)
     assert found[:2].tolist() == [2.0, math.inf]
     assert found[2].isnan()
 

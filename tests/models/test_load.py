@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.families import FAMILIES
-from sink_lens.models.load import load, random_twin, weights_hash, wrap
+from sink_lens.models.load import load, random_init, weights_hash, wrap
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
 
 
@@ -207,7 +207,7 @@ def test_half_precision_loads_and_passes_the_checks(folders, family):
     exact, half = logits(lens(family).plain), logits(found.plain).float()
     if family != "gpt_oss":  # rounding chooses other experts
         assert (half - exact).norm() < 0.05 * exact.norm()
-    twin = random_twin(found, seed=0)
+    twin = random_init(found, seed=0)
     assert twin.dtype == torch.bfloat16
     kept = {name: buffer.dtype for name, buffer in found.plain.named_buffers()}
     assert {name: buffer.dtype for name, buffer in twin.plain.named_buffers()} == kept  # rotary tables in float32
@@ -465,12 +465,12 @@ def test_a_random_twin_has_the_configuration_and_other_weights(family):
     model = lens(family)
     # Python's own generator is left out: the shape checks of a test run draw from it.
     states = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    twin = random_twin(model, seed=1)
+    twin = random_init(model, seed=1)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
-    assert weights_hash(twin) == weights_hash(random_twin(model, seed=1))
-    assert len({weights_hash(model), weights_hash(twin), weights_hash(random_twin(model, seed=2))}) == 3
-    assert twin.name == f"random twin of {model.name} (seed 1)"
+    assert weights_hash(twin) == weights_hash(random_init(model, seed=1))
+    assert len({weights_hash(model), weights_hash(twin), weights_hash(random_init(model, seed=2))}) == 3
+    assert twin.name == f"random init of {model.name} (seed 1)"
     shapes = {name: parameter.shape for name, parameter in model.plain.named_parameters()}
     assert {name: parameter.shape for name, parameter in twin.plain.named_parameters()} == shapes
     assert twin.config.to_dict() == model.config.to_dict()

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits import metrics
-from sink_lens.edits.constructors import hold
+from sink_lens.edits.constructors import freeze
 from sink_lens.edits.metrics import Metric
 from sink_lens.engine.forward import run_with, sequence_loss
 from sink_lens.errors import InputError, SiteError
@@ -24,7 +24,7 @@ from sink_lens.patching.pairs import paired
 
 CORRECT, WRONG = [5, 6], [7, 8]
 DIFFERENCE = metrics.logit_difference(CORRECT, WRONG)
-_ALL_AXES = ("layer", "head_index", "pos", "src_pos")
+_ALL_AXES = ("layer", "head", "position", "key")
 
 
 def pair(*, n=2, length=7, at=2, seed=0):
@@ -48,16 +48,16 @@ def grid(result, *shape):
 @pytest.mark.parametrize(
     ("family", "site", "by", "theirs"),
     [
-        ("llama", "resid_pre", ("layer", "pos"), reference.get_act_patch_resid_pre),
-        ("gpt2", "resid_pre", ("layer", "pos"), reference.get_act_patch_resid_pre),
-        ("llama", "attn_out", ("layer", "pos"), reference.get_act_patch_attn_out),
-        ("gpt2", "mlp_out", ("layer", "pos"), reference.get_act_patch_mlp_out),
-        ("llama", "z", ("layer", "pos", "head_index"), reference.get_act_patch_attn_head_out_by_pos),
-        ("gpt2", "z", ("layer", "pos", "head_index"), reference.get_act_patch_attn_head_out_by_pos),
-        ("gpt2", "z", ("layer", "head_index"), reference.get_act_patch_attn_head_out_all_pos),
-        ("llama", "k", ("layer", "pos", "head_index"), reference.get_act_patch_attn_head_k_by_pos),
-        ("llama", "pattern", ("layer", "head_index"), reference.get_act_patch_attn_head_pattern_all_pos),
-        ("gpt2", "pattern", ("layer", "head_index", "pos"), reference.get_act_patch_attn_head_pattern_by_pos),
+        ("llama", "resid_pre", ("layer", "position"), reference.get_act_patch_resid_pre),
+        ("gpt2", "resid_pre", ("layer", "position"), reference.get_act_patch_resid_pre),
+        ("llama", "attn_out", ("layer", "position"), reference.get_act_patch_attn_out),
+        ("gpt2", "mlp_out", ("layer", "position"), reference.get_act_patch_mlp_out),
+        ("llama", "z", ("layer", "position", "head"), reference.get_act_patch_attn_head_out_by_pos),
+        ("gpt2", "z", ("layer", "position", "head"), reference.get_act_patch_attn_head_out_by_pos),
+        ("gpt2", "z", ("layer", "head"), reference.get_act_patch_attn_head_out_all_pos),
+        ("llama", "k", ("layer", "position", "head"), reference.get_act_patch_attn_head_k_by_pos),
+        ("llama", "pattern", ("layer", "head"), reference.get_act_patch_attn_head_pattern_all_pos),
+        ("gpt2", "pattern", ("layer", "head", "position"), reference.get_act_patch_attn_head_pattern_by_pos),
         ("llama", "pattern", _ALL_AXES, reference.get_act_patch_attn_head_pattern_dest_src_pos),
     ],
 )
@@ -80,12 +80,12 @@ def test_it_equals_transformer_lens(family, site, by, theirs):
 def test_it_equals_a_loop_of_whole_runs(direction, metric):
     lens, (clean, corrupted) = speaking(), pair()
     run, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
-    found = patch(lens, clean, corrupted, site="v", by=("layer", "head_index"), metric=metric, direction=direction)
+    found = patch(lens, clean, corrupted, site="v", by=("layer", "head"), metric=metric, direction=direction)
     values = run_with(lens, source, sites=("v",)).tensors
     for row in found.frame.itertuples():
-        part = values["v", row.layer][:, :, [row.head_index]]
-        edit = hold("v", {row.layer: part}, heads=[row.head_index])
-        outcome = run_with(lens, run, edit, keys=(0, 1, 3), sites=("resid_post",))
+        part = values["v", row.layer][:, :, [row.head]]
+        edit = freeze("v", {row.layer: part}, heads=[row.head])
+        outcome = run_with(lens, run, edit, positions=(0, 1, 3), sites=("resid_post",))
         assert row.value == pytest.approx(float(metrics.evaluate(metric, outcome).mean()), abs=1e-5)
 
 
@@ -132,7 +132,7 @@ def test_a_patch_of_its_own_values_changes_nothing_and_says_so():
 def test_its_own_values_put_back_leave_the_logits_to_the_last_bit(family):
     lens, (clean, _) = speaking(family), pair(length=11)
     plain = run_with(lens, clean, sites=("z",), logits=True)
-    own = hold("z", {layer: plain.tensors["z", layer] for layer in range(3)})
+    own = freeze("z", {layer: plain.tensors["z", layer] for layer in range(3)})
     with pytest.warns(UserWarning, match="changed nothing"):
         again = run_with(lens, clean, own, logits=True)
     assert torch.equal(plain.logits, again.logits)
@@ -147,10 +147,10 @@ def test_the_loss_is_that_of_the_tokens_that_are_run():
 
 def test_positions_before_the_first_difference_have_no_effect_and_are_not_run():
     found = patch(speaking(), *pair(at=3), site="resid_pre", metric=DIFFERENCE)
-    early = found.frame[found.frame["pos"] < 3]
+    early = found.frame[found.frame["position"] < 3]
     assert (early["effect"] == 0).all()
     assert not early["changed"].any()
-    assert found.frame[found.frame["pos"] == 3]["changed"].all()
+    assert found.frame[found.frame["position"] == 3]["changed"].all()
 
 
 def test_a_metric_of_earlier_layers_is_not_changed_by_a_later_patch():
@@ -162,7 +162,7 @@ def test_a_metric_of_earlier_layers_is_not_changed_by_a_later_patch():
 
 def test_several_patches_in_a_forward_give_the_numbers_of_one():
     lens, (clean, corrupted) = speaking(), pair(n=3, length=9)
-    options = {"site": "z", "by": ("pos", "head_index"), "layers": [1], "metric": metrics.loss()}
+    options = {"site": "z", "by": ("position", "head"), "layers": [1], "metric": metrics.loss()}
     many = patch(lens, clean, corrupted, **options)
     one = patch(lens, clean, corrupted, **options, batch_size=2)
     assert np.allclose(many.frame["value"], one.frame["value"], atol=1e-6)
@@ -174,7 +174,7 @@ def test_a_neuron_set_is_patched_together():
         lens, clean, corrupted, site="neurons", by=("layer",), layers=[1], units=[3, 40], metric=metrics.loss()
     )
     values = run_with(lens, clean, sites=("neurons",)).tensors["neurons", 1][..., [3, 40]]
-    outcome = run_with(lens, corrupted, hold("neurons", {1: values}, units=[3, 40]))
+    outcome = run_with(lens, corrupted, freeze("neurons", {1: values}, units=[3, 40]))
     assert found.frame["value"].item() == pytest.approx(float(outcome.loss.mean()), abs=1e-6)
 
 
@@ -185,7 +185,7 @@ def test_what_is_not_swept_is_patched_together():
     )
     values = run_with(lens, clean, sites=("z",)).tensors
     put = {layer: values["z", layer][:, [4, 5]][:, :, [0]] for layer in (1, 2)}
-    outcome = run_with(lens, corrupted, hold("z", put, heads=[0], positions=[4, 5]), logits=True)
+    outcome = run_with(lens, corrupted, freeze("z", put, heads=[0], positions=[4, 5]), logits=True)
     assert found.frame["value"].item() == pytest.approx(float(their_metric(outcome.logits)), abs=1e-5)
     assert len(found.frame) == 1
     assert "unpatched" in found._repr_html_()
@@ -220,14 +220,14 @@ def test_a_sequence_without_a_number_is_left_out_and_counted():
 
 
 def test_text_is_read_and_the_differences_are_shown():
-    found = patch(speaking(), "the cat and", "the bat and", site="z", by=("layer", "pos"), metric=metrics.loss())
+    found = patch(speaking(), "the cat and", "the bat and", site="z", by=("layer", "position"), metric=metrics.loss())
     position = int(found.differences["position"].item())
     assert found.labels[position].endswith("*")
     assert "/" in found.labels[position]
 
 
 def test_a_result_is_drawn_with_one_call_and_shows_itself():
-    found = patch(speaking(), *pair(), site="z", by=("layer", "pos", "head_index"), metric=DIFFERENCE)
+    found = patch(speaking(), *pair(), site="z", by=("layer", "position", "head"), metric=DIFFERENCE)
     assert isinstance(found.heatmap(), Figure)
     assert isinstance(found.heatmap("normalised_effect"), Figure)
     assert "data:image/png;base64" in found._repr_html_()
@@ -237,7 +237,7 @@ def test_a_result_is_drawn_with_one_call_and_shows_itself():
 
 
 REFUSED = [
-    ({"by": ("layer", "head_index")}, "by head_index is not possible; need some of layer, pos"),
+    ({"by": ("layer", "head")}, "by head_index is not possible; need some of layer, pos"),
     ({"by": ("layer", "layer")}, "names something twice"),
     ({"heads": [0]}, "heads were chosen and 'resid_pre' has the axes"),
     ({"keys": [0]}, "keys were chosen"),
@@ -286,7 +286,7 @@ def test_delegated_attention_is_refused():
 
 def test_the_cells_are_every_combination_in_order():
     found = patch(
-        speaking(), *pair(), site="q", by=("layer", "pos", "head_index"), layers=[2, 1], heads=[3], metric=DIFFERENCE
+        speaking(), *pair(), site="q", by=("layer", "position", "head"), layers=[2, 1], heads=[3], metric=DIFFERENCE
     )
-    places = [tuple(row) for row in found.frame[["layer", "pos", "head_index"]].to_numpy().tolist()]
+    places = [tuple(row) for row in found.frame[["layer", "position", "head"]].to_numpy().tolist()]
     assert places == list(itertools.product([2, 1], range(7), [3]))

@@ -60,7 +60,7 @@ def test_every_metric_can_be_approximated(metric):
     lens, (clean, corrupted) = lens_of(), pair()
     found = attribution_patch(lens, clean, corrupted, site="resid_pre", metric=metric)
     assert found.frame["approximation"].abs().max() > 0
-    assert (found.frame.loc[found.frame["pos"] < 2, "approximation"] == 0).all()
+    assert (found.frame.loc[found.frame["position"] < 2, "approximation"] == 0).all()
 
 
 def test_the_divergence_can_be_approximated_away_from_its_minimum():
@@ -80,7 +80,7 @@ def test_it_is_exact_where_the_metric_is_linear():
 
 def test_the_cells_of_a_head_add_up_to_the_whole():
     lens, (clean, corrupted) = lens_of(), pair()
-    parts = attribution_patch(lens, clean, corrupted, site="z", by=("layer", "pos", "head_index"), metric=DIFFERENCE)
+    parts = attribution_patch(lens, clean, corrupted, site="z", by=("layer", "position", "head"), metric=DIFFERENCE)
     whole = attribution_patch(lens, clean, corrupted, site="z", by=("layer",), metric=DIFFERENCE)
     summed = parts.frame.groupby("layer")["approximation"].sum().tolist()
     assert summed == pytest.approx(whole.frame["approximation"].tolist(), abs=1e-5)
@@ -88,12 +88,12 @@ def test_the_cells_of_a_head_add_up_to_the_whole():
 
 def test_the_sample_is_compared_with_real_patches():
     lens, (clean, corrupted) = lens_of(), pair()
-    found = attribution_patch(lens, clean, corrupted, site="z", by=("layer", "pos", "head_index"), metric=DIFFERENCE)
+    found = attribution_patch(lens, clean, corrupted, site="z", by=("layer", "position", "head"), metric=DIFFERENCE)
     check = found.sample(12, generator=torch.Generator().manual_seed(3))
     again = found.sample(12, generator=torch.Generator().manual_seed(3))
     assert check.frame.equals(again.frame)
     assert check.n == 12
-    assert list(check.frame.columns) == ["layer", "pos", "head_index", "approximation", "effect", "error"]
+    assert list(check.frame.columns) == ["layer", "position", "head", "approximation", "effect", "error"]
     assert (check.frame["error"] == check.frame["approximation"] - check.frame["effect"]).all()
     ranks = check.frame[["approximation", "effect"]].rank()
     assert check.rank_correlation == pytest.approx(ranks.corr().iloc[0, 1])

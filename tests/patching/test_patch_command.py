@@ -57,7 +57,7 @@ def test_every_metric_is_swept_and_written(metric, tmp_path):
 def test_heads_positions_units_and_direction_are_passed_on(tmp_path):
     options = [
         "--by",
-        "layer,pos,head_index",
+        "layer,position,head_index",
         "--heads",
         "1,3",
         "--positions",
@@ -70,7 +70,7 @@ def test_heads_positions_units_and_direction_are_passed_on(tmp_path):
     result = run("tiny", *PAIR, "--site", "z", *options, "--direction", "noising", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     frame = read_run(tmp_path / "run").tables["patches"]
-    assert [sorted(set(frame[name])) for name in ("layer", "pos", "head_index")] == [[1], [2, 3, 4], [1, 3]]
+    assert [sorted(set(frame[name])) for name in ("layer", "position", "head")] == [[1], [2, 3, 4], [1, 3]]
     assert "noising" in result.stdout
 
 
@@ -115,7 +115,7 @@ def test_everything_at_once_is_one_patch_without_a_map(tmp_path):
         ([*PAIR, "--layers", "2-0"], "--layers is '2-0'; need numbers and ranges such as 0-3,7"),
         ([*PAIR, "--layers", "0-9"], "layers: 3 does not exist; need 0 to 2"),
         ([*PAIR, "--site", "resid_mid"], "there is no site 'resid_mid'"),
-        ([*PAIR, "--by", "layer,head_index"], "by head_index is not possible"),
+        ([*PAIR, "--by", "layer,head"], "by head_index is not possible"),
         ([*PAIR, "--direction", "up"], "direction is 'up'; need denoising or noising"),
         ([*PAIR, "--key", "99"], "reads position 99"),
     ],

@@ -8,7 +8,7 @@ import transformer_lens.patching as reference
 from lenses import lens_of
 
 from sink_lens.edits import metrics
-from sink_lens.edits.constructors import hold
+from sink_lens.edits.constructors import freeze
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, SiteError
 from sink_lens.models.tiny import TINY_FAMILIES
@@ -56,7 +56,7 @@ def test_the_direct_path_to_the_last_stream_adds_what_the_head_writes():
     z = [run_with(lens, tokens, sites=("z", "resid_post")).tensors for tokens in (clean, corrupted)]
     w_o = lens.layer(0).self_attn.o_proj.weight.view(48, 4, 12)[:, 3]
     written = (z[0]["z", 0][:, :, 3] - z[1]["z", 0][:, :, 3]) @ w_o.T
-    edit = hold("resid_post", {2: (z[1]["resid_post", 2] + written).detach()})
+    edit = freeze("resid_post", {2: (z[1]["resid_post", 2] + written).detach()})
     expected = metrics.evaluate(DIFFERENCE, run_with(lens, corrupted, edit, layers=(2,), logits=True)).mean()
     found = path_patch(lens, clean, corrupted, sender=("z", 0, 3), receiver=("resid_post", 2), metric=DIFFERENCE)
     assert value(found) == pytest.approx(float(expected), abs=1e-5)
@@ -88,8 +88,8 @@ def test_a_list_of_senders_is_a_sweep_in_every_family(family):
     lens, (clean, corrupted) = lens_of(family), pair()
     senders = [("z", 0, 0), ("z", 0, 3), ("mlp_out", 1)]
     found = path_patch(lens, clean, corrupted, sender=senders, receiver=("final", 2), metric=DIFFERENCE)
-    assert found.frame["head_index"].tolist()[:2] == [0, 3]
-    assert found.frame["head_index"].isna().tolist()[2]
+    assert found.frame["head"].tolist()[:2] == [0, 3]
+    assert found.frame["head"].isna().tolist()[2]
     assert (found.frame["effect"].abs() > 1e-7).all()
     assert found.frame["n"].tolist() == [2] * 3
 

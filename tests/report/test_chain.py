@@ -32,8 +32,15 @@ def with_links(folder, *rows):
     frames = tables()
     frames["chain"] = pd.DataFrame([*reversed(KNOWN), *rows])
     measured = {"statistic": "of_toy", "value": 4.25, "is_primary": True, "verdict": "holds", "criterion": "over 4"}
-    bounds = {"ci_low": 4.0, "ci_high": 4.5, "null_name": "shuffled", "null_value": 0.5, "measured": "holds", "cut": ""}
-    share = measured | bounds | {"statistic": "cut_share", "value": 0.5, "is_primary": False}
+    bounds = {
+        "ci_low": 4.0,
+        "ci_high": 4.5,
+        "null_name": "shuffled",
+        "null_value": 0.5,
+        "measured": "holds",
+        "intervened": "",
+    }
+    share = measured | bounds | {"statistic": "intervention_share", "value": 0.5, "is_primary": False}
     frames["links"] = pd.concat([frames["links"], pd.DataFrame([measured | bounds, share]).assign(link=TOY["link"])])
     return traced(folder, frames=frames)
 
@@ -76,14 +83,17 @@ def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(la
     assert set(arrows["target"]) == {"node_a_small_output"}
     assert set(arrows["statistic_value"]) == {4.25}
     assert set(arrows["verdict"]) == {"holds"}
-    assert arrows[["quantity", "value", "ci_low", "ci_high"]].to_numpy().tolist() == [["cut_share", 0.5, 4.0, 4.5]] * 2
+    assert (
+        arrows[["quantity", "value", "ci_low", "ci_high"]].to_numpy().tolist()
+        == [["intervention_share", 0.5, 4.0, 4.5]] * 2
+    )
     six = circuit_of(read_run(traced(later.parent / "six")))
     pd.testing.assert_frame_equal(
         circuit.edges[circuit.edges["link"] != "sink_output"].reset_index(drop=True), six.edges
     )
     figure = draw(Circuit.from_json(circuit.to_json()))
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert {"a small", "output", "sink output", "cut −50%"} <= set(texts)
+    assert {"a small", "output", "sink output", "intervention −50%"} <= set(texts)
     assert len(figure.axes[0].lines) == len(draw(six).axes[0].lines) + 2
     assert figure.get_figwidth() > draw(six).get_figwidth()
 
@@ -92,7 +102,7 @@ def test_a_node_between_the_growth_steps_joins_them(tmp_path):
     rows = [*KNOWN[:3], BETWEEN, KNOWN[3] | {"source": "a down-projection"}, *KNOWN[4:]]
     frames = tables() | {"chain": pd.DataFrame(rows)}
     circuit = circuit_of(read_run(traced(tmp_path / "run", frames=frames)))
-    arrows = circuit.edges[circuit.edges["quantity"] == "cut_share"]
+    arrows = circuit.edges[circuit.edges["quantity"] == "intervention_share"]
     assert arrows.loc[arrows["link"] == "neurons_dimension", "source"].tolist() == ["node_a_down_projection"] * 2
     draw(circuit)
 

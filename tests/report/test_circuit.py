@@ -40,13 +40,13 @@ def test_every_link_joins_two_nodes_with_the_share_of_its_cut(circuit):
     edge = row(circuit.edges, source="neurons:1", target="dimension:1")
     assert edge[["link", "quantity", "value", "verdict"]].tolist() == [
         "neurons_dimension",
-        "cut_share",
+        "intervention_share",
         0.18,
         "undecided",
     ]
     assert edge[["ci_low", "ci_high", "control"]].tolist() == pytest.approx([0.13, 0.23, 0.01])
     assert edge[["statistic", "statistic_value"]].tolist() == ["of_neurons_dimension", 2.5]
-    whole = circuit.edges[circuit.edges["quantity"] == "cut_share"]
+    whole = circuit.edges[circuit.edges["quantity"] == "intervention_share"]
     assert {link: set(part["verdict"]) for link, part in whole.groupby("link")} == {k: {v} for k, v in VERDICTS.items()}
     assert len(whole) == 2 + 2 * 4  # the first two once, the others for each growth step
     assert set(circuit.edges["source"]) | set(circuit.edges["target"]) <= set(circuit.nodes["id"])
@@ -66,9 +66,9 @@ def test_neurons_and_heads_stand_under_their_growth_step(circuit):
 
 
 def test_what_holding_a_node_does_is_of_the_natural_sink_and_its_step(circuit):
-    assert row(circuit.nodes, id="neurons:0")["held_share"] == 0.75
-    assert row(circuit.nodes, id="dimension:1")["held_share"] == pytest.approx(0.2)
-    assert np.isnan(row(circuit.nodes, id="z")["held_share"])
+    assert row(circuit.nodes, id="neurons:0")["frozen_share"] == 0.75
+    assert row(circuit.nodes, id="dimension:1")["frozen_share"] == pytest.approx(0.2)
+    assert np.isnan(row(circuit.nodes, id="z")["frozen_share"])
 
 
 def test_an_arrow_leads_past_a_node_whose_hold_leaves_most_of_the_sink(circuit):
@@ -115,10 +115,10 @@ def test_arrows_are_as_wide_as_their_share_and_dashed_where_the_link_fails(circu
 def test_the_drawing_says_the_numbers(circuit):
     said = texts(draw(circuit))
     for text in (
-        "cut +50% ✓",
-        "cut −75% ✓",
+        "intervention +50% ✓",
+        "intervention −75% ✓",
         "? undecided",
-        "held: −75%",
+        "frozen: −75%",
         "80% of the sink survives",
         "7.100",
         "controls −1%",
@@ -130,10 +130,10 @@ def test_the_drawing_says_the_numbers(circuit):
 def test_a_run_that_cut_nothing_says_so(tmp_path):
     run = traced(tmp_path / "run", without=("effects", "mediation"))
     circuit = circuit_of(read_run(run))
-    assert circuit.edges.loc[circuit.edges["quantity"] == "cut_share", "value"].isna().all()
+    assert circuit.edges.loc[circuit.edges["quantity"] == "intervention_share", "value"].isna().all()
     said = texts(draw(circuit))
-    assert said.count("not cut") == len(LINKS)
-    assert "No link of this run was cut, so every arrow is thin." in said
+    assert said.count("no intervention") == len(LINKS)
+    assert "No link of this run was intervened on, so every arrow is thin." in said
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from sink_lens.report import interactive
 from .test_figures import heads
 
 HOSTILE = "<img src=x onerror=alert(1)></script>$x$" + "a" * 10_000
-SWEPT = pd.DataFrame({"layer": [0, 0, 1, 1], "pos": [0, 1, 0, 1], "effect": [0.0, -0.1, 0.2, np.nan]})
+SWEPT = pd.DataFrame({"layer": [0, 0, 1, 1], "position": [0, 1, 0, 1], "effect": [0.0, -0.1, 0.2, np.nan]})
 
 
 def everything(*, n_layers=6, n_heads=4):
     yield interactive.sink_scores(heads(layers=n_layers, n_heads=n_heads), position=0, threshold=0.3)
-    yield interactive.patch_map(SWEPT, by=("layer", "pos"), labels={0: HOSTILE}, title=HOSTILE[:60])
-    swept = SWEPT.rename(columns={"pos": "position"}).assign(kind=HOSTILE, site="z")
+    yield interactive.patch_map(SWEPT, by=("layer", "position"), labels={0: HOSTILE}, title=HOSTILE[:60])
+    swept = SWEPT.assign(kind=HOSTILE, site="z")
     yield interactive.effect_figure(swept, title=HOSTILE[:60])
 
 
@@ -32,7 +32,7 @@ def test_a_score_stands_at_its_layer_and_head_and_the_threshold_on_the_scale():
 
 
 def test_a_map_of_patches_has_each_number_at_its_place_on_an_even_scale():
-    found = interactive.patch_map(SWEPT, by=("layer", "pos"), labels={1: " cat"}, unit="logits")
+    found = interactive.patch_map(SWEPT, by=("layer", "position"), labels={1: " cat"}, unit="logits")
     (drawn,) = found.data
     assert np.array(drawn.z, dtype=float)[:, 0].tolist() == [0.0, -0.1]
     assert drawn.z[0][1] == 0.2

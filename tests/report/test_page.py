@@ -62,7 +62,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     ratio = np.where(layer < 1, 1.1, np.where(layer < 2, 6.0, np.where(layer < 11, 30.0, 110.0)))
     ratio = ratio * np.linspace(1, 1.1, layers)
     frames["layers"] = pd.DataFrame(
-        {"layer": layer, "position": 0, "norm_ratio": ratio, "outlier_value": -ratio * 12.5, "sink_mass": 0.5}
+        {"layer": layer, "sink_position": 0, "norm_ratio": ratio, "outlier_value": -ratio * 12.5, "sink_mass": 0.5}
     )
     place = np.arange(length)
     rows = []
@@ -78,7 +78,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     frames["positions"] = pd.concat(rows, ignore_index=True)
     rows = []
     for at in (1, 2, 11):
-        table = pd.DataFrame({"layer": at, "neuron": range(neurons), "position": 0})
+        table = pd.DataFrame({"layer": at, "neuron": range(neurons), "sink_position": 0})
         share = draw.normal(0, 0.004, neurons)
         spike = np.exp(draw.normal(0, 0.7, neurons))
         for (of, neuron), value in supers.items():
@@ -102,7 +102,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     for at in layer:
         names = [378, *draw.choice(np.setdiff1d(np.arange(576), [378]), 15, replace=False)]
         values = np.concatenate([[-ratio[at] * 12.5], draw.normal(0, 6, 15)])
-        table = pd.DataFrame({"layer": at, "position": 0, "dimension": names, "value": values})
+        table = pd.DataFrame({"layer": at, "sink_position": 0, "dimension": names, "value": values})
         rows.append(table.assign(dominance_ratio=ratio[at] * 2.4, is_outlier=(table.index == 0) & (at > 0)))
     frames["dimensions"] = pd.concat(rows, ignore_index=True)
     steps = [(0, 1, min(2, layers - 1), 1.1, 31.0, 0, 378), (1, 11, 11, 32.0, 112.0, 0, 378)]
@@ -112,13 +112,13 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
         "last_layer",
         "ratio_before",
         "ratio_after",
-        "position",
+        "sink_position",
         "outlier_dimension",
     ]
     frames["growth_steps"] = pd.DataFrame([step for step in steps if step[2] < layers], columns=names)
     frames["arms"] = pd.DataFrame(
         {
-            "arm": ["without", "with"],
+            "condition": ["without", "with"],
             "chosen": [True, False],
             "sink_rate": [0.742, 0.801],
             "s2_ratio": [3.2, 3.9],
@@ -129,9 +129,9 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     verdicts = dict(zip(LINKS, ["holds", "fails", "holds", "holds", "undecided", "holds"], strict=True))
     rows = []
     for link, verdict in verdicts.items():
-        criterion = "holds if the interval of ratio is over 1.5 and over other_positions, random_twin"
+        criterion = "holds if the interval of ratio is over 1.5 and over other_positions, random_init"
         for statistic, primary in (("ratio", True), ("beside_it", False)):
-            for null, null_value in (("other_positions", 1.04), ("random_twin", 1.11)):
+            for null, null_value in (("other_positions", 1.04), ("random_init", 1.11)):
                 row = (link, statistic, 3.21, 3.05, 3.4, null, null_value, criterion, verdict, primary)
                 rows.append(row)
     supers = frames["neurons"].query("is_super")[["layer", "neuron"]].to_numpy().tolist()
@@ -213,7 +213,7 @@ def synthetic_run(folder, *, frames=None, summary=SUMMARY, drawn=None, without=(
         "weights_sha256": "ab" * 32,
         "notes": ["the default model's weights are quantised (Q4_1); what is traced is the quantised model"],
         "tokens_sha256": "cd" * 32,
-        "bos_arm": "auto",
+        "bos_condition": "auto",
         "dtype": "float32",
         "kernel": "sdpa",
         "versions": {"python": "3.11", "torch": "2.13.0", "transformers": None},
@@ -379,7 +379,7 @@ def hostile(tmp_path_factory):
     """The page of a run whose every text wants to be more than text; half of its tokens are merely odd."""
     frames = few("heads", "links", "arms", "tokens", "growth_steps", "neurons", layers=4, heads=3, length=16)
     frames["tokens"]["text"] = [*HOSTILE, *ODD] * 2
-    frames["arms"]["arm"] = HOSTILE[1:3]
+    frames["arms"]["condition"] = HOSTILE[1:3]
     frames["links"]["criterion"] = [HOSTILE[index % len(HOSTILE)] for index in range(len(frames["links"]))]
     frames["links"]["null_name"] = HOSTILE[0]
     folder = synthetic_run(

@@ -13,7 +13,7 @@ from sink_lens.report.html import PAGES, content, page_for, page_text
 from sink_lens.report.page import csv, shown_table
 from sink_lens.report.studies import removed_shares
 
-MASSES = {"baseline_mass_new": 0.01, "mass_new": 0.3, "baseline_mass_old": 0.6, "mass_old": 0.2}
+MASSES = {"baseline_target_mass": 0.01, "target_mass": 0.3, "baseline_sink_mass": 0.6, "sink_mass": 0.2}
 LOSSES = {"loss_change_nats": 0.1, "loss_change_low": 0.05, "loss_change_high": 0.2}
 READ = {"outcome": "shared", "read_layers": "3-7", "layers": "all"}
 LAYERS = pd.DataFrame({"layer": range(4), **MASSES})
@@ -24,13 +24,13 @@ def frames_of(kind):
     if kind == "isolate":
         return {
             "layers": LAYERS.assign(position=9),
-            "summary": pd.DataFrame([{"position": 9} | READ | MASSES | LOSSES]),
+            "summary": pd.DataFrame([{"target_position": 9} | READ | MASSES | LOSSES]),
         }
     if kind == "amplify":
         rows = [(centre, factor) for centre in ("values", "none") for factor in (1.0, 5.0)]
         cells = pd.DataFrame(rows, columns=["centre", "factor"])
         summary = cells.assign(times=2.0, **READ, **MASSES, **LOSSES)
-        summary.loc[1, "mass_new"] = 0.9  # five times from the values
+        summary.loc[1, "target_mass"] = 0.9  # five times from the values
         return {"layers": cells.merge(LAYERS, how="cross"), "summary": summary}
     if kind == "ablate":
         kinds = ["set", "single", "single", "left out", "random, same layers", "set"]
@@ -41,10 +41,10 @@ def frames_of(kind):
         row |= {"best_single": 0.2, "random_mean": 0.01, "random_max": 0.03, "read_layers": "3-10"}
         return {"ablations": ablations, "summary": pd.DataFrame([row])}
     if kind == "patch":
-        grid = pd.MultiIndex.from_product([range(3), range(4)], names=["layer", "pos"]).to_frame(index=False)
-        patches = grid.assign(value=1.0, effect=grid["pos"] * 0.1, normalised_effect=grid["pos"] / 3)
+        grid = pd.MultiIndex.from_product([range(3), range(4)], names=["layer", "position"]).to_frame(index=False)
+        patches = grid.assign(value=1.0, effect=grid["position"] * 0.1, normalised_effect=grid["position"] / 3)
         differences = pd.DataFrame({"sequence": [0], "position": [3], "clean": [" <b>"], "corrupted": [" Spain"]})
-        return {"patches": patches.assign(changed=grid["pos"] > 0), "differences": differences}
+        return {"patches": patches.assign(changed=grid["position"] > 0), "differences": differences}
     if kind == "sweep":
         cells = pd.DataFrame({"cell": range(6), "kind": "zero", "site": "z", "layer": [0, 0, 0, 1, 1, 1]})
         cells = cells.assign(head=[0, 1, 2] * 2, place="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2])
@@ -61,27 +61,75 @@ def frames_of(kind):
             "log": log.assign(eval_loss=[6.0, np.nan, 4.5]),
             "watch": pd.DataFrame(rows, columns=columns).assign(unit=""),
         }
-    bands = [(arm, "evaluation", q, t, 4.0 - t / 100) for arm in "ab" for q in ("loss", "difference") for t in (0, 100)]
-    bands = pd.DataFrame(bands, columns=["arm", "curve", "quantity", "tokens", "mean"]).assign(low=3.0, high=5.0)
-    curves = pd.DataFrame({"arm": ["a", "b"], "seed": 0, "curve": "evaluation", "tokens": 100, "difference": [0, 0.1]})
-    finals = pd.DataFrame({"arm": ["a", "b"], "seed": 0, "curve": "evaluation", "loss": 4.0, "difference": [0.0, 0.1]})
-    found = {"arm": ["b"], "curve": "evaluation", "mean": 0.1, "low": 0.0, "high": 0.2}
-    measures = pd.DataFrame({"measure": "sink_rate", "threshold": 0.3, "arm": ["a", "b"], "mean": 0.5})
+    if kind == "quantise":
+        kept = [("clean", False, 0), ("all", False, 0), ("tokens", True, 0), ("channels", False, 2), ("both", True, 2)]
+        rows = pd.DataFrame([*kept, ("random", True, 2)], columns=["kept", "sink_tokens", "channels"])
+        rows = rows.assign(inputs=0, loss_nats=[3.0, 4.0, 3.5, 3.4, 3.1, 3.9], closed_share=0.9, draw=pd.NA)
+        rows = rows.assign(closed_low=0.8, closed_high=1.0, perplexity=20.0, change_nats=0.1)
+        sqnr = pd.DataFrame(
+            {"site": ["z", "z", "k", "k"], "layer": [0, 1, 0, 1], "ordinary_sqnr_db": [20.0, np.inf] * 2}
+        )
+        channels = pd.DataFrame({"site": "z", "layer": 0, "tokens": "all", "rank": [1, 2], "channel": [7, 3]})
+        summary = {"verdict": "keep", "sentence": "Keep <b> the sink tokens.", "format": "int8_tensor"}
+        return {
+            "conditions": pd.concat([rows.assign(part=part) for part in ("choose", "judge")], ignore_index=True),
+            "channels": channels.assign(largest=9.0, over_median=4.0),
+            "sqnr": sqnr.assign(kept_sqnr_db=30.0, sqnr_db=25.0, format="int8_tensor"),
+            "summary": pd.DataFrame([summary]),
+        }
+    if kind == "streaming":
+        kept, tokens = ["full", "0", "1", "sink_mask", "random"], [np.nan, 0.0, 1.0, 1.5, 1.0]
+        losses = pd.DataFrame(
+            {"kept": kept, "tokens": tokens, "loss_nats": [3.0, 8.0, 3.1, 3.1, 7.9], "perplexity": 9.0}
+        )
+        losses = losses.assign(change_nats=0.1, change_low=0.0, change_high=0.2, closed_share=0.9, closed_low=0.8)
+        grid = pd.MultiIndex.from_product([kept[:4], range(80)], names=["kept", "position"]).to_frame(index=False)
+        summary = {"sentence": "Keep the first token.", "recommended": 1, "window": 64, "positions": "stay"}
+        return {
+            "losses": losses.assign(closed_high=1.0, part="judge"),
+            "positions": grid.assign(loss_nats=3.0),
+            "summary": pd.DataFrame([summary | {"sink_mask_tokens": 1.5, "sink_mask_loss_nats": 3.1}]),
+        }
+    if kind == "monitor":
+        rows = [(step, key, layer, 0.4) for step in (0, 50) for key in KEYS for layer in (pd.NA, 0, 1)]
+        readings = pd.DataFrame(rows, columns=["step", "key", "layer", "value"]).astype({"layer": "Int64"})
+        alarm = {"step": 50, "rule": "sink_born", "sentence": "sink born by step 50 in layer 1"}
+        return {"monitor": readings.assign(unit="1"), "alarms": pd.DataFrame([alarm])}
+    bands = [
+        (variant, "evaluation", q, t, 4.0 - t / 100)
+        for variant in "ab"
+        for q in ("loss", "difference")
+        for t in (0, 100)
+    ]
+    bands = pd.DataFrame(bands, columns=["variant", "curve", "quantity", "tokens", "mean"]).assign(low=3.0, high=5.0)
+    curves = pd.DataFrame(
+        {"variant": ["a", "b"], "seed": 0, "curve": "evaluation", "tokens": 100, "difference": [0, 0.1]}
+    )
+    finals = pd.DataFrame(
+        {"variant": ["a", "b"], "seed": 0, "curve": "evaluation", "loss": 4.0, "difference": [0.0, 0.1]}
+    )
+    found = {"variant": ["b"], "curve": "evaluation", "mean": 0.1, "low": 0.0, "high": 0.2}
+    measures = pd.DataFrame({"measure": "sink_rate", "threshold": 0.3, "variant": ["a", "b"], "mean": 0.5})
     tables = {"bands": bands, "curves": curves, "finals": finals, "differences": pd.DataFrame(found)}
     return tables | {"measures": measures.assign(low=0.4, high=0.6)}
 
 
 CONFIGS = {
-    "amplify": {"amplify_position": 9},
+    "amplify": {"amplify_target_position": 9},
     "patch": {"site": "resid_pre", "direction": "denoising"},
+    "streaming": {"window": 64},
     "train": {"attention": "softmax", "value_norm": "shared"},
     "compare": {"by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
 }
+KEYS = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
 SAYS = {
+    "quantise": ("int8_tensor: a small set keeps the loss", "Keep <b> the sink tokens."),
+    "streaming": ("A cache of 64 tokens: keep the first token", "Keeping the sink tokens instead (1.5 a sequence)"),
+    "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": ("Isolating position 9: the sink is shared", "isolated in all layers: attention there 0.01 → 0.3"),
     "amplify": ("Amplifying position 9", "Factor 5 from values (2 times): attention there 0.01 → 0.9"),
     "ablate": ("The neurons that carry the sink", "2 neurons (2.90,2.430) together remove 90% of the sink"),
-    "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, pos 3: 0.3, 100% of the way."),
+    "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, position 3: 0.3, 100% of the way."),
     "sweep": ("A sweep of 6 cells", "loss: most by zero of z at somewhere, −0.9 [−1, 0], its controls 0.01."),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
     "compare": ("value norm: b against a", "findings.txt is not in this folder."),
@@ -186,7 +234,7 @@ def test_csv_of_a_long_table_is_thinned_and_says_so():
     [
         ("amplify", "factors", "centre,factor,times"),
         ("ablate", "removed", "step,kind,removed_share"),
-        ("patch", "map", "layer,pos,value,effect"),
+        ("patch", "map", "layer,position,value,effect"),
         ("sweep", "effects-0", "cell,kind,site,layer"),
         ("train", "course", "step,tokens,measure"),
     ],

@@ -23,24 +23,24 @@ def texts(axes):
 
 def bands(*, curve="evaluation"):
     rows = []
-    for arm, ends in (("none", 3.0), ("shared", 2.5)):
+    for variant, ends in (("none", 3.0), ("shared", 2.5)):
         for quantity in ("loss", "difference"):
             mean = np.array([5.0, ends]) if quantity == "loss" else np.array([0.0, ends - 3])
-            place = {"arm": arm, "curve": curve, "quantity": quantity, "tokens": [64.0, 128.0]}
+            place = {"variant": variant, "curve": curve, "quantity": quantity, "tokens": [64.0, 128.0]}
             rows.append(pd.DataFrame(place | {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 3}))
     return pd.concat(rows)
 
 
 def tables(*, sinks=True, low=-0.6):
     finals = pd.DataFrame(
-        {"arm": ["none"] * 2 + ["shared"] * 2, "seed": [0, 1] * 2, "curve": "evaluation", "loss": [3, 3, 2.4, 2.6]}
+        {"variant": ["none"] * 2 + ["shared"] * 2, "seed": [0, 1] * 2, "curve": "evaluation", "loss": [3, 3, 2.4, 2.6]}
     ).assign(difference=[0.0, 0.0, -0.6, -0.4])
     curves = pd.concat([finals.assign(tokens=tokens) for tokens in (64, 128)])
-    row = {"arm": "shared", "curve": "evaluation", "mean": -0.5, "low": low, "high": low + 0.2}
+    row = {"variant": "shared", "curve": "evaluation", "mean": -0.5, "low": low, "high": low + 0.2}
     made = {"curves": curves, "bands": bands(), "finals": finals, "differences": pd.DataFrame([row])}
     if sinks:
         one = {"measure": "top_mass", "tokens": [0.0, 128.0], "mean": [0.1, 0.5], "low": 0.1, "high": 0.6}
-        made["course"] = pd.concat([pd.DataFrame(one | {"arm": arm}) for arm in ("none", "shared")])
+        made["course"] = pd.concat([pd.DataFrame(one | {"variant": variant}) for variant in ("none", "shared")])
     return made
 
 
@@ -95,7 +95,7 @@ def test_short_and_undefined_courses_are_drawn(masses):
 
 
 def test_arms_are_drawn_with_their_differences_and_sinks():
-    figure = comparison(tables(), arms=("none", "shared"), by="value_norm")
+    figure = comparison(tables(), variants=("none", "shared"), by="value_norm")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["value_norm none", "value_norm shared"]
     by_label = panels(figure)
     loss = by_label["evaluation loss, nats"]
@@ -110,19 +110,19 @@ def test_arms_are_drawn_with_their_differences_and_sinks():
 
 
 def test_what_was_not_watched_says_so():
-    figure = comparison(tables(sinks=False), arms=("none", "shared"))
+    figure = comparison(tables(sinks=False), variants=("none", "shared"))
     assert [text.get_text() for text in panels(figure)["attention to position 0, top layer"].texts] == ["not watched"]
 
 
 def test_one_seed_is_drawn_without_an_interval():
-    ends = panels(comparison(tables(low=np.nan), arms=("none", "shared")))["final evaluation loss − baseline"]
+    ends = panels(comparison(tables(low=np.nan), variants=("none", "shared")))["final evaluation loss − baseline"]
     assert [type(one).__name__ for one in ends.collections] == ["PathCollection"]  # the dots, and no interval
     assert ends.get_lines()[0].get_ydata().tolist() == [-0.5]
 
 
 def test_the_training_loss_is_drawn_where_nothing_was_evaluated():
     made = {name: table.replace("evaluation", "training") for name, table in tables().items()}
-    assert "training loss, nats" in panels(comparison(made, arms=("none", "shared")))
+    assert "training loss, nats" in panels(comparison(made, variants=("none", "shared")))
 
 
 def test_comparing_and_drawing_load_no_torch():

@@ -51,7 +51,7 @@ def test_the_set_is_ablated_in_every_way_and_against_random_ones(sets_of):
 def test_a_row_is_the_whole_run_under_the_ablation(planted_at, sets_of):
     place = planted_at()
     one = zero("neurons", layers=[place.truth.layer], units=[place.truth.neuron])
-    whole = run_with(place.lens, place.setting.tokens, one, keys=(0,))
+    whole = run_with(place.lens, place.setting.tokens, one, positions=(0,))
     _, table = sets_of()
     row = table.query("method == 'zero' and what == 'column' and where == 'everywhere'").iloc[0]
     assert row["mass"] == pytest.approx(float(whole.mass_at(0, layers=place.setting.late_layers).mean()))

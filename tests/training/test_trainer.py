@@ -142,11 +142,11 @@ def test_the_model_is_the_configuration():
 
 def test_arms_of_one_seed_begin_alike_where_they_have_the_same_parameters():
     plain = dict(model_of(config_of()).named_parameters())
-    arm = model_of(config_of(attention="gate_elementwise", value_norm="shared"))
-    arms = dict(arm.named_parameters())
-    assert plain.keys() < arms.keys()
-    assert all(torch.equal(plain[name], arms[name]) for name in plain)
-    attention = arm.model.layers[1].self_attn
+    variant = model_of(config_of(attention="gate_elementwise", value_norm="shared"))
+    variants = dict(variant.named_parameters())
+    assert plain.keys() < variants.keys()
+    assert all(torch.equal(plain[name], variants[name]) for name in plain)
+    attention = variant.model.layers[1].self_attn
     # gamma is the size of the first token's head output, which these value weights make: std of 16 products
     expected = attention.v_proj.weight.detach().norm(dim=1).mean()
     assert float(attention.gamma.detach()[0]) == pytest.approx(float(expected), rel=0.2)
@@ -219,7 +219,7 @@ def test_it_learns_and_the_folder_is_a_whole_run(whole):
     assert run.config == json.loads((whole.folder / "config.json").read_text())
     assert run.config == json.loads(json.dumps(asdict(config_of())))
     pd.testing.assert_frame_equal(run.tables["log"], log)
-    assert {"data_sha256", "tokenizer_sha256", "bos_arm", "device", "versions"} <= run.provenance.keys()
+    assert {"data_sha256", "tokenizer_sha256", "bos_condition", "device", "versions"} <= run.provenance.keys()
     assert "12 steps, 576 tokens" in whole.headline
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...edits.amplification import CENTRES, amplification
-from ...edits.isolation import isolation
+from ...edits.amplification import CENTRES, amplify
+from ...edits.isolation import isolate
 from ...measures.variance import decay_exponent
 from ...stats import Interval
 from ..amplification import best_factor
@@ -26,8 +26,8 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     std = panel["std:z"][feeding]
     ratio = evidence.interval(panel.std_ratio("z")[feeding].nanmean(0), generator=rng)
     s1 = torch.stack([panel.s1["z", layer] for layer in feeding]).mean(0).cpu()
-    others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.position)
-    at, median = s1[panel.positions == panel.location.position], s1[others].nanmedian()
+    others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
+    at, median = s1[panel.positions == panel.location.sink_position], s1[others].nanmedian()
     over_samples = Interval(estimate=float(at / median), low=math.nan, high=math.nan, n=std.shape[1])
     nulls = {"other_positions": other_positions(std, panel)}
     return [
@@ -43,12 +43,12 @@ def _decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statist
     Only sequences that reach the last position count.
     """
     panel = evidence.panel
-    later = panel.positions >= panel.location.position
-    places = (panel.positions[later] - panel.location.position).tolist()
+    later = panel.positions >= panel.location.sink_position
+    after = (panel.positions[later] - panel.location.sink_position).tolist()
 
     def slope(rows: np.ndarray) -> float:
-        curve = torch.full((places[-1] + 1,), math.nan)
-        curve[places] = torch.from_numpy(rows.mean(axis=0)).float()
+        curve = torch.full((after[-1] + 1,), math.nan)
+        curve[after] = torch.from_numpy(rows.mean(axis=0)).float()
         return float(decay_exponent(curve))
 
     found = evidence.interval(std[:, later], generator=rng, statistic=slope, most=_RESAMPLES_OF_SLOPE)
@@ -61,18 +61,24 @@ def _interventions(trial: Trial) -> list[Intervention]:
     found = [
         Intervention(
             name="isolation",
-            edits=(isolation([position]),),
-            controls=tuple((isolation([other]),) for other in setting.control_positions(position)),
+            edits=(isolate([position]),),
+            controls=tuple((isolate([other]),) for other in setting.control_positions(position)),
             position=position,
-            reads=setting.late_layers,
+            reads=setting.sink_layers,
         )
     ]
+    sink = setting.sink_position
+    first = min(setting.sink_layers)
+    values = setting.keep_site("z_raw", layers=range(max(1, first)), position=sink, mean=True)
+    options = {"position": sink, "reads": setting.sink_layers, "is_primary": False, "carries": True}
+    name = "aggregated values, mean ablated"
+    found.append(Intervention(name=name, edits=values.edits, controls=values.controls, **options))
     for centre in CENTRES:
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:
             continue
         at = {"positions": [position], "layers": setting.early_layers, "means": trial.means}
-        one, norm = amplification(factor, centre=centre, **at), amplification(factor, centre="none", **at)
+        one, norm = amplify(factor, centre=centre, **at), amplify(factor, centre="none", **at)
         beside = {"position": position, "reads": setting.next_layers, "is_primary": False}
         found.append(Intervention(name=one.label, edits=(one,), **beside))
         found.append(Intervention(name=norm.label, edits=(norm,), control_of=one.label, **beside))
@@ -91,7 +97,7 @@ AGGREGATION_VARIANCE = Link(
     target="variance discrepancy",
     sentence="Averaging over more tokens lowers the variance of what attention reads, so the first token keeps the "
     "most.",
-    question="is the aggregated value of the sink token more spread than that of other tokens?",
+    question="is the aggregated value of the sink token of larger standard deviation than that of other tokens?",
     statistics=_statistics,
     floor=lambda config, length: 1.25,
     interventions=_interventions,

@@ -17,22 +17,26 @@ _LARGEST_RATIO = 1e6
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Geometric mean over a step's super neurons of mean |activation| at the sink over that elsewhere.
+    """Geometric mean over a step's super neurons of mean |activation| at the sink over that at other positions.
 
-    Ratios are cut at a million, for a neuron may be silent elsewhere; one that is silent everywhere is left out.
+    Ratios are cut at a million, for a neuron may be silent at other positions; one that is silent everywhere is left
+    out.
     """
     panel = evidence.panel
     nothing = nothing_to_split(evidence, "spike_ratio")
     if nothing is not None:
         return [nothing]
     draws = {"draws": evidence.config.controls, "generator": evidence.generator()}
-    index = panel.keys.index(panel.location.position)
+    index = panel.sink_positions.index(panel.location.sink_position)
     by_step = []
     for number, step in enumerate(panel.location.steps):
         chosen, random = [], []
         for layer in step.layers:
-            at_key, elsewhere = panel.at("neurons_at_keys", layer)[:, index].abs(), panel.at("neurons_elsewhere", layer)
-            both = torch.stack([at_key, elsewhere], dim=1)  # sequence, where, neuron
+            at_sink, elsewhere = (
+                panel.at("neurons_at_sinks", layer)[:, index].abs(),
+                panel.at("neurons_elsewhere", layer),
+            )
+            both = torch.stack([at_sink, elsewhere], dim=1)  # sequence, where, neuron
             supers = super_neurons(evidence.splits, layer=layer)
             chosen.append(both[..., supers])
             random.append([both[..., some] for some in matched_random(supers, **draws)])
@@ -47,10 +51,10 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
 
 def _spike(rows: np.ndarray) -> float:
-    at_key, elsewhere = rows.mean(0)
-    fires = (at_key > 0) | (elsewhere > 0)
+    at_sink, elsewhere = rows.mean(0)
+    fires = (at_sink > 0) | (elsewhere > 0)
     with np.errstate(divide="ignore"):
-        ratios = np.clip(at_key[fires] / elsewhere[fires], 1 / _LARGEST_RATIO, _LARGEST_RATIO)
+        ratios = np.clip(at_sink[fires] / elsewhere[fires], 1 / _LARGEST_RATIO, _LARGEST_RATIO)
     return float(np.exp(np.log(ratios).mean())) if len(ratios) else math.nan
 
 
@@ -66,11 +70,12 @@ def _interventions(trial: Trial) -> list[Intervention]:
         return []
     return [
         Intervention(
-            name=f"{kept.size} super neurons as elsewhere",
+            name=f"mean ablation of {kept.size} super neurons",
             edits=kept.edits,
             controls=kept.controls,
             position=position,
-            reads=setting.late_layers,
+            reads=setting.sink_layers,
+            carries=True,
         )
     ]
 
@@ -92,7 +97,7 @@ def _kept(setting: Setting, masks: Mapping[int, Tensor], *, position: int, gener
     controls = [{layer: sets[i].nonzero().flatten().tolist() for layer, sets in drawn.items()} for i in range(draws)]
     at = {"position": position, "mean": mean}
     return Kept(
-        edits=setting.keep_units("neurons", chosen, label="hold super neurons", **at),
+        edits=setting.keep_units("neurons", chosen, label="freeze super neurons", **at),
         controls=tuple(setting.keep_units("neurons", units, **at) for units in controls),
         size=sum(len(units) for units in chosen.values()),
     )
@@ -106,6 +111,7 @@ VARIANCE_NEURONS = Link(
     question="do the super neurons fire at the sink token only?",
     statistics=_statistics,
     floor=lambda config, length: 10.0,
+    can_start=True,
     interventions=_interventions,
     freeze=Freeze(name="neurons", words="the super neurons", make=_frozen),
 )

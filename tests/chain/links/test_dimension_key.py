@@ -8,7 +8,7 @@ import torch
 
 from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.links.dimension_key import DIMENSION_KEY, rotary
-from sink_lens.chain.locate import Plan
+from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.chain.readings import MeasuringPass
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
@@ -31,7 +31,7 @@ def lens_of(family):
 
 def plan(position=0, n_layers=3):
     """Two outlier dimensions enter every layer."""
-    return Plan(positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
+    return MeasuringPlan(sink_positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
 
 
 def batch(sequences=3, length=8, lengths=None):
@@ -132,7 +132,7 @@ def test_the_key_cosine_is_that_with_the_dimensions_alone(family):
 
 def test_all_dimensions_make_the_whole_key_of_a_model_without_biases():
     lens = lens_of("llama")
-    everything = Plan(positions=(0,), dimensions={1: tuple(range(48))})
+    everything = MeasuringPlan(sink_positions=(0,), dimensions={1: tuple(range(48))})
     found = read(lens, batch(), of=everything)
     torch.testing.assert_close(found["key_cosine", 1][..., 0], torch.ones(3, lens.n_kv_heads))
     rest = found["logit_split", 1][..., 1]
@@ -141,7 +141,7 @@ def test_all_dimensions_make_the_whole_key_of_a_model_without_biases():
 
 
 def test_without_outlier_dimensions_nothing_is_read():
-    assert own(lens_of("llama"), Plan(positions=(0,)), length=8) == []
+    assert own(lens_of("llama"), MeasuringPlan(sink_positions=(0,)), length=8) == []
 
 
 def test_random_dimensions_are_as_many_and_drawn_by_the_generator():

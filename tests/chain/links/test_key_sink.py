@@ -9,7 +9,7 @@ from lenses import lens_of
 from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links.key_sink import KEY_SINK
-from sink_lens.chain.locate import Plan
+from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.chain.readings import MeasuringPass, control_positions
 from sink_lens.data.tokens import from_tensor
 
@@ -19,7 +19,7 @@ DIMS = (3, 17)
 
 def plan(position=0, n_layers=3):
     """Two outlier dimensions enter every layer."""
-    return Plan(positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
+    return MeasuringPlan(sink_positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
 
 
 def batch(sequences=3, length=8, lengths=None):
@@ -78,13 +78,13 @@ def test_without_other_positions_the_control_is_undefined():
 
 
 def test_without_outlier_dimensions_only_signs_are_read():
-    readings = own(lens_of("llama"), Plan(positions=(0,)), length=8)
+    readings = own(lens_of("llama"), MeasuringPlan(sink_positions=(0,)), length=8)
     assert [reading.name for reading in readings] == ["positive_share"]
 
 
 def test_the_share_of_positive_products_is_read_at_each_position():
     lens, tokens = lens_of("llama"), batch(sequences=2, length=10)
-    two = Plan(positions=(0, 4))
+    two = MeasuringPlan(sink_positions=(0, 4))
     found = read(lens, tokens, of=two, keep=["q", "k"])
     q, k = found["kept:q", 0], found["kept:k", 0]
     for index, key in enumerate((0, 4)):

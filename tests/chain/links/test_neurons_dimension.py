@@ -11,7 +11,7 @@ def test_the_contribution_share_is_the_planted_neurons():
     evidence = planted_evidence()
     truth = planted()
     (split,) = [one for one in evidence.splits if one.position == 0]
-    table = link_table(evidence, twin=None, length=24).set_index("statistic")
+    table = link_table(evidence, random_init=None, length=24).set_index("statistic")
     by_hand = float(split.terms[:, truth.neuron].mean() / split.change.mean())
     assert table.loc[["contribution_share"], "value"].iloc[0] == pytest.approx(by_hand, rel=1e-4)
     assert table.loc[["contribution_share_step_0"], "value"].iloc[0] == pytest.approx(by_hand, rel=1e-4)

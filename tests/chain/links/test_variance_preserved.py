@@ -9,12 +9,12 @@ from lenses import lens_of
 from sink_lens.activations.record import stream
 from sink_lens.chain.judge import link_table
 from sink_lens.chain.links.variance_preserved import VARIANCE_PRESERVED
-from sink_lens.chain.locate import Plan
+from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.chain.readings import MeasuringPass, control_positions
 
 
 def test_a_first_token_that_is_always_the_same_has_no_spread():
-    table = link_table(planted_evidence(), twin=None, length=24).set_index("statistic")
+    table = link_table(planted_evidence(), random_init=None, length=24).set_index("statistic")
     row = table.loc[["kendall_tau"]].iloc[0]
     assert math.isnan(row["value"])
     assert row["verdict"] == "undecided"
@@ -22,7 +22,7 @@ def test_a_first_token_that_is_always_the_same_has_no_spread():
 
 
 def test_few_sequences_have_a_tau_without_an_interval():
-    table = link_table(evidence_of("llama", sequences=4), twin=None, length=24).set_index("statistic")
+    table = link_table(evidence_of("llama", sequences=4), random_init=None, length=24).set_index("statistic")
     row = table.loc[["kendall_tau"]].iloc[0]
     assert not math.isnan(row["value"])
     assert math.isnan(row["ci_low"])
@@ -31,7 +31,7 @@ def test_few_sequences_have_a_tau_without_an_interval():
 
 def test_aggregated_values_are_undefined_where_a_sequence_has_ended():
     lens, tokens = lens_of("llama"), random_batch(2, 20, lengths=[20, 9])
-    plan, generator = Plan(positions=(0, 2), layers=(1,)), torch.Generator()
+    plan, generator = MeasuringPlan(sink_positions=(0, 2), layers=(1,)), torch.Generator()
     one = MeasuringPass(lens=lens, plan=plan, length=20, controls=5, generator=generator)
     found = stream(lens, tokens, VARIANCE_PRESERVED.readings(one))["z_at", 1]
     assert [0, *control_positions(20, key=0)] == [0, 8, 10, 12, 15, 17]

@@ -5,43 +5,43 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import InputError
-from sink_lens.identity.contrasts import SWITCHES, arm_table, contrasts
+from sink_lens.identity.switches import SWITCHES, switched_configs, variant_table
 from sink_lens.identity.untrained_models import UntrainedConfig
 
 
 def test_each_arm_differs_from_the_base_in_one_switch():
     base = UntrainedConfig(style="llama")
-    arms = contrasts(base, switches=("activation", "gating", "attention"))
-    assert [arm.label for arm in arms] == [
+    variants = switched_configs(base, switches=("activation", "gating", "attention"))
+    assert [variant.label for variant in variants] == [
         "llama,activation=silu", "llama,activation=relu", "llama,activation=gelu", "llama,activation=tanh",
         "llama,activation=identity", "llama,activation=silu,gated=False", "llama,activation=silu,attention=False",
     ]  # fmt: skip
-    assert (arms[0].d_mlp, arms[5].d_mlp) == (2048, 3072)  # as many weights without the gate
+    assert (variants[0].d_mlp, variants[5].d_mlp) == (2048, 3072)  # as many weights without the gate
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_every_switch_has_another_value_than_the_base(switch):
-    assert len(contrasts(UntrainedConfig(style="llama"), switches=(switch,))) > 1
+    assert len(switched_configs(UntrainedConfig(style="llama"), switches=(switch,))) > 1
 
 
 def test_what_cannot_be_switched_is_refused():
     with pytest.raises(InputError, match="there is no switch colour; need some of activation"):
-        contrasts(UntrainedConfig(), switches=("colour",))
+        switched_configs(UntrainedConfig(), switches=("colour",))
     with pytest.raises(InputError, match="GPT-2 has no gate"):
-        contrasts(UntrainedConfig(), switches=("gating",))
+        switched_configs(UntrainedConfig(), switches=("gating",))
 
 
 def summary(values):
     rows = [
-        {"measure": "m", "arm": arm, "seed": seed, "value": value}
-        for arm, found in values.items()
+        {"measure": "m", "variant": variant, "seed": seed, "value": value}
+        for variant, found in values.items()
         for seed, value in enumerate(found)
     ]
     return pd.DataFrame(rows)
 
 
 def test_differences_are_paired_by_seed():
-    table = arm_table(summary({"a": [1.0, 5.0, 9.0], "b": [2.0, 6.0, 10.1]})).set_index("arm")
+    table = variant_table(summary({"a": [1.0, 5.0, 9.0], "b": [2.0, 6.0, 10.1]})).set_index("variant")
     assert table.loc["a", "mean"] == 5
     # differences 1, 1, 1.1: mean 31 / 30, standard error 1 / 30, t = 4.303 with 2 degrees of freedom
     assert table.loc["b", "difference"] == pytest.approx(31 / 30)
@@ -51,6 +51,6 @@ def test_differences_are_paired_by_seed():
 
 
 def test_one_seed_has_no_interval():
-    table = arm_table(summary({"a": [1.0], "b": [2.0]})).set_index("arm")
+    table = variant_table(summary({"a": [1.0], "b": [2.0]})).set_index("variant")
     assert table.loc["b", "difference"] == 1
     assert np.isnan(table.loc["b", "difference_low"])

@@ -23,17 +23,15 @@ from ..errors import SinkLensError, UndrawnError
 from ..models.lens import LensModel
 from ..models.load import weights_hash
 from ..records import RunWriter, create_run, display, read_run, versions
-from .contrasts import arm_table
-from .measured_models import Draws, Subject
+from .models_to_measure import ModelToMeasure, RandomSequences
+from .switches import variant_table
 
 _PARTIAL = "partial.safetensors"
-_EVERY = 30.0
-"""Seconds between two times that the sums of a model in work are kept."""
-_COLUMNS = ("model", "arm", "seed", "step", "n_layers", "d_model", "d_vocab", "weights_sha256", "seconds", "error")
+_COLUMNS = ("model", "variant", "seed", "step", "n_layers", "d_model", "d_vocab", "weights_sha256", "seconds", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredModel:
     """What one model gave."""
 
     frames: Mapping[str, pd.DataFrame]
@@ -42,7 +40,7 @@ class Measured:
     """Name -> tensor, kept in ``directions``."""
 
 
-Measure = Callable[[LensModel, "Partial"], Measured]
+Measure = Callable[[LensModel, "Partial"], MeasuredModel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +56,9 @@ class Survey:
 class Partial:
     """The sums of the model that is being measured, kept beside the run so that a stop does not lose them."""
 
-    def __init__(self, folder: Path, *, model: str, begin: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, *, model: str, begin: Callable[[], None], every: float) -> None:
         self._path, self._model, self._kept = folder / _PARTIAL, model, time.monotonic()
-        self._begin = begin
+        self._begin, self._every = begin, every
 
     def load(self) -> dict[str, np.ndarray] | None:
         """What was kept of this model, if anything."""
@@ -73,7 +71,7 @@ class Partial:
 
     def keep(self, state: dict[str, np.ndarray]) -> None:
         """Keep the sums, unless they were kept a moment ago."""
-        if time.monotonic() - self._kept < _EVERY:
+        if time.monotonic() - self._kept < self._every:
             return
         self._begin()
         part = self._path.with_name(f"{_PARTIAL}.part")
@@ -86,26 +84,27 @@ class Partial:
         self._path.unlink(missing_ok=True)
 
 
-def arms_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]) -> dict[str, pd.DataFrame]:
-    """The arms over their seeds; the checkpoints of a training are no repetitions, and are left out."""
+def variants_of(tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]) -> dict[str, pd.DataFrame]:
+    """The variants over their seeds; the checkpoints of a training are no repetitions, and are left out."""
     summary = tables["summary"]
-    return {"arms": arm_table(summary.loc[summary["step"].isna()])}
+    return {"arms": variant_table(summary.loc[summary["step"].isna()])}
 
 
-def survey(
+def written(
     kind: str,
-    found: Sequence[Subject],
+    found: Sequence[ModelToMeasure],
     measure: Measure,
     *,
-    draws: Draws,
+    draws: RandomSequences,
     config: Mapping[str, Any],
     out: str | os.PathLike[str],
     tables: Sequence[str],
-    finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], Mapping[str, pd.DataFrame]] = arms_of,
+    finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], Mapping[str, pd.DataFrame]] = variants_of,
     device: str | None = None,
     dtype: str | None = None,
     overwrite: bool = False,
     progress: bool = False,
+    keep_every: float = 30.0,
 ) -> Survey:
     """Measure every model and write what it gives; an unfinished run of the same question is continued.
 
@@ -122,6 +121,7 @@ def survey(
         dtype: of the weights of those that are loaded.
         overwrite: replace the run that the folder holds.
         progress: show a bar over models.
+        keep_every: seconds between two times that the sums of the model in work are kept.
 
     Raises:
         RunError: the folder cannot be used.
@@ -134,7 +134,7 @@ def survey(
         "sequences": draws.sequences,
         "length": draws.length,
         "token_seed": draws.seed,
-        "bos_arm": draws.bos,
+        "bos_condition": draws.bos,
         "dtype": dtype or "float32",
         "device": device,
         "versions": versions(),
@@ -150,7 +150,8 @@ def survey(
         for one in tqdm(found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False):
             if one.name in done.names:
                 continue
-            partial, begun = Partial(writer.folder, model=one.name, begin=done.begin), time.perf_counter()
+            partial = Partial(writer.folder, model=one.name, begin=done.begin, every=keep_every)
+            begun = time.perf_counter()
             try:
                 lens = one.open(device=device, dtype=dtype)
                 given = measure(lens, partial)
@@ -196,19 +197,25 @@ class _Done:
 
     def add(
         self,
-        one: Subject,
+        one: ModelToMeasure,
         *,
         lens: LensModel | None = None,
-        given: Measured | None = None,
+        given: MeasuredModel | None = None,
         seconds: float = float("nan"),
         error: str | None = None,
     ) -> None:
         """Write what one model gave, or why it gave nothing."""
-        row: dict[str, Any] = {"model": one.name, "arm": one.arm, "seed": one.seed, "step": one.step, "error": error}
+        row: dict[str, Any] = {
+            "model": one.name,
+            "variant": one.variant,
+            "seed": one.seed,
+            "step": one.step,
+            "error": error,
+        }
         if lens is not None and given is not None:
             row |= {"n_layers": lens.n_layers, "d_model": lens.d_model, "d_vocab": lens.d_vocab, "seconds": seconds}
             row["weights_sha256"] = weights_hash(lens)
-            key = {"model": one.name, "arm": one.arm, "seed": one.seed, "step": one.step}
+            key = {"model": one.name, "variant": one.variant, "seed": one.seed, "step": one.step}
             for name in self._tables:
                 self.frames.setdefault(name, []).append(given.frames[name].assign(**key))
                 self._write(name)
@@ -228,7 +235,7 @@ class _Done:
     def _whole(self, name: str) -> pd.DataFrame:
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
-        front = [column for column in ("model", "arm", "seed", "step") if column in whole.columns]
+        front = [column for column in ("model", "variant", "seed", "step") if column in whole.columns]
         whole = whole.reindex(columns=[*front, *(column for column in whole.columns if column not in front)])
         for column in ("seed", "step"):
             whole[column] = whole[column].astype("Int64")

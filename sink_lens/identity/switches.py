@@ -1,7 +1,7 @@
-"""Contrasts: one part of an untrained model switched at a time, seeds as repetitions, arms paired by seed.
+"""Contrasts: one part of an untrained model switched at a time, seeds as repetitions, variants paired by seed.
 
-Arms of one seed draw the same weights (see ``untrained``), so that the difference between two arms is what the switch
-does. The unit of every interval is the seed.
+Variants of one seed draw the same weights (see ``untrained``), so that the difference between two variants is what the
+switch does. The unit of every interval is the seed.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
 """Name of a switch -> the field of ``UntrainedConfig``, and the values that are tried."""
 
 
-def contrasts(base: UntrainedConfig, *, switches: Sequence[str]) -> list[UntrainedConfig]:
+def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[UntrainedConfig]:
     """The base and, for each switch, the base with each other value of its field.
 
     Raises:
@@ -37,33 +37,33 @@ def contrasts(base: UntrainedConfig, *, switches: Sequence[str]) -> list[Untrain
     """
     if unknown := [name for name in switches if name not in SWITCHES]:
         raise InputError(f"there is no switch {', '.join(unknown)}; need some of {', '.join(SWITCHES)}")
-    arms = [base]
+    variants = [base]
     for name in switches:
         field, values = SWITCHES[name]
         own_width = {"d_mlp": None} if field == "gated" else {}  # as many weights with the gate as without it
-        arms += [replace(base, **{field: value}, **own_width) for value in values if value != getattr(base, field)]
-    return list(dict.fromkeys(arms))
+        variants += [replace(base, **{field: value}, **own_width) for value in values if value != getattr(base, field)]
+    return list(dict.fromkeys(variants))
 
 
-def arm_table(summary: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
-    """Each measure of each arm over its seeds, and its difference to the first arm, paired by seed.
+def variant_table(summary: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """Each measure of each variant over its seeds, and its difference to the first variant, paired by seed.
 
-    Columns: measure, arm, n, mean, low, high, difference, difference_low, difference_high, p (the paired t test). The
-    intervals are 95% t intervals over seeds; the t interval of one seed is undefined.
+    Columns: measure, variant, n, mean, low, high, difference, difference_low, difference_high, p (the paired t test).
+    The intervals are 95% t intervals over seeds; the t interval of one seed is undefined.
 
     Args:
-        summary: measure, value, arm, seed of each model.
+        summary: measure, value, variant, seed of each model.
         seed: of the bootstrap that ``stats`` draws.
     """
     generator = np.random.default_rng(seed)
     rows = []
     for measure, of_measure in summary.groupby("measure", sort=False):
         base: Any = None
-        for arm, of_arm in of_measure.groupby("arm", sort=False):
-            values: Any = of_arm.set_index("seed")["value"]
+        for variant, of_variant in of_measure.groupby("variant", sort=False):
+            values: Any = of_variant.set_index("seed")["value"]
             base = values if base is None else base
             found = difference(values.to_numpy(), generator=generator)
-            row = {"measure": measure, "arm": arm, "n": found.n, "mean": found.mean, "low": found.low}
+            row = {"measure": measure, "variant": variant, "n": found.n, "mean": found.mean, "low": found.low}
             row["high"] = found.high
             if values is not base and values.index.is_unique and base.index.is_unique:
                 shared = values.index.intersection(base.index)
@@ -71,5 +71,5 @@ def arm_table(summary: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
                 row |= {"difference": apart.mean, "difference_low": apart.low, "difference_high": apart.high}
                 row["p"] = apart.t_p
             rows.append(row)
-    names = ["measure", "arm", "n", "mean", "low", "high", "difference", "difference_low", "difference_high", "p"]
+    names = ["measure", "variant", "n", "mean", "low", "high", "difference", "difference_low", "difference_high", "p"]
     return pd.DataFrame(rows).reindex(columns=names)

@@ -1,0 +1,416 @@
+"""The makers of the sink: parts that write to its position, ranked by a screen and confirmed by ablating sets of them.
+
+Neurons, heads, the token's embedding, biases of the keys and learned sink logits of *all* layers are ranked by the
+largest of their screens (``screen``). Then, on the sequences that the screen saw:
+
+1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink;
+2. each is thinned: what can be left out while the share still goes is left out. It is a small set, not the smallest.
+3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way. Parts
+   upstream of it can make the sink as well: those before the largest gap in the integrated effects, where one part has
+   at least ``GAP`` times the effect of the next, belong to them if they remove half of the sink without that set.
+
+On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To ablate
+is to set a part to its mean over other positions at the sink position (mean ablation), a key's bias to 0 at all keys,
+and a sink logit to nothing. Where a model has no sink but a massive activation, the makers of that are looked for,
+where its heads have learned sink logits, those; the column ``target`` says which.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..edits.constructors import At, Edit, edit, freeze
+from ..edits.effects import share_removed
+from ..edits.outcome import Outcome
+from ..models.weights import attention_weights
+from ..stats import Interval
+from .screen import SCREENS, Target, embeddings, screened
+from .setting import Edits, Part, Setting, bar
+
+GOALS = {"half": 0.5, "four fifths": 0.8}
+"""Name of a set -> share of the sink that it must remove on the sequences on which it is chosen."""
+ALL = "all makers"
+SUPER = "super neurons"
+RANDOM = "random"
+MOST = 256
+"""The longest prefix of the ranking that is ablated."""
+GAP = 5.0
+"""The ranking has an end where a part has at least this many times the effect of the next."""
+NEARLY = 0.95
+"""All makers remove at least this share of what the longest prefix removes."""
+LISTED = 64
+"""Parts of the ranking that the table has, beside those of the sets."""
+MAKER_COLUMNS = (
+    "rank",
+    "kind",
+    "layer",
+    "unit",
+    *SCREENS,
+    "score",
+    "sets",
+    "is_maker",
+    "is_super",
+    "removed_alone",
+    "target",
+)
+SET_COLUMNS = (
+    "set",
+    "control_of",
+    "size",
+    "parts",
+    "target",
+    "removed",
+    "ci_low",
+    "ci_high",
+    "control_largest",
+    "n_controls",
+    "baseline",
+    "value",
+    "baseline_loss_nats",
+    "loss_nats",
+    "control_loss_nats",
+    "n",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Makers:
+    """What was found on the sequences of the screen."""
+
+    target: Target
+    ranking: pd.DataFrame
+    """All parts, the strongest first."""
+    sets: Mapping[str, tuple[Part, ...]]
+    """Set -> its parts in the order of the ranking; a goal that no prefix reaches has none."""
+    alone: Mapping[Part, float]
+    """Share of the sink that each part of a set removes alone."""
+
+
+def target_of(setting: Setting, *, lacks_sink: bool) -> Target | None:
+    """What makers are looked for of: the sink, else sink logits or outlier dimensions, else nothing."""
+    if not lacks_sink:
+        return "sink"
+    if setting.lens.family.sink_logit and bool((setting.null_mass > setting.threshold).any()):
+        return "sink logit"
+    return "outlier dimensions" if setting.location.outliers else None
+
+
+def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> Makers:
+    """Rank everything that writes to the sink position, and find the sets.
+
+    TraceCost: the screen, and some 20 to 80 passes of the bridge, most of which end and begin within the model.
+    """
+    ranking = _ranked(screened(setting, target=target, progress=progress))
+    named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
+    parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
+    with_effect = parts[: int((ranking["score"] > 0).sum())]  # pyright: ignore
+    before = _value(setting, setting.baseline, target)
+
+    @functools.cache
+    def removed(chosen: frozenset[Part]) -> float:
+        if not chosen:
+            return 0.0
+        run = _run(setting, [part for part in parts if part in chosen], target=target, loss=False)
+        return float(1 - _value(setting, run, target).mean() / before.mean())
+
+    def of(chosen: Sequence[Part]) -> float:
+        return removed(frozenset(chosen))
+
+    if target == "sink logit":  # each takes attention in its own head
+        everything = tuple(with_effect)
+        return Makers(
+            target=target,
+            ranking=ranking,
+            sets=dict.fromkeys((*GOALS, ALL), everything),
+            alone={part: of([part]) for part in everything},
+        )
+    most = min(MOST, len(with_effect))
+    longest = of(with_effect[:most])
+    goals = GOALS | {ALL: NEARLY * longest}
+    sets: dict[str, tuple[Part, ...]] = {}
+    for name, goal in bar(list(goals.items()), label="makers", progress=progress):
+        length = _shortest(lambda size: of(with_effect[:size]), goal=goal, most=most) if longest >= GOALS["half"] else 0
+        sets[name] = tuple(_thinned(with_effect[:length], of, goal=goal)) if length else ()
+    if sets[ALL]:
+        upstream = [part for part in _before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
+        if upstream and of(upstream) >= GOALS["half"]:
+            sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in upstream)
+    listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
+    return Makers(target=target, ranking=ranking, sets=sets, alone={part: of([part]) for part in listed})
+
+
+def _ranked(table: pd.DataFrame) -> pd.DataFrame:
+    """The union of the screens: by the largest share that any of them gives a part."""
+    score = table[list(SCREENS)].abs().max(axis=1)
+    table = table.assign(score=score)
+    order = np.argsort(-score.to_numpy(), kind="stable")
+    table = table.iloc[order].reset_index(drop=True)
+    table.insert(0, "rank", range(1, len(table) + 1))
+    return table
+
+
+def _shortest(removed: Callable[[int], float], *, goal: float, most: int) -> int:
+    """The length of a short prefix that reaches the goal, by doubling and halving; 0 where none does."""
+    size = 1
+    while size < most and removed(size) < goal:
+        size = min(2 * size, most)
+    if not most or removed(size) < goal:
+        return 0
+    low, high = size // 2, size  # the prefix of ``low`` misses the goal
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if removed(middle) >= goal else (middle, high)
+    return high
+
+
+def _thinned(parts: Sequence[Part], removed: Callable[[Sequence[Part]], float], *, goal: float) -> list[Part]:
+    """Leave out what can be left out, the lowest ranked first, in halves and quarters down to single parts."""
+    kept = list(parts)
+    size = len(kept) // 2
+    while size >= 1:
+        end = len(kept)
+        while end > 0 and len(kept) > 1:
+            start = max(0, end - size)
+            rest = [*kept[:start], *kept[end:]]
+            if rest and removed(rest) >= goal:
+                kept = rest
+            end = start
+        size = size // 2
+    return kept
+
+
+def _before_gap(ranking: pd.DataFrame, parts: Sequence[Part], chosen: Sequence[Part]) -> list[Part]:
+    """The parts before the largest gap of the integrated effects after the chosen ones; none where it is no ``GAP``."""
+    effects = ranking["integrated"].to_numpy()
+    order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
+    places = [number for number, place in enumerate(order) if parts[place] in chosen]
+    least = max(places, default=0) + 1
+    if len(order) <= least:
+        return [parts[one] for one in order]
+    values = effects[order]
+    ratios = values[least - 1 : -1] / values[least:]
+    place = int(np.argmax(ratios))
+    return [parts[one] for one in order[: least + place]] if ratios[place] >= GAP else []
+
+
+def ablation(setting: Setting, parts: Iterable[Part]) -> Edits:
+    """The edits that ablate parts; see the module's docstring."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for part in sorted(parts):
+        groups.setdefault((part.kind, part.layer), []).append(part.unit)
+    edits: list[Edit] = []
+    for (kind, layer), units in groups.items():
+        edits += _EDITS[kind](setting, layer, units)
+    return tuple(edits)
+
+
+def _neurons(setting: Setting, layer: int, units: list[int]) -> Edits:
+    return setting.keep_units("neurons", {layer: units}, position=setting.sink_position, mean=True)
+
+
+def _heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+    value = setting.mean_of_others(setting.clean("z", layers=[layer])[layer])[:, :, units]
+    label = f"{len(units)} heads of layer {layer} as elsewhere"
+    return [freeze("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
+
+
+def _embedding(setting: Setting, kind: str) -> list[Edit]:
+    written = embeddings(setting)[kind]  # type: ignore[index]
+    position = setting.sink_position
+    over = (written[:, [position]] - setting.mean_of_others(written)).float()
+
+    def change(x: Tensor, at: At) -> Tensor:
+        return x - over[at.sequences].to(x.device, x.dtype)
+
+    return [edit("resid_pre", change, layers=[0], positions=[position], label=f"{kind} as elsewhere")]
+
+
+def _key_biases(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+    bias = attention_weights(setting.lens, layer=layer).b_k[units]
+    label = f"key biases of layer {layer} x 0"
+    return [edit("k", lambda k, at: k - bias.to(k.device, k.dtype), layers=[layer], heads=units, label=label)]
+
+
+def _logits(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
+    def change(pattern: Tensor, at: At) -> Tensor:
+        return pattern / pattern.sum(-1, keepdim=True).clamp(min=torch.finfo(pattern.dtype).tiny)
+
+    return [edit("pattern", change, layers=[layer], heads=units, label=f"sink logits of layer {layer} removed")]
+
+
+_EDITS: Mapping[str, Callable[[Setting, int, list[int]], Iterable[Edit]]] = {
+    "neuron": _neurons,
+    "head": _heads,
+    "embedding": lambda setting, layer, units: _embedding(setting, "embedding"),
+    "position embedding": lambda setting, layer, units: _embedding(setting, "position embedding"),
+    "key bias": _key_biases,
+    "sink logit": _logits,
+}
+
+
+def _run(setting: Setting, parts: Sequence[Part], *, target: Target, loss: bool) -> Outcome:
+    sites = ("pattern",) if target == "sink logit" else ()
+    return setting.run(ablation(setting, parts), layers=_reads(setting, target), loss=loss, quiet=True, sites=sites)
+
+
+def _reads(setting: Setting, target: Target) -> list[int]:
+    """The layers in which the target is read."""
+    if target == "outlier dimensions":
+        return [layer for layer in sorted(setting.location.outliers) if layer >= 0] or [0]
+    if target == "sink logit":
+        return (setting.null_mass > setting.threshold).any(1).nonzero().flatten().tolist()
+    return list(setting.sink_layers)
+
+
+def _value(setting: Setting, run: Outcome, target: Target) -> Tensor:
+    """What is to be removed, by sequence: attention, or the magnitude of the sink position's outlier dimensions."""
+    reads = _reads(setting, target)
+    if target == "sink":
+        return run.mass_at(setting.sink_position, layers=reads)
+    if target == "sink logit":
+        return _null(setting.run([], layers=reads, sites=("pattern",)) if run is setting.baseline else run, reads)
+    states = run.state_at(setting.sink_position)
+    sizes = [
+        states[run.layers.index(layer)][:, list(setting.location.outliers.get(layer, ()))].abs().sum(-1)
+        for layer in reads
+    ]
+    return torch.stack(sizes).mean(0)
+
+
+def _null(run: Outcome, reads: Sequence[int]) -> Tensor:
+    """Attention that goes to no key, by sequence; the first query, which sees one key, is left out."""
+    return torch.stack([1 - run.tensors["pattern", layer][:, :, 1:].sum(-1).mean((1, 2)) for layer in reads]).mean(0)
+
+
+def maker_tables(
+    choosing: Setting,
+    testing: Setting,
+    *,
+    target: Target | None,
+    supers: Mapping[int, Tensor],
+    progress: bool = False,
+) -> dict[str, pd.DataFrame]:
+    """Two tables: ``makers``, a row a part, and ``maker_sets``, a row a set or random set.
+
+    Their columns are ``MAKER_COLUMNS`` and ``SET_COLUMNS``; neither has rows where there is nothing to find makers of.
+
+    Args:
+        choosing: the sequences on which parts are ranked and sets are chosen.
+        testing: the sequences on which the sets are ablated.
+        target: what the makers are of; None is nothing.
+        supers: layer -> mask of its super neurons, which are ablated as a set too.
+        progress: show bars.
+    """
+    if target is None:
+        return {
+            "makers": pd.DataFrame(columns=list(MAKER_COLUMNS)),
+            "maker_sets": pd.DataFrame(columns=list(SET_COLUMNS)),
+        }
+    found = find_makers(choosing, target=target, progress=progress)
+    super_parts = tuple(
+        Part(kind="neuron", layer=layer, unit=unit)
+        for layer, mask in sorted(supers.items())
+        for unit in mask.nonzero().flatten().tolist()
+    )
+    return {
+        "makers": _maker_table(found, supers=super_parts),
+        "maker_sets": _set_table(testing, found, supers=super_parts, progress=progress),
+    }
+
+
+def parts_in(table: pd.DataFrame) -> tuple[Part, ...]:
+    """All makers of a table ``makers`` that are makers of the sink."""
+    chosen = table[table["is_maker"].astype(bool) & (table["target"] == "sink")]
+    named = zip(chosen["kind"].tolist(), chosen["layer"].tolist(), chosen["unit"].tolist(), strict=True)
+    return tuple(Part(kind=kind, layer=int(layer), unit=int(unit)) for kind, layer, unit in named)
+
+
+def _maker_table(found: Makers, *, supers: Sequence[Part]) -> pd.DataFrame:
+    members = {part for some in found.sets.values() for part in some} | set(supers)
+    rows = []
+    for row in found.ranking.to_dict("records"):
+        part = Part(kind=row["kind"], layer=row["layer"], unit=row["unit"])
+        if part not in members and row["rank"] > LISTED:
+            continue
+        rows.append(
+            row
+            | {
+                "sets": ", ".join(name for name, parts in found.sets.items() if part in parts),
+                "is_maker": part in found.sets[ALL],
+                "is_super": part in supers,
+                "removed_alone": found.alone.get(part, math.nan),
+                "target": found.target,
+            }
+        )
+    return pd.DataFrame(rows, columns=list(MAKER_COLUMNS))
+
+
+def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progress: bool) -> pd.DataFrame:
+    target, generator = found.target, setting.generator()
+    rng = np.random.default_rng(setting.seed)
+    before = _value(setting, setting.baseline, target)
+    clean = setting.baseline.loss
+    sets = {name: parts for name, parts in {**found.sets, SUPER: tuple(supers)}.items() if parts}
+    rows: list[dict[str, object]] = []
+    done: dict[frozenset[Part], str] = {}
+
+    def row(parts: Sequence[Part], name: str, control_of: str) -> dict[str, object]:
+        run = _run(setting, parts, target=target, loss=True)
+        after = _value(setting, run, target)
+        share: Interval = share_removed(before, after, generator=rng)
+        return {
+            "set": name,
+            "control_of": control_of,
+            "size": len(parts),
+            "parts": ", ".join(map(str, parts)),
+            "target": target,
+            "removed": share.estimate,
+            "ci_low": share.low,
+            "ci_high": share.high,
+            "control_largest": math.nan,
+            "n_controls": 0,
+            "baseline": float(before.mean()),
+            "value": float(after.mean()),
+            "baseline_loss_nats": math.nan if clean is None else float(clean.mean()),
+            "loss_nats": math.nan if run.loss is None else float(run.loss.mean()),
+            "control_loss_nats": math.nan,
+            "n": setting.tokens.n_sequences,
+        }
+
+    for name, parts in bar(list(sets.items()), label="maker sets", progress=progress):
+        own = row(parts, name, "")
+        same = done.get(frozenset(parts))
+        if same is not None:  # its controls are there under the other set's name
+            of_same = next(one for one in rows if one["set"] == same)
+            rows.append(own | {key: of_same[key] for key in ("control_largest", "n_controls", "control_loss_nats")})
+            continue
+        done[frozenset(parts)] = name
+        drawn = [_matched(setting, parts, generator) for _ in range(setting.n_controls)]
+        controls = [row(some, RANDOM, name) for some in drawn if some]
+        if controls:
+            own["control_largest"] = max(float(one["removed"]) for one in controls)  # type: ignore[arg-type]
+            own["n_controls"] = len(controls)
+            own["control_loss_nats"] = float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
+        rows += [own, *controls]
+    return pd.DataFrame(rows, columns=list(SET_COLUMNS))
+
+
+def _matched(setting: Setting, parts: Sequence[Part], generator: torch.Generator) -> tuple[Part, ...]:
+    """As many other neurons and heads of the same layers; fewer where a layer has not as many others."""
+    drawn: list[Part] = []
+    groups: dict[tuple[str, int], list[int]] = {}
+    for part in parts:
+        groups.setdefault((part.kind, part.layer), []).append(part.unit)
+    sizes = {"neuron": setting.lens.d_mlp or 0, "head": setting.lens.n_heads, "key bias": setting.lens.n_kv_heads}
+    sizes["sink logit"] = setting.lens.n_heads
+    for (kind, layer), units in groups.items():
+        pool = torch.tensor([unit for unit in range(sizes.get(kind, 0)) if unit not in units], dtype=torch.long)
+        chosen = pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
+        drawn += [Part(kind=kind, layer=layer, unit=unit) for unit in chosen]  # type: ignore[arg-type]
+    return tuple(drawn)
