@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..edits.metrics import Metric
+from ..engine.cells import Cell
 from ..errors import InputError, RunError
 from ..records import display
 from ..stats import Interval, paired_differences, strongest
