@@ -30,7 +30,7 @@ from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
-from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, engine, read_sweep, runner
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, read_sweep, runner
 from sink_lens.sweeps import estimate as estimation
 from sink_lens.sweeps.estimate import cost_of, estimate
 from sink_lens.sweeps.runner import dry_run, sweep
