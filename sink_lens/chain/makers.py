@@ -108,8 +108,8 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     """
     ranking = _ranked(screened(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
-    parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
-    with_effect = parts[: int((ranking["score"] > 0).sum())]  # pyright: ignore
+    parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]  # pyright: ignore
+    with_effect = parts[: int((ranking["score"] > 0).sum())]
     before = _value(setting, setting.baseline, target)
 
     @functools.cache
