@@ -70,8 +70,12 @@ def case(batch: int, *, rounds: int) -> dict[str, float]:
             taken[name] = time.perf_counter() - began
         ratios.append(taken["with"] / taken["without"])
         seconds.append(taken["without"])
-    peaks = {name: statistics.median(peak(run) for _ in range(2)) for name, run in arms.items()}
-    result = {"reading": statistics.median(ratios), "memory": peaks["with"] / peaks["without"]}
+    peaks: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(rounds):
+        for name, run in arms.items():
+            peaks[name].append(peak(run))
+    memory = {name: statistics.median(found) for name, found in peaks.items()}
+    result = {"reading": statistics.median(ratios), "memory": memory["with"] / memory["without"]}
     told = " ".join(f"{name}={value:.3f}" for name, value in result.items())
     print(
         f"toy, {batch} x {config.length}, {rounds} rounds, {statistics.median(seconds) * 1e3:.0f} ms a step: {told} "

@@ -22,19 +22,19 @@ Prints on the default model:
          2     430                0.33
     the report: runs/my-model/report.html
 
-    spread within a token of what the heads gathered, in the layers where the sink token grows
+    standard deviation within a token of what the heads gathered, in the layers where the sink token grows
     position 0: 0.484  position 1: 0.383  position 3: 0.275  position 15: 0.210  position 63: 0.212
 """
 
 import argparse
 from collections.abc import Sequence
 
-from sink_lens import Reading, TraceConfig, from_text, load, stream, trace
+from sink_lens import Reading, TokenBatch, TraceConfig, load, stream, trace
 from sink_lens.data.corpora import bundled_text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure without cutting: a minute instead of four."""
+    """Measure without interventions: a minute instead of four."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument("--out", default="runs/my-model", help="folder of the run")
@@ -54,15 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"the report: {result.report_path}")
 
     # A reading of your own is a function of one layer's tensors; nothing is kept but what it returns.
-    spread = Reading(
-        name="spread",
+    deviation = Reading(
+        name="std",
         sites=("z",),
         function=lambda view: view["z"].flatten(2).std(-1),
         layers=frozenset(found.feeding(lens.n_layers)),
     )
-    tokens = from_text(bundled_text(), lens.tokenizer, sequences=16, length=64)
-    by_position = stream(lens, tokens, [spread]).frame("spread", axes=["position"]).groupby("position")["value"].mean()
-    print("\nspread within a token of what the heads gathered, in the layers where the sink token grows")
+    tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64)
+    by_position = stream(lens, tokens, [deviation]).frame("std", axes=["position"]).groupby("position")["value"].mean()
+    print("\nstandard deviation within a token of what the heads gathered, in the layers where the sink token grows")
     print("  ".join(f"position {position}: {by_position[position]:.3f}" for position in (0, 1, 3, 15, 63)))
 
 

@@ -10,7 +10,7 @@ Prints on the default model:
 
     0:The  1: capital  2: city  3: of  4: Spain/ Italy*  5: is  6: called
     patching resid_pre there brings back this share of it
-    pos       4     5     6
+    position  4     5     6
     layer
     0      1.00   NaN   NaN
     3      1.00 -0.00  0.00
@@ -24,7 +24,7 @@ Prints on the default model:
     27     0.00  0.05  0.77
 
     the strongest heads, to first order
-     layer  head_index  approximation
+     layer  head  approximation
         23           4         11.081
         29           1          4.349
         29           0         -4.026
@@ -41,8 +41,9 @@ from pathlib import Path
 
 import torch
 
-from sink_lens import attribution_patch, load, patch
+from sink_lens import load
 from sink_lens.edits import metrics
+from sink_lens.patching import attribution_patch, patch
 
 CLEAN, CORRUPTED = "The capital city of Spain is called", "The capital city of Italy is called"
 ANSWERS = (" Madrid", " Rome")

@@ -9,7 +9,7 @@ Prints on the default model:
     no edit: 0.005 at 21, 0.463 at 0
                      edit  at 21  at 0 the sink is                      loss
                 isolation  0.265 0.354      shared +0.070 (+0.032 to +0.104)
-         spread of z x 10  0.324 0.366      shared +0.877 (+0.472 to +1.374)
+            std of z x 10  0.324 0.366      shared +0.877 (+0.472 to +1.374)
     the paper's mean x 10  0.014 0.438   unchanged +0.186 (+0.097 to +0.275)
           norm alone x 10  0.005 0.464   unchanged +0.109 (+0.040 to +0.190)
 """
@@ -20,8 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sink_lens import centring_means, effect, from_text, load, run_with
+from sink_lens import TokenBatch, effect, load, run_with
 from sink_lens.data.corpora import bundled_text
+from sink_lens.edits import centring_means
 from sink_lens.edits.effects import change_of
 from sink_lens.engine.forward import Outcome
 
@@ -35,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
 
     lens = load(asked.model)
-    tokens = from_text(bundled_text(), lens.tokenizer, sequences=8, length=64)
+    tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=8, length=64)
     means = centring_means(lens)
     early, near = range(2), range(3, max(4, lens.n_layers // 4 + 1))
     where = {"positions": [asked.position], "layers": early, "means": means}
     times = f"x {asked.factor:g}"
     edits = {
         "isolation": isolate([asked.position]),
-        f"spread of z {times}": amplify(asked.factor, centre="aggregated", **where),
+        f"std of z {times}": amplify(asked.factor, centre="aggregated", **where),
         f"the paper's mean {times}": amplify(asked.factor, centre="values", **where),
         f"norm alone {times}": amplify(asked.factor, centre="none", **where),
     }

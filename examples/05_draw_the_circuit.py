@@ -1,14 +1,14 @@
 """Draw a model's circuit: token, aggregated values, neurons, dimension, key and heads, joined by measured arrows.
 
-An arrow is as wide as the share of the sink that goes when its link is cut, which takes three minutes (``--cuts``).
+An arrow is as wide as the share of the sink that the intervention on its link moves (``--interventions``).
 The figure is a Matplotlib one (PNG, SVG, PDF), the circuit itself two data frames and JSON, and the heads can be looked
 at in a browser, without a network. Of a trace that is there already:
 
     python examples/05_draw_the_circuit.py --run runs/SmolLM2-135M-Instruct-20260101-120000
 
-Prints on the default model, with --cuts:
+Prints on the default model, with --interventions:
 
-    each link: its statistic, the share of the sink that its cut makes (the first) or removes, its verdict
+    each link: its statistic, the share of the sink that its intervention moves, its verdict
                     link            statistic  statistic_value  share  ci_low  ci_high   verdict
     aggregation_variance             s2_ratio             2.25   0.50    0.47     0.53     holds
       variance_preserved          kendall_tau             0.00   0.50    0.13     0.86     fails
@@ -27,7 +27,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens import TraceConfig, attention_heads, circuit_of, load, read_run, trace
+from sink_lens import TraceConfig, load, read_run, trace
+from sink_lens.report import attention_heads, circuit_of
 from sink_lens.report.circuit import draw
 
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="folder, .gguf file or name")
     parser.add_argument("--run", help="a trace that is there already, instead of a short one of the model")
-    parser.add_argument("--cuts", action="store_true", help="cut the links too: three minutes instead of one")
+    parser.add_argument("--interventions", action="store_true", help="intervene too: three minutes instead of one")
     parser.add_argument("--out", default="runs/circuit", help="folder for the run and the pictures")
     asked = parser.parse_args(arguments)
     out = Path(asked.out)
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         .drop_duplicates("link")
         .rename(columns={"value": "share"})
     )
-    print("each link: its statistic, the share of the sink that its cut makes (the first) or removes, its verdict")
+    print("each link: its statistic, the share of the sink that its intervention moves, its verdict")
     columns = ["link", "statistic", "statistic_value", "share", "ci_low", "ci_high", "verdict"]
     print(links[columns].round(2).to_string(index=False))
     parts = circuit.nodes.query("kind == 'neuron'").nlargest(5, "value")

@@ -28,15 +28,16 @@ from pathlib import Path
 
 import numpy as np
 
-from sink_lens import TrainConfig, compare, from_text, load, run_with, train
+from sink_lens import TokenBatch, load, run_with, train
 from sink_lens.data.corpora import bundled_text
+from sink_lens.training import TrainConfig, compare
 
-ARMS = {"softmax": "none", "headnorm": "shared"}
+VARIANTS = {"softmax": "none", "headnorm": "shared"}
 SIZE = {"n_layers": 4, "d_model": 96, "d_mlp": 256, "n_heads": 4, "vocab_size": 1024, "length": 64, "batch": 16}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train each arm, compare, and set the attention to position 0 beside that of a trained model."""
+    """Train each variant, compare, and set the attention to position 0 beside that of a trained model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="the trained model to set beside them")
     parser.add_argument("--out", default="runs/headnorm", help="folder of the runs; a run that is there goes on")
@@ -44,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
 
     models, runs = {asked.model: asked.model}, []
-    for arm, value_norm in ARMS.items():
+    for variant, value_norm in VARIANTS.items():
         config = TrainConfig(**SIZE, steps=asked.steps, warmup=asked.steps // 10, value_norm=value_norm, device="cpu")
-        done = train(config, out=Path(asked.out) / arm, progress=False)
+        done = train(config, out=Path(asked.out) / variant, progress=False)
         print(done.headline)
         runs.append(done.folder)
-        models[arm] = done.checkpoints[asked.steps]
+        models[variant] = done.checkpoints[asked.steps]
 
     print()
     for sentence in compare(runs, generator=np.random.default_rng(0)).sentences:
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print()
     for name, folder in models.items():
         lens = load(folder)
-        tokens = from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos="with")
+        tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos="with")
         mass = run_with(lens, tokens, loss=False).mass_at(0)
         print(f"{name}: mean attention to position 0 {float(mass.mean()):.3f}")
 

@@ -7,7 +7,7 @@ Prints on the default model:
 
     a: SmolLM2-135M-Instruct
     b: SmolLM2-135M-Instruct + 0.5 sigma
-    c: random twin of SmolLM2-135M-Instruct (seed 1)
+    c: random init of SmolLM2-135M-Instruct (seed 1)
     pair  shared  tau_bar  z_relabelled  log10_p_relabelled                 verdict
      a-b     296    0.010         5.309              -7.260            same lineage
      a-c     274    0.001         0.415              -0.470 no common lineage shown
@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 import torch
 
-from sink_lens import FingerprintConfig, LensModel, fingerprint, load, wrap
+from sink_lens import LensModel, load, wrap
+from sink_lens.identity import FingerprintConfig, fingerprint
 from sink_lens.models.load import random_init
 
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def noisy(lens: LensModel, *, share: float, seed: int) -> LensModel:
-    """A copy whose matrices have normal noise of a share of their own spread."""
+    """A copy whose matrices have normal noise of a share of their own standard deviation."""
     plain, generator = copy.deepcopy(lens.plain), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in plain.parameters():

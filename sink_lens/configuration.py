@@ -5,19 +5,25 @@ A configuration is a frozen dataclass with a docstring under each field. Its ``m
 - ``option``: the name on the command line, where it differs from the field's;
 - ``choices``: the values that a text may have;
 - ``metavar``: what stands for the value in ``--help``;
-- ``written``: ``ranges`` (``0-3,7``) or ``commas`` (``1,2.5``), where several values are written as one text;
-- ``positional``: the field is an argument of the command.
+- ``written``: ``ranges`` (``0-3,7``) or ``commas`` (``1,2.5``), where several values are written as one text; ``pairs``
+  (``NAME=VALUE``), where a table gives such texts too;
+- ``positional``: the field is an argument of the command;
+- ``off``: the option that sets a truth to false, where it is not ``--no-NAME``;
+- ``file_only``: the field is a table of the file, or an argument of the Python call, and has no option;
+- ``table``: the field may be a table of the file: key -> field.
 """
 
 import ast
 import inspect
+import math
 import os
+import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from .errors import InputError
 from .renamed import current_fields
@@ -39,21 +45,67 @@ def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
     Raises:
         InputError: a name that is no field, with the nearest one, or a value that the field cannot take.
     """
-    changes = current_fields(kind.__name__, changes, stacklevel=3)
-    known, made = {field.name: field for field in fields(cast("Any", kind))}, {}
-    hints = get_type_hints(kind)
-    for name, value in changes.items():
-        if name not in known:
-            near = get_close_matches(name, [*known, *_old_names(known)], n=1, cutoff=0.5)
-            meant = f"did you mean {_old_names(known).get(near[0], near[0])}? " if near else ""
-            raise InputError(
-                f"{where or kind.__name__} has {name!r}, which is not known; {meant}Need some of {', '.join(known)}"
-            )
-        made[name] = value_of(known[name], hints[name], value)
+    known = {field.name: field for field in fields(cast("Any", kind))}
+    changes = current_fields(kind.__name__, flat(kind, changes, where=where), stacklevel=3)
+    check_known(changes, known, where=where or kind.__name__, options=_options(known))
+    made = {name: value_of(known[name], known[name].type, value) for name, value in changes.items()}
     return kind(**made) if given is None else cast("C", replace(cast("Any", given), **made))
 
 
-def _old_names(known: Mapping[str, Field[Any]]) -> dict[str, str]:
+def flat(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
+    """Settings as a file has them, with the entries of a table such as ``[tokens]`` beside the others.
+
+    Raises:
+        InputError: an entry that is not known.
+    """
+    found = dict(settings)
+    for field in fields(kind):
+        keys, table = field.metadata.get("table"), found.get(field.name)
+        if keys is not None and isinstance(table, Mapping):
+            check_known(table, keys, where=f"[{field.name}] of {where or kind.__name__}")
+            del found[field.name]
+            found |= {keys[name]: value for name, value in table.items()}
+    return found
+
+
+def check_known(
+    given: Iterable[str], known: Iterable[str], *, where: str, options: Mapping[str, str] | None = None
+) -> None:
+    """Refuse a name that is not known.
+
+    Args:
+        given: the names.
+        known: those that are known.
+        where: what has the names, for the error.
+        options: other names that somebody may have meant -> the known name.
+
+    Raises:
+        InputError: the first such name, with the nearest one that is known.
+    """
+    known, options = list(known), options or {}
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, [*known, *options], n=1, cutoff=0.5)
+            meant = f"did you mean {options.get(near[0], near[0])}? Need" if near else "need"
+            raise InputError(f"{where} has {name!r}, which is not known; {meant} some of {', '.join(known)}")
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """``lr=3e-4`` as ("lr", 0.0003): the value as TOML has it, else a text.
+
+    Raises:
+        InputError: there is no name, or no "=".
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not name or not equals:
+        raise InputError(f"--set {text} is no setting; need NAME=VALUE, as in --set lr=3e-4")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def _options(known: Mapping[str, Field[Any]]) -> dict[str, str]:
     """Name on the command line, where it is another one -> field."""
     return {field.metadata["option"]: name for name, field in known.items() if "option" in field.metadata}
 
@@ -70,6 +122,8 @@ def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any
         return None
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
+        if isinstance(value, Mapping) and field.metadata.get("written") == "pairs":
+            value = [f"{key}={one}" for key, one in value.items()]
         if isinstance(value, str):
             return _written(value, item, field.metadata.get("written", ""), name=name)
         if not isinstance(value, Iterable):
@@ -79,11 +133,39 @@ def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any
 
 
 def bare(kind: Any) -> tuple[Any, bool]:
-    """A type without None, and whether it had it."""
+    """A type without None, and whether it had it; text for a choice of texts."""
+    if get_origin(kind) is Literal:
+        return str, False
     if get_origin(kind) not in (Union, types.UnionType):
         return kind, False
     (one,) = [part for part in get_args(kind) if part is not type(None)]
     return one, True
+
+
+def check_choices(config: Any) -> None:
+    """Refuse a value that is none of its field's choices.
+
+    Raises:
+        InputError: which, and what the choices are.
+    """
+    for field in fields(config):
+        value, choices = getattr(config, field.name), field.metadata.get("choices")
+        if choices is not None and value is not None:
+            for one in value if isinstance(value, tuple) else (value,):
+                if one not in choices:
+                    raise InputError(f"{field.name} is {one!r}; need one of {', '.join(choices)}")
+
+
+def check_least(config: Any, least: float, *names: str) -> None:
+    """Refuse a number that is too small; None and fields that the configuration lacks are passed over.
+
+    Raises:
+        InputError: which, and the smallest that it may be.
+    """
+    for name in names:
+        value = getattr(config, name, None)
+        if value is not None and not value >= least:
+            raise InputError(f"{name} is {value}; need at least {least}")
 
 
 def _written(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
@@ -91,7 +173,7 @@ def _written(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
         return tuple(ranges(text, name=name))
     if how != "commas":
         raise InputError(f"{name} is {text!r}; need a list")
-    pieces = [piece.strip() for piece in text.split(",") if piece.strip()]
+    pieces = [piece.strip() for piece in text.split(",") if piece.strip() or (item is str and text.strip())]
     try:
         return tuple(item(piece) for piece in pieces)
     except ValueError:
@@ -104,7 +186,7 @@ def _single(name: str, value: Any, kind: Any) -> Any:
         return os.fspath(value)
     if kind is int and isinstance(value, Integral) and not truth:
         return int(value)
-    if kind is float and isinstance(value, Real) and not truth:
+    if kind is float and isinstance(value, Real) and not truth and math.isfinite(value):
         return float(value)
     if kind in _NEEDS and not (kind in (bool, str) and isinstance(value, kind)):
         raise InputError(f"{name} is {value!r}; need {_NEEDS[kind]}")

@@ -469,6 +469,8 @@ _TRACE = (
         carries: str, name. The same: whether the sink goes where what the link leads to is mean ablated.
         measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
         intervened: str, name. The same of the intervention alone; no intervention where there was none.
+        floors: str, name. calibrated; not calibrated if the user moved a floor or threshold, so that the measured error
+            rates of the verdicts do not apply.
         """,
     ),
     _table(
@@ -939,6 +941,29 @@ _TRAIN = (
     ),
 )
 
+_MONITOR = (
+    _table(
+        "monitor",
+        "one key of one reading",
+        """
+        step: int, steps. Optimiser steps that the weights have made.
+        key: str, name. Key of the monitor, without its prefix.
+        layer: int, index. Layer, or -1 for the stream before the first layer; missing for the whole model.
+        value: float, of the row. Value of the key over the sequences that were read.
+        unit: str, text. Unit of the row's numbers.
+        """,
+    ),
+    _table(
+        "alarms",
+        "one alarm",
+        """
+        step: int, steps. Step of the reading at which the rule passed its limit.
+        rule: str, name. Name of the change-point rule.
+        sentence: str, text. What was found, and in which layers.
+        """,
+    ),
+)
+
 _COMPARE = (
     _table(
         "curves",
@@ -1350,6 +1375,7 @@ TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
         "sweep": _SWEEP,
         "train": _TRAIN,
         "compare": _COMPARE,
+        "monitor": _MONITOR,
         "preference": _PREFERENCE,
         "contraction": _CONTRACTION,
         "calibration": _CALIBRATION,

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 OPTIONS = """
     out text prompt tokens bos sequences length threshold device dtype seed
-    overwrite batch-size no-twin quiet dry-run
+    overwrite batch-size no-random-init quiet dry-run
 """.split()  # noqa: SIM905
 
 

@@ -28,7 +28,7 @@ def calls(monkeypatch, tmp_path):
         def call(config, **options):
             made.append((name, config, options))
             summary = pd.DataFrame(
-                {"position": [21], "target_mass": [0.25], "outcome": ["shared"], "centre": ["values"]}
+                {"target_position": [21], "target_mass": [0.25], "outcome": ["shared"], "centre": ["values"]}
             )
             ablations = pd.DataFrame(
                 {
@@ -89,8 +89,8 @@ def test_options_reach_the_study(calls):
     run("amplify", "--position", "7", "--factors", "0.5,2", "--centre", "none", "--seed", "3")
     (_, first, _), (_, second, _) = calls
     assert (first.model, first.length, first.bos, first.question().intervention_length) == ("a/model", 40, "with", 40)
-    assert (first.positions, first.layers) == ((9, 12), (0, 1, 2, 5))
-    assert (second.position, second.factors, second.centres) == (7, (0.5, 2.0), ("none",))
+    assert (first.target_positions, first.layers) == ((9, 12), (0, 1, 2, 5))
+    assert (second.target_position, second.factors, second.centres) == (7, (0.5, 2.0), ("none",))
     assert second.seed == 3
 
 

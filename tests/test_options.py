@@ -4,22 +4,30 @@ import dataclasses
 import json
 import types
 from dataclasses import dataclass, field, fields
-from typing import get_type_hints
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from sink_lens import cli
-from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
-from sink_lens.cli.options import configured, option_of
+from sink_lens.cli.options import built, configured, off_of, option_of
 from sink_lens.configuration import field_docs, with_fields
+from sink_lens.data.config import CacheConfig, SourcesConfig
 from sink_lens.errors import InputError
+from sink_lens.identity import fingerprint
+from sink_lens.identity.config import ContractionConfig, FingerprintConfig, PreferenceConfig
+from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
+from sink_lens.report.config import ReportConfig
 from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig
 from sink_lens.studies.study import asked
+from sink_lens.sweeps.config import SweepConfig, sweep_config
+from sink_lens.training import compare, watch
+from sink_lens.training.config import CompareConfig, TrainConfig, WatchConfig
+from sink_lens.training.config import asked as asked_training
 
 COMMANDS = {
     "trace": TraceConfig,
@@ -27,8 +35,34 @@ COMMANDS = {
     "amplify": AmplifyConfig,
     "ablate": AblateConfig,
     "patch": PatchConfig,
+    "sweep": SweepConfig,
+    "train": TrainConfig,
+    "watch": WatchConfig,
+    "compare": CompareConfig,
+    "preference": PreferenceConfig,
+    "contraction": ContractionConfig,
+    "fingerprint": FingerprintConfig,
+    "data list": SourcesConfig,
+    "data fetch": SourcesConfig,
+    "data show": SourcesConfig,
+    "report": ReportConfig,
+    "cache": CacheConfig,
 }
-FROM_PYTHON = ("trace", "isolate", "amplify", "ablate", "patch")
+WITHOUT = ("measures",)
+"""Commands that are asked nothing."""
+FROM_PYTHON = {
+    "watch": lambda given: watch("m", **given),
+    "compare": lambda given: compare(["m"], **given),
+    "preference": lambda given: survey("preference", **given),
+    "contraction": lambda given: survey("contraction", **given),
+    "fingerprint": lambda given: fingerprint(["m"], **given),
+    "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
+    "train": lambda given: asked_training(None, given),
+} | {name: lambda given, name=name: from_python(name, "m", given) for name in list(COMMANDS)[:5]}
+"""Command -> its Python call with some fields."""
+EDITS = [{"site": "z", "heads": "each"}]
+NEEDED = {WatchConfig: {"run": "a"}, TrainConfig: {"seed": 0}}
+"""What a command cannot do without; a training asks for a file or an option."""
 RUNNER = CliRunner(env={"COLUMNS": "300", "TERM": "dumb"})
 
 
@@ -162,47 +196,90 @@ def test_docs_are_read_from_the_classes_a_class_is_made_from():
 # --- every command
 
 OTHERS = {str: "other", int: 7, float: 0.25, bool: True}
-SPECIAL = {"factors": (0.5, 3.0), "text": None, "centres": ("none",), "tokens": "repeated", "intervention_length": 17}
+SPECIAL = {
+    "factors": (0.5, 3.0),
+    "text": None,
+    "centres": ("none",),
+    "tokens": "repeated",
+    "intervention_length": 17,
+    "growth_factor": 3.5,
+    "dominance_threshold": 3.5,
+    "decides": "shuffled",
+    "alpha": 0.02,
+    "sequences": 70,
+    "length": 18,
+    "draws": 90,
+    "relabellings": 90,
+    "coordinates": 9,
+    "untrained": ("gpt2", "llama"),
+    "d_model": 24,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "accumulation": 2,
+    "batch": 6,
+    "steps": 12,
+    "warmup": 3,
+    "checkpoints": (1, 2),
+    "betas": (0.5, 0.25),
+    "min_lr": 0.125,
+    "value_norm": "per_head",
+    "device": "cuda",
+    "trackers": ("tensorboard", "wandb"),
+}
+"""Values of fields that others would not go with."""
 
 
-def another(one, kind):
+def another(one):
     """A value of a field that is not its default."""
     if one.name in SPECIAL:
         return SPECIAL[one.name]
-    if one.name in ("growth_factor", "dominance_threshold"):
-        return 3.5
     if choices := one.metadata.get("choices"):
         return choices[1]
-    if one.type is bool or kind is bool:
+    if one.type is bool:
         return not one.default
     for plain, value in OTHERS.items():
-        if kind in (plain, plain | None):
+        if one.type in (plain, plain | None):
             return value
-        if kind in (tuple[plain, ...], tuple[plain, ...] | None):
+        if one.type in (tuple[plain, ...], tuple[plain, ...] | None):
             return (value, value) if plain is not int else (1, 2)
-    raise AssertionError(kind)
+    raise AssertionError(one)
+
+
+def options(kind):
+    """The fields that the command line has."""
+    return [one for one in fields(kind) if "file_only" not in one.metadata]
 
 
 def changed(kind):
     """Every field of a command's configuration, at another value than its default; a text would exclude prompts."""
-    hints = get_type_hints(kind)
-    given = {one.name: another(one, hints[one.name]) for one in fields(kind)}
+    given = {one.name: another(one) for one in options(kind)}
     if "tokens" in given:
         given["prompts"] = ()
     return {name: value for name, value in given.items() if value not in (None, ())}
 
 
+def default(kind):
+    """The configuration of a command that was told what it needs."""
+    return sweep_config({"edits": EDITS}) if kind is SweepConfig else kind(**NEEDED.get(kind, {}))
+
+
+def misspelt(kind):
+    """A field, and its name with another last letter."""
+    name = options(kind)[-1].name
+    return name, f"{name[:-1]}_"
+
+
 def words(kind, given):
     """The same on a command line."""
     found = []
-    for one in fields(kind):
+    for one in options(kind):
         if one.name not in given:
             continue
         value, option = given[one.name], option_of(one)
         if one.metadata.get("positional"):
             found += [*value] if isinstance(value, tuple) else [value]
         elif isinstance(value, bool):
-            found.append(option if value else f"--no-{option[2:]}")
+            found.append(option if value else off_of(one))
         elif isinstance(value, tuple):
             if one.metadata.get("written"):
                 found += [option, ",".join(map(str, value))]
@@ -214,19 +291,22 @@ def words(kind, given):
 
 
 @pytest.fixture
-def read(monkeypatch):
+def read(monkeypatch, tmp_path):
     """The configuration that a command line makes; nothing is run."""
     made = []
 
-    def stopped(*given, **options):
-        made.append(with_fields(*given, **options))
+    def stopped(*given, **rest):
+        made.append(built(*given, **rest))
         raise typer.Exit
 
-    monkeypatch.setattr("sink_lens.cli.options.with_fields", stopped)
+    monkeypatch.setattr("sink_lens.cli.options.built", stopped)
+    (tmp_path / "least.json").write_text(json.dumps({"edits": EDITS}))
 
-    def run(*arguments):
+    def run(command, *arguments, file=None):
         made.clear()
-        done = RUNNER.invoke(cli.app, [*map(str, arguments)])
+        least = tmp_path / "least.json" if command == "sweep" else None
+        given = ["--config", file or least] if file or least else []
+        done = RUNNER.invoke(cli.app, [*command.split(), *map(str, (*arguments, *given))])
         assert done.exit_code == 0, (done.output, done.exception)
         return made[0]
 
@@ -243,50 +323,88 @@ def from_python(command, name, given):
     return asked(kind, name, config=None, tokens=None, fields=rest)
 
 
+def click_command(command):
+    """What typer made of a command, such as ``data fetch``."""
+    found = typer.main.get_command(cli.app)
+    for word in command.split():
+        found = found.commands[word]
+    return found
+
+
+def test_every_command_has_a_configuration():
+    groups = typer.main.get_command(cli.app).commands
+    names = [f"{name} {one}" for name, group in groups.items() for one in getattr(group, "commands", [""])]
+    assert sorted(name.strip() for name in names) == sorted([*COMMANDS, *WITHOUT])
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_field_is_out_of_reach_of_the_command_line(command):
-    options = {option for one in typer.main.get_command(cli.app).commands[command].params for option in one.opts}
-    kind = COMMANDS[command]
-    for one in fields(kind):
-        name = one.name if one.metadata.get("positional") else option_of(one)
-        assert name in options, name
-    assert "--config" in options
-    assert set(field_docs(kind)) >= {one.name for one in fields(kind)}  # every option has a help text
+def test_the_help_of_a_command_has_every_field_with_its_docstring(command):
+    kind, params = COMMANDS[command], {one.name: one for one in click_command(command).params}
+    docs = field_docs(kind)
+    shown = " ".join(RUNNER.invoke(cli.app, [*command.split(), "--help"]).stdout.replace("│", "").split())
+    for one in options(kind):
+        if not one.metadata.get("positional"):
+            assert option_of(one) in params[one.name].opts
+            assert option_of(one) in shown
+        opening = docs[one.name].replace("``", "").split()[:4]
+        assert " ".join(opening) in shown, one.name
+    assert "--config" in shown
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_line_a_file_and_python_make_the_same_configuration(command, read, tmp_path):
     kind, given = COMMANDS[command], changed(COMMANDS[command])
+    more = {"edits": EDITS} if kind is SweepConfig else {}
     made = read(command, *words(kind, given))
-    assert made == kind(**given)
-    (tmp_path / "all.json").write_text(json.dumps(given))
-    assert read(command, "--config", tmp_path / "all.json") == made
-    if command in FROM_PYTHON:
+    assert made == (sweep_config(more, **given) if more else kind(**given))
+    (tmp_path / "all.json").write_text(json.dumps(given | more))
+    assert read(command, file=tmp_path / "all.json") == made
+    if command in list(COMMANDS)[:5]:
         assert from_python(command, given["model"], given) == made
-    assert read(command) == kind()
-    at_default = [one.name for one in fields(kind) if getattr(made, one.name) == getattr(kind(), one.name)]
+    assert read(command, *words(kind, NEEDED.get(kind, {}))) == default(kind)
+    at_default = [one.name for one in options(kind) if getattr(made, one.name) == getattr(default(kind), one.name)]
     assert set(at_default) <= {"text", "prompts"}  # these two exclude --tokens
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_key_of_a_file_is_refused_with_the_nearest_name(command, tmp_path):
-    (tmp_path / "all.toml").write_text("sead = 3")
-    done = RUNNER.invoke(cli.app, [command, "--config", str(tmp_path / "all.toml")])
+    name, wrong = misspelt(COMMANDS[command])
+    (tmp_path / "all.toml").write_text(f"{wrong} = 3")
+    done = RUNNER.invoke(cli.app, [*command.split(), "--config", str(tmp_path / "all.toml")])
     assert done.exit_code == 2
-    assert "all.toml has 'sead', which is not known; did you mean seed?" in done.stderr
+    assert f"all.toml has {wrong!r}, which is not known; did you mean {name}?" in done.stderr
 
 
 @pytest.mark.parametrize("command", FROM_PYTHON)
 def test_an_unknown_field_from_python_is_refused_with_the_nearest_name(command):
-    with pytest.raises(InputError, match=f"{command} has 'sead', which is not known; did you mean seed"):
-        from_python(command, "m", {"sead": 3})
+    name, wrong = misspelt(COMMANDS[command])
+    with pytest.raises(InputError, match=f"{command} has {wrong!r}, which is not known; did you mean {name}"):
+        FROM_PYTHON[command]({wrong: 3})
+
+
+def test_a_field_can_be_set_by_its_name_too(read, tmp_path):
+    assert read("train", "--set", "size=small", "--set", "lr=0.5", "--lr", "0.25") == TrainConfig(size="small", lr=0.25)
+    (tmp_path / "two.toml").write_text("size = 'small'")
+    done = RUNNER.invoke(cli.app, ["train", "one.toml", "--config", str(tmp_path / "two.toml")])
+    assert done.exit_code == 2
+    assert "two files were given" in done.stderr
+
+
+def test_a_table_of_the_tokens_is_the_same_as_its_fields(read, tmp_path):
+    (tmp_path / "table.toml").write_text("[tokens]\nkind = 'random'\nlength = 9\n")
+    assert read("trace", "--sequences", 3, file=tmp_path / "table.toml") == TraceConfig(
+        tokens="random", length=9, sequences=3
+    )
+    (tmp_path / "table.toml").write_text("[tokens]\nlenght = 9\n")
+    done = RUNNER.invoke(cli.app, ["trace", "--config", str(tmp_path / "table.toml")])
+    assert "table.toml has 'lenght', which is not known; did you mean length?" in done.stderr
 
 
 def test_a_study_takes_over_what_it_shares_with_a_trace():
-    config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, position=9, controls=7)
+    config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, target_position=9, controls=7)
     study = asked(AmplifyConfig, config, config=None, tokens=None, fields={"factors": [3]})
-    assert (study.position, study.factors, study.threshold) == (None, (3.0,), 0.2)
-    assert study.question() == dataclasses.replace(config, position=None, controls=5)
+    assert (study.target_position, study.factors, study.threshold) == (None, (3.0,), 0.2)
+    assert study.question() == dataclasses.replace(config, target_position=None, controls=CONTROLS)
     assert asked(AblateConfig, config, config=None, tokens="random", fields={}).question().controls == 7
 
 

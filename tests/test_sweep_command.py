@@ -9,12 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sink_lens import EditGrid, MetricSpec, cli, read_run, read_sweep
+from sink_lens import cli, read_run
 from sink_lens.cli import sweep as command
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny
 from sink_lens.records import display
-from sink_lens.sweeps import runner
+from sink_lens.sweeps import EditGrid, MetricSpec, read_sweep, runner
 from sink_lens.sweeps.engine import Engine
 
 FILE = '[tokens]\nkind = "random"\nsequences = 3\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\n'
@@ -82,11 +82,11 @@ def test_help_shows_every_option_the_examples_and_the_exit_codes():
 def test_every_example_of_the_help_is_a_command_that_runs(calls, tmp_path):
     (tmp_path / "sweep.toml").write_text(run("sweep", "--example").stdout)
     lines = [line.split("[dim]")[0] for line in command._EXAMPLES.splitlines() if line.startswith("sink-lens")]
-    assert len(lines) == 5
+    assert len(lines) == 6
     for line in lines:
         done = run(*shlex.split(line.partition(">")[0])[1:])
         assert done.exit_code == 0, (line, done.stderr)
-    assert len(calls) == 4
+    assert len(calls) == 5
 
 
 def test_the_example_is_a_file_to_begin_with(tmp_path):
@@ -108,9 +108,9 @@ def test_without_a_file_the_error_says_how_to_get_one():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("colour = 1\n" + FILE, "has colour, which is not known; need some of controls"),
+        ("colour = 1\n" + FILE, "has 'colour', which is not known; need some of"),
         ("[tokens]\nlength = 9\n", "has no edits"),
-        ("[[edits]\n", "cannot be read as a sweep"),
+        ("[[edits]\n", "cannot be read as a configuration of sweep"),
         ('mode = "slow"\n' + FILE, "mode is 'slow'; need one of exact, fast"),
         (FILE.replace("length = 10", "length = 1"), "length is 1; need at least 2"),
     ],
@@ -127,7 +127,7 @@ def test_a_bad_file_ends_with_code_2(calls, tmp_path, text, says):
 def test_a_file_that_is_not_there_and_a_mode_that_is_none_end_with_code_2(calls, file):
     missing = run("sweep", "none.toml")
     assert missing.exit_code == 2
-    assert "none.toml cannot be read as a sweep" in missing.stderr
+    assert "none.toml cannot be read as a configuration of sweep" in missing.stderr
     assert run("sweep", file, "--mode", "slow").exit_code == 2
     assert run("sweep", file, "--workers", "0").exit_code == 2
     assert not calls

@@ -10,6 +10,7 @@ from sink_lens.cli import compare as compare_command
 from sink_lens.cli import watch as watch_command
 from sink_lens.records import display
 from sink_lens.training import comparison, watching
+from sink_lens.training.config import WatchConfig
 
 from .training.runs import watched, write_run
 
@@ -77,14 +78,8 @@ def test_watch_passes_its_options_on(asked, tmp_path):
     options = ["--sequences", 8, "--length", 32, "--threshold", 0.1, "--device", "cpu", "--again", "--quiet"]
     done = run("watch", folder, *options)
     assert done.exit_code == 0, done.stderr
-    assert asked[0][1] == {
-        "sequences": 8,
-        "length": 32,
-        "threshold": 0.1,
-        "device": "cpu",
-        "progress": False,
-        "resume": False,
-    }
+    wanted = WatchConfig(run=str(folder), sequences=8, length=32, threshold=0.1, device="cpu", resume=False)
+    assert asked[0] == (wanted, {"progress": False})
     assert len(done.stdout.splitlines()) == 1
     assert "(step 10)" in done.stdout  # 5% over 0.1 at step 10 already, and no less after it
 

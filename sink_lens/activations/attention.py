@@ -192,21 +192,21 @@ class Scores:
         index = torch.tensor(keys, device=self.key.device)
         scores = self._product(self.query, self.key[:, :, index])
         if self.mask is not None:
-            return scores + self.mask[..., index].float()
+            return scores.add_(self.mask[..., index].float())
         queries = torch.arange(self.query.shape[2], device=self.key.device)
-        return scores.masked_fill(queries[:, None] < index, -math.inf)
+        return scores.masked_fill_(queries[:, None] < index, -math.inf)
 
     def block(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
         """Scores of a few queries for every key; masked scores are -inf."""
         scores = self._product(self.query[:, :, rows], self.key)
         if self.mask is not None:
-            return scores + self.mask[:, :, rows].float()
+            return scores.add_(self.mask[:, :, rows].float())
         keys = torch.arange(self.key.shape[2], device=rows.device)
-        return scores.masked_fill(rows[:, None] < keys, -math.inf)
+        return scores.masked_fill_(rows[:, None] < keys, -math.inf)
 
     def _product(self, query: Tensor, key: Tensor) -> Tensor:
         grouped = query.float().unflatten(1, (key.shape[1], -1))  # group query heads by the kv head that they share
-        scores = (grouped @ key.float().transpose(-1, -2)[:, :, None] * self.scale).flatten(1, 2)
+        scores = (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale).flatten(1, 2)
         return scores if self.softcap is None else (scores / self.softcap).tanh() * self.softcap
 
 

@@ -1,8 +1,10 @@
 """What ``trace`` is asked: one frozen record, written whole into ``run.json``."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 
-from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, check_described
+from ..configuration import check_choices, check_least
+from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 from ..renamed import renamed_fields
@@ -13,6 +15,13 @@ __all__ = ["BOS_CONDITIONS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
 KERNELS = ("auto", "fused", "eager")
 CONTROLS = 19
 """Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
+EVERY_INTERVENTION = "intervention"
+"""Name of the floor that every intervention's share of the sink must lie over."""
+_CALIBRATED = (
+    *("threshold", "min_sink_rate", "growth_factor", "dominance_threshold", "energy_frac", "max_outliers"),
+    *("super_share", "floors"),
+)
+"""Fields whose defaults are those that the verdicts' error rates were measured with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +34,7 @@ class Question:
     """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
     prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
     """A prompt, one sequence; repeat for several. Instead of text."""
-    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS})
+    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})
     """Text, uniformly random ids, or one id repeated."""
     bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token: what the tokenizer does, BOS, or no BOS."""
@@ -62,13 +71,9 @@ class Question:
         Raises:
             InputError: which value, and what is needed.
         """
+        check_choices(self)
         check_described(self)
-        if self.kernel not in KERNELS:
-            raise InputError(f"kernel is {self.kernel!r}; need auto, fused or eager")
-        for name in ("batch_size", "intervention_sequences", "max_outliers"):
-            value = getattr(self, name, None)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; need at least 1")
+        check_least(self, 1, "batch_size", "intervention_sequences", "max_outliers")
         intervention_length = getattr(self, "intervention_length", None)
         if intervention_length is not None and intervention_length < 16:
             raise InputError(
@@ -105,6 +110,11 @@ class TraceConfig(Question):
     """Interior position at which interventions make a sink. Default: a third of the length."""
     controls: int = CONTROLS
     """Draws of every random control: neurons, dimensions, positions."""
+    floors: tuple[str, ...] | None = field(
+        default=None, metadata={"option": "floor", "metavar": "LINK=VALUE", "written": "pairs"}
+    )
+    """Another floor of a link's primary statistic, as variance_preserved=0.2, or of the share of the sink that every
+    intervention must move, as intervention=0.5; repeat for several."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -115,3 +125,23 @@ class TraceConfig(Question):
         Question.__post_init__(self)
         if self.target_position is not None and self.target_position < 1:
             raise InputError(f"target_position is {self.target_position}; need an interior position, from 1 on")
+        for pair in self.floors or ():
+            name, _, value = pair.partition("=")
+            try:
+                finite = name.strip() != "" and math.isfinite(float(value))
+            except ValueError:
+                finite = False
+            if not finite:
+                raise InputError(f"a floor is {pair!r}; need LINK=NUMBER, as variance_preserved=0.2")
+
+    @property
+    def own_floors(self) -> dict[str, float]:
+        """The user's own floors: link or ``EVERY_INTERVENTION`` -> floor."""
+        pairs = (pair.partition("=") for pair in self.floors or ())
+        return {name.strip(): float(value) for name, _, value in pairs}
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """Floors and thresholds that are not the calibrated ones."""
+        defaults = {one.name: one.default for one in fields(self)}
+        return tuple(name for name in _CALIBRATED if (getattr(self, name) or None) != (defaults[name] or None))

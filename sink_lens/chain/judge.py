@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from ..schema import ANOTHER_PATH, COSTLY, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, QUESTIONS, TELLING_LOSS
+from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
 from .links import LINKS
 from .links.link import Link
@@ -97,6 +98,7 @@ def answers_of(
     has_sink: bool,
     intervened: bool,
     starts: bool = True,
+    effect_floor: float = INTERVENTION_FLOOR,
 ) -> Answers:
     """The answers about one link; none of them depends on whether another link holds where there is a sink.
 
@@ -108,6 +110,7 @@ def answers_of(
         has_sink: whether there is a sink; if not, only *present* has an answer.
         intervened: whether interventions were made at all.
         starts: whether what the link starts from is there, in a model without a sink.
+        effect_floor: what the interval of the intervention's share must lie over.
     """
     present: Answer = _ANSWER[verdict(primary, floor=floor)]
     if primary.no_source or not starts:
@@ -122,7 +125,7 @@ def answers_of(
 
     return Answers(
         present=present,
-        necessary_or_sufficient=answer(necessary, INTERVENTION_FLOOR),
+        necessary_or_sufficient=answer(necessary, effect_floor),
         carries=answer(carries, ANOTHER_PATH),
     )
 
@@ -156,7 +159,8 @@ def link_table(
     The random-init baseline's value of every statistic (``link_values``) is a row of its own, and so is the share of
     the sink that the link's intervention makes or removes (``intervention_share``), where there is one. ``measured`` is
     the verdict of the primary statistic, ``intervened`` that of the intervention, ``verdict`` that of both, on all rows
-    of a link; without a sink it is not applicable.
+    of a link; without a sink it is not applicable. ``floors`` says whether the user moved a floor or threshold: the
+    error rates of the verdicts were measured with the defaults.
 
     Args:
         evidence: what was measured.
@@ -171,11 +175,14 @@ def link_table(
     of_baseline = (
         {} if random_init is None else {(row["link"], row["statistic"]): row["value"] for row in _rows(random_init)}
     )
-    rng = np.random.default_rng(evidence.config.seed)
+    config = evidence.config
+    own = config.own_floors
+    effect_floor = own.get(EVERY_INTERVENTION, INTERVENTION_FLOOR)
+    rng = np.random.default_rng(config.seed)
     has_sink = not evidence.panel.lacks_sink
     rows, starts = [], True
     for link in links:
-        floor = link.floor(evidence.config, length)
+        floor = own.get(link.name, link.floor(config, length))
         found = link.statistics(evidence, rng)
         primary = found[0]
         measured_verdict = verdict(primary, floor=floor)
@@ -188,15 +195,20 @@ def link_table(
             has_sink=has_sink,
             intervened=bool(rows_of),
             starts=has_sink or starts or (link.can_start and measured_verdict == "holds"),
+            effect_floor=effect_floor,
         )
         starts = answers.present == "yes"
         decided = derived(answers) if rows_of or not has_sink else measured_verdict
-        effect_says = None if effect is None else intervention_verdict(effect)
+        effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
         criterion = _criterion(primary, floor=floor)
         common = {"verdict": decided, "measured": measured_verdict, "intervened": effect_says or "no intervention"}
         common |= {name: getattr(answers, name) for name in QUESTIONS}
+        common["floors"] = "not calibrated" if config.moved else "calibrated"
         if effect is not None:
-            criterion += f", and that of the intervention over {INTERVENTION_FLOOR:.0%} and over its largest control"
+            criterion += f", and that of the intervention over {effect_floor:.0%} and over its largest control"
+        if config.moved:
+            criterion += f"; floors not calibrated: {', '.join(config.moved)} moved"
+        if effect is not None:
             rows.append(_effect_row(link.name, effect, criterion=criterion) | common)
         for statistic in found:
             nulls = {**statistic.nulls, **statistic.references}

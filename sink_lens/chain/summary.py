@@ -184,7 +184,8 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
 
 def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: int) -> Table:
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
-    table = Table(title="Links of the chain, each with a 95% interval over sequences", title_justify="left")
+    moved = "; floors not calibrated" if "not calibrated" in set(links["floors"]) else ""
+    table = Table(title=f"Links of the chain, each with a 95% interval over sequences{moved}", title_justify="left")
     table.add_column("link", no_wrap=True)
     table.add_column("measured, its nulls, and what it must pass")
     table.add_column("verdict", no_wrap=True)

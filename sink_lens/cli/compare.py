@@ -1,12 +1,13 @@
 """``sink-lens compare``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..schema import SINK_THRESHOLD
+from ..training.config import CompareConfig
 from .console import app, console, reported, say
+from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,37 +24,20 @@ sink-lens compare runs/lr-* --by lr --baseline 0.001  [dim]any field of the conf
 
 
 @app.command(epilog=_EXAMPLES)
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs of sink-lens train.", metavar="RUN...")],
-    by: Annotated[
-        str | None,
-        typer.Option(help="What the variants differ in. Default: the one field that differs.", metavar="FIELD[,FIELD]"),
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="The variant to compare with. Default: softmax, no norm.", metavar="VALUE")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the comparison. Default: runs/compare-DATE-TIME.", metavar="DIR")
-    ] = None,
-    threshold: Annotated[float, typer.Option(help="Sink score from which a head has a sink.")] = SINK_THRESHOLD,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.", metavar="N", min=0)] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the comparison that DIR holds.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No tables: only the sentences.")] = False,
-) -> None:
+@configured(CompareConfig)
+def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Compare training runs, seed by seed: who is ahead, how sure, and what became of the sink.
 
     All runs must have the same data in the same order; variants differ in one thing, and have the same seeds.
     """
     from datetime import datetime
 
-    import numpy as np
-
     from ..training.comparison import compare as made
     from ..training.comparison import write
 
-    found = made(runs, generator=np.random.default_rng(seed), by=by, baseline=baseline, threshold=threshold)
+    found = made(config)
     folder = Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}" if out is None else out
-    write(found, folder, threshold=threshold, seed=seed, overwrite=overwrite)
+    write(found, folder, overwrite=overwrite)
     if not quiet:
         console().print(_losses(found))
         if "measures" in found.tables:

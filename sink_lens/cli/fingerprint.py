@@ -1,6 +1,5 @@
 """``sink-lens fingerprint``."""
 
-import os
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
@@ -8,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import INTERRUPTED, app, console, numbers, reported, say, shown_size
+from ..identity.config import FingerprintConfig
+from .console import INTERRUPTED, app, console, hush, reported, say, shown_size
+from .options import DryRun, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,103 +33,39 @@ sink-lens fingerprint A B --dry-run  [dim]time and memory; again later: states a
 
 
 @app.command(epilog=_EXAMPLES)
+@configured(FingerprintConfig)
 def fingerprint(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Two or more: names, folders of save_pretrained, .gguf files, or folders of sink-lens train.",
-            metavar="[MODEL]...",
-            show_default=False,
-        ),
-    ] = None,
-    untrained: Annotated[
-        list[str] | None,
-        typer.Option(help="An untrained model, as gpt2,n_layers=4: with each of --seeds; repeat.", metavar="STYLE"),
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds of the untrained models' weights.", metavar="0-4")] = "0,1",
-    lineages: Annotated[
-        str | None,
-        typer.Option(help="A label a model, in order: equal ones are known to be related.", metavar="X,X,Y"),
-    ] = None,
-    every_checkpoint: Annotated[
-        bool, typer.Option("--every-checkpoint", help="Of a training, all; else the first and the last.")
-    ] = False,
-    sequences: Annotated[int, typer.Option(help="Random inputs, 50 at least.", metavar="N")] = 2000,
-    length: Annotated[int, typer.Option(help="Tokens of each.", metavar="T")] = 16,
-    coordinates: Annotated[
-        int | None, typer.Option(help="A model's own. Default: 400, or all of a narrower one.", metavar="M")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the softmax over the shared coordinates.")] = 10.0,
-    draws: Annotated[int, typer.Option(help="Of each simulated null.", metavar="N")] = 100,
-    alpha: Annotated[float, typer.Option(help="Same lineage where p is under it.")] = 0.01,
-    null: Annotated[
-        str, typer.Option(help="Decides: relabelled, shuffled, pipeline, matrices or analytical.", metavar="NULL")
-    ] = "relabelled",
-    embeddings: Annotated[
-        bool, typer.Option("--embeddings", help="Random embeddings instead of tokens; equal widths only.")
-    ] = False,
-    any_tokenizer: Annotated[
-        bool, typer.Option("--any-tokenizer", help="Compare on equal ids where tokenizers differ.")
-    ] = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Read every input again, and keep nothing.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the inputs and every draw.", metavar="N", min=0)] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: runs/fingerprint-DATE-TIME.", metavar="DIR")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of models that are loaded. Default: float32.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the sentences.")] = False,
+    config: FingerprintConfig,
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="The same as --inputs embeddings.")] = False,
+    out: Out = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Do two models come from one initialisation? SeedPrint on each pair of models, with nulls that hold.
 
     Read tau_bar, the effect, first: a p only says how sure it is that the effect is not 0.
 
-    With --embeddings unrelated untrained models look related under every null: the stream carries an embedding's own
-    coordinates to the end.
+    With --inputs embeddings unrelated untrained models look related under every null: the stream carries an embedding's
+    own coordinates to the end.
     """
+    from dataclasses import replace
     from datetime import datetime
 
-    if quiet:
-        os.environ.setdefault("TQDM_DISABLE", "1")
-    from ..identity.fingerprints import FingerprintConfig, cost
+    hush(quiet)
+    from ..identity.fingerprints import cost
     from ..identity.fingerprints import fingerprint as compared
-    from ..identity.measured_models import subjects
-    from ..identity.untrained_models import read_untrained
 
-    config = FingerprintConfig(
-        inputs="embeddings" if embeddings else "tokens",
-        sequences=sequences,
-        length=length,
-        coordinates=coordinates,
-        temperature=temperature,
-        draws=draws,
-        alpha=alpha,
-        decides=null,
-        any_tokenizer=any_tokenizer,
-        seed=seed,
-    )
-    drawn = [read_untrained(text) for text in untrained or ()]
-    made = subjects((), configs=drawn, seeds=numbers(seeds, option="seeds") or ()) if drawn else []
-    given: list[Any] = [*(models or ()), *made]
-    options: dict[str, Any] = {
-        "config": config,
-        "every_checkpoint": every_checkpoint,
-        "device": device,
-        "dtype": dtype,
-        "cache": not no_cache,
-    }
+    config = replace(config, inputs="embeddings") if embeddings else config
     if dry_run:
-        console().print(_cost(cost(given, **options)))
+        console().print(_cost(cost(config=config)))
         return
     folder = Path("runs") / f"fingerprint-{datetime.now():%Y%m%d-%H%M%S}" if out is None else out
-    labels = None if lineages is None else [label.strip() for label in lineages.split(",")]
     try:
-        found = compared(given, lineages=labels, out=folder, overwrite=overwrite, progress=not quiet, **options)
+        found = compared(config=config, out=folder, overwrite=overwrite, progress=not quiet)
     except KeyboardInterrupt:
-        kept = "nothing was kept" if no_cache else "the states of finished models are cached: the same command goes on"
-        say("interrupted", kept)
+        kept = "the states of finished models are cached: the same command goes on"
+        say("interrupted", kept if config.cache else "nothing was kept")
         raise typer.Exit(INTERRUPTED) from None
     if not quiet:
         console().print(_table(found))

@@ -1,23 +1,17 @@
 """``sink-lens isolate``, ``amplify`` and ``ablate``."""
 
-import logging
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ..studies.config import AblateConfig, AmplifyConfig, IsolateConfig
-from .console import PACKAGE, app, console, reported
-from .options import Overwrite, configured
+from .console import app, console, hush, reported
+from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ..studies.study import Study
-
-Out = Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/MODEL-DATE-TIME.", metavar="DIR")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")]
 
 _ISOLATE_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -50,7 +44,7 @@ sink-lens ablate ./my-checkpoint --text mine.txt --out runs/ablation
 @configured(IsolateConfig)
 def isolate(config: IsolateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Isolate tokens by the attention mask: does a sink come there, is the model's own removed or relocated?"""
-    _hush(quiet)
+    hush(quiet)
     from ..studies.isolation import isolate as run
 
     _shown(run(config, out=out, overwrite=overwrite, progress=not quiet), quiet=quiet, columns=_MASS)
@@ -60,7 +54,7 @@ def isolate(config: IsolateConfig, out: Out = None, overwrite: Overwrite = False
 @configured(AmplifyConfig)
 def amplify(config: AmplifyConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Amplify the variance of a token's aggregated values, by factor and centre: does a sink come there?"""
-    _hush(quiet)
+    hush(quiet)
     from ..studies.amplification import amplify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
@@ -71,7 +65,7 @@ def amplify(config: AmplifyConfig, out: Out = None, overwrite: Overwrite = False
 @configured(AblateConfig)
 def ablate(config: AblateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Find the smallest set of neurons of each growth step whose joint ablation removes the sink."""
-    _hush(quiet)
+    hush(quiet)
     from ..studies.ablation import ablate as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
@@ -89,17 +83,11 @@ _MASS = (
 )
 
 
-def _hush(quiet: bool) -> None:
-    if quiet:
-        os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
-        logging.getLogger(PACKAGE).setLevel(logging.WARNING)
-
-
 def _ablations(study: "Study") -> "pd.DataFrame":
     """The chosen sets and their neurons, in few columns; the headline says what random sets do."""
     from ..text import interval, percent
 
-    table = study.frames["ablations"]
+    table = study.tables["ablations"]
     table = table[~table["kind"].str.startswith("random")]
     what = {"column": "columns", "scalar": "outlier entries"}
     edits = zip(table["method"], table["what"], table["where"], strict=True)
@@ -120,7 +108,7 @@ def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.
 
     from ..text import number
 
-    frame = study.frames["summary"] if frame is None else frame
+    frame = study.tables["summary"] if frame is None else frame
     heads = [name for name in columns if name in frame.columns]
     shown = Table(*(name.replace("_", " ") for name in heads), box=None, pad_edge=False)
     for row in frame[heads].itertuples(index=False):

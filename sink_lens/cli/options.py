@@ -2,63 +2,84 @@
 
 The command line stays with typer: the group that turns errors into messages and exit codes, the epilogs and the imports
 that wait until a command runs are ours already, and only the lists of options were written by hand. What a type says
-becomes an option here; ``sink_lens.configuration`` lists what a field's metadata adds.
+becomes an option here; ``sink_lens.configuration`` lists what a field's metadata adds. What several commands take
+besides their configuration, such as ``--out``, is written once, at the end.
 """
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from ..configuration import bare, field_docs, value_of, with_fields
+from ..configuration import bare, field_docs, flat, setting, value_of, with_fields
+from ..errors import InputError
 
 C = TypeVar("C")
 _METAVARS = {int: "N", float: "F", str: "TEXT"}
-_FILE = Annotated[
+_CONFIG = Annotated[
     Path | None,
     typer.Option(
         "--config", help="TOML or JSON file with any of these fields; an option wins over it.", metavar="FILE"
     ),
 ]
+_SET = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A field by its name, as lr=3e-4: the same as its option.", metavar="KEY=VALUE"),
+]
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")]
 
-
-def configured(kind: type[C]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def configured(
+    kind: type[C], *, make: Callable[[Mapping[str, Any], str], C] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a configuration; it is called with the configuration and its own options.
 
-    An option that is given wins over ``--config FILE``, and that over the field's default.
+    An option that is given wins over ``--config FILE``, and that over the field's default. A command with a parameter
+    ``file`` takes the file as its argument too, and fields by ``--set KEY=VALUE``.
+
+    Args:
+        kind: the configuration.
+        make: gives the configuration from settings and the name of what they come from, which is empty without a file.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # C is a dataclass
-        hints, docs = get_type_hints(kind), field_docs(kind)
-        made = [_parameter(field, hints[name], docs.get(name, "")) for name, field in known.items()]
+        known = {field.name: field for field in fields(kind) if "file_only" not in field.metadata}  # type: ignore[arg-type]  # C is a dataclass
+        docs = field_docs(kind)
+        shown = [_parameter(field, docs.get(name, "")) for name, field in known.items()]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         @functools.wraps(command)
         def run(*, ctx: typer.Context, **given: Any) -> None:
             asked = {name: given.pop(name) for name in known}
-            settings, file = {}, given.pop("config")
+            settings, file, pairs = {}, given.pop("config_file"), given.pop("pairs", ())
+            if given.get("file") is not None and file is not None:
+                raise InputError(f"two files were given, {given['file']} and {file}; need one of them")
+            file = given.get("file") if file is None else file
+            if "file" in given:
+                given["file"] = file
             if file is not None:
                 from ..data.described import read_settings
 
-                settings = read_settings(file, what="a configuration")
+                settings = flat(
+                    kind, read_settings(file, what=f"a configuration of {command.__name__}"), where=str(file)
+                )
+            settings |= dict(setting(pair) for pair in pairs or ())
             for name, value in asked.items():
                 source = ctx.get_parameter_source(name)
                 if source is not None and source.name == "COMMANDLINE":
-                    option = option_of(known[name])
-                    settings[name] = value_of(known[name], hints[name], value, name=option)
-            command(with_fields(kind, None, settings, where="" if file is None else str(file)), **given)
+                    field = known[name]
+                    settings[name] = value_of(field, field.type, value, name=option_of(field))
+            command(built(kind, settings, where="" if file is None else str(file), make=make), **given)
 
         first = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        file = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, annotation=_FILE, default=None)
+        file = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, annotation=_CONFIG, default=None)
+        pairs = inspect.Parameter("pairs", inspect.Parameter.KEYWORD_ONLY, annotation=_SET, default=None)
+        by_file = [file, pairs] if "file" in [one.name for one in own] else [file]
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        signature = inspect.Signature([first, *made, file, *own])
+        signature = inspect.Signature([first, *shown, *by_file, *own])
         del run.__wrapped__  # typer reads the signature below, not that of the command
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
@@ -67,14 +88,26 @@ def configured(kind: type[C]) -> Callable[[Callable[..., None]], Callable[..., N
     return decorate
 
 
+def built(
+    kind: type[C], settings: Mapping[str, Any], *, where: str, make: Callable[[Mapping[str, Any], str], C] | None
+) -> C:
+    """The configuration that a command is called with; the arguments are those of ``configured``."""
+    return with_fields(kind, None, settings, where=where) if make is None else make(settings, where)
+
+
 def option_of(field: Field[Any]) -> str:
     """``--intervention-length``: a field's option."""
     return "--" + str(field.metadata.get("option", field.name)).replace("_", "-")
 
 
-def _parameter(field: Field[Any], hint: Any, doc: str) -> inspect.Parameter:
+def off_of(field: Field[Any]) -> str:
+    """``--no-interventions``: the option that sets a field to false."""
+    return "--" + field.metadata["off"] if "off" in field.metadata else f"--no-{option_of(field)[2:]}"
+
+
+def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     """A field as a parameter that typer understands."""
-    kind, _ = bare(hint)
+    kind, _ = bare(field.type)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     default = None if field.default is MISSING else field.default
     written, choices = field.metadata.get("written", ""), field.metadata.get("choices", ())
@@ -84,16 +117,44 @@ def _parameter(field: Field[Any], hint: Any, doc: str) -> inspect.Parameter:
     }
     metavar = field.metadata.get("metavar") or "|".join(choices) or {"ranges": "N-N"}.get(written, _METAVARS.get(item))
     if get_origin(kind) is tuple:
+        written = written if written != "pairs" else ""
         kind = str if written else list[item]
         if isinstance(default, tuple):
-            default = ",".join(f"{one:g}" if item is float else one for one in default) if written else list(default)
+            default = (
+                ",".join(f"{one:g}" if item is float else str(one) for one in default) if written else list(default)
+            )
     option = option_of(field)
     if field.metadata.get("positional"):
         info = typer.Argument(metavar=field.metadata.get("metavar"), **shown)
     elif item is bool:
-        info = typer.Option(f"{option}/--no-{option[2:]}", **shown)
+        info = typer.Option(f"{option}/{off_of(field)}", **shown)
     else:
         info = typer.Option(option, metavar=metavar, **shown)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, info]
     )
+
+
+File = Annotated[Path | None, typer.Argument(help="The same as --config FILE.", metavar="[FILE]", show_default=False)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="Folder of the run; an unfinished run of the same question is continued. Default: a new one in runs/.",
+        metavar="DIR",
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no tables: only the result and where it is.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")]
+
+
+def example_of(text: str) -> Any:
+    """``--example``: print a file to begin with, and stop."""
+
+    def printed(asked: bool) -> None:
+        if asked:
+            typer.echo(text, nl=False)
+            raise typer.Exit
+
+    return typer.Option("--example", help="Print a file to begin with.", is_eager=True, callback=printed)

@@ -1,6 +1,5 @@
 """``sink-lens patch``."""
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,8 +8,8 @@ import typer
 
 from ..errors import InputError
 from ..patching.config import PatchConfig
-from .console import app, console, reported
-from .options import Overwrite, configured
+from .console import app, console, hush, reported
+from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,18 +38,14 @@ sink-lens patch --clean "One two three" --corrupted "One four three" --site neur
 def patch(
     config: PatchConfig,
     top: Annotated[int, typer.Option(help="Rows of the table that is shown.", metavar="N")] = 10,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: runs/MODEL-DATE-TIME.", metavar="DIR")
-    ] = None,
+    out: Out = None,
     overwrite: Overwrite = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Put activations of one run into another, part by part, and measure what changes; write a run folder."""
     if not config.clean or not config.corrupted:
         raise InputError("patching needs two texts of as many tokens; give --clean TEXT and --corrupted TEXT")
-    if quiet:
-        os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported
-
+    hush(quiet)
     from ..models.load import load
     from ..patching.activation import patch as run_patch
     from ..patching.attribution import attribution_patch

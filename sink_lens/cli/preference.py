@@ -1,53 +1,19 @@
 """``sink-lens preference`` and ``sink-lens contraction``: what a model is biased to before it has learned anything."""
 
-import logging
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..data.described import BOS_CONDITIONS
-from .console import INTERRUPTED, PACKAGE, app, console, numbers, say
+from ..identity.config import ContractionConfig, PreferenceConfig, SurveyConfig
+from .console import INTERRUPTED, app, console, hush, say
+from .options import DryRun, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
 
-    from ..identity.measured_models import Draws, Subject
-    from ..identity.survey import Survey
-
-_UNTRAINED = "An untrained model: a style (gpt2, llama, qwen) and fields, as gpt2,activation=relu,n_layers=4; repeat."
-_SWITCHES = "activation, gating, attention, mlp, norm, positions, init, writers, tied"
-
-Models = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Names, folders of save_pretrained, .gguf files, or folders of sink-lens train (their checkpoints).",
-        metavar="[MODEL]...",
-        show_default=False,
-    ),
-]
-Untrained = Annotated[list[str] | None, typer.Option(help=_UNTRAINED, metavar="STYLE[,FIELD=VALUE]...")]
-Seeds = Annotated[str, typer.Option(help="Seeds of the untrained models' weights.", metavar="0-4")]
-Switch = Annotated[
-    list[str] | None,
-    typer.Option(help=f"Also each other value of a part of the untrained model: {_SWITCHES}; repeat.", metavar="NAME"),
-]
-Sequences = Annotated[int, typer.Option(help="Random sequences, 50 at least.", metavar="N")]
-Length = Annotated[int, typer.Option(help="Tokens a sequence.", metavar="T")]
-Bos = Annotated[str, typer.Option(help="The first token.", metavar="|".join(BOS_CONDITIONS))]
-Seed = Annotated[int, typer.Option(help="Seed of the sequences.", metavar="N", min=0)]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of the run; an unfinished one is continued. Default: runs/COMMAND-DATE-TIME.", metavar="DIR"
-    ),
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU.")]
-Dtype = Annotated[str | None, typer.Option(help="Of models that are loaded. Default: float32.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the report's path.")]
+    from ..identity.survey_folder import Survey
 
 _PREFERENCE_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -102,124 +68,63 @@ _SHOWN = {
 
 
 @app.command(epilog=_PREFERENCE_EXAMPLES)
+@configured(PreferenceConfig)
 def preference(
-    models: Models = None,
-    untrained: Untrained = None,
-    seeds: Seeds = "0",
-    switch: Switch = None,
-    sequences: Sequences = 1000,
-    length: Length = 64,
-    bos: Bos = "without",
-    seed: Seed = 0,
+    config: PreferenceConfig,
     out: Out = None,
-    device: Device = None,
-    dtype: Dtype = None,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Which tokens a model predicts after random sequences, against chance: trained, along training, or untrained."""
-    _hush(quiet)
-    from ..identity.measurements import preferences
-    from ..identity.survey import variants_of
-
-    asked = _Asked(models, untrained, seeds=seeds, switches=switch)
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "out": out, "overwrite": overwrite, "quiet": quiet}
-    draws = asked.draws(sequences=sequences, length=length, seed=seed, bos=bos)
-    if dry_run:
-        _cost("preference", asked.found, draws=draws, device=device, dtype=dtype)
-        return
-    _run("preference", asked, preferences(draws, progress=not quiet), draws=draws, finish=variants_of, **options)
+    _run(config, out=out, dry_run=dry_run, overwrite=overwrite, quiet=quiet)
 
 
 @app.command(epilog=_CONTRACTION_EXAMPLES)
+@configured(ContractionConfig)
 def contraction(
-    models: Models = None,
-    untrained: Untrained = None,
-    seeds: Seeds = "0",
-    switch: Switch = None,
-    sequences: Sequences = 128,
-    length: Length = 64,
-    bos: Bos = "without",
-    seed: Seed = 0,
-    no_sinks: Annotated[bool, typer.Option("--no-sinks", help="Leave out the attention to position 0.")] = False,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Instead, what variance calibration of z does to the model.")
-    ] = False,
+    config: ContractionConfig,
     out: Out = None,
-    device: Device = None,
-    dtype: Dtype = None,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """How alike a model makes unrelated sequences, and the positions of one, after each sublayer, over the floor."""
-    _hush(quiet)
-    from ..identity import measurements as kinds
+    _run(config, out=out, dry_run=dry_run, overwrite=overwrite, quiet=quiet)
 
-    asked = _Asked(models, untrained, seeds=seeds, switches=switch)
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "out": out, "overwrite": overwrite, "quiet": quiet}
-    draws = asked.draws(sequences=sequences, length=length, seed=seed, bos=bos)
-    kind = "calibration" if calibrate else "contraction"
+
+def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bool, quiet: bool) -> None:
+    """Run the survey, and print what it found and where the report is."""
+    hush(quiet)
+    from ..identity.surveys import estimate, survey
+    from ..models.inputs import default_folder
+    from ..report.survey import shared
+
     if dry_run:
-        _cost(kind, asked.found, draws=draws, device=device, dtype=dtype)
-    elif calibrate:
-        measure = kinds.calibrations(draws, progress=not quiet)
-        _run(kind, asked, measure, draws=draws, finish=kinds.calibrations_compared, **options)
-    else:
-        measure = kinds.contractions(draws, sinks=not no_sinks, progress=not quiet)
-        _run(kind, asked, measure, draws=draws, finish=kinds.directions_compared, sinks=not no_sinks, **options)
-
-
-def _hush(quiet: bool) -> None:
+        _cost(estimate(config))
+        return
+    kind, folder = config.kind, out or default_folder(config.kind)
+    try:
+        done = survey(config, out=folder, overwrite=overwrite, progress=not quiet)
+    except KeyboardInterrupt:
+        say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
+        raise typer.Exit(INTERRUPTED) from None
     if quiet:
-        os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported; bars of other libraries too
-        logging.getLogger(PACKAGE).setLevel(logging.WARNING)
+        typer.echo(done.report)
+        return
+    for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["variant"].tolist())]:
+        console().print(sentence, soft_wrap=True)
+    console().print(_table(kind, done))
+    typer.echo(f"report: {done.report}")
 
 
-class _Asked:
-    """The models that were asked for, and how.
-
-    Raises:
-        InputError: what was asked for cannot be, or switches without a model to switch.
-    """
-
-    def __init__(
-        self, models: list[str] | None, untrained: list[str] | None, *, seeds: str, switches: list[str] | None
-    ) -> None:
-        from ..errors import InputError
-        from ..identity.contrasts import contrasts
-        from ..identity.measured_models import subjects
-        from ..identity.untrained_models import read_untrained
-
-        if switches and not untrained:
-            raise InputError("--switch was given and no untrained model; need one to switch: --untrained gpt2")
-        bases = [read_untrained(text) for text in untrained or ()]
-        variants = dict.fromkeys(variant for base in bases for variant in contrasts(base, switches=switches or ()))
-        chosen = numbers(seeds, option="seeds") or (0,)
-        self.found = subjects(models or (), configs=list(variants), seeds=chosen)
-        self.config = {
-            "models": list(models or ()),
-            "untrained": [variant.label for variant in variants],
-            "seeds": list(chosen),
-        }
-
-    def draws(self, **size: Any) -> "Draws":
-        """The sequences."""
-        from ..identity.measured_models import Draws
-
-        return Draws(**size)
-
-
-def _cost(kind: str, found: "list[Subject]", *, draws: "Draws", device: str | None, dtype: str | None) -> None:
+def _cost(frame: "pd.DataFrame") -> None:
     """Print what it would take."""
     from rich.table import Table
 
     from ..engine.cost import duration
-    from ..identity.estimate import estimate
     from ..text import short
 
-    frame = estimate(kind, found, draws=draws, device=device, dtype=dtype)
     table = Table("models", box=None, pad_edge=False)
     for name in ("how many", "parameters", "tokens", "time", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -234,44 +139,6 @@ def _cost(kind: str, found: "list[Subject]", *, draws: "Draws", device: str | No
         )
     console().print(table)
     console().print(f"in all {duration(sum(frame['seconds'].tolist()))}; the memory does not grow with the sequences")
-
-
-def _run(
-    kind: str,
-    asked: _Asked,
-    measure: Any,
-    *,
-    draws: "Draws",
-    finish: Any,
-    out: Path | None,
-    quiet: bool,
-    sinks: bool | None = None,
-    **options: Any,
-) -> None:
-    """Run the survey, and print what it found and where the report is."""
-    from dataclasses import asdict
-
-    from ..identity.measurements import TABLES
-    from ..identity.survey import survey
-    from ..models.inputs import default_folder
-
-    folder = out or default_folder(kind)
-    config = asked.config | asdict(draws) | ({} if sinks is None else {"sinks": sinks})
-    options |= {"tables": TABLES[kind], "finish": finish, "progress": not quiet}
-    try:
-        done = survey(kind, asked.found, measure, draws=draws, config=config, out=folder, **options)
-    except KeyboardInterrupt:
-        say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
-        raise typer.Exit(INTERRUPTED) from None
-    if quiet:
-        typer.echo(done.report)
-        return
-    from ..report.survey import shared
-
-    for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["variant"].tolist())]:
-        console().print(sentence, soft_wrap=True)
-    console().print(_table(kind, done))
-    typer.echo(f"report: {done.report}")
 
 
 def _table(kind: str, done: "Survey") -> "Table":

@@ -1,12 +1,17 @@
 """``sink-lens sweep``."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import app, console, reported
+from ..errors import InputError
+from ..sweeps.config import SweepConfig, sweep_config
+from .console import INTERRUPTED, app, console, reported
+from .options import DryRun, File, Out, Overwrite, Quiet, configured, example_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,6 +60,8 @@ sink-lens sweep sweep.toml --dry-run  [dim]cells, forwards, time and memory[/dim
 
 sink-lens sweep sweep.toml --out runs/neurons  [dim]again after an interruption: it goes on[/dim]
 
+sink-lens sweep sweep.toml --model gpt2 --sequences 32 --controls 19 --out runs/gpt2
+
 sink-lens sweep sweep.toml --devices cuda:0,cuda:1
 
 sink-lens sweep sweep.toml --engine ray --workers 16  [dim]on the cluster of RAY_ADDRESS[/dim]
@@ -63,39 +70,35 @@ Exit codes: 0 all cells, 1 some cells failed, 2 bad input, 130 interrupted.
 """
 
 
+def _made(settings: Mapping[str, Any], where: str) -> SweepConfig:
+    if not where:
+        raise InputError("no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml")
+    return sweep_config(settings, where=where)
+
+
 @app.command(epilog=_EXAMPLES)
+@configured(SweepConfig, make=_made)
 def sweep(
-    file: Annotated[Path | None, typer.Argument(help="What to sweep, as TOML or JSON.", show_default=False)] = None,
-    model: Annotated[str | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/FILE.", metavar="DIR")] = None,
-    mode: Annotated[str | None, typer.Option(help="Instead of the file's.", metavar="exact|fast")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU.")] = None,
+    config: SweepConfig,
+    file: File = None,
+    out: Out = None,
     devices: Annotated[
         str | None, typer.Option(help="Several devices of this machine, one process each.", metavar="D,D")
     ] = None,
     engine: Annotated[str, typer.Option(help="Where the blocks are computed.", metavar="local|ray")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Of ray. Default: one for each GPU.", metavar="N", min=1)] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of Ray workers. Default: one for each GPU.", metavar="N", min=1)
+    ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Compute the failed cells again.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")] = False,
-    example: Annotated[bool, typer.Option("--example", help="Print a file to begin with.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the folder.")] = False,
+    dry_run: DryRun = False,
+    example: Annotated[bool, example_of(_EXAMPLE)] = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Edit a model in every cell of a grid: neurons, heads, layers, positions, factors; resumable."""
-    if example:
-        typer.echo(_EXAMPLE, nl=False)
-        return
-    from ..errors import InputError
-
-    if file is None:
-        raise InputError("no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml")
-    from ..sweeps.config import read_sweep
-
-    changes: dict[str, Any] = {"model": model, "mode": mode, "device": device}
-    named = [name.strip() for name in devices.split(",") if name.strip()] if devices else []
-    if named and device is None:
-        changes["device"] = named[0]
-    config = read_sweep(file, **{name: value for name, value in changes.items() if value is not None})
+    assert file is not None
+    named = [name.strip() for name in (devices or "").split(",") if name.strip()]
+    config = replace(config, device=named[0]) if named else config
     if dry_run:
         from ..sweeps.runner import dry_run as cost
 
@@ -120,7 +123,7 @@ def sweep(
         kept = f"the finished blocks are in {folder}: the same command goes on from there"
         said = kept if (folder / RUN_FILE).exists() else "nothing was written"
         console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     _show(result, quiet=quiet)
     if len(result.failed):
         raise typer.Exit(FAILED_CELLS)

@@ -1,15 +1,10 @@
 """``sink-lens trace``."""
 
-import logging
-import os
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from ..chain.config import TraceConfig
-from .console import INTERRUPTED, PACKAGE, app, console, say
-from .options import Overwrite, configured
+from .console import INTERRUPTED, app, console, hush, say
+from .options import DryRun, Out, Overwrite, Quiet, configured
 
 _TRACE_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -30,22 +25,13 @@ sink-lens trace --length 1024 --dry-run  [dim]what it would cost; measures nothi
 @configured(TraceConfig)
 def trace(
     config: TraceConfig,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the run; an unfinished run of the same question is continued. "
-            "Default: runs/MODEL-DATE-TIME.",
-            metavar="DIR",
-        ),
-    ] = None,
+    out: Out = None,
     overwrite: Overwrite = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the report's path.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Find the sinks of a model and where they come from; write a run folder with tables and a report."""
-    if quiet:
-        os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is first imported; bars of other libraries too
-        logging.getLogger(PACKAGE).setLevel(logging.WARNING)
+    hush(quiet)
     if dry_run:
         from ..chain.trace import estimate
 

@@ -1,11 +1,15 @@
 """``sink-lens train``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..errors import InputError
+from ..training.config import EXAMPLE, TrainConfig, train_config
 from .console import INTERRUPTED, app, console, reported
+from .options import DryRun, File, Out, Overwrite, Quiet, configured, example_of
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -16,7 +20,7 @@ sink-lens train train.toml --dry-run  [dim]parameters, tokens, time and memory[/
 
 sink-lens train train.toml --out runs/softmax-0  [dim]again after an interruption: it goes on[/dim]
 
-sink-lens train train.toml --seed 1 --set value_norm=shared --out runs/headnorm-1
+sink-lens train train.toml --seed 1 --value-norm shared --out runs/headnorm-1
 
 torchrun --nproc_per_node 4 --no-python sink-lens train train.toml
 
@@ -26,48 +30,35 @@ Exit codes: 0 trained to the end, 2 bad input, 130 interrupted.
 """
 
 
+def _made(settings: Mapping[str, Any], where: str) -> TrainConfig:
+    if not settings and not where:
+        raise InputError("no file was given; need one that says what to train: sink-lens train --example > train.toml")
+    return train_config(settings, where=where or "train")
+
+
 @app.command(epilog=_EXAMPLES)
+@configured(TrainConfig, make=_made)
 def train(
-    config: Annotated[Path | None, typer.Argument(help="What to train, as TOML or JSON.", show_default=False)] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: runs/CONFIG-SEED.", metavar="DIR")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the weights, instead of the file's.", metavar="N", min=0)] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A field instead of the file's; again for more.", metavar="KEY=VALUE"),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps. Default: the first GPU.", show_default=False)
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take; write nothing.")] = False,
-    example: Annotated[bool, typer.Option("--example", help="Print a file to begin with.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary: only the folder.")] = False,
+    config: TrainConfig,
+    file: File = None,
+    out: Out = None,
+    dry_run: DryRun = False,
+    example: Annotated[bool, example_of(EXAMPLE)] = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a model with any attention and value norm, from scratch; resumable, with the chain watched if asked."""
-    from ..errors import InputError
-    from ..training.config import EXAMPLE, read_train, setting
-
-    if example:
-        typer.echo(EXAMPLE, nl=False)
-        return
-    if config is None:
-        raise InputError("no file was given; need one that says what to train: sink-lens train --example > train.toml")
-    changes: dict[str, Any] = dict(setting(text) for text in settings or ())
-    changes |= {name: value for name, value in (("seed", seed), ("device", device)) if value is not None}
-    asked = read_train(config, **changes)
     if dry_run:
         from ..training.estimate import dry_run as cost
 
-        console().print(cost(asked))
+        console().print(cost(config))
         return
     from ..records import RUN_FILE
     from ..training.trainer import train as run
 
-    folder = Path("runs") / f"{config.stem}-{asked.seed}" if out is None else out
+    folder = Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}" if out is None else out
     try:
-        result = run(asked, out=folder, overwrite=overwrite, progress=not quiet)
+        result = run(config, out=folder, overwrite=overwrite, progress=not quiet)
     except KeyboardInterrupt:
         kept = f"the checkpoints are in {folder}: the same command goes on from there"
         said = kept if (folder / RUN_FILE).exists() else "nothing was written"

@@ -1,12 +1,13 @@
 """``sink-lens watch``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..schema import SINK_THRESHOLD
+from ..training.config import WatchConfig
 from .console import app, console, reported
+from .options import Quiet, configured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,19 +35,8 @@ sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's si
 
 
 @app.command(epilog=_EXAMPLES)
-def watch(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, as written by sink-lens train.", metavar="RUN")],
-    sequences: Annotated[
-        int, typer.Option(help="How many, of the run's own evaluation data.", metavar="N", min=1)
-    ] = 32,
-    length: Annotated[int, typer.Option(help="Tokens a sequence, BOS included.", metavar="T", min=10)] = 64,
-    threshold: Annotated[
-        float, typer.Option(help="A head has a sink where its sink score is above this.")
-    ] = SINK_THRESHOLD,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the first GPU.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what was measured before.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table: only the sentence.")] = False,
-) -> None:
+@configured(WatchConfig)
+def watch(config: WatchConfig, quiet: Quiet = False) -> None:
     """Measure the chain on every checkpoint of a training run: when is the sink born?
 
     Writes watch.parquet, course.png and course.svg into the run's folder.
@@ -56,15 +46,8 @@ def watch(
     from ..training.watching import watch as measure
     from ..training.watching import write_course
 
-    frame = measure(
-        run,
-        sequences=sequences,
-        length=length,
-        threshold=threshold,
-        device=device,
-        progress=not quiet,
-        resume=not again,
-    )
+    run, threshold = Path(config.run), config.threshold
+    frame = measure(config, progress=not quiet)
     if bool(frame["error"].notna().all()):
         raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")
     born = births(frame, threshold=threshold)

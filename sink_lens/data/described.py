@@ -10,6 +10,8 @@ from ..errors import InputError, check_name
 
 TOKEN_KINDS = ("text", "random", "repeated")
 BOS_CONDITIONS = ("auto", "with", "without")
+TOKENS_TABLE = {"kind": "tokens"} | {name: name for name in ("text", "prompts", "bos", "sequences", "length")}
+"""What a table ``[tokens]`` of a file has: key -> field."""
 
 
 @runtime_checkable
@@ -73,10 +75,6 @@ def check_described(config: Described) -> None:
     Raises:
         InputError: a value is not possible, or two values contradict each other.
     """
-    if config.tokens not in TOKEN_KINDS:
-        raise InputError(f"tokens is {config.tokens!r}; need one of {', '.join(TOKEN_KINDS)}")
-    if config.bos not in BOS_CONDITIONS:
-        raise InputError(f"bos is {config.bos!r}; need one of {', '.join(BOS_CONDITIONS)}")
     if config.length < 2:
         raise InputError(f"length is {config.length}; need at least 2, since the first token attends only to itself")
     if config.sequences < 1:

@@ -23,9 +23,9 @@ class Outcome:
     """The layers that were read."""
     valid: Bool[Tensor, "batch position"] = field(repr=False)
     """True at real tokens."""
-    mass: Float[Tensor, "layer batch head position"]
+    mass: Float[Tensor, "layer batch head key"]
     """Mean attention to each of the positions, over the queries after it."""
-    state: Float[Tensor, "layer batch position d_model"] = field(repr=False)
+    state: Float[Tensor, "layer batch key d_model"] = field(repr=False)
     """The residual stream at each of the positions after each layer; nan if a sweep ended the pass before it."""
     loss: Float[Tensor, " batch"] | None
     """Mean next-token loss of each sequence in nats; None if it was not requested."""

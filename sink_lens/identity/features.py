@@ -23,12 +23,8 @@ from ..errors import InputError, ModelError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import weights_hash
+from .config import INPUTS, check_size
 
-KINDS = ("tokens", "embeddings", "released_embeddings")
-"""Kinds of inputs: token ids; normal embeddings of one deviation (ours); normal embeddings with the mean and deviation
-of the first model's embedding matrix (released code of arXiv 2509.26404)."""
-FEWEST = 50
-"""Inputs below which tau over them says nothing."""
 EMBEDDING_STD = 0.02
 """Default standard deviation of random embeddings: what most models initialise theirs with (ours:
 arXiv 2509.26404 does not say)."""
@@ -88,7 +84,7 @@ class Inputs:
     """Random inputs that are the same for every model: sequence i depends on the seed and i only, not on how many."""
 
     kind: str
-    """One of ``KINDS``."""
+    """One of ``INPUTS``."""
     sequences: int
     length: int
     seed: int
@@ -135,7 +131,7 @@ def shared_inputs(
 
     Args:
         known: name -> facts of each model; released embeddings are drawn by the first one's matrix.
-        kind: one of ``KINDS``.
+        kind: one of ``INPUTS``.
         sequences: how many, 50 at least.
         length: tokens of each.
         seed: of the draw.
@@ -145,8 +141,8 @@ def shared_inputs(
     Raises:
         InputError: too few, a length over a context, tokenizers or (for embeddings) widths that differ, no common id.
     """
-    if kind not in KINDS:
-        raise InputError(f"the inputs are {kind!r}; need one of {', '.join(KINDS)}")
+    if kind not in INPUTS:
+        raise InputError(f"the inputs are {kind!r}; need one of {', '.join(INPUTS)}")
     check_size(sequences=sequences, length=length)
     for name, one in known.items():
         if one.context is not None and length > one.context:
@@ -171,21 +167,6 @@ def shared_inputs(
     if not ids:
         raise InputError(f"{_listed(known)} have no token id in common; need some. Compare others")
     return Inputs(kind=kind, sequences=sequences, length=length, seed=seed, ids=tuple(ids))
-
-
-def check_size(*, sequences: int, length: int) -> None:
-    """Refuse too few inputs, or none of a token.
-
-    Raises:
-        InputError: which, and what is needed.
-    """
-    if sequences < FEWEST:
-        raise InputError(
-            f"{sequences} inputs were asked for; need at least {FEWEST}, and 2,000 for a test with power: tau over few "
-            "inputs says nothing. Ask for more"
-        )
-    if length < 1:
-        raise InputError(f"the length is {length}; need one token or more. Ask for more")
 
 
 def features(lens: LensModel, inputs: Inputs, *, batch_size: int | None = None, progress: bool = False) -> np.ndarray:

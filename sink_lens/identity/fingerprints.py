@@ -12,16 +12,19 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
+from ..configuration import with_fields
 from ..engine.cost import seconds_of
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import create_run, display, versions
+from .config import FingerprintConfig
 from .features import Facts, Inputs, cached_features, facts, features, kept_features, shared_inputs
 from .lineages import calibration_table, matrix, related, score_table
-from .measured_models import Subject, subjects
+from .models_to_measure import ModelToMeasure, models_to_measure
 from .nulls import NULLS
-from .seedprint import FingerprintConfig, ModelPair, Simulated, compare
+from .seedprint import ModelPair, Simulated, compare
+from .untrained_models import read_untrained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,17 +79,13 @@ class Fingerprint:
 
 
 def fingerprint(
-    models: Sequence[ModelLike | Subject],
+    models: Sequence[ModelLike | ModelToMeasure] = (),
     *,
     config: FingerprintConfig | None = None,
-    lineages: Sequence[str] | None = None,
-    every_checkpoint: bool = False,
-    device: str | None = None,
-    dtype: str | None = None,
-    cache: bool = True,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    **fields: Any,
 ) -> Fingerprint:
     """Which of some models come from one initialisation: SeedPrint on every pair.
 
@@ -94,17 +93,13 @@ def fingerprint(
     states are in the cache, to read them.
 
     Args:
-        models: names, folders (of ``sink-lens train``: its first and last checkpoint), open models, or ``subjects``.
+        models: names, folders (of ``sink-lens train``: its first and last checkpoint), open models, or what
+            ``models_to_measure`` gives; besides those that the configuration names.
         config: how they are compared.
-        lineages: a label for each model: those with one label are known to be related, the others not to be. Without,
-            what the checkpoints' trainings and the untrained models' seeds say.
-        every_checkpoint: of a training's folder, all of them.
-        device: where models go; a GPU if there is one.
-        dtype: of models that are loaded; float32 if None.
-        cache: keep the states, and use those that were kept.
         out: folder of the run; None writes nothing.
         overwrite: replace what it holds.
         progress: show bars.
+        **fields: fields of ``FingerprintConfig``, as ``lineages=["x", "x", "y"]``; they win over ``config``.
 
     Raises:
         InputError: fewer than two models, one twice, tokenizers that differ, labels that do not fit, too few inputs.
@@ -112,9 +107,10 @@ def fingerprint(
 
     Reference: arXiv 2509.26404.
     """
-    config = FingerprintConfig() if config is None else config
-    found = _chosen(models, every_checkpoint=every_checkpoint)
-    labels = _labels(found, lineages)
+    config = with_fields(FingerprintConfig, config, fields, where="fingerprint")
+    device, dtype, cache = config.device, config.dtype, config.cache
+    found = _chosen(models, config)
+    labels = _labels(found, config.lineages)
     opened = {one.name: _opener(one, device=device, dtype=dtype) for one in found}
     bar: dict[str, Any] = {"disable": not progress, "leave": False}
     known = {name: facts(open_it()) for name, open_it in tqdm(opened.items(), desc="models", unit="model", **bar)}
@@ -138,15 +134,7 @@ def fingerprint(
     return made if out is None else _write(made, inputs, out=Path(out), overwrite=overwrite)
 
 
-def cost(
-    models: Sequence[ModelLike | Subject],
-    *,
-    config: FingerprintConfig,
-    every_checkpoint: bool = False,
-    device: str | None = None,
-    dtype: str | None = None,
-    cache: bool = True,
-) -> pd.DataFrame:
+def cost(models: Sequence[ModelLike | ModelToMeasure] = (), *, config: FingerprintConfig) -> pd.DataFrame:
     """What ``fingerprint`` would take, model by model: d_model, inputs, tokens, cached, seconds, and MB of its states.
 
     A forward pass over a few inputs is timed on each model that would read them; nothing is written.
@@ -154,13 +142,13 @@ def cost(
     Raises:
         InputError, ModelError: what ``fingerprint`` would raise before it reads anything.
     """
-    found = _chosen(models, every_checkpoint=every_checkpoint)
-    opened = {one.name: _opener(one, device=device, dtype=dtype) for one in found}
+    found = _chosen(models, config)
+    opened = {one.name: _opener(one, device=config.device, dtype=config.dtype) for one in found}
     known = {name: facts(open_it()) for name, open_it in opened.items()}
     inputs = _inputs(known, config)
     rows = []
     for name, open_it in opened.items():
-        is_cached = cache and cached_features(known[name], inputs) is not None
+        is_cached = config.cache and cached_features(known[name], inputs) is not None
         row = {"model": name, "d_model": known[name].width, "inputs": inputs.sequences}
         row |= {"tokens": inputs.sequences * inputs.length, "cached": is_cached}
         row["seconds"] = 0.0 if is_cached else _timed(open_it(), inputs)
@@ -168,18 +156,24 @@ def cost(
     return pd.DataFrame(rows)
 
 
-def _chosen(models: Sequence[ModelLike | Subject], *, every_checkpoint: bool) -> list[Subject | LensModel]:
+def _chosen(
+    models: Sequence[ModelLike | ModelToMeasure], config: FingerprintConfig
+) -> list[ModelToMeasure | LensModel]:
     """The models, each once; of a training its two ends."""
-    found: list[Subject | LensModel] = []
-    texts = [str(one) for one in models if isinstance(one, (str, os.PathLike))]
-    named = subjects(texts) if texts else []
+    found: list[ModelToMeasure | LensModel] = []
+    texts = [*config.models, *(str(one) for one in models if isinstance(one, (str, os.PathLike)))]
+    named = models_to_measure(texts) if texts else []
     for one in named:
         steps = [other.step for other in named if other.variant == one.variant and other.step is not None]
-        if every_checkpoint or one.step is None or one.step in (min(steps), max(steps)):
+        if config.every_checkpoint or one.step is None or one.step in (min(steps), max(steps)):
             found.append(one)
     found += [
-        one if isinstance(one, Subject) else as_lens(one) for one in models if not isinstance(one, (str, os.PathLike))
+        one if isinstance(one, ModelToMeasure) else as_lens(one)
+        for one in models
+        if not isinstance(one, (str, os.PathLike))
     ]
+    if config.untrained:
+        found += models_to_measure(configs=[read_untrained(text) for text in config.untrained], seeds=config.seeds)
     names = [one.name for one in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"{', '.join(twice)} is there twice; need each model once: a model is its own relative")
@@ -190,23 +184,21 @@ def _chosen(models: Sequence[ModelLike | Subject], *, every_checkpoint: bool) ->
 
 
 def _labels(
-    found: Sequence[Subject | LensModel], lineages: Sequence[str] | None
+    found: Sequence[ModelToMeasure | LensModel], lineages: Sequence[str] | None
 ) -> dict[str, tuple[str | None, int | None]]:
     """Name -> (what its relatives have in common, seed)."""
     if lineages is not None:
-        if "" in lineages:
-            raise InputError(f"a label of the lineages is empty ({','.join(lineages)}); need one for each model")
         if len(lineages) != len(found):
             names = ", ".join(one.name for one in found)
             raise InputError(f"{len(lineages)} lineages for {len(found)} models ({names}); need one for each, in order")
         return {one.name: (label, None) for one, label in zip(found, lineages, strict=True)}
     return {
-        one.name: (one.variant, one.seed) if isinstance(one, Subject) and one.seed is not None else (None, None)
+        one.name: (one.variant, one.seed) if isinstance(one, ModelToMeasure) and one.seed is not None else (None, None)
         for one in found
     }
 
 
-def _opener(one: Subject | LensModel, *, device: str | None, dtype: str | None) -> Callable[[], LensModel]:
+def _opener(one: ModelToMeasure | LensModel, *, device: str | None, dtype: str | None) -> Callable[[], LensModel]:
     return (lambda: one) if isinstance(one, LensModel) else lambda: one.open(device=device, dtype=dtype)
 
 
@@ -232,7 +224,7 @@ def _timed(lens: LensModel, inputs: Inputs) -> float:
 
 def _result(
     compared: Sequence[ModelPair],
-    found: Sequence[Subject | LensModel],
+    found: Sequence[ModelToMeasure | LensModel],
     *,
     labels: dict[str, tuple[str | None, int | None]],
     known: dict[str, Facts],
@@ -245,8 +237,8 @@ def _result(
             {
                 "model": one.name,
                 "lineage": labels[one.name][0],
-                "seed": one.seed if isinstance(one, Subject) else None,
-                "step": one.step if isinstance(one, Subject) else None,
+                "seed": one.seed if isinstance(one, ModelToMeasure) else None,
+                "step": one.step if isinstance(one, ModelToMeasure) else None,
                 "d_model": known[one.name].width,
                 "ids": len(known[one.name].ids),
                 "dtype": known[one.name].dtype,

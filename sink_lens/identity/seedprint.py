@@ -23,82 +23,12 @@ import numpy as np
 
 from ..errors import InputError
 from . import nulls
-from .features import check_size
+from .config import FEWEST_SHARED, FingerprintConfig
 from .kendall import tau, tau_matrix
 from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, softened
 
 SAME, NOT_SHOWN, NO_ANSWER = "same lineage", "no common lineage shown", "no answer"
 """What is said of a pair. That nothing is shown is no proof of different seeds: training can wash a print out."""
-FEWEST_SHARED = 8
-"""Coordinates in common below which there is no answer: a mean over fewer is not one."""
-_COORDINATES = 400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FingerprintConfig:
-    """How models are compared.
-
-    Raises:
-        InputError: a value that cannot be used.
-    """
-
-    inputs: str = "tokens"
-    """``tokens``; ``embeddings`` (normal, deviation 0.02); or ``released_embeddings``, with the mean and deviation of
-    the first model's embedding matrix, as the released code draws them. Embeddings need equal widths, and no null holds
-    on them for untrained models: the stream carries an embedding's own coordinates to the end."""
-    sequences: int = 2000
-    """Random inputs, 50 at least."""
-    length: int = 16
-    """Tokens of each (ours: short, since only the last state is read)."""
-    coordinates: int | None = None
-    """m, how many a model has for its own; None is 400, or all of a narrower model (paper: 10%; code: 400). Two models
-    share m^2 / width by chance: a tenth or a third of a narrow one leaves too few to find what training has left (ours:
-    192 wide, 600 steps, p .06 to .2 on a third, .001 on all)."""
-    temperature: float = 10.0
-    """Temperature of the softmax over the shared coordinates."""
-    draws: int = 100
-    """Number of draws of each simulated null."""
-    relabellings: int = 1999
-    """Random ones, beside the closed form."""
-    alpha: float = 0.01
-    """Same lineage where p is under it."""
-    decides: str = "relabelled"
-    """The null whose p that is."""
-    any_tokenizer: bool = False
-    """Compare models whose tokenizers differ, on the same ids."""
-    seed: int = 0
-    """Seed of the inputs and of every draw."""
-
-    def __post_init__(self) -> None:
-        if self.decides not in NULLS:
-            raise InputError(f"the null that decides is {self.decides!r}; need one of {', '.join(NULLS)}")
-        for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
-            if not low < getattr(self, name) < high:
-                raise InputError(f"{name} is {getattr(self, name)}; need a number over {low}, under {high}")
-        check_size(sequences=self.sequences, length=self.length)
-        if self.coordinates is not None and self.coordinates < FEWEST_SHARED:
-            raise InputError(f"{self.coordinates} coordinates a model; need at least {FEWEST_SHARED}")
-        # A share of draws cannot be under 1 / (draws + 1).
-        for name in ("draws", "relabellings"):
-            if getattr(self, name) < 1 / self.alpha - 1:
-                need = math.ceil(1 / self.alpha - 1)
-                raise InputError(f"{name} is {getattr(self, name)}; need {need} for a p under {self.alpha:g}")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed is {self.seed}; need a whole number from 0 on, below 2**63")
-
-    def count(self, width: int) -> int:
-        """How many coordinates a model of a width has for its own.
-
-        Raises:
-            InputError: more than there are, or so few that no answer can come of it.
-        """
-        count = min(_COORDINATES, width) if self.coordinates is None else self.coordinates
-        if not FEWEST_SHARED <= count <= width:
-            raise InputError(
-                f"{count} of {width} coordinates a model; need {FEWEST_SHARED} at least, and not more than all. "
-                "Choose with --coordinates"
-            )
-        return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

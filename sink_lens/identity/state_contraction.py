@@ -31,7 +31,7 @@ from ..records import display
 from ..schema import SINK_THRESHOLD
 from ..training.watching import chain_measures
 from .cosine_sums import CosineSums, Ends, Place, jackknife
-from .measured_models import Draws
+from .models_to_measure import RandomSequences
 from .token_preference import wilson
 
 SINK_MEASURES = ("sink_mass", "uniform_mass", "sink_rate", "s2_ratio", "norm_ratio", "dominance_ratio", "loss")
@@ -90,7 +90,7 @@ def contraction(
     Reference: arXiv 2602.05927 (the claims; definitions ours).
     """
     lens = as_lens(lens)
-    draws = Draws(sequences=sequences, length=length, seed=seed, bos=bos)
+    draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     if length < 10:
         raise InputError(f"the length is {length}; need 10 tokens at least, to compare the first with those from 8 on")
     draws.check(lens)
@@ -102,7 +102,7 @@ def contraction(
     return contracted(sums, ends=ends, lens=lens, sinks=_sinks(lens, draws) if sinks else {})
 
 
-def passes(lens: LensModel, draws: Draws) -> tuple[CosineSums, Ends, list[Reading]]:
+def passes(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, list[Reading]]:
     """Empty sums, and the readings that fill them."""
     sums = CosineSums(lens.n_layers, sequences=draws.sequences, length=draws.length)
     ends = Ends(lens.d_vocab, lens.d_model)
@@ -216,7 +216,7 @@ def _alignment(sums: CosineSums, *, ends: Ends, lens: LensModel) -> pd.DataFrame
     return pd.DataFrame(rows, columns=["what", "which", "cosine", "rank", "of", "event_frac"])
 
 
-def _sinks(lens: LensModel, draws: Draws) -> dict[str, tuple[float, str]]:
+def _sinks(lens: LensModel, draws: RandomSequences) -> dict[str, tuple[float, str]]:
     """The sink measures of the whole model on the first sequences."""
     few = min(_SINK_SEQUENCES, draws.sequences)
     tokens = draws.chunk(lens, 0).tokens[:few, : min(draws.length, _SINK_LENGTH)]

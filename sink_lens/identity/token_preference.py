@@ -27,7 +27,7 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import display
-from .measured_models import CHUNK, Draws
+from .models_to_measure import CHUNK, RandomSequences
 
 COVERED = 0.8
 """Share of the events of which the number of tokens is given."""
@@ -161,7 +161,7 @@ def preference(
     Reference: arXiv 2602.05927 (the claim; definitions ours).
     """
     lens = as_lens(lens)
-    draws = Draws(sequences=sequences, length=length, seed=seed, bos=bos)
+    draws = RandomSequences(sequences=sequences, length=length, seed=seed, bos=bos)
     draws.check(lens)
     votes = Votes.of(lens, seed=seed)
     if resume is not None:

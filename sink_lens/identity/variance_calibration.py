@@ -27,8 +27,8 @@ from ..errors import InputError
 from ..measures.reductions import widen
 from ..models.lens import LensModel
 from ..stats import interval, paired_difference
+from .config import FEWEST
 from .cosine_sums import CosineSums, Ends, jackknife
-from .measured_models import FEWEST
 
 _SITES = ("resid_pre", "attn_out", "resid_post", "final")
 _TOKENS_A_FORWARD = 1024

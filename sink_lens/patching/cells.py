@@ -1,8 +1,9 @@
 """The cells of a sweep: the part of a site that each patch replaces.
 
-``by`` names the swept axes, in the words of ``transformer_lens.patching``: ``layer``, ``pos`` (token position; query
-position in ``scores`` and ``pattern``), ``head_index`` (key-value heads in ``k`` and ``v``) and ``src_pos`` (key
-position in ``scores`` and ``pattern``). All indices of an axis that is not swept are patched together.
+``by`` names the swept axes: ``layer``, ``position`` (query position in ``scores`` and ``pattern``), ``head`` (key-value
+heads in ``k`` and ``v``) and ``key`` (key position in ``scores`` and ``pattern``). All indices of an axis that is not
+swept are patched together. The words of ``transformer_lens.patching`` (``pos``, ``head_index``, ``src_pos``) still
+work.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..configuration import check_choices
 from ..data.described import BOS_CONDITIONS
-from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 from ..renamed import current_axes, renamed_fields
 
@@ -70,8 +70,7 @@ class PatchConfig:
         """Refuse what cannot be run.
 
         Raises:
-            InputError: a metric that does not exist.
+            InputError: which value, and what is needed.
         """
         object.__setattr__(self, "by", current_axes(self.by))
-        if self.metric not in METRICS:
-            raise InputError(f"there is no metric {self.metric!r}; need one of {', '.join(METRICS)}")
+        check_choices(self)

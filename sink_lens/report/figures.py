@@ -63,7 +63,7 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
 
 def by_layer_and_head(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
     """A column of heads.parquet at a position as an array of layer by head; nan where there is no row."""
-    table = heads.loc[heads["position"] == position]
+    table = heads.loc[heads["sink_position"] == position]
     layer, head = table["layer"].to_numpy(float).astype(int), table["head"].to_numpy(float).astype(int)
     grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
     grid[layer, head] = table[name].to_numpy(float)
@@ -197,7 +197,7 @@ def super_neurons(neurons: pd.DataFrame, *, position: int, share: float | None =
         position: The sink token.
         share: The share from which a neuron is a super neuron, drawn as a line.
     """
-    table = neurons.loc[neurons["position"] == position]
+    table = neurons.loc[neurons["sink_position"] == position]
     shares = "contribution_share" in table.columns and bool(table["contribution_share"].notna().any())
     height = table["contribution_share"].to_numpy(float) * 100 if shares else table["contribution"].to_numpy(float)
     ranks = np.stack([table["gate_norm_rank"].to_numpy(float), table["up_norm_rank"].to_numpy(float)])
@@ -250,7 +250,7 @@ def top_dimensions(dimensions: pd.DataFrame, *, position: int, layer: int, most:
         layer: The layer.
         most: How many bars.
     """
-    table = dimensions.loc[dimensions["position"] == position]
+    table = dimensions.loc[dimensions["sink_position"] == position]
     table = table.loc[table["layer"] == layer].sort_values("value", key=abs, ascending=False, kind="stable").head(most)
     figure = canvas(height=0.9 + 0.23 * max(len(table), 4))
     axes = panel(figure, xlabel=f"|value| at position {position} after layer {layer}", ylabel="dimension")

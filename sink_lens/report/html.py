@@ -41,6 +41,7 @@ PAGES = {
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
     "compare": "training:COMPARE",
+    "monitor": "monitor:MONITOR",
     "preference": "survey:PREFERENCE",
     "contraction": "survey:CONTRACTION",
     "calibration": "survey:CALIBRATION",
@@ -153,7 +154,11 @@ def _table(run: Run, of: Listed, *, prefix: str) -> Shown:
 
 def _notes(run: Run) -> list[object]:
     notes = run.provenance.get("notes") or []
-    return notes if isinstance(notes, list) else [notes]
+    notes = list(notes) if isinstance(notes, list) else [notes]
+    links = run.optional("links", columns=["floors"])
+    if links is not None and "not calibrated" in set(links["floors"]):
+        notes.append("floors not calibrated: one was moved, or a threshold; the verdicts' error rates do not apply")
+    return notes
 
 
 def _incomplete(run: Run) -> str:

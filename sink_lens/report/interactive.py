@@ -159,7 +159,7 @@ def _maps(
 
 def _named(place: object, axis: str | None, labels: Mapping[int, str]) -> str:
     """A swept number, and the token there."""
-    text = labels.get(int(place), "") if axis in ("position", "position") and isinstance(place, (int, float)) else ""
+    text = labels.get(int(place), "") if axis == "position" and isinstance(place, (int, float)) else ""
     return escaped(f"{place:g}" if isinstance(place, (int, float)) else place) + (f" {escaped(text)}" if text else "")
 
 

@@ -22,44 +22,50 @@ units = "each"
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..data.described import check_described, read_settings
+from ..configuration import check_choices, check_known, flat, with_fields
+from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described, read_settings
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
-from .grid import EditGrid, Grid
-from .plan import MODES, Mode, check_mode
-from .reads import METRICS, MetricSpec, texts, whole
+
+if TYPE_CHECKING:  # they need torch, and --help does not
+    from .grid import EditGrid, Grid
+    from .reads import MetricSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig:
-    """The whole configuration of a sweep."""
+    """The whole configuration of a sweep; a file has ``edits`` and ``metrics`` as lists of tables."""
 
-    grid: Grid
-    metrics: tuple[MetricSpec, ...] = (MetricSpec(name="sink_mass"),)
-    mode: Mode = "exact"
+    grid: "Grid" = field(metadata={"file_only": True})
+    """The kinds of edit with their axes: the tables ``[[edits]]`` of a file."""
+    metrics: "tuple[MetricSpec, ...]" = field(default=None, metadata={"file_only": True})  # type: ignore[assignment]
+    """What is read of each cell: the tables ``[[metrics]]`` of a file. Default: ``sink_mass``."""
+    model: str = field(default=DEFAULT_MODEL, metadata={"metavar": "MODEL"})
+    """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
+    mode: Literal["exact", "fast"] = field(default="exact", metadata={"choices": ("exact", "fast")})
     """exact (on the CPU in float32 bit-identical to running one cell at a time) or fast (within 1e-5)."""
-    model: str = DEFAULT_MODEL
-    """Default model's name, folder, GGUF file or hub name."""
-    tokens: str = "text"
-    """text, random (uniform ids) or repeated (one id a sequence)."""
-    text: str | None = None
-    """A text file to cut sequences from; None is the bundled prose."""
-    prompts: tuple[str, ...] = ()
-    """Prompts, one sequence each, instead of ``tokens``."""
-    bos: str = "auto"
-    """auto (what the tokenizer does), with, or without."""
+    controls: int | None = None
+    """Random draws of as many units (heads, positions) for each cell; 0 for none. Default: 5."""
+    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})
+    """Text, uniformly random ids, or one id repeated."""
+    text: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
+    prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
+    """A prompt, one sequence; repeat for several. Instead of text."""
+    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
+    """The first token: what the tokenizer does, BOS, or no BOS."""
     sequences: int = 8
     """How many sequences."""
-    length: int = 64
+    length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included."""
-    device: str | None = None
-    """Where the model goes; None picks."""
-    dtype: str | None = None
-    """Type of the weights; None is float32."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """float32, bfloat16, float16 or float64. Default: float32."""
     seed: int = 0
     """Seed of every generator: tokens, draws of the controls, bootstrap."""
 
@@ -69,10 +75,18 @@ class SweepConfig:
         Raises:
             InputError: a value is not possible.
         """
+        from .reads import MetricSpec
+
+        check_choices(self)
         check_described(self)
-        check_mode(self.mode)
+        if self.metrics is None:
+            object.__setattr__(self, "metrics", (MetricSpec(name="sink_mass"),))
         if not self.metrics:
             raise InputError("there is no metric; need at least one")
+        if self.controls is None:
+            object.__setattr__(self, "controls", self.grid.controls)
+        elif self.controls != self.grid.controls:
+            object.__setattr__(self, "grid", replace(self.grid, controls=self.controls))
 
 
 def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
@@ -94,66 +108,46 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
     Raises:
         InputError: a key that is not known, or a value that cannot be used.
     """
-    top = {"model", "mode", "controls", "seed", "device", "dtype", "tokens", "metrics", "edits"}
-    _known(given, top, where=where)
-    tokens = _table(given.get("tokens", {}), where=f"[tokens] of {where}")
-    _known(tokens, {"kind", "text", "prompts", "bos", "sequences", "length"}, where=f"[tokens] of {where}")
-    edits = _tables(given.get("edits", ()), where=f"[[edits]] of {where}")
+    from .grid import Grid
+
+    options = flat(SweepConfig, given, where=where)
+    known = [*(one.name for one in fields(SweepConfig) if one.name != "grid"), "edits"]
+    check_known(options, known, where=where, options={"grid": "edits", "prompt": "prompts"})
+    edits = _tables(options.pop("edits", ()), where=f"[[edits]] of {where}")
     if not edits:
         raise InputError(f"{where} has no edits; need at least one table [[edits]]")
-    blocks = []
-    for one in edits:
-        _known(one, {part.name for part in fields(EditGrid)}, where=f"[[edits]] of {where}")
-        texts(one, ("kind", "site"), where=f"[[edits]] of {where}")
-        blocks.append(EditGrid(**one))
-    options: dict[str, Any] = {
-        name: given[name] for name in ("model", "mode", "seed", "device", "dtype") if name in given
-    }
-    options |= {{"kind": "tokens"}.get(name, name): value for name, value in tokens.items()}
-    texts(options, ("model", "mode", "device", "dtype", "tokens", "text", "bos"), where=where)
-    if "prompts" in options:
-        prompts = options["prompts"]
-        if not isinstance(prompts, Sequence) or isinstance(prompts, str) or not prompts or not _all_texts(prompts):
-            raise InputError(f"prompts of {where} is {prompts!r}; need a list of texts, one at least")
-        options["prompts"] = tuple(prompts)
-    if "metrics" in given:
-        rows = _tables(given["metrics"], where=f"[[metrics]] of {where}")
+    blocks = tuple(_edit(one, where=f"[[edits]] of {where}") for one in edits)
+    if "metrics" in options:
+        rows = _tables(options["metrics"], where=f"[[metrics]] of {where}")
         options["metrics"] = tuple(_spec(row, where=where) for row in rows)
-    for name in ("sequences", "length", "seed"):
-        whole(options, name, 0, where=where)
-    controls = whole(given, "controls", 5, where=where)
-    seed = {**options, **changes}.get("seed", 0)
-    grid = Grid(edits=tuple(blocks), controls=controls, seed=seed)
-    options = {**options, **changes}
-    check_mode(options.setdefault("mode", MODES[0]))
-    return SweepConfig(grid=grid, **options)
+    if options.get("prompts") == []:
+        raise InputError(f"prompts of {where} is []; need a list of texts, one at least")
+    options |= changes
+    grid = options.pop("grid", None) or Grid(edits=blocks, seed=options.get("seed", 0))
+    return with_fields(SweepConfig, None, {**options, "grid": grid}, where=where)
 
 
-def _spec(row: Mapping[str, Any], *, where: str) -> MetricSpec:
+def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
+    from .grid import EditGrid
+    from .reads import texts
+
+    check_known(table, [part.name for part in fields(EditGrid)], where=where)
+    texts(table, ("kind", "site"), where=where)
+    return EditGrid(**table)
+
+
+def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
+    from .reads import METRICS, MetricSpec
+
     if not isinstance(row.get("name"), str):
         raise InputError(f"a metric of {where} has no name; need one of {', '.join(METRICS)}")
     return MetricSpec(name=row["name"], options={name: value for name, value in row.items() if name != "name"})
 
 
-def _known(given: Mapping[str, Any], known: set[str], *, where: str) -> None:
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise InputError(
-            f"{where} has {', '.join(unknown)}, which is not known; need some of {', '.join(sorted(known))}"
-        )
-
-
-def _all_texts(given: Sequence[Any]) -> bool:
-    return all(isinstance(one, str) for one in given)
-
-
-def _table(given: Any, *, where: str) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise InputError(f"{where} is {given!r}; need a table")
-    return cast("Mapping[str, Any]", given)
-
-
 def _tables(given: Any, *, where: str) -> Sequence[Mapping[str, Any]]:
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise InputError(f"{where} is {given!r}; need a list of tables")
-    return [_table(one, where=where) for one in given]
+    for one in given:
+        if not isinstance(one, Mapping):
+            raise InputError(f"{where} is {one!r}; need a table")
+    return given

@@ -7,20 +7,21 @@ is assumed of who wins: every sentence says what was found, "not reached" and "n
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from ..configuration import with_fields
 from ..errors import InputError
 from ..records import Run, create_run, display, versions
 from ..renamed import renamed_fields
-from ..schema import SINK_THRESHOLD
 from ..stats import Difference, difference, paired_differences
 from ..text import listed, number, plural, short
-from .loss_curves import SMOOTH_FRAC, band_table, curve_table, final_table
+from .config import CompareConfig
+from .loss_curves import band_table, curve_table, final_table
 from .sink_birth import Birth, births, whole
 from .variants import DATA, FEWEST_SEEDS, Variants, group
 
@@ -35,6 +36,7 @@ __all__ = ["Comparison", "compare", "write"]
 class Comparison:
     """What a comparison found."""
 
+    config: CompareConfig
     variants: Variants
     tables: dict[str, pd.DataFrame] = field(repr=False)
     """``curves`` (every run's losses), ``bands`` (their means over seeds with intervals), ``finals`` (where every run
@@ -66,31 +68,28 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[str | os.PathLike[str]],
+    runs: Sequence[str | os.PathLike[str]] | CompareConfig,
     *,
-    generator: np.random.Generator,
-    by: str | Sequence[str] | None = None,
-    baseline: str | None = None,
-    threshold: float = SINK_THRESHOLD,
-    smooth_frac: float = SMOOTH_FRAC,
+    generator: np.random.Generator | None = None,
+    **fields: Any,
 ) -> Comparison:
     """Compare finished training runs that differ in one thing and in the seed.
 
     Args:
-        runs: their folders.
-        generator: of the bootstrap.
-        by: the field of the configuration that is compared; None finds it.
-        baseline: the variant that the others are compared with; softmax attention without a value norm if None.
-        threshold: of the sink score, for the births.
-        smooth_frac: share of the logged steps over which the training loss is averaged.
+        runs: their folders, or a configuration, which has them.
+        generator: of the bootstrap; one with the configuration's seed if None.
+        **fields: fields of ``CompareConfig``, as ``by="lr", threshold=0.1``; they win over the configuration.
 
     Raises:
         InputError, RunError: runs that cannot be compared, and why (see ``variants.group``); a threshold that was not
             measured.
     """
-    if not 0 < smooth_frac <= 1:
-        raise InputError(f"smooth_frac is {smooth_frac}; need a share of the run over 0, at most 1")
-    variants = group(runs, by=by, baseline=baseline)
+    given = isinstance(runs, CompareConfig)
+    named = {} if given else {"runs": runs}
+    config = with_fields(CompareConfig, runs if given else None, named | fields, where="compare")
+    generator = np.random.default_rng(config.seed) if generator is None else generator
+    threshold, smooth_frac = config.threshold, config.smooth_frac
+    variants = group(config.runs, by=config.by, baseline=config.baseline)
     curves = curve_table(variants, smooth_frac=smooth_frac)
     finals = final_table(variants, smooth_frac=smooth_frac)
     found = _differences(variants, finals, generator=generator)
@@ -103,10 +102,9 @@ def compare(
     notes = list(variants.notes)
     said = [_opening(variants, finals)]
     for variant, curve, one in found:
-        said += [
-            _ahead(variant, curve, one, finals=finals, baseline=variants.baseline),
-            _reaching(variant, curve, finals),
-        ]
+        told = one.told and one.n >= FEWEST_SEEDS
+        said.append(_ahead(variant, curve, one, finals=finals, baseline=variants.baseline))
+        said.append(_reaching(variant, curve, finals) if told else _untold(variant, curve, finals))
     side, why_not = sides(variants)
     if why_not:
         notes.append(why_not)
@@ -123,7 +121,7 @@ def compare(
         tables["births"], born = birth_table(variants, threshold=threshold)
         said += [_sinks(variant, one) for variant, one in born.items()]
         said += _disparity(variants, tables["measures"])
-    return Comparison(variants=variants, tables=tables, sentences=tuple(said), notes=tuple(notes))
+    return Comparison(config=config, variants=variants, tables=tables, sentences=tuple(said), notes=tuple(notes))
 
 
 def _differences(
@@ -193,6 +191,14 @@ def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
     return f"{variant} reaches {target} {word}: after {when}, {told} times as fast (by seed {each})"
 
 
+def _untold(variant: str, curve: str, finals: pd.DataFrame) -> str:
+    """Where the final losses cannot be told apart, neither can be who comes there sooner: the seeds alone are given."""
+    ratio = _of(finals, variant, curve)["acceleration"].to_numpy()
+    each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
+    seeds = f"seed by seed: {each}" if len(ratio) > 1 else f"the one seed: {each}"
+    return f"whether {variant} reaches the baseline's final {curve} loss sooner cannot be told either ({seeds})"
+
+
 def _sinks(variant: str, born: Sequence[Birth]) -> str:
     threshold, least = born[0].threshold, born[0].min_rate
     rate, mass = (np.mean([getattr(one, name) for one in born]) for name in ("rate", "mass"))
@@ -217,14 +223,14 @@ def _disparity(variants: Variants, measures: pd.DataFrame) -> list[str]:
     return said
 
 
-def write(comparison: Comparison, folder: str | Path, *, threshold: float, seed: int, overwrite: bool = False) -> Path:
+def write(comparison: Comparison, folder: str | Path, *, overwrite: bool = False) -> Path:
     """A run folder of kind "compare": the tables, the figure, and what was compared with what.
 
     Raises:
         RunError: the folder holds another run, or cannot be written.
     """
     variants = comparison.variants
-    config = {"by": list(variants.by), "baseline": variants.baseline, "threshold": threshold, "seed": seed}
+    config = asdict(comparison.config) | {"by": list(variants.by), "baseline": variants.baseline}
     compared = {
         variant: {str(one): str(run.folder) for one, run in runs.items()} for variant, runs in variants.runs.items()
     }

@@ -1,14 +1,17 @@
-"""What ``train`` is asked: one frozen record, by a named size and what differs from it, in Python or in a file."""
+"""What ``train``, ``watch`` and ``compare`` are asked: one frozen record each, in Python, in a file or by options.
 
-import math
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+A training is described by a named size and what differs from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..configuration import check_choices, check_known, check_least, value_of, with_fields
 from ..data.described import read_settings
 from ..errors import InputError
+from ..schema import SINK_THRESHOLD
 
 ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
 VALUE_NORMS = ("none", "shared", "per_head", "position")
@@ -16,6 +19,8 @@ VALUE_NORM_INITS = ("first_token", "dummy_pass", "ones")
 DTYPES = ("float32", "bf16")
 DEVICES = ("cpu", "cuda", "mps")
 TRACKERS = ("tensorboard", "wandb")
+SMOOTH_FRAC = 0.02
+"""Share of a run's logged steps over which its training loss is averaged."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "toy": {  # 3.4M parameters
@@ -94,14 +99,13 @@ SIZES: dict[str, dict[str, Any]] = {
 """Name -> the fields of ``TrainConfig`` that go with a size."""
 
 _OF_SIZE: Any = None
-_ENTRIES = {"betas": "number", "checkpoints": "whole number", "trackers": "text"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """A model, its data, and how the one is trained on the other; every field that a size sets may be given."""
 
-    size: str = "toy"
+    size: str = field(default="toy", metadata={"choices": tuple(SIZES)})
     """toy (3M parameters), small (10M), medium (40M) or paper (152M): what the fields without a default are."""
 
     n_layers: int = _OF_SIZE
@@ -124,12 +128,12 @@ class TrainConfig:
     """One matrix embeds and unembeds."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; output projections have it divided by sqrt(2 n_layers)."""
-    attention: str = "softmax"
+    attention: str = field(default="softmax", metadata={"choices": ATTENTIONS})
     """softmax, sigmoid, gate_elementwise, gate_headwise or sink_logit."""
-    value_norm: str = "none"
+    value_norm: str = field(default="none", metadata={"choices": VALUE_NORMS})
     """Head-wise RMSNorm of the aggregated values: none, shared (one gain for all heads) or per_head; position instead
     scales them by the root of how many they average."""
-    value_norm_init: str = "first_token"
+    value_norm_init: str = field(default="first_token", metadata={"choices": VALUE_NORM_INITS})
     """Where its gain begins: first_token (the size of the first token's head output on noise, mean of 64 draws),
     dummy_pass (the same by one draw and a biased deviation, as in the released code) or ones."""
 
@@ -163,7 +167,7 @@ class TrainConfig:
     """Weight decay of matrices; gains, biases and sink logits are not decayed."""
     decay_unshared_gain: bool = False
     """Decay the gain of value_norm per_head like a matrix, as the released code of arXiv 2605.06611 does."""
-    betas: tuple[float, ...] = (0.9, 0.95)
+    betas: tuple[float, ...] = field(default=(0.9, 0.95), metadata={"written": "commas", "metavar": "F,F"})
     """AdamW's."""
     clip: float = 1.0
     """Largest norm of the gradient; 0: not clipped."""
@@ -172,11 +176,11 @@ class TrainConfig:
     """Seed of the initial weights."""
     data_seed: int = 0
     """Seed of the order of the sequences only: variants with the same seed see the same tokens."""
-    dtype: str = _OF_SIZE
+    dtype: str = field(default=_OF_SIZE, metadata={"choices": DTYPES})
     """float32, or bf16: autocast, with weights and optimizer in float32."""
     compile: bool = False
     """torch.compile."""
-    device: str | None = None
+    device: str | None = field(default=None, metadata={"choices": DEVICES})
     """cpu, cuda or mps; None picks."""
     fsdp: bool = False
     """Shard weights, gradients and optimizer over the processes; needs GPUs and a launcher."""
@@ -187,12 +191,12 @@ class TrainConfig:
     """Steps between evaluations; 0: none."""
     save_every: int = _OF_SIZE
     """Steps between checkpoints that are only kept to go on from; 0: none."""
-    checkpoints: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = field(default=(), metadata={"written": "ranges"})
     """Steps of checkpoints that are kept, beside 0, the powers of two and the end."""
     watch: bool = False
     """Measure the chain on every checkpoint that is kept, into watch.parquet."""
-    trackers: tuple[str, ...] = ()
-    """tensorboard, wandb: beside the log."""
+    trackers: tuple[str, ...] = field(default=(), metadata={"option": "tracker", "choices": TRACKERS})
+    """tensorboard, wandb: beside the log. Repeat for both."""
 
     def __post_init__(self) -> None:
         """Fill in what the size says, and refuse what cannot be run.
@@ -200,15 +204,16 @@ class TrainConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        _one_of("size", self.size, SIZES)
-        for name, value in SIZES[self.size].items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-        for field in fields(self):
-            object.__setattr__(self, field.name, _typed(field.name, getattr(self, field.name), field.type))
+        of_size = SIZES.get(self.size, {})
+        for one in fields(self):
+            value = getattr(self, one.name)
+            value = of_size.get(one.name) if value is None else value
+            if value is not None or self.size in SIZES:
+                object.__setattr__(self, one.name, value_of(one, one.type, value))
+        check_choices(self)
         if self.n_kv_heads == 0:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
-        self._check_choices()
+        self._check_texts()
         self._check_numbers()
 
     @property
@@ -227,18 +232,7 @@ class TrainConfig:
         powers = {2**power for power in range(self.steps.bit_length())}
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
 
-    def _check_choices(self) -> None:
-        for name, known in (
-            ("attention", ATTENTIONS),
-            ("value_norm", VALUE_NORMS),
-            ("value_norm_init", VALUE_NORM_INITS),
-            ("dtype", DTYPES),
-        ):
-            _one_of(name, getattr(self, name), known)
-        if self.device is not None:
-            _one_of("device", self.device, DEVICES)
-        for tracker in self.trackers:
-            _one_of("trackers", tracker, TRACKERS)
+    def _check_texts(self) -> None:
         if self.fsdp and self.device in ("cpu", "mps"):
             raise InputError(f"fsdp is asked for on {self.device}; need GPUs: device = 'cuda', or leave fsdp out")
         for name in ("data", "tokenizer"):
@@ -246,10 +240,8 @@ class TrainConfig:
                 raise InputError(f"{name} is empty; need a name or a path")
 
     def _check_numbers(self) -> None:
-        for name, low in _LOWEST.items():
-            value = getattr(self, name)
-            if value < low:
-                raise InputError(f"{name} is {value}; need at least {low}")
+        for least, names in _LEAST.items():
+            check_least(self, least, *names)
         for name in ("lr", "init_std", "rope_theta", "rms_eps"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; need a number above 0")
@@ -277,12 +269,69 @@ class TrainConfig:
             raise InputError(f"checkpoints has {outside}; need steps from 0 to {self.steps}")
 
 
-_LOWEST = (
-    dict.fromkeys(("n_layers", "n_heads", "n_kv_heads", "batch", "accumulation", "steps", "log_every"), 1)
-    | dict.fromkeys(("warmup", "seed", "data_seed", "eval_every", "save_every", "eval_sequences"), 0)
-    | dict.fromkeys(("min_lr", "weight_decay", "clip"), 0.0)
-    | {"d_model": 2, "d_mlp": 1, "vocab_size": 2, "length": 2, "eval_sequences": 1}
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchConfig:
+    """What is measured on every checkpoint of a training run."""
+
+    run: str = field(default="", metadata={"positional": True, "metavar": "RUN"})
+    """Folder of a run, as written by sink-lens train."""
+    sequences: int = 32
+    """How many sequences of the run's own evaluation data."""
+    length: int = field(default=64, metadata={"metavar": "T"})
+    """Tokens a sequence, BOS included; the run's own context if that is shorter."""
+    threshold: float = SINK_THRESHOLD
+    """A head has a sink where its sink score is above this; the thresholds 0.05, 0.1, 0.2 and 0.3 are measured too."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    resume: bool = field(default=True, metadata={"off": "again"})
+    """Keep what was measured before, or measure every checkpoint again."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        if not self.run:
+            raise InputError("no run was given; need the folder of a training: sink-lens watch runs/NAME")
+        check_least(self, 1, "sequences")
+        check_least(self, 10, "length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareConfig:
+    """Which training runs are compared, and how."""
+
+    runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN..."})
+    """Folders of finished runs of sink-lens train."""
+    by: tuple[str, ...] | None = field(default=None, metadata={"written": "commas", "metavar": "FIELD[,FIELD]"})
+    """The field of the configuration that is compared. Default: the one that differs."""
+    baseline: str | None = field(default=None, metadata={"metavar": "VALUE"})
+    """The variant that the others are compared with. Default: softmax attention without a value norm."""
+    threshold: float = SINK_THRESHOLD
+    """A head has a sink where its sink score is above this."""
+    smooth_frac: float = SMOOTH_FRAC
+    """Share of the logged steps over which the training loss is averaged."""
+    seed: int = 0
+    """Seed of the bootstrap."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be compared.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_least(self, 0, "seed")
+        if not 0 < self.smooth_frac <= 1:
+            raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run over 0, at most 1")
+
+
+_LEAST = {
+    0: ("warmup", "seed", "data_seed", "eval_every", "save_every", "min_lr", "weight_decay", "clip"),
+    1: ("n_layers", "n_heads", "n_kv_heads", "d_mlp", "batch", "accumulation", "steps", "log_every", "eval_sequences"),
+    2: ("d_model", "vocab_size", "length"),
+}
+"""Smallest value -> its fields."""
 
 EXAMPLE = """\
 # A training of sink-lens. Everything has a default; what a size sets can be set here too.
@@ -318,6 +367,19 @@ trackers = []             # tensorboard, wandb
 """A file to begin with."""
 
 
+def asked(config: TrainConfig | str | Path | None, fields: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a Python call: another one, a file or nothing, and fields, which win.
+
+    Raises:
+        InputError: an unknown field, a value that cannot be used, or another size for a configuration that has one.
+    """
+    if isinstance(config, TrainConfig):
+        if "size" in fields:
+            raise InputError("a configuration and a size were given; the configuration has its own: leave one out")
+        return with_fields(TrainConfig, config, fields, where="train")
+    return train_config({}, **fields) if config is None else read_train(config, **fields)
+
+
 def read_train(path: str | Path, **changes: Any) -> TrainConfig:
     """The configuration in a TOML or JSON file.
 
@@ -337,57 +399,5 @@ def train_config(given: Mapping[str, Any], *, where: str = "the configuration", 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.
     """
-    known = {field.name: field.type for field in fields(TrainConfig)}
-    for table, of in ((given, where), (changes, "what replaces it")):
-        if unknown := sorted(set(table) - set(known)):
-            raise InputError(
-                f"{of} has {', '.join(unknown)}, which is not known; need some of {', '.join(sorted(known))}"
-            )
-    return TrainConfig(**{name: _typed(name, value, known[name]) for name, value in {**given, **changes}.items()})
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """``lr=3e-4`` as ("lr", 0.0003): the value as TOML has it, else a text.
-
-    Raises:
-        InputError: there is no name, or no "=".
-    """
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not name or not equals:
-        raise InputError(f"--set {text} is no setting; need NAME=VALUE, as in --set lr=3e-4")
-    try:
-        return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name, value
-
-
-def _one_of(name: str, value: object, known: Sequence[str] | Mapping[str, Any]) -> None:
-    if value not in known:
-        raise InputError(f"{name} is {value!r}; need one of {', '.join(known)}")
-
-
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    """The value as the field has it: whole numbers become numbers where those are asked for, lists tuples."""
-    if name in _ENTRIES:
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise InputError(f"{name} is {value!r}; need a list")
-        return tuple(_single(name, entry, _ENTRIES[name]) for entry in value)
-    if kind == "str | None" or kind == (str | None):
-        return None if value is None else _single(name, value, "text")
-    return _single(name, value, _WORDS[kind])
-
-
-_WORDS: dict[Any, str] = {int: "whole number", float: "number", bool: "truth", str: "text"}
-
-
-def _single(name: str, value: Any, word: str) -> Any:
-    truth = isinstance(value, bool)
-    if word == "truth" and truth:
-        return value
-    if word == "text" and isinstance(value, str):
-        return value
-    if word == "whole number" and isinstance(value, int) and not truth:
-        return value
-    if word == "number" and isinstance(value, int | float) and not truth and math.isfinite(value):
-        return float(value)
-    raise InputError(f"{name} is {value!r}; need a {'true or false' if word == 'truth' else word}")
+    check_known(given, [one.name for one in fields(TrainConfig)], where=where)
+    return with_fields(TrainConfig, None, {**given, **changes}, where="train")

@@ -8,12 +8,11 @@ import pandas as pd
 from ..errors import RunError
 from ..records import Run
 from ..stats import paired_differences
+from .config import SMOOTH_FRAC
 from .variants import Variants
 
 CURVES = {"evaluation": "eval_loss", "training": "loss"}
 """Curve -> column of ``log.parquet``; the evaluation's is drawn as it is, the training's smoothed."""
-SMOOTH_FRAC = 0.02
-"""Share of a run's logged steps over which its training loss is averaged."""
 _MOST_POINTS = 400
 
 

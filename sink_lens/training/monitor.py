@@ -9,7 +9,6 @@ are not called, as in a compiled model, the model is called once more on the few
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +18,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..activations.attention import Scores, choose_kernel, log_sum_exp
 from ..activations.forward import evaluating
@@ -28,13 +27,13 @@ from ..measures.attention import row_shares
 from ..models.families import FAMILIES, Family, family_of_model, reach_of
 from ..records import RunWriter, create_run, versions
 from .monitor_alarms import Alarm, Alarms
+from .monitor_attention import Look, Seen, first, query_and_key, uncached_autocast
 from .monitor_keys import KEYS, ON_REQUEST, PREFIX, SAMPLED, KeySums
 
 __all__ = ["SinkMonitor"]
 
 _LOGGER = logging.getLogger(__name__)
 _UNCOMPILED: Any = torch.compiler.disable  # its type takes no bound method
-_NAME = "sink_lens_monitor"
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _SAVED_EVERY = 10
 _ROWS_A_BLOCK = 256
@@ -107,6 +106,7 @@ class SinkMonitor:
         self._threshold, self._extras = threshold, frozenset(extras)
         self._folder, self._step = None if folder is None else Path(folder), first_step
         self._handles: list[Any] = []
+        self._end: Any = None
         self._stack = contextlib.ExitStack()
         self._writer: RunWriter | None = None
         self._sums: KeySums | None = None
@@ -149,7 +149,7 @@ class SinkMonitor:
             self._replay({"input_ids": self._tokens.to(device)}, call=_callable(self._outer))
             return
         self._hook(self._model.register_forward_pre_hook(_UNCOMPILED(self._before), with_kwargs=True))
-        self._hook(self._model.register_forward_hook(_UNCOMPILED(self._after), always_call=True))
+        self._end = self._model.register_forward_hook(_UNCOMPILED(self._after), always_call=True)
         if not (self.compiled or _compiled(self._outer)):
             self._listen()
 
@@ -184,11 +184,12 @@ class SinkMonitor:
     def _collect(self) -> dict[str, float]:
         sums, self._sums = self._sums, None
         n_layers = len(self._layers)
-        if sums is None or not self._whole(sums):
+        if sums is None or not sums.complete(range(n_layers)):
             raise InputError(
                 f"step {self._step} was to be read and the model was not called in it; need a forward of the model "
                 "that was given, between one step() and the next. Give SinkMonitor the model that the loop trains."
             )
+        sums = sums.settled()
         if _world() > 1:
             device = torch.device("cpu")
             if torch.distributed.get_backend() == "nccl":
@@ -241,15 +242,20 @@ class SinkMonitor:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._end is not None:
+            self._end.remove()
+            self._end = None
         self._inputs = self._valid = None
 
     def _listen(self) -> None:
         """Hooks on the layers and their attention modules."""
-        first = self._layers[0]
-        self._hook(first.register_forward_pre_hook(self._stream_before(), with_kwargs=True))
+        self._hook(self._layers[0].register_forward_pre_hook(self._stream_before(), with_kwargs=True))
         for index, layer in enumerate(self._layers):
             attention = _bare(layer.get_submodule(self._family.attention))
-            self._hook(attention.register_forward_pre_hook(self._attention_before(index), with_kwargs=True))
+            before, after = self._attention_hooks(index)
+            self._hook(attention.register_forward_pre_hook(before, with_kwargs=True))
+            # In the reverse order, so that of two monitors the second puts back what it found.
+            self._hook(attention.register_forward_hook(after, with_kwargs=True, prepend=True, always_call=True))
             self._hook(layer.register_forward_hook(self._stream_after(index)))
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -261,14 +267,19 @@ class SinkMonitor:
             raise InputError("the forward was given no input_ids and no inputs_embeds; need one of them by name")
         batch = tokens.shape[0]
         wanted = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
-        found = {name: _first(named[name], self._sequences, batch) for name in wanted if named.get(name) is not None}
+        found = {name: first(named[name], self._sequences, batch) for name in wanted if named.get(name) is not None}
         self._inputs = found
         self._valid = _valid(found, length=tokens.shape[1])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Take the hooks off after the whole model ran; call it once more if those of the layers were not called."""
-        inputs, seen = self._inputs, self._sums is not None and self._whole(self._sums)
+        inputs, seen = self._inputs, self._sums is not None and self._sums.complete(range(len(self._layers)))
+        kept = None
+        if output is None and next(reversed(self._model._forward_hooks)) != self._end.id:
+            # After an error torch goes on over these hooks, and one before the last must not be removed.
+            kept, self._end = self._end, None
         self.disarm()
+        self._end = kept
         if not seen and inputs is not None and output is not None:
             self._replay(inputs, call=self._model.forward)
 
@@ -286,12 +297,26 @@ class SinkMonitor:
 
         return hook
 
-    def _attention_before(self, layer: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not torch.compiler.is_compiling():
-                self._take_attention(module, args, kwargs, layer=layer)
+    def _attention_hooks(self, layer: int) -> tuple[Callable[..., None], Callable[..., None]]:
+        """To be called before and after an attention module."""
+        looks: list[Look] = []
 
-        return hook
+        def take(seen: Seen) -> None:
+            self._take_attention(seen, layer=layer)
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not torch.compiler.is_compiling() and self._valid is not None:
+                looks.append(Look(module, take, n=len(self._valid)))
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            for look in looks:
+                look.remove()
+                if not look.seen and output is not None and self._valid is not None:
+                    batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
+                    take(query_and_key(module, args, kwargs, n=len(self._valid), batch=batch))
+            looks.clear()
+
+        return before, after
 
     def _take_state(self, h: Tensor, *, layer: int) -> None:
         assert self._sums is not None  # the hooks are on while there is a reading
@@ -301,37 +326,30 @@ class SinkMonitor:
                 h.detach()[: len(self._valid)], layer=layer, valid=self._valid.to(h.device, non_blocking=True)
             )
 
-    def _take_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, layer: int) -> None:
+    def _take_attention(self, seen: Seen, *, layer: int) -> None:
         sums, valid = self._sums, self._valid
         assert sums is not None  # as above
         assert valid is not None
-        hidden = args[0] if args else kwargs["hidden_states"]
-        batch = hidden.shape[0]
-        seen = _query_and_key(
-            module,
-            tuple(_first(one, len(valid), batch) for one in args),
-            {name: _first(one, len(valid), batch) for name, one in kwargs.items()},
-        )
-        with _aside(hidden.device):
-            valid = valid.to(hidden.device, non_blocking=True)
-            score, sink, sigmoid = seen
+        score, sink, sigmoid = seen
+        device = score.query.device
+        with _aside(device):
+            valid = valid.to(device, non_blocking=True)
             length = score.query.shape[2]
             lse = None if sigmoid else self._sums_of_rows(score, sink)
-            rows = _sampled(length, device=hidden.device)
+            rows = _sampled(length, device=device)
             scores = score.block(rows)
             column = score.columns((0,))[..., 0]
             if lse is None:  # the share of what the row sums to
-                blocks = torch.arange(length, device=hidden.device).split(_ROWS_A_BLOCK)
+                blocks = torch.arange(length, device=device).split(_ROWS_A_BLOCK)
                 total = torch.cat([score.block(some).float().sigmoid().sum(-1) for some in blocks], dim=2)
-                column, pattern = column.sigmoid() / total, row_shares(scores.sigmoid())
+                column, logs = column.sigmoid() / total, row_shares(scores.sigmoid()).log()
             else:
-                column = (column - lse).exp()
-                pattern = (scores - lse[:, :, rows, None]).exp()
+                column, logs = (column - lse).exp_(), scores - lse[:, :, rows, None]
             sums.take_attention(
                 layer=layer,
                 column=column,
-                rows=pattern,
-                scores=scores,
+                logs=logs,
+                highest=scores.amax(-1),
                 row_positions=rows,
                 valid=valid,
                 reach=reach_of(self._model.config, layer=layer),
@@ -355,75 +373,11 @@ class SinkMonitor:
                 torch.compiler.set_stance("force_eager"),
                 evaluating(self._model),
                 torch.no_grad(),
-                _uncached_autocast(tokens.device),
+                uncached_autocast(tokens.device),
             ):
                 call(**inputs, use_cache=False)
         finally:
             self.disarm()
-
-    def _whole(self, sums: KeySums) -> bool:
-        layers = range(len(self._layers))
-        return all(("kurtosis", layer) in sums.added and ("entropy", layer) in sums.added for layer in layers)
-
-
-class _SeenError(Exception):
-    """Ends the second call of an attention module where its query and key are known."""
-
-    def __init__(self, score: Scores, sink: Tensor | None, sigmoid: bool) -> None:
-        super().__init__()
-        self.seen = score, sink, sigmoid
-
-
-def _end_with_query_and_key(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    weighting: str = "softmax",
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> Any:
-    length, mask = query.shape[2], None
-    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
-        mask = attention_mask[..., :length]
-        if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
-    elif sliding_window is not None and sliding_window < length:
-        position = torch.arange(length, device=query.device)
-        distance = position[:, None] - position
-        hidden = (distance < 0) | (distance >= sliding_window)
-        mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
-    raise _SeenError(score, s_aux, weighting == "sigmoid")
-
-
-def _query_and_key(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Scores, Tensor | None, bool]:
-    """What an attention module's scores are made from, from a second call that ends there."""
-    AttentionInterface.register(_NAME, _end_with_query_and_key)
-    config: Any = module.config
-    before = config._attn_implementation
-    device = next(module.parameters()).device
-    given = {name: None if isinstance(one, Cache) else one for name, one in kwargs.items()}
-    given |= {"use_cache": False} if "use_cache" in given else {}
-    try:
-        config._attn_implementation = _NAME
-        with torch.no_grad(), _uncached_autocast(device):
-            module.forward(*(None if isinstance(one, Cache) else one for one in args), **given)
-    except _SeenError as found:
-        return found.seen
-    finally:
-        config._attn_implementation = before
-    raise ModelError(
-        f"{type(module).__name__} does not compute its attention through transformers' attention interface; need one "
-        "that does, as those of transformers 5. SinkMonitor cannot read this model."
-    )
 
 
 @contextlib.contextmanager
@@ -431,23 +385,6 @@ def _aside(device: torch.device) -> Iterator[None]:
     """Within it nothing is recorded for gradients, and nothing is computed in a lower precision than it is asked."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
-
-
-@contextlib.contextmanager
-def _uncached_autocast(device: torch.device) -> Iterator[None]:
-    """The autocast that is on, without its cache: a weight cast without gradients must not serve the training."""
-    on = torch.is_autocast_enabled(device.type)
-    with torch.autocast(device.type, dtype=torch.get_autocast_dtype(device.type), enabled=on, cache_enabled=False):
-        yield
-
-
-def _first(value: Any, n: int, batch: int) -> Any:
-    """The first sequences of a tensor that has the batch in front, or of those in a tuple; anything else as it is."""
-    if isinstance(value, Tensor):
-        return value.detach()[:n] if value.dim() > 0 and value.shape[0] == batch else value
-    if isinstance(value, tuple | list) and not isinstance(value, Cache):
-        return type(value)(_first(one, n, batch) for one in value)
-    return value
 
 
 def _valid(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch position"]:

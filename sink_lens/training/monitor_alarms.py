@@ -128,7 +128,7 @@ class Alarms:
         return seen if rule.window is None else seen[-rule.window :]
 
     def _alarm(self, rule: Rule, reading: Mapping[str, float], *, step: int, layers: tuple[int, ...]) -> Alarm:
-        where = f"layers {listed(str(layer) for layer in layers)}" if layers else "no layer alone"
+        where = f"layer{'s' * (len(layers) > 1)} {listed(map(str, layers))}" if layers else "no layer alone"
         before = median(self._earlier(rule.key, rule=rule))
         sentence = rule.sentence.format(step=step, layers=where, value=reading[PREFIX + rule.key], before=before)
         return Alarm(rule=rule.name, step=step, layers=layers, sentence=sentence)

@@ -28,6 +28,8 @@ SAMPLED = 64
 COVERAGE_FACTOR = 20.0
 """A dimension is an outlier on a token where it exceeds this many times the token's median magnitude."""
 _MIN_QUERIES = 8
+_LEAST_LOG = -1e4
+"""Under it a weight is 0 in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,10 @@ class KeySums:
     extras: frozenset[str] = frozenset()
     added: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     largest: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    _values: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """Few values each, whose sums are taken for all layers at once."""
+    _seen: dict[int | None, "_Seen"] = field(default_factory=dict)
+    """Reach -> what the sampled queries see, which is the same in all such layers of a reading."""
 
     def take_state(
         self, h: Float[Tensor, "batch position d_model"], *, layer: int, valid: Bool[Tensor, "batch position"]
@@ -115,8 +121,7 @@ class KeySums:
         some = torch.linspace(OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device).round().long().unique()
         some = some[some >= OTHERS_FROM]
         magnitude = h[:, some][ordinary[:, some]].abs()
-        over = magnitude > COVERAGE_FACTOR * magnitude.median(dim=-1, keepdim=True).values
-        self._add("coverage", torch.cat([over.sum(0), torch.tensor([len(over)], device=h.device)]), layer)
+        self._add("coverage", torch.cat([_over(magnitude), torch.tensor([len(magnitude)], device=h.device)]), layer)
         if "effective_rank" in self.extras:
             self._mean("effective_rank", effective_rank(h, valid=valid, without=0), layer)
 
@@ -125,13 +130,13 @@ class KeySums:
         *,
         layer: int,
         column: Float[Tensor, "batch head query"],
-        rows: Float[Tensor, "batch head row key"],
-        scores: Float[Tensor, "batch head row key"],
+        logs: Float[Tensor, "batch head row key"],
+        highest: Float[Tensor, "batch head row"],
         row_positions: Tensor,
         valid: Bool[Tensor, "batch position"],
         reach: int | None,
     ) -> None:
-        """Attention of all queries to position 0, and some whole rows of the pattern with their scores.
+        """Attention of all queries to position 0, and some whole rows: logarithms of the pattern, largest scores.
 
         Queries whose sliding window (``reach`` positions) does not include a key do not count for it.
         """
@@ -141,35 +146,45 @@ class KeySums:
         self._mean("rate_first", (score > self.threshold).float().masked_fill(score.isnan(), math.nan), layer)
         self._mean("mass_first", attention.sink_mass(column, valid=valid, key=0, reach=reach), layer)
         real = valid[:, row_positions]
-        self._mean("entropy", attention.mean_rows(attention.entropy(rows), row_valid=real), layer)
-        highest = scores.amax(-1).masked_fill(~real[:, None], -math.inf)
-        self._most("max_logit", highest.amax(), layer)
+        rows = logs.exp()
+        entropy = -logs.clamp(min=_LEAST_LOG).mul_(rows).sum(-1)  # 0 log 0 is 0
+        self._mean("entropy", attention.mean_rows(entropy, row_valid=real), layer)
+        self._most("max_logit", highest.masked_fill(~real[:, None], -math.inf).amax(), layer)
         self._take_keys(rows, row_positions=row_positions, real=real, layer=layer, reach=reach)
 
     def _take_keys(self, rows: Tensor, *, row_positions: Tensor, real: Tensor, layer: int, reach: int | None) -> None:
         """Score, mass and rate of every key, from the sampled rows; entries after the query are 0."""
-        keys = torch.arange(rows.shape[-1], device=rows.device)
+        if reach not in self._seen or self._seen[reach].score.device != rows.device:
+            self._seen[reach] = _seen_by(
+                row_positions, real=real, n_keys=rows.shape[-1], reach=reach, threshold=self.threshold
+            )
+        seen = self._seen[reach]
         total = (real[:, None, None].to(rows.dtype) @ rows)[:, :, 0]
         own = rows.gather(-1, row_positions[:, None].expand(*rows.shape[:3], 1))[..., 0] * real[:, None]
         later = total.index_add(-1, row_positions, own, alpha=-1)
-        reached = row_positions[:, None] < keys + (rows.shape[-1] if reach is None else reach)
-        for name, sums, seen in (
-            ("score", total, reached & (row_positions[:, None] >= keys)),
-            ("mass", later, reached & (row_positions[:, None] > keys)),
-        ):
-            count = real.float() @ seen.float()
-            by_key = sums / count[:, None]
-            # A late key is averaged over very few queries, and a head that looks at its own token would pass there.
-            fewest = max(_MIN_QUERIES, 2 / self.threshold)
-            enough = (count >= (fewest if reach is None else min(fewest, reach)))[:, None].expand_as(by_key)
-            if name == "score" and not attention.tells(reach, threshold=self.threshold):
-                enough = torch.zeros_like(enough)
-            self._by_key(f"{name}_by_key", by_key, where=enough, layer=layer)
-            if name == "score":
-                self._by_key("rate_by_key", (by_key > self.threshold).float(), where=enough, layer=layer)
+        score = total / seen.score[:, None]
+        self._by_key("score_by_key", score, where=seen.score_told[:, None], layer=layer)
+        self._by_key("rate_by_key", (score > self.threshold).float(), where=seen.score_told[:, None], layer=layer)
+        self._by_key("mass_by_key", later / seen.mass[:, None], where=seen.mass_told[:, None], layer=layer)
+
+    def complete(self, layers: range) -> bool:
+        """Whether every layer was read."""
+        return all(("kurtosis", one) in self._values and ("entropy", one) in self._values for one in layers)
+
+    def settled(self) -> "KeySums":
+        """The same with the sums of what was taken."""
+        for name in sorted({name for name, _ in self._values}):
+            layers = [layer for one, layer in self._values if one == name]
+            device = self._values[name, layers[0]].device
+            rows = [self._values[name, layer].flatten().to(device) for layer in layers]
+            table = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=math.nan)
+            sums = torch.stack([table.nansum(-1), (~table.isnan()).sum(-1)], dim=-1)
+            self.added |= {(name, layer): pair for layer, pair in zip(layers, sums, strict=True)}
+        self._values.clear()
+        return self
 
     def reduced(self, *, device: torch.device) -> "KeySums":
-        """The sums of all processes together; every one of them must call this."""
+        """The sums of all processes together, of which every one must call this after ``settled``."""
         distributed = torch.distributed
         length = torch.tensor([max((t.shape[-1] for (n, _), t in self.added.items() if "by_key" in n), default=0)])
         length = length.to(device)
@@ -182,7 +197,7 @@ class KeySums:
         return KeySums(threshold=self.threshold, extras=self.extras, added=added, largest=largest)
 
     def numbers(self, *, n_layers: int) -> dict[str, float]:
-        """The keys of a reading and their numbers; what is not defined is left out."""
+        """The keys of a reading and their numbers, after ``settled``; what is not defined is left out."""
         added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
         layers = range(n_layers)
         by_layer: dict[str, list[float]] = {}
@@ -215,8 +230,7 @@ class KeySums:
         return _named(by_layer, whole, n_layers=n_layers)
 
     def _mean(self, name: str, values: Tensor, layer: int) -> None:
-        known = ~values.isnan()
-        self._add(name, torch.stack([torch.where(known, values, 0.0).sum(), known.sum()]), layer)
+        self._values[name, layer] = values.detach().float()
 
     def _by_key(self, name: str, values: Tensor, *, where: Tensor, layer: int) -> None:
         where = where & ~values.isnan()
@@ -228,6 +242,40 @@ class KeySums:
 
     def _most(self, name: str, tensor: Tensor, layer: int) -> None:
         self.largest[name, layer] = tensor.detach().float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """How many sampled queries see each key, "batch key", and where they are enough to tell."""
+
+    score: Tensor
+    score_told: Tensor
+    mass: Tensor
+    mass_told: Tensor
+
+
+def _seen_by(
+    row_positions: Tensor, *, real: Bool[Tensor, "batch row"], n_keys: int, reach: int | None, threshold: float
+) -> _Seen:
+    keys = torch.arange(n_keys, device=real.device)
+    reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)
+    # A late key is averaged over very few queries, and a head that looks at its own token would pass there.
+    fewest = max(_MIN_QUERIES, 2 / threshold)
+    fewest = fewest if reach is None else min(fewest, reach)
+    score = real.float() @ (reached & (row_positions[:, None] >= keys)).float()
+    mass = real.float() @ (reached & (row_positions[:, None] > keys)).float()
+    told = attention.tells(reach, threshold=threshold)
+    return _Seen(score=score, score_told=(score >= fewest) & told, mass=mass, mass_told=mass >= fewest)
+
+
+def _over(magnitude: Float[Tensor, "token d_model"]) -> Tensor:
+    """For every dimension, the tokens on which it exceeds the factor times the token's median."""
+    # A dimension can only do so where the largest does: where that is over the factor times half the dimensions.
+    # The median itself is dear, and few tokens need it.
+    n = magnitude.shape[1]
+    small = magnitude * (COVERAGE_FACTOR * (1 - 1e-5)) < magnitude.amax(-1, keepdim=True)
+    some = magnitude[small.sum(-1) > (n - 1) // 2]
+    return (some > COVERAGE_FACTOR * some.median(dim=-1, keepdim=True).values).sum(0)
 
 
 def _padded(tensor: Tensor, length: int) -> Tensor:

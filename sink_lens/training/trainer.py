@@ -28,7 +28,7 @@ from ..records import RunWriter, create_run, display, versions
 from . import checkpoint_files
 from .batches import Rows, TrainingRows, corpus_of, given_corpus, tokenizer_hash
 from .checkpoint_files import Checkpoint
-from .config import TrainConfig, read_train
+from .config import TrainConfig, asked
 from .loop import Loop
 from .model import model_of
 
@@ -70,13 +70,14 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig | str | Path,
+    config: TrainConfig | str | Path | None = None,
     *,
     out: str | Path,
     overwrite: bool = False,
     progress: bool = True,
     data: tuple[Rows, Rows] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    **fields: Any,
 ) -> TrainResult:
     """Train a model; the same call on a folder that holds part of the training does the rest.
 
@@ -84,19 +85,20 @@ def train(
     ``torchrun`` or ``accelerate launch`` every process calls this; the first one writes.
 
     Args:
-        config: everything that decides the numbers, or a file of it.
+        config: everything that decides the numbers, or a file of it; the defaults if None.
         out: the run folder.
         overwrite: replace the run that the folder holds.
         progress: show a bar.
         data: rows to train on and rows held out, instead of the configuration's data.
         tokenizer: of such rows, saved with the model.
+        **fields: fields of ``TrainConfig``, as ``size="small", seed=1``; they win over ``config``.
 
     Raises:
         InputError: a configuration, data or tokenizer that cannot be used here.
         RunError: the folder is in use or holds another run; the loss is not finite; a checkpoint cannot be written.
         KeyboardInterrupt: it was stopped; everything up to that step is saved.
     """
-    config = config if isinstance(config, TrainConfig) else read_train(config)
+    config = asked(config, fields)
     device = check_device(config)
     check_trackers(config)
     folder = Path(out)

@@ -24,6 +24,7 @@ from ..chain.config import TraceConfig
 from ..chain.locate import MeasuringPlan
 from ..chain.measure import Panel, measure
 from ..chain.neurons import split_layers, super_neurons
+from ..configuration import with_fields
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, RunError, SinkLensError
@@ -36,7 +37,7 @@ from ..models.wrapping import random_state_kept
 from ..records import Run, RunWriter, add_to_run, display, read_run
 from .batches import corpus_of
 from .checkpoint_files import read_checkpoint
-from .config import train_config
+from .config import WatchConfig, train_config
 from .sink_birth import Birth, births
 
 if TYPE_CHECKING:
@@ -160,16 +161,12 @@ def measure_checkpoint(
 
 
 def watch(
-    run_folder: str | Path,
+    run_folder: str | Path | WatchConfig,
     *,
-    sequences: int = 32,
-    length: int = 64,
-    threshold: float = SINK_THRESHOLD,
     tokens: TokenBatch | None = None,
     writer: RunWriter | None = None,
-    device: str | None = None,
     progress: bool = True,
-    resume: bool = True,
+    **fields: Any,
 ) -> pd.DataFrame:
     """The chain's measures on every checkpoint of a training run; they are kept in its ``watch.parquet``.
 
@@ -177,27 +174,27 @@ def watch(
     be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
 
     Args:
-        run_folder: the run, finished or not.
-        sequences: how many, of the run's own evaluation data, else of the bundled prose.
-        length: tokens of each; the run's own context if that is shorter.
-        threshold: of the sink score, beside ``THRESHOLDS``.
-        tokens: sequences to use instead.
+        run_folder: the run, finished or not, or a configuration, which has the folder.
+        tokens: sequences to use instead of the run's own evaluation data (the bundled prose if it has none).
         writer: the run's own, where it is open here already.
-        device: where the model goes; a GPU if there is one.
         progress: show a bar.
-        resume: keep what was measured; otherwise measure all again.
+        **fields: fields of ``WatchConfig``, as ``sequences=8, threshold=0.1``; they win over the configuration.
 
     Raises:
         RunError: no training run, one without checkpoints or in use, or measured before on other tokens.
         InputError: the sequences or thresholds cannot be used.
     """
-    run = read_run(run_folder)
+    given = isinstance(run_folder, WatchConfig)
+    named = {} if given else {"run": run_folder}
+    config = with_fields(WatchConfig, run_folder if given else None, named | fields, where="watch")
+    run = read_run(config.run)
     found = checkpoints_of(run)
     tokenizer = run_tokenizer(run)
-    batch = evaluation_tokens(run, tokenizer, sequences=sequences, length=length) if tokens is None else tokens
+    if tokens is None:
+        tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
     seen = tokens_by_step(run)
     with without_bars(), add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
-        frame = _earlier(kept, batch, threshold=threshold) if resume else _empty()
+        frame = _earlier(kept, tokens, threshold=config.threshold) if config.resume else _empty()
         have = set(frame["step"].tolist())
         missing = {step: path for step, path in found.items() if step not in have}
         for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
@@ -205,12 +202,18 @@ def watch(
                 if (path / "checkpoint.json").exists():
                     read_checkpoint(path)
                 rows = measure_checkpoint(
-                    path, batch, tokenizer=tokenizer, step=step, seen=seen(step), threshold=threshold, device=device
+                    path,
+                    tokens,
+                    tokenizer=tokenizer,
+                    step=step,
+                    seen=seen(step),
+                    threshold=config.threshold,
+                    device=config.device,
                 )
             except SinkLensError as error:
                 warnings.warn(f"checkpoint {step} is left out: {error}", stacklevel=2)
                 failed = pd.DataFrame([{"measure": "error", "unit": "", "error": str(error)}])
-                rows = _as_rows(failed, step=step, seen=seen(step), tokens=batch)
+                rows = _as_rows(failed, step=step, seen=seen(step), tokens=tokens)
             frame = pd.concat([frame, rows], ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
             kept.write_table("watch", frame)
     return frame

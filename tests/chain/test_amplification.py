@@ -65,7 +65,7 @@ def test_a_point_of_the_curve_is_the_whole_run_under_that_edit(planted_at, made)
         whole = run_with(place.lens, place.setting.tokens, one, positions=(6,))
         row = curve[(curve["centre"] == centre) & (curve["factor"] == 5)].iloc[0]
         assert row["mass"] == float(whole.mass_at(6, layers=place.setting.late_layers).mean())
-        assert (row["layers"], row["read_layers"], row["position"], row["n"]) == ("0-2", "3-4", 6, 3)
+        assert (row["layers"], row["read_layers"], row["target_position"], row["n"]) == ("0-2", "3-4", 6, 3)
 
 
 # --- the strongest

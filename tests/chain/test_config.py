@@ -23,7 +23,12 @@ def test_defaults_are_32_sequences_of_64_tokens_of_text():
 
 def test_links_are_cut_by_default_on_8_sequences_of_64_tokens():
     config = TraceConfig(model="m")
-    assert (config.interventions, config.intervention_sequences, config.intervention_length, config.position) == (
+    assert (
+        config.interventions,
+        config.intervention_sequences,
+        config.intervention_length,
+        config.target_position,
+    ) == (
         True,
         8,
         64,
@@ -49,14 +54,14 @@ def test_an_unknown_key_is_rejected():
     [
         ({"tokens": "prose"}, "need one of text, random, repeated"),
         ({"bos": "maybe"}, "need one of auto, with, without"),
-        ({"kernel": "flash"}, "need auto, fused or eager"),
+        ({"kernel": "flash"}, "need one of auto, fused, eager"),
         ({"length": 1}, "length is 1; need at least 2"),
         ({"sequences": 0}, "sequences is 0; need at least 1"),
         ({"batch_size": 0}, "batch_size is 0; need at least 1"),
         ({"max_outliers": 0}, "max_outliers is 0; need at least 1"),
         ({"intervention_sequences": 0}, "intervention_sequences is 0; need at least 1"),
         ({"intervention_length": 15}, "intervention_length is 15; need at least 16, so that there are other positions"),
-        ({"position": 0}, "position is 0; need an interior position, from 1 on"),
+        ({"target_position": 0}, "target_position is 0; need an interior position, from 1 on"),
         ({"seed": -1}, "seed is -1; need a whole number from 0 on"),
         ({"threshold": 0.0}, "threshold is 0.0; need a number between 0 and 1"),
         ({"threshold": 1.0}, "threshold is 1.0; need a number between 0 and 1"),

@@ -35,7 +35,14 @@ def test_it_says_passes_time_memory_and_disk_and_what_is_left_out(folder, tmp_pa
     text = shown(estimate(TraceConfig(model=str(folder), tokens="random", sequences=6, length=16)))
     for part in ("6 sequences of up to 16 tokens", "fused kernel", "scout", "measure", "the other BOS condition"):
         assert part in text
-    for part in ("random twin", "in all", "of weights with the random twin", "of readings", "of logits", "disk: about"):
+    for part in (
+        "random-init baseline",
+        "in all",
+        "of weights with the random-init baseline",
+        "of readings",
+        "of logits",
+        "disk: about",
+    ):
         assert part in text
     assert "Not included" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]  # nothing is written
@@ -51,7 +58,7 @@ def test_tokens_are_counted_by_pass():
         "scout": 256,
         "measure": 160,
         "the other BOS condition": 256 + 160,
-        "random twin": 128 + 160,
+        "random-init baseline": 128 + 160,
     }
     assert cost.seconds == pytest.approx(sum(one.seconds for one in cost.passes))
     n_weights = sum(parameter.numel() for parameter in lens.plain.parameters())

@@ -192,7 +192,7 @@ def test_half_precision_is_changed(planted_at, config):
     found = made(dataclasses.replace(place, lens=half), dataclasses.replace(config, intervention_sequences=2))
     shares = found.tables["effects"].set_index("link")["share"]
     assert shares["variance_neurons"] > 0.8
-    z = found.tables["mediation"].query("hold == 'z' and intervention == 'isolation'").iloc[0]
+    z = found.tables["mediation"].query("frozen == 'z' and intervention == 'isolation'").iloc[0]
     assert z["mass"] == z["baseline_mass"]
 
 

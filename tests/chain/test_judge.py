@@ -30,7 +30,7 @@ NAMES = (
     "key_sink",
 )
 COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "is_primary", "n"]
-COLUMNS += ["verdict", "measured", "cut"]
+COLUMNS += ["verdict", "measured", "intervened"]
 
 
 def statistic(low, high, *, estimate=None, nulls=None, **options):
@@ -159,7 +159,7 @@ def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, uniform=0.0, prima
     """A row of the effects: what the links read of it."""
     return {
         "link": link,
-        "edit": f"cut of {link}",
+        "edit": f"intervention on {link}",
         "baseline_sink_mass": had,
         "uniform_sink_mass": uniform,
         "share": (low + high) / 2,
@@ -194,7 +194,7 @@ def test_intervention_verdict(row, decided):
 
 
 @pytest.mark.parametrize(
-    ("measured", "cut", "decided"),
+    ("measured", "intervened", "decided"),
     [
         ("holds", "holds", "holds"),
         ("holds", "undecided", "undecided"),
@@ -207,19 +207,19 @@ def test_intervention_verdict(row, decided):
         ("fails", "fails", "fails"),
     ],
 )
-def test_a_link_holds_only_where_both_do(measured, cut, decided):
-    assert both(measured, cut) == decided
+def test_a_link_holds_only_where_both_do(measured, intervened, decided):
+    assert both(measured, intervened) == decided
 
 
 def with_effects(*rows, random_init=None):
-    return link_table(planted_evidence(), random_init=twin, effects=pd.DataFrame(rows), length=24)
+    return link_table(planted_evidence(), random_init=random_init, effects=pd.DataFrame(rows), length=24)
 
 
 def test_the_verdict_is_that_of_both():
     rows = [effect(name) for name in NAMES if name not in ("neurons_dimension", "dimension_key")]
     table = with_effects(*rows, effect("neurons_dimension", low=0.0, high=0.1))
-    found = table.groupby("link")[["measured", "cut", "verdict"]].first()
-    assert (table.groupby("link")[["measured", "cut", "verdict"]].nunique() == 1).all(axis=None)
+    found = table.groupby("link")[["measured", "intervened", "verdict"]].first()
+    assert (table.groupby("link")[["measured", "intervened", "verdict"]].nunique() == 1).all(axis=None)
     assert found.loc["variance_neurons"].tolist() == ["holds", "holds", "holds"]
     assert found.loc["neurons_dimension"].tolist() == ["holds", "fails", "fails"]
     assert found.loc["dimension_key"].tolist() == ["holds", "no intervention", "undecided"]  # the others are cut
@@ -235,7 +235,7 @@ def test_the_share_of_the_cut_is_a_row_of_its_own():
     row = shares.iloc[0]
     assert row[["value", "ci_low", "ci_high", "null_value", "n"]].tolist() == [0.75, 0.6, 0.9, 0.01, 8]
     assert (row["null_name"], bool(row["is_primary"])) == ("matched_controls", False)
-    assert row["criterion"].endswith(", and that of the cut over 25% and over its controls")
+    assert row["criterion"].endswith(", and that of the intervention over 25% and over its controls")
     assert not table.duplicated(["link", "statistic", "null_name"]).any()
 
 
@@ -251,7 +251,7 @@ def test_without_effects_the_links_are_judged_by_what_is_measured():
         planted_evidence(), random_init=None, effects=pd.DataFrame(columns=["link", "is_primary"]), length=24
     )
     pd.testing.assert_frame_equal(alone, empty)
-    assert set(alone["cut"]) == {"no intervention"}
+    assert set(alone["intervened"]) == {"no intervention"}
     assert (alone["verdict"] == alone["measured"]).all()
 
 

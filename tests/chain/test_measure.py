@@ -10,7 +10,7 @@ from lenses import lens_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import Location, MeasuringPlan
-from sink_lens.chain.measure import ARM_READINGS, aimed, aims, measure, scout, shortened
+from sink_lens.chain.measure import CONDITION_READINGS, aimed, aims, measure, scout, shortened
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
@@ -44,7 +44,7 @@ def steps_of(location):
 
 def test_the_scout_finds_the_planted_truth():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
-    assert (aim.position, aim.sink_found) == (0, True)
+    assert (aim.sink_position, aim.sink_found) == (0, True)
     assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
     assert aim.entering(truth().layer) == ()
     assert aim.entering(truth().layer + 1) == (truth().outlier_dimension,)
@@ -52,18 +52,18 @@ def test_the_scout_finds_the_planted_truth():
 
 def test_the_sink_is_found_where_it_stands():
     aim = scout(planted_lens(), tokens_with_bos(at=5), config=CONFIG)
-    assert aim.positions == (5,)
+    assert aim.sink_positions == (5,)
     assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
 
 
 def test_without_a_sink_position_0_is_looked_at():
     aim = scout(wrap(planted(sink=False).model), tokens_with_bos(), config=CONFIG)
-    assert (aim.positions, aim.sink_found, aim.steps, aim.outliers) == ((0,), False, (), {})
+    assert (aim.sink_positions, aim.sink_found, aim.steps, aim.outliers) == ((0,), False, (), {})
 
 
 def test_a_given_position_and_steps_are_taken():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG, position=3, forced=((1, 2),))
-    assert aim.positions == (3,)
+    assert aim.sink_positions == (3,)
     assert [(step.first_layer, step.last_layer) for step in aim.steps] == [(1, 2)]
     assert sorted(aim.outliers) == [-1, 0, 1, 2, 3, 4]
 
@@ -71,14 +71,14 @@ def test_a_given_position_and_steps_are_taken():
 def test_a_given_position_may_be_late():
     lens = planted_lens()
     tokens = from_tensor(torch.randint(3, 300, (2, 100), generator=torch.Generator().manual_seed(0)))
-    assert scout(lens, tokens, config=CONFIG, position=90).positions == (90,)
+    assert scout(lens, tokens, config=CONFIG, position=90).sink_positions == (90,)
 
 
 def test_only_positions_that_every_sequence_has_can_be_sinks():
     assert scout(planted_lens(), tokens_with_bos(at=5), config=CONFIG).sink_found
     short = tokens_with_bos(at=5, lengths=[24] * 9 + [4])  # the last sequence ends before position 5
     aim = scout(planted_lens(), short, config=CONFIG)
-    assert (aim.positions, aim.sink_found) == ((0,), False)
+    assert (aim.sink_positions, aim.sink_found) == ((0,), False)
     panel = measure(planted_lens(), short, plan=aim.plan(5), config=CONFIG)
     assert panel.sinks(min_rate=0.05) == ()
 
@@ -143,8 +143,8 @@ def test_the_same_seed_gives_the_same_panel():
 def test_an_arm_reads_only_what_its_row_needs():
     tokens = tokens_with_bos(sequences=2)
     aim = scout(planted_lens(), tokens, config=CONFIG)
-    panel = measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG, only=ARM_READINGS)
-    assert {name for name, found in panel.streamed.values.items() if found} == ARM_READINGS
+    panel = measure(planted_lens(), tokens, plan=aim.plan(5), config=CONFIG, only=CONDITION_READINGS)
+    assert {name for name, found in panel.streamed.values.items() if found} == CONDITION_READINGS
 
 
 def test_eager_and_fused_agree():
@@ -180,7 +180,7 @@ def test_links_add_their_own_readings():
 def test_a_scout_that_looked_elsewhere_is_put_right():
     tokens = tokens_with_bos(at=5)
     right = aimed(planted_lens(), tokens, config=CONFIG, own=OWN)
-    wrong = Location(positions=(0,), sink_found=False, steps=(), outliers={})
+    wrong = Location(sink_positions=(0,), sink_found=False, steps=(), outliers={})
     found = aimed(planted_lens(), tokens, config=CONFIG, own=OWN, aim=wrong)
     assert found.location == right.location
     assert found.location.sink_positions == (5,)
@@ -196,14 +196,14 @@ def test_a_second_sink_that_the_scout_missed_is_read_too():
     right = aimed(planted_lens(), tokens, config=config)
     assert set(right.location.sink_positions) == {0, 4}
     aim = scout(planted_lens(), tokens, config=config)
-    blind = replace(aim, positions=aim.positions[:1])
+    blind = replace(aim, sink_positions=aim.sink_positions[:1])
     assert aimed(planted_lens(), tokens, config=config, aim=blind).location == right.location
 
 
 def test_an_aim_is_good_where_position_steps_and_dimensions_agree():
     aim = scout(planted_lens(), tokens_with_bos(), config=CONFIG)
     assert aims(aim, at=aim, n_layers=5)
-    assert not aims(replace(aim, positions=(1,)), at=aim, n_layers=5)
+    assert not aims(replace(aim, sink_positions=(1,)), at=aim, n_layers=5)
     assert not aims(replace(aim, steps=()), at=aim, n_layers=5)
     assert not aims(replace(aim, outliers={}), at=aim, n_layers=5)
     last = replace(aim, outliers={**aim.outliers, 4: (1,)})  # what leaves the last layer enters none

@@ -34,7 +34,7 @@ def panel_of(family, positions=(0,)):
     """A panel whose growth step is said to be the layers 1 and 2, on six sequences of 16 tokens."""
     lens, spans = lens_of(family), ((1, 2),)
     step = GrowthStep(first_layer=1, last_layer=2, ratio_before=1.0, ratio_after=9.0, dimension=4)
-    aim = Location(positions=positions, sink_found=True, steps=(step,), outliers={})
+    aim = Location(sink_positions=positions, sink_found=True, steps=(step,), outliers={})
     tokens = from_tensor(torch.randint(3, 300, (6, 16), generator=torch.Generator().manual_seed(0)))
     panel = measure(lens, tokens, plan=aim.plan(lens.n_layers), config=TraceConfig(model=family), forced=spans)
     return replace(panel, location=replace(panel.location, positions=positions))
@@ -123,7 +123,7 @@ def test_only_the_planted_neuron_is_super():
         ratio_after=9.0,
         dimension=truth.outlier_dimension,
     )
-    aim = Location(positions=(0,), sink_found=True, steps=(step,), outliers={})
+    aim = Location(sink_positions=(0,), sink_found=True, steps=(step,), outliers={})
     panel = measure(lens, from_tensor(tokens), plan=aim.plan(5), config=TraceConfig(model="planted"), forced=spans)
     splits = split_layers(lens, panel, super_share=0.05)
     assert super_neurons(splits, layer=truth.layer).nonzero().flatten().tolist() == [truth.neuron]
@@ -146,7 +146,7 @@ def test_the_table_has_one_row_per_layer_neuron_and_position():
     lens, panel = lens_of("llama"), panel_of("llama", (0, 2))
     table = neuron_table(lens, panel, split_layers(lens, panel, super_share=0.05))
     assert len(table) == 2 * 80 * 2
-    assert not table.duplicated(["layer", "neuron", "position"]).any()
+    assert not table.duplicated(["layer", "neuron", "sink_position"]).any()
     assert {name: str(dtype) for name, dtype in table.dtypes.items()} == COLUMNS
     of_neuron = table.groupby(["layer", "neuron"])["is_super"].nunique()
     assert (of_neuron == 1).all()  # a property of layer and neuron
@@ -175,7 +175,7 @@ def test_criteria_are_compared_by_their_top_as_many_as_there_are_super_neurons()
         {
             "layer": 4,
             "neuron": range(5),
-            "position": 0,
+            "sink_position": 0,
             "spike_ratio": [9.0, 8.0, 1.0, 1.0, float("nan")],
             "gate_norm_rank": pd.array([1, 5, 2, 3, 4], dtype="Int64"),
             "up_norm_rank": pd.array([5, 4, 1, 2, 3], dtype="Int64"),

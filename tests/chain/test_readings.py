@@ -40,7 +40,7 @@ def all_readings(lens, length, moments):
         *r.position_readings(positions, moments=moments),
         *r.state_readings(PLAN.sink_positions, positions=positions),
         r.dominance_elsewhere(positions),
-        *r.output_readings(lens, keys=PLAN.sink_positions, positions=positions),
+        *r.output_readings(lens, sink_positions=PLAN.sink_positions, positions=positions),
         *(reading for link in LINKS for reading in link.readings(one)),
         *r.neuron_readings(PLAN, positions=positions),
         r.loss_reading(lens),
@@ -57,7 +57,7 @@ def test_short_sequences_are_looked_at_in_full():
 
 @pytest.mark.parametrize("length", [65, 100, 1024, 8192])
 def test_long_sequences_are_sampled_from_both_ends(length):
-    positions = r.sampled_positions(length, keys=(0, length - 2)).tolist()
+    positions = r.sampled_positions(length, sink_positions=(0, length - 2)).tolist()
     assert positions[:33] == list(range(33))
     assert positions[-1] == length - 1
     assert length - 2 in positions
@@ -227,7 +227,11 @@ def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():
 def test_value_norm_ratio_is_read_at_each_key():
     lens, tokens = lens_of("llama"), batch(2, 10)
     places = torch.arange(10)
-    found = streamed(lens, tokens, r.output_readings(lens, keys=(0, 2), positions=places))["value_norm_ratio", 0]
+    found = streamed(lens, tokens, r.output_readings(lens, sink_positions=(0, 2), positions=places))[
+        "value_norm_ratio", 0
+    ]
     assert found.shape == (2, lens.n_heads, 2)
-    alone = streamed(lens, tokens, r.output_readings(lens, keys=(2,), positions=places))["value_norm_ratio", 0]
+    alone = streamed(lens, tokens, r.output_readings(lens, sink_positions=(2,), positions=places))[
+        "value_norm_ratio", 0
+    ]
     assert torch.equal(found[..., 1], alone[..., 0])

@@ -28,7 +28,7 @@ def location(*spans, positions=(0,)):
         GrowthStep(first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=4.0, dimension=7)
         for first, last in spans
     )
-    return Location(positions=positions, sink_found=True, steps=steps, outliers={})
+    return Location(sink_positions=positions, sink_found=True, steps=steps, outliers={})
 
 
 def of_length(*lengths):
@@ -93,7 +93,7 @@ def test_controls_are_any_positions_where_few_come_later(planted_at):
 
 def test_controls_are_no_sink(planted_at):
     place = planted_at().setting
-    several = dataclasses.replace(place.location, positions=(0, 7, 18))
+    several = dataclasses.replace(place.location, sink_positions=(0, 7, 18))
     assert not {0, 6, 7, 18} & set(dataclasses.replace(place, location=several).control_positions(6))
 
 
@@ -120,7 +120,7 @@ def test_sequences_are_cut_to_the_shortest(planted_at, config):
 def test_the_length_counts_from_the_sink_on(planted_at, config):
     place = planted_at()
     ids = torch.cat([place.tokens.tokens[:, 1:9], place.tokens.tokens], dim=1)  # BOS at position 8 of 32
-    later = dataclasses.replace(place.location, positions=(8,))
+    later = dataclasses.replace(place.location, sink_positions=(8,))
     found = setting_of(place.lens, from_tensor(ids), location=later, config=config)
     assert (found.tokens.n_positions, found.sink_position, found.target_position) == (28, 8, 9)
 
@@ -129,20 +129,20 @@ def test_the_length_counts_from_the_sink_on(planted_at, config):
 def test_a_position_without_tokens_on_both_sides_is_refused(planted_at, config, position, text):
     place = planted_at()
     with pytest.raises(InputError, match=text):
-        setting_of(place.lens, place.tokens, location=place.location, config=config, position=position)
+        setting_of(place.lens, place.tokens, location=place.location, config=config, target_position=position)
 
 
 def test_a_given_position_has_tokens_after_it_where_the_sequences_have_them(planted_at, config):
     place = planted_at()
-    found = setting_of(place.lens, place.tokens, location=place.location, config=config, position=21)
+    found = setting_of(place.lens, place.tokens, location=place.location, config=config, target_position=21)
     assert (found.target_position, found.tokens.n_positions) == (21, 24)
 
 
 def test_the_sink_as_the_new_position_is_refused(planted_at, config):
     place = planted_at()
-    at_3 = dataclasses.replace(place.location, positions=(3,))
+    at_3 = dataclasses.replace(place.location, sink_positions=(3,))
     with pytest.raises(InputError, match="position 3 is the sink already; need another one"):
-        setting_of(place.lens, place.tokens, location=at_3, config=config, position=3)
+        setting_of(place.lens, place.tokens, location=at_3, config=config, target_position=3)
 
 
 # --- runs
@@ -194,7 +194,7 @@ def test_the_generator_is_the_seed_again_each_time(planted_at):
 
 
 def test_the_bar_hands_on_the_items(capsys):
-    assert list(bar([1, 2], label="cutting", progress=False)) == [1, 2]
+    assert list(bar([1, 2], label="interventions", progress=False)) == [1, 2]
     assert capsys.readouterr().err == ""
 
 
@@ -204,7 +204,10 @@ def test_the_bar_hands_on_the_items(capsys):
 def test_twelve_tokens_can_be_cut_and_eleven_cannot(planted_at):
     lens = planted_at().lens
     assert why_no_interventions(lens, of_length(20, 12)) is None
-    assert why_no_interventions(lens, of_length(20, 11)) == "the shortest sequence has 11 tokens, and cuts need 12"
+    assert (
+        why_no_interventions(lens, of_length(20, 11))
+        == "the shortest sequence has 11 tokens, and interventions need 12"
+    )
 
 
 def test_a_delegated_attention_cannot_be_cut(planted_at):
@@ -265,13 +268,13 @@ def test_units_are_held_and_no_others(planted_at):
     clean = capture(place.lens, place.tokens, sites=["neurons"], path="bridge")["neurons", 2]
     found = held(place, one, "neurons", 2)
     assert set((found != clean).any(1).any(0).nonzero().flatten().tolist()) == {5, 70}
-    assert one.label == "hold 2 neurons at 0"
+    assert one.label == "mean ablate 2 neurons at 0"
 
 
 def test_every_layer_is_labelled_with_its_own_count(planted_at):
     place = planted_at().setting
     edits = place.keep_units("neurons", {1: [3], 2: [5, 70]}, position=0, mean=True)
-    assert [one.label for one in edits] == ["hold 1 neurons at 0", "hold 2 neurons at 0"]
+    assert [one.label for one in edits] == ["mean ablate 1 neurons at 0", "mean ablate 2 neurons at 0"]
 
 
 def test_random_dimensions_are_as_many_others():

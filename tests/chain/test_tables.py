@@ -42,7 +42,7 @@ def two_keys():
     lens = wrap(tiny("llama"))
     tokens = torch.randint(3, 300, (4, 20), generator=torch.Generator().manual_seed(0))
     batch = from_tensor(tokens, lengths=torch.tensor([20, 20, 20, 12]))
-    aim = Location(positions=(0, 3), sink_found=True, steps=(), outliers={})
+    aim = Location(sink_positions=(0, 3), sink_found=True, steps=(), outliers={})
     panel = measure(lens, batch, plan=aim.plan(3), config=CONFIG, own=OWN)
     return lens, batch, replace(panel, location=aim)
 
@@ -54,10 +54,10 @@ def test_heads_have_one_row_per_layer_head_and_sink_position():
     lens, _, panel = two_keys()
     table = tables.head_table(lens, panel, threshold=0.3)
     assert len(table) == 3 * 4 * 2
-    assert not table.duplicated(["layer", "head", "position"]).any()
-    assert list(table.columns[:3]) == ["layer", "head", "position"]
+    assert not table.duplicated(["layer", "head", "sink_position"]).any()
+    assert list(table.columns[:3]) == ["layer", "head", "sink_position"]
     assert {"sink_score", "sink_rate", "sink_mass", "entropy", "label"} <= set(table.columns)
-    assert all(str(table[name].dtype) == "int64" for name in ("layer", "head", "position"))
+    assert all(str(table[name].dtype) == "int64" for name in ("layer", "head", "sink_position"))
     assert all(table[name].between(0, 1).all() for name in ("sink_score", "sink_rate", "sink_mass", "positive_share"))
     assert table["value_norm_ratio"].notna().all()
 
@@ -65,7 +65,7 @@ def test_heads_have_one_row_per_layer_head_and_sink_position():
 def test_head_numbers_are_means_over_sequences():
     lens, batch, panel = two_keys()
     pattern = capture(lens, batch, sites=["pattern"], path="plain")["pattern", 1]
-    table = tables.head_table(lens, panel, threshold=0.3).set_index(["layer", "head", "position"])
+    table = tables.head_table(lens, panel, threshold=0.3).set_index(["layer", "head", "sink_position"])
     for key in (0, 3):
         for head in range(4):
             scores, masses = [], []
@@ -127,8 +127,8 @@ def test_s1_s2_and_norm_by_hand(site):
 def test_dimensions_have_one_row_per_layer_position_and_dimension():
     _, _, panel = two_keys()
     table = tables.dimension_table(panel, config=CONFIG)
-    assert list(table.columns) == ["layer", "position", "dimension", "value", "dominance_ratio", "is_outlier"]
-    assert not table.duplicated(["layer", "position", "dimension"]).any()
+    assert list(table.columns) == ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
+    assert not table.duplicated(["layer", "sink_position", "dimension"]).any()
     assert table["is_outlier"].dtype == bool
     assert len(table) == 3 * 2 * 16
 
@@ -157,7 +157,7 @@ def test_other_sink_positions_have_outliers_of_their_own():
     panel = replace(panel, streamed=replace(panel.streamed, values=values))
     table = tables.dimension_table(panel, config=CONFIG)
     outliers = table[table["is_outlier"]]
-    assert outliers[["layer", "position", "dimension"]].to_numpy().tolist() == [[1, 3, 7]]
+    assert outliers[["layer", "sink_position", "dimension"]].to_numpy().tolist() == [[1, 3, 7]]
 
 
 # --- layers, law, steps, conditions
@@ -186,10 +186,10 @@ def test_the_law_is_by_query_position():
 
 
 def test_steps_have_the_contracts_columns():
-    columns = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "position", "outlier_dimension"]
+    columns = ["step", "first_layer", "last_layer", "ratio_before", "ratio_after", "sink_position", "outlier_dimension"]
     table = tables.step_table(planted_panel(), {planted().layer: 1e-6})
     assert list(table.columns) == [*columns, "split_error"]
-    assert table[["step", "first_layer", "last_layer", "position", "outlier_dimension"]].to_numpy().tolist() == [
+    assert table[["step", "first_layer", "last_layer", "sink_position", "outlier_dimension"]].to_numpy().tolist() == [
         [0, planted().layer, planted().layer, 0, planted().outlier_dimension]
     ]
     assert table["split_error"].tolist() == [1e-6]
@@ -199,8 +199,8 @@ def test_steps_have_the_contracts_columns():
 
 def test_an_arm_is_one_row():
     row = tables.condition_row(planted_panel(), condition="with", chosen=True, config=CONFIG)
-    assert list(row)[:4] == ["condition", "chosen", "position", "sink_rate"]
-    assert row["position"] == 0
+    assert list(row)[:4] == ["condition", "chosen", "sink_position", "sink_rate"]
+    assert row["sink_position"] == 0
     assert row["outlier_dimensions"] == str(planted().outlier_dimension)
     assert row["growth_steps"] == str(planted().layer)
     assert row["sink_rate"] == pytest.approx(float(planted_panel().sink_rate(0.3).mean()))

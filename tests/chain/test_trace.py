@@ -42,27 +42,27 @@ TABLES += ("columns", "criteria", "key_split", "arms", "links", "twin_heads", "t
 COLUMNS = {
     "tokens": "sequence position token_id text",
     "chain": "order link source target sentence question",
-    "heads": "layer head position sink_score sink_rate sink_mass entropy label",
-    "twin_heads": "layer head position sink_score sink_rate sink_mass entropy label",
+    "heads": "layer head sink_position sink_score sink_rate sink_mass entropy label",
+    "twin_heads": "layer head sink_position sink_score sink_rate sink_mass entropy label",
     "positions": "layer site position s1 s2 norm",
-    "neurons": "layer neuron position activation spike_ratio contribution outlier_dimension gate_norm_rank "
+    "neurons": "layer neuron sink_position activation spike_ratio contribution outlier_dimension gate_norm_rank "
     "up_norm_rank column_kurtosis is_super",
-    "dimensions": "layer position dimension value dominance_ratio is_outlier",
+    "dimensions": "layer sink_position dimension value dominance_ratio is_outlier",
     "columns": "layer neuron dimension weight energy_share",
     "key_split": "layer key_cosine_sink key_cosine_random_dimensions key_cosine_other_positions dimension rest bias "
     "random_dimensions logit_advantage_sink logit_advantage_other_positions",
-    "growth_steps": "step first_layer last_layer ratio_before ratio_after position outlier_dimension",
+    "growth_steps": "step first_layer last_layer ratio_before ratio_after sink_position outlier_dimension",
     "arms": "condition chosen sink_rate s2_ratio outlier_dimensions loss_nats",
     "links": "link statistic value ci_low ci_high null_name null_value criterion verdict",
 }
 """The issue's and the contract's columns."""
 KEYS = {
     "tokens": ["sequence", "position"],
-    "heads": ["layer", "head", "position"],
-    "twin_heads": ["layer", "head", "position"],
+    "heads": ["layer", "head", "sink_position"],
+    "twin_heads": ["layer", "head", "sink_position"],
     "positions": ["layer", "site", "position"],
-    "neurons": ["layer", "neuron", "position"],
-    "dimensions": ["layer", "position", "dimension"],
+    "neurons": ["layer", "neuron", "sink_position"],
+    "dimensions": ["layer", "sink_position", "dimension"],
     "columns": ["layer", "neuron", "dimension"],
     "key_split": ["layer"],
     "growth_steps": ["step"],
@@ -111,7 +111,7 @@ def check_folder(folder, *, random_init=True):
     assert (found.status, found.missing, found.kind) == ("finished", [], "trace")
     tables = found.tables.kept()
     for name, columns in COLUMNS.items():
-        if name == "twin_heads" and not twin:
+        if name == "twin_heads" and not random_init:
             continue
         assert set(columns.split()) <= set(tables[name].columns), name
     for name, key in KEYS.items():
@@ -121,7 +121,9 @@ def check_folder(folder, *, random_init=True):
     for name, column in (("neurons", "is_super"), ("dimensions", "is_outlier"), ("arms", "chosen")):
         assert tables[name][column].dtype == bool
     for name in ("heads", "positions", "neurons", "dimensions"):
-        for column in {"layer", "head", "neuron", "position", "dimension", "outlier_dimension"} & set(tables[name]):
+        for column in {"layer", "head", "neuron", "position", "sink_position", "dimension", "outlier_dimension"} & set(
+            tables[name]
+        ):
             assert str(tables[name][column].dtype) == "int64", (name, column)
     assert set(tables["links"]["verdict"]) <= {"holds", "fails", "undecided", "not applicable"}
     return found
@@ -210,9 +212,9 @@ def test_the_planted_chain_is_found(tmp_path):
     assert supers[["layer", "neuron"]].to_numpy().tolist() == [[truth.layer, truth.neuron]]
     verdicts = result.links.groupby("link")["verdict"].first()
     assert [verdicts[name] for name in CHAIN] == ["holds"] * 4
-    assert result.frames["growth_steps"]["split_error"].max() < 1e-4
+    assert result.tables["growth_steps"]["split_error"].max() < 1e-4
     check_folder(tmp_path / "run")
-    columns, split = result.frames["columns"], result.frames["key_split"]
+    columns, split = result.tables["columns"], result.tables["key_split"]
     assert columns.iloc[0][["layer", "neuron", "dimension"]].tolist() == [
         truth.layer,
         truth.neuron,
@@ -243,7 +245,7 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path):
 
 def test_the_sink_goes_with_bos(tmp_path):
     result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, random_init=False)
-    conditions = result.frames["arms"].set_index("condition")
+    conditions = result.tables["arms"].set_index("condition")
     assert conditions["chosen"].to_dict() == {"with": True, "without": False}
     assert conditions.loc["with", "sink_rate"] > 0.2
     assert conditions.loc["without", "sink_rate"] < 0.05
@@ -253,16 +255,16 @@ def test_the_sink_goes_with_bos(tmp_path):
 
 def test_every_table_but_the_arms_is_of_the_chosen_arm(tmp_path):
     result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, bos="without", random_init=False)
-    assert result.frames["arms"]["condition"].tolist() == ["without", "with"]
-    assert result.frames["arms"]["chosen"].tolist() == [True, False]
+    assert result.tables["arms"]["condition"].tolist() == ["without", "with"]
+    assert result.tables["arms"]["chosen"].tolist() == [True, False]
     assert not result.location.sink_found
-    assert (result.frames["tokens"].query("position == 0")["token_id"] != planted().bos_id).all()
+    assert (result.tables["tokens"].query("position == 0")["token_id"] != planted().bos_id).all()
     assert read_run(tmp_path / "run").provenance["bos_condition"] == "without"
 
 
 def test_without_a_tokenizer_there_is_one_arm(tmp_path):
     result = run(lens_of("llama"), tmp_path / "run")
-    assert result.frames["arms"]["condition"].tolist() == ["without"]
+    assert result.tables["arms"]["condition"].tolist() == ["without"]
 
 
 # --- tokens of every kind
@@ -292,7 +294,7 @@ def test_what_stands_at_padding_changes_no_table(tmp_path):
     for fill in (0, 99):
         batch = random_batch(lengths=[20, 20, 13, 9, 2])
         batch.tokens[~batch.valid] = fill
-        results.append(run(speaking("llama"), tmp_path / str(fill), batch=batch, random_init=False).frames)
+        results.append(run(speaking("llama"), tmp_path / str(fill), batch=batch, random_init=False).tables)
     for name in results[0]:
         pd.testing.assert_frame_equal(results[0][name], results[1][name], rtol=1e-3, atol=1e-4, obj=name)
 
@@ -311,23 +313,23 @@ def test_one_sequence_has_values_and_no_intervals(tmp_path):
 def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
     result = run(speaking("llama"), tmp_path / "run", length=length, sequences=3, random_init=False)
     check_folder(tmp_path / "run", random_init=False)
-    summary = result.frames["summary"].set_index("quantity")
+    summary = result.tables["summary"].set_index("quantity")
     if length < 8:
         assert pd.isna(summary.loc["sink_rate", "value"])
         assert "too short to tell" in text_of(result.table())
     if length < 9:
         assert "fails" not in set(result.links.loc[result.links["link"] == "variance_neurons", "verdict"])
-        assert result.frames["layers"]["norm_ratio"].isna().all()
+        assert result.tables["layers"]["norm_ratio"].isna().all()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
 def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path):
     repeated = run(speaking(family), tmp_path / "run", tokens="repeated", bos="without", random_init=False)
-    assert repeated.frames["arms"].loc[0, "sink_rate"] == 0.0
+    assert repeated.tables["arms"].loc[0, "sink_rate"] == 0.0
     assert not repeated.location.sink_found
     # every position holds the same state, so that nothing sets position 0 apart
-    assert repeated.frames["layers"]["norm_ratio"].to_numpy() == pytest.approx(1.0, abs=1e-4)
-    assert repeated.frames["arms"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert repeated.tables["layers"]["norm_ratio"].to_numpy() == pytest.approx(1.0, abs=1e-4)
+    assert repeated.tables["arms"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
 
 
 def test_text_is_cut_from_a_file(tmp_path):
@@ -348,7 +350,7 @@ def test_a_saved_folder_is_traced_by_its_path(tmp_path):
     config = asked(model=str(tmp_path / "model"), sequences=3, length=12, device="cpu", random_init=False)
     by_name = trace(config, out=tmp_path / "by-name", progress=False, report=False)
     other = trace(planted_lens(), config=config, out=tmp_path / "by-object", progress=False, report=False)
-    same_tables(by_name.frames, other.frames)
+    same_tables(by_name.tables, other.tables)
     record = json.loads((tmp_path / "by-name" / "run.json").read_text())
     assert record["config"] == json.loads(json.dumps(dataclasses.asdict(config)))
     wanted = (
@@ -371,10 +373,10 @@ def test_the_default_folder_is_named_after_model_and_time():
 
 def test_the_same_question_gives_the_same_tables(tmp_path, whole):
     again = run(planted_lens(), tmp_path / "again", sequences=4, length=16)
-    same_tables(again.frames, whole.frames)
+    same_tables(again.tables, whole.tables)
     same_tables(dict(read_run(again.folder).tables), dict(read_run(whole.folder).tables))
     other = run(planted_lens(), tmp_path / "other", sequences=4, length=16, seed=1, random_init=False)
-    assert not other.frames["tokens"].equals(again.frames["tokens"])
+    assert not other.tables["tokens"].equals(again.tables["tokens"])
 
 
 # --- interrupted
@@ -382,17 +384,17 @@ def test_the_same_question_gives_the_same_tables(tmp_path, whole):
 
 def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
-        patch.setattr(tracing, "_twin", interrupt)
+        patch.setattr(tracing, "random_init", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(planted_lens(), tmp_path / "run", sequences=4, length=16)
     stopped = read_run(tmp_path / "run")
     assert stopped.status == "interrupted"
     assert stopped.missing == ["links", "summary", "twin_heads", "twin_links"]
-    pd.testing.assert_frame_equal(stopped.tables["arms"], whole.frames["arms"])
+    pd.testing.assert_frame_equal(stopped.tables["arms"], whole.tables["arms"])
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "_conditions", interrupt)  # finished: must not be measured again
         again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    same_tables(again.frames, whole.frames)
+    same_tables(again.tables, whole.tables)
     same_tables(dict(read_run(tmp_path / "run").tables), dict(read_run(whole.folder).tables))
     check_folder(tmp_path / "run")
 
@@ -402,9 +404,9 @@ def test_a_finished_twin_is_not_measured_again(tmp_path, monkeypatch, whole):
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    monkeypatch.setattr(tracing, "_twin", interrupt)
+    monkeypatch.setattr(tracing, "random_init", interrupt)
     again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    same_tables(again.frames, whole.frames)
+    same_tables(again.tables, whole.tables)
 
 
 def test_another_question_does_not_continue_an_interrupted_run(tmp_path, monkeypatch):
@@ -422,7 +424,7 @@ def test_another_question_does_not_continue_an_interrupted_run(tmp_path, monkeyp
 @pytest.fixture(scope="module")
 def cut_whole(tmp_path_factory):
     """A trace of the planted model with all its cuts, that ran to its end."""
-    return cut_run(tmp_path_factory.mktemp("cut") / "run")
+    return cut_run(tmp_path_factory.mktemp("intervened") / "run")
 
 
 def cut_run(out):
@@ -445,7 +447,7 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
     assert names == {*FILES, *CAUSAL_TABLES, "centring_means", "location", "run"}
     for name, columns in CAUSAL_TABLES.items():
         assert tuple(found.tables[name].columns) == columns
-        pd.testing.assert_frame_equal(found.tables[name], cut_whole.frames[name], check_dtype=False)
+        pd.testing.assert_frame_equal(found.tables[name], cut_whole.tables[name], check_dtype=False)
     assert not found.tables["amplification"].duplicated(["centre", "factor"]).any()
     assert not found.tables["effects"].duplicated(["link", "edit"]).any()
     assert not found.tables["mediation"].duplicated(["intervention", "frozen", "step"]).any()
@@ -457,15 +459,15 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
 
 def test_without_cuts_there_is_none_of_their_files(whole):
     assert not {path.stem for path in whole.folder.iterdir()} & {*CAUSAL_TABLES, "centring_means"}
-    assert (whole.links["cut"] == "no intervention").all()
+    assert (whole.links["intervened"] == "no intervention").all()
     assert (whole.links["verdict"] == whole.links["measured"]).all()
 
 
 def test_the_planted_links_hold_measured_and_cut(cut_whole):
-    links = cut_whole.links.groupby("link")[["measured", "cut", "verdict"]].first()
+    links = cut_whole.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in CHAIN:
         assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
-    assert links.loc["aggregation_variance", "cut"] == "fails"  # its sink is a token, no variance
+    assert links.loc["aggregation_variance", "intervened"] == "fails"  # its sink is a token, no variance
     assert links.loc["aggregation_variance", "verdict"] == "fails"
     assert (cut_whole.links["statistic"] == "intervention_share").sum() == 6
     assert text_of(cut_whole.table())
@@ -482,7 +484,7 @@ def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, mon
         patch.setattr(interventions, "effect_table", interrupt)  # finished: must not be made again
         patch.setattr(amplification, "amplification_curve", interrupt)
         again = cut_run(tmp_path / "run")
-    same_tables(again.frames, cut_whole.frames)
+    same_tables(again.tables, cut_whole.tables)
     means = [
         safetensors.numpy.load_file(folder / "centring_means.safetensors")
         for folder in (again.folder, cut_whole.folder)
@@ -497,17 +499,19 @@ def test_a_run_stopped_after_its_cuts_runs_none_again(tmp_path, monkeypatch, cut
         with pytest.raises(KeyboardInterrupt):
             cut_run(tmp_path / "run")
     monkeypatch.setattr(interventions, "setting_of", interrupt)
-    same_tables(cut_run(tmp_path / "run").frames, cut_whole.frames)
+    same_tables(cut_run(tmp_path / "run").tables, cut_whole.tables)
 
 
 def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
-    with pytest.warns(UserWarning, match="nothing is cut: the shortest sequence has 10 tokens, and cuts need 12"):
+    with pytest.warns(
+        UserWarning, match="no intervention is made: the shortest sequence has 10 tokens, and interventions need 12"
+    ):
         result = run(speaking("llama"), tmp_path / "run", sequences=3, length=10, random_init=False, interventions=True)
     found = check_folder(tmp_path / "run", random_init=False)
     for name in CAUSAL_TABLES:
         assert found.tables[name].empty
     assert (result.links["verdict"] == result.links["measured"]).all()
-    assert set(result.links["cut"]) == {"no intervention"}
+    assert set(result.links["intervened"]) == {"no intervention"}
     assert text_of(result.table())
 
 

@@ -13,11 +13,11 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import VOCAB_SIZE
 
-NEW, OLD = 5, 0
+TARGET, SINK = 5, 0
 
 
-def outcome(new, old, *, layers=(1, 2), loss=None, state=None, keys=(NEW, OLD)):
-    """Two layers, as many sequences as numbers are given, one head; mass by sequence at the new and the old key."""
+def outcome(new, old, *, layers=(1, 2), loss=None, state=None, keys=(TARGET, SINK)):
+    """Two layers, one head, a sequence a number; mass by sequence at the target and the sink position."""
     mass = torch.stack([torch.tensor(new), torch.tensor(old)], dim=-1)  # batch, key
     n = len(mass)
     return Outcome(
@@ -42,11 +42,11 @@ def rng():
 def test_an_effect_is_edited_less_baseline_in_pairs():
     before = outcome([0.1, 0.2], [0.8, 0.6], loss=[1.0, 3.0])
     after = outcome([0.3, 0.4], [0.2, 0.4], loss=[2.0, 4.0])
-    table = effect(before, after, generator=rng()).set_index(["quantity", "layer", "key"])
-    row = table.loc[("mass", 2, NEW)]
+    table = effect(before, after, generator=rng()).set_index(["quantity", "layer", "position"])
+    row = table.loc[("mass", 2, TARGET)]
     assert row[["baseline", "edited", "effect"]].tolist() == pytest.approx([0.15, 0.35, 0.2])
     assert (row["ci_low"], row["ci_high"]) == pytest.approx((0.2, 0.2))  # both sequences gain the same
-    row = table.loc[("mass", 1, OLD)]
+    row = table.loc[("mass", 1, SINK)]
     assert row[["baseline", "edited", "effect"]].tolist() == pytest.approx([0.7, 0.3, -0.4])
     assert row["ci_low"] == pytest.approx(-0.6)
     assert row["ci_high"] == pytest.approx(-0.2)
@@ -58,21 +58,21 @@ def test_one_row_per_quantity_layer_and_key_and_one_of_the_loss():
     before = outcome([0.1], [0.8], loss=[1.0])
     table = effect(before, before, generator=rng())
     assert table["quantity"].value_counts().to_dict() == {"mass": 4, "norm": 4, "loss_nats": 1}
-    assert not table.duplicated(["quantity", "layer", "key"]).any()
+    assert not table.duplicated(["quantity", "layer", "position"]).any()
     assert (table["effect"] == 0).all()
-    assert table[table["quantity"] == "loss_nats"][["layer", "key"]].isna().all(axis=None)
-    assert (str(table["layer"].dtype), str(table["key"].dtype)) == ("Int64", "Int64")
+    assert table[table["quantity"] == "loss_nats"][["layer", "position"]].isna().all(axis=None)
+    assert (str(table["layer"].dtype), str(table["position"].dtype)) == ("Int64", "Int64")
     without = effect(outcome([0.1], [0.8]), before, generator=rng())
     assert "loss_nats" not in set(without["quantity"])
 
 
 def test_a_norm_is_that_of_the_stream_at_the_key():
     state = torch.zeros(2, 1, 2, 4)
-    state[1, 0, 1] = torch.tensor([3.0, 0.0, 4.0, 0.0])  # layer 2, the old key: norm 5
+    state[1, 0, 1] = torch.tensor([3.0, 0.0, 4.0, 0.0])  # layer 2, the sink position: norm 5
     before, after = outcome([0.1], [0.8]), outcome([0.1], [0.8], state=state)
-    table = effect(before, after, generator=rng()).set_index(["quantity", "layer", "key"])
-    assert table.loc[("norm", 2, OLD), "effect"] == 5.0
-    assert table.loc[("norm", 1, OLD), "effect"] == 0.0
+    table = effect(before, after, generator=rng()).set_index(["quantity", "layer", "position"])
+    assert table.loc[("norm", 2, SINK), "effect"] == 5.0
+    assert table.loc[("norm", 1, SINK), "effect"] == 0.0
 
 
 def test_the_effect_of_an_edit_of_a_model_is_the_difference_of_its_runs(lens_of):
@@ -81,7 +81,7 @@ def test_the_effect_of_an_edit_of_a_model_is_the_difference_of_its_runs(lens_of)
         run_with(lens_of("llama"), ids, edits, positions=(0, 9))
         for edits in ((), scale("attn_out", 3.0, layers=[1], positions=[0]))
     )
-    table = effect(before, after, generator=rng()).set_index(["quantity", "layer", "key"])
+    table = effect(before, after, generator=rng()).set_index(["quantity", "layer", "position"])
     by_hand = float((after.mass - before.mass)[2, :, :, 0].mean())
     assert table.loc[("mass", 2, 0), "effect"] == pytest.approx(by_hand, abs=1e-6)
     assert table.loc[("mass", 0, 0), "effect"] == 0.0
@@ -95,13 +95,13 @@ def test_the_effect_of_an_edit_of_a_model_is_the_difference_of_its_runs(lens_of)
 
 
 def test_a_layer_has_masses_norms_and_values_at_both_positions():
-    state = torch.zeros(2, 2, 2, 4)  # layer, sequence, key, dimension
-    state[1, :, 1, 2] = torch.tensor([-6.0, -8.0])  # layer 2, the old key: dimension 2 is the outlier
+    state = torch.zeros(2, 2, 2, 4)  # layer, sequence, position, dimension
+    state[1, :, 1, 2] = torch.tensor([-6.0, -8.0])  # layer 2, the sink position: dimension 2 is the outlier
     state[1, :, 0, 2] = 3.0
     state[1, :, 0, 1] = 4.0
     before = outcome([0.1, 0.3], [0.8, 0.6], state=state)
     after = outcome([0.5, 0.7], [0.2, 0.4], state=state * 2)
-    table = layer_table(before, after, new=NEW, old=OLD)
+    table = layer_table(before, after, target_position=TARGET, sink_position=SINK)
     assert table["layer"].tolist() == [1, 2]
     row = table.iloc[1]
     assert row["outlier_dimension"] == 2
@@ -126,7 +126,7 @@ def test_a_layer_has_masses_norms_and_values_at_both_positions():
 def test_a_position_that_was_not_read_is_refused(position):
     run = outcome([0.1], [0.8])
     with pytest.raises(InputError, match=rf"position {position} was not read; need one of \[5, 0\]: pass it as a key"):
-        layer_table(run, run, new=position, old=OLD)
+        layer_table(run, run, target_position=position, sink_position=SINK)
 
 
 # --- shares
@@ -135,7 +135,7 @@ def test_a_position_that_was_not_read_is_refused(position):
 def test_the_share_made_is_what_came_over_what_the_old_one_had():
     # gained 0.2 and 0.4, had 0.8 and 0.4: ratio of means 0.3 / 0.6, not the mean of 0.25 and 1
     before, after = outcome([0.0, 0.1], [0.8, 0.4]), outcome([0.2, 0.5], [0.8, 0.4])
-    found = made_share(before, after, new=NEW, old=OLD, layers=[1, 2], generator=rng())
+    found = made_share(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2], generator=rng())
     assert found.estimate == pytest.approx(0.5)
     assert (found.low, found.high) == pytest.approx((0.25, 1.0))  # draws of one sequence twice
     assert found.n == 2
@@ -143,29 +143,38 @@ def test_the_share_made_is_what_came_over_what_the_old_one_had():
 
 def test_the_share_removed_is_what_left_over_what_was_there():
     before, after = outcome([0.0, 0.0], [0.8, 0.4]), outcome([0.9, 0.9], [0.2, 0.1])
-    found = removed_share(before, after, old=OLD, layers=[2], generator=rng())
+    found = removed_share(before, after, sink_position=SINK, layers=[2], generator=rng())
     assert found.estimate == pytest.approx(0.75)
     assert (found.low, found.high) == pytest.approx((0.75, 0.75))
-    more = removed_share(after, before, old=OLD, layers=[2], generator=rng())
+    more = removed_share(after, before, sink_position=SINK, layers=[2], generator=rng())
     assert more.estimate == pytest.approx(-3.0)  # it came instead
 
 
 def test_shares_are_of_the_chosen_layers():
     before, after = outcome([0.0, 0.0], [0.8, 0.4]), outcome([0.0, 0.0], [0.8, 0.4])
     after.mass[1, ..., 1] = 0  # layer 2 only
-    assert removed_share(before, after, old=OLD, layers=[1], generator=rng()).estimate == 0.0
-    assert removed_share(before, after, old=OLD, layers=[2], generator=rng()).estimate == 1.0
-    assert removed_share(before, after, old=OLD, layers=[1, 2], generator=rng()).estimate == pytest.approx(0.5)
+    assert removed_share(before, after, sink_position=SINK, layers=[1], generator=rng()).estimate == 0.0
+    assert removed_share(before, after, sink_position=SINK, layers=[2], generator=rng()).estimate == 1.0
+    assert removed_share(before, after, sink_position=SINK, layers=[1, 2], generator=rng()).estimate == pytest.approx(
+        0.5
+    )
 
 
 def test_a_share_of_nothing_is_undefined():
     nothing = outcome([0.1, 0.1], [0.0, 0.0])
-    found = removed_share(nothing, nothing, old=OLD, layers=[1], generator=rng())
+    found = removed_share(nothing, nothing, sink_position=SINK, layers=[1], generator=rng())
     assert math.isnan(found.estimate)
 
 
 def test_one_sequence_has_a_share_without_an_interval():
-    found = made_share(outcome([0.0], [0.5]), outcome([0.1], [0.5]), new=NEW, old=OLD, layers=[1], generator=rng())
+    found = made_share(
+        outcome([0.0], [0.5]),
+        outcome([0.1], [0.5]),
+        target_position=TARGET,
+        sink_position=SINK,
+        layers=[1],
+        generator=rng(),
+    )
     assert found.estimate == pytest.approx(0.2)
     assert math.isnan(found.low)
 
@@ -189,7 +198,7 @@ def test_one_sequence_has_a_share_without_an_interval():
 )
 def test_outcomes(new, old, expected):
     before, after = outcome([0.0], [0.8]), outcome([new], [old])
-    assert change_of(before, after, new=NEW, old=OLD, layers=[1, 2]) == expected
+    assert change_of(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2]) == expected
 
 
 # --- refused
@@ -208,4 +217,4 @@ def test_runs_that_are_no_pair_are_refused(other):
     with pytest.raises(InputError, match="need the same: give both runs the same tokens, keys and layers"):
         effect(run, other, generator=rng())
     with pytest.raises(InputError, match="need the same"):
-        layer_table(run, other, new=NEW, old=OLD)
+        layer_table(run, other, target_position=TARGET, sink_position=SINK)

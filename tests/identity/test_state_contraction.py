@@ -10,7 +10,7 @@ import torch
 from sink_lens.activations.record import capture
 from sink_lens.errors import InputError
 from sink_lens.identity.cosine_sums import BLOCKS, CosineSums, jackknife
-from sink_lens.identity.measured_models import Draws
+from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.identity.state_contraction import agreement, contraction
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.models.load import load
@@ -33,7 +33,7 @@ def cosine(a, b):
 
 
 def test_the_sums_are_the_loop_over_pairs():
-    lens, draws = small(), Draws(sequences=60, length=12, seed=0)
+    lens, draws = small(), RandomSequences(sequences=60, length=12, seed=0)
     tokens = torch.cat([chunk.tokens for chunk in draws.chunks(lens)])
     x = capture(lens, tokens, sites=("resid_pre", "attn_out", "final"))
     found = contraction(lens, sequences=60, length=12, sinks=False)

@@ -7,7 +7,7 @@ import torch
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
-from sink_lens.identity.measured_models import Draws
+from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.identity.state_contraction import contraction
 from sink_lens.identity.untrained_models import UntrainedConfig, untrained
 from sink_lens.identity.variance_calibration import CALIBRATIONS, calibration
@@ -24,7 +24,7 @@ def lens():
 
 @pytest.fixture(scope="module")
 def tokens(lens):
-    return from_tensor(torch.cat([one.tokens for one in Draws(sequences=64, length=16, seed=0).chunks(lens)]))
+    return from_tensor(torch.cat([one.tokens for one in RandomSequences(sequences=64, length=16, seed=0).chunks(lens)]))
 
 
 @pytest.fixture(scope="module")

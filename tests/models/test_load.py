@@ -470,7 +470,7 @@ def test_a_random_twin_has_the_configuration_and_other_weights(family):
     assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
     assert weights_hash(twin) == weights_hash(random_init(model, seed=1))
     assert len({weights_hash(model), weights_hash(twin), weights_hash(random_init(model, seed=2))}) == 3
-    assert twin.name == f"random twin of {model.name} (seed 1)"
+    assert twin.name == f"random init of {model.name} (seed 1)"
     shapes = {name: parameter.shape for name, parameter in model.plain.named_parameters()}
     assert {name: parameter.shape for name, parameter in twin.plain.named_parameters()} == shapes
     assert twin.config.to_dict() == model.config.to_dict()

@@ -19,7 +19,7 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
         {"sequence": np.repeat([0, 1], length), "position": np.tile(np.arange(length), 2), "text": "a"}
     )
     layer = np.arange(n_layers)
-    found["layers"] = pd.DataFrame({"layer": layer, "position": 0, "dominance_ratio": 10.0 + layer})
+    found["layers"] = pd.DataFrame({"layer": layer, "sink_position": 0, "dominance_ratio": 10.0 + layer})
     found["growth_steps"] = pd.DataFrame(
         [
             {"step": n, "first_layer": a, "last_layer": b, "outlier_dimension": 40 + n, "ratio_before": 1.0}
@@ -38,14 +38,14 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
     rows = []
     for link in LINKS:
         common = {"link": link, "ci_low": 0.1, "ci_high": 9.0, "verdict": VERDICTS[link], "criterion": "is over 1"}
-        common |= {"measured": VERDICTS[link], "cut": "holds"}
+        common |= {"measured": VERDICTS[link], "intervened": "holds"}
         rows.append(common | {"statistic": "intervention_share", "value": SHARES[link], "is_primary": False})
         rows.append(common | {"statistic": f"of_{link}", "value": 2.5, "is_primary": True})
     found["links"] = pd.DataFrame(rows).assign(null_name="random_init", null_value=1.0)
     found["effects"] = pd.DataFrame(
         {
             "link": list(LINKS),
-            "edit": "cut",
+            "edit": "intervention",
             "layers": "0-2",
             "position": [5, *[0] * 5],
             "read_layers": "3-6,8-11",

@@ -23,7 +23,7 @@ CURVE = pd.DataFrame(
         "centre": ["values", "values", "none", "none"],
         "factor": [1.0, 5.0, 1.0, 5.0],
         "layers": "0-2",
-        "position": 9,
+        "target_position": 9,
         "read_layers": "3-7",
         "baseline_mass": 0.02,
         "mass": [0.02, 0.3, 0.02, 0.01],
@@ -34,7 +34,7 @@ CURVE = pd.DataFrame(
 EFFECTS = pd.DataFrame(
     {
         "link": ["aggregation_variance", "key_sink"],
-        "edit": ["isolation", "key as elsewhere"],
+        "edit": ["isolation", "mean ablation of the key"],
         "position": [9, 0],
         "read_layers": "3-7",
         "baseline_target_mass": 0.02,
@@ -86,8 +86,8 @@ def test_another_path_is_named_where_most_survives():
 
 def test_a_cut_is_told_with_its_controls():
     made, removed = (intervention_text(row, sink_position=0) for row in EFFECTS.to_dict("records"))
-    assert made == "cut: isolation makes 47% of the sink (40% to 50%), controls 0"
-    assert removed == "cut: key as elsewhere removes 92% of the sink (90% to 94%)"
+    assert made == "intervention: isolation makes 47% of the sink (40% to 50%), controls 0"
+    assert removed == "intervention: mean ablation of the key removes 92% of the sink (90% to 94%)"
 
 
 def test_without_cuts_nothing_is_said():

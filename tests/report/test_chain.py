@@ -32,7 +32,14 @@ def with_links(folder, *rows):
     frames = tables()
     frames["chain"] = pd.DataFrame([*reversed(KNOWN), *rows])
     measured = {"statistic": "of_toy", "value": 4.25, "is_primary": True, "verdict": "holds", "criterion": "over 4"}
-    bounds = {"ci_low": 4.0, "ci_high": 4.5, "null_name": "shuffled", "null_value": 0.5, "measured": "holds", "cut": ""}
+    bounds = {
+        "ci_low": 4.0,
+        "ci_high": 4.5,
+        "null_name": "shuffled",
+        "null_value": 0.5,
+        "measured": "holds",
+        "intervened": "",
+    }
     share = measured | bounds | {"statistic": "intervention_share", "value": 0.5, "is_primary": False}
     frames["links"] = pd.concat([frames["links"], pd.DataFrame([measured | bounds, share]).assign(link=TOY["link"])])
     return traced(folder, frames=frames)
@@ -86,7 +93,7 @@ def test_a_seventh_link_is_drawn_as_a_plain_box_with_an_arrow_from_every_step(la
     )
     figure = draw(Circuit.from_json(circuit.to_json()))
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert {"a small", "output", "sink output", "cut −50%"} <= set(texts)
+    assert {"a small", "output", "sink output", "intervention −50%"} <= set(texts)
     assert len(figure.axes[0].lines) == len(draw(six).axes[0].lines) + 2
     assert figure.get_figwidth() > draw(six).get_figwidth()
 

@@ -115,10 +115,10 @@ def test_arrows_are_as_wide_as_their_share_and_dashed_where_the_link_fails(circu
 def test_the_drawing_says_the_numbers(circuit):
     said = texts(draw(circuit))
     for text in (
-        "cut +50% ✓",
-        "cut −75% ✓",
+        "intervention +50% ✓",
+        "intervention −75% ✓",
         "? undecided",
-        "held: −75%",
+        "frozen: −75%",
         "80% of the sink survives",
         "7.100",
         "controls −1%",
@@ -133,7 +133,7 @@ def test_a_run_that_cut_nothing_says_so(tmp_path):
     assert circuit.edges.loc[circuit.edges["quantity"] == "intervention_share", "value"].isna().all()
     said = texts(draw(circuit))
     assert said.count("no intervention") == len(LINKS)
-    assert "No link of this run was cut, so every arrow is thin." in said
+    assert "No link of this run was intervened on, so every arrow is thin." in said
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sink_lens.report.style import svg
 
 def heads(*, layers=4, n_heads=3, position=0):
     grid = pd.MultiIndex.from_product([range(layers), range(n_heads)], names=["layer", "head"])
-    table = grid.to_frame(index=False).assign(position=position)
+    table = grid.to_frame(index=False).assign(sink_position=position)
     return table.assign(sink_score=table["layer"] / 10 + table["head"] / 100, sink_mass=table["layer"] / 10)
 
 
@@ -25,7 +25,7 @@ def positions(*, layers=4, length=32):
 
 
 def neurons(*, count=20, supers=(3,), layer=1):
-    table = pd.DataFrame({"layer": layer, "neuron": range(count), "position": 0, "spike_ratio": 2.0})
+    table = pd.DataFrame({"layer": layer, "neuron": range(count), "sink_position": 0, "spike_ratio": 2.0})
     is_super = table["neuron"].isin(supers)
     share = np.where(is_super, 0.5 + table["neuron"] / 1000, 0.001)
     rank = pd.array(range(1, count + 1), dtype="Int64")
@@ -35,7 +35,7 @@ def neurons(*, count=20, supers=(3,), layer=1):
 
 def dimensions(*, count=16):
     values = [-900.0, 300.0, *np.linspace(9, 1, count - 2)]
-    table = pd.DataFrame({"layer": 2, "position": 0, "dimension": range(100, 100 + count), "value": values})
+    table = pd.DataFrame({"layer": 2, "sink_position": 0, "dimension": range(100, 100 + count), "value": values})
     return table.assign(is_outlier=table["dimension"] < 102)
 
 

@@ -26,7 +26,7 @@ def images(figure):
 
 
 def test_two_columns_are_drawn_as_one_panel_the_first_across():
-    (drawn,) = images(patch_map(sweep(layer=3, pos=4), by=("layer", "position")))
+    (drawn,) = images(patch_map(sweep(layer=3, position=4), by=("layer", "position")))
     assert drawn.shape == (4, 3)
     assert drawn[1, 0] == -0.1
     assert drawn[0, 1] == 0.4
@@ -38,7 +38,7 @@ def test_one_column_is_drawn():
 
 
 def test_over_three_columns_the_strongest_is_drawn_with_its_sign():
-    frame = sweep(layer=2, pos=3, head_index=2)
+    frame = sweep(layer=2, position=3, head=2)
     positions, heads = images(patch_map(frame, by=("layer", "position", "head")))
     assert positions.shape == (3, 2)
     assert heads.shape == (2, 2)
@@ -48,7 +48,7 @@ def test_over_three_columns_the_strongest_is_drawn_with_its_sign():
 
 
 def test_the_scale_is_even_around_zero_and_undefined_values_are_empty():
-    frame = sweep(layer=2, pos=2)
+    frame = sweep(layer=2, position=2)
     frame.loc[1, "effect"] = np.nan
     figure = patch_map(frame, by=("layer", "position"))
     image = next(axes.images[0] for axes in figure.axes if axes.images)
@@ -58,14 +58,14 @@ def test_the_scale_is_even_around_zero_and_undefined_values_are_empty():
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
 def test_a_sweep_without_any_effect_is_drawn(value):
-    figure = patch_map(sweep(layer=2, pos=2).assign(effect=value), by=("layer", "position"))
+    figure = patch_map(sweep(layer=2, position=2).assign(effect=value), by=("layer", "position"))
     image = next(axes.images[0] for axes in figure.axes if axes.images)
     assert image.get_clim() == (-1.0, 1.0)
     assert np.array_equal(images(figure)[0], np.full((2, 2), value), equal_nan=True)
 
 
 def test_only_chosen_layers_and_positions_are_numbered():
-    frame = sweep(layer=2, pos=2)
+    frame = sweep(layer=2, position=2)
     frame["layer"] = frame["layer"].map({0: 7, 1: 12})
     axes = patch_map(frame, by=("layer", "position"), labels={0: " cat", 1: "$x$*"}).axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["7", "12"]
@@ -74,12 +74,12 @@ def test_only_chosen_layers_and_positions_are_numbered():
 
 def test_what_a_token_says_is_shown_and_not_obeyed():
     hostile = {0: "</svg><script>alert(1)</script>", 1: "$\\frac{"}
-    drawn = svg(patch_map(sweep(layer=2, pos=2), by=("layer", "position"), labels=hostile), name="map")
+    drawn = svg(patch_map(sweep(layer=2, position=2), by=("layer", "position"), labels=hostile), name="map")
     assert "<script" not in drawn
 
 
 def test_a_picture_holds_itself():
-    shown = picture(patch_map(sweep(layer=2, pos=2), by=("layer", "position"), title="patched", unit="logits"))
+    shown = picture(patch_map(sweep(layer=2, position=2), by=("layer", "position"), title="patched", unit="logits"))
     assert shown.startswith('<img alt="" src="data:image/png;base64,')
 
 

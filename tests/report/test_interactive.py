@@ -18,7 +18,7 @@ SWEPT = pd.DataFrame({"layer": [0, 0, 1, 1], "position": [0, 1, 0, 1], "effect":
 def everything(*, n_layers=6, n_heads=4):
     yield interactive.sink_scores(heads(layers=n_layers, n_heads=n_heads), position=0, threshold=0.3)
     yield interactive.patch_map(SWEPT, by=("layer", "position"), labels={0: HOSTILE}, title=HOSTILE[:60])
-    swept = SWEPT.rename(columns={"position": "position"}).assign(kind=HOSTILE, site="z")
+    swept = SWEPT.assign(kind=HOSTILE, site="z")
     yield interactive.effect_figure(swept, title=HOSTILE[:60])
 
 

@@ -62,7 +62,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     ratio = np.where(layer < 1, 1.1, np.where(layer < 2, 6.0, np.where(layer < 11, 30.0, 110.0)))
     ratio = ratio * np.linspace(1, 1.1, layers)
     frames["layers"] = pd.DataFrame(
-        {"layer": layer, "position": 0, "norm_ratio": ratio, "outlier_value": -ratio * 12.5, "sink_mass": 0.5}
+        {"layer": layer, "sink_position": 0, "norm_ratio": ratio, "outlier_value": -ratio * 12.5, "sink_mass": 0.5}
     )
     place = np.arange(length)
     rows = []
@@ -78,7 +78,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     frames["positions"] = pd.concat(rows, ignore_index=True)
     rows = []
     for at in (1, 2, 11):
-        table = pd.DataFrame({"layer": at, "neuron": range(neurons), "position": 0})
+        table = pd.DataFrame({"layer": at, "neuron": range(neurons), "sink_position": 0})
         share = draw.normal(0, 0.004, neurons)
         spike = np.exp(draw.normal(0, 0.7, neurons))
         for (of, neuron), value in supers.items():
@@ -102,7 +102,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
     for at in layer:
         names = [378, *draw.choice(np.setdiff1d(np.arange(576), [378]), 15, replace=False)]
         values = np.concatenate([[-ratio[at] * 12.5], draw.normal(0, 6, 15)])
-        table = pd.DataFrame({"layer": at, "position": 0, "dimension": names, "value": values})
+        table = pd.DataFrame({"layer": at, "sink_position": 0, "dimension": names, "value": values})
         rows.append(table.assign(dominance_ratio=ratio[at] * 2.4, is_outlier=(table.index == 0) & (at > 0)))
     frames["dimensions"] = pd.concat(rows, ignore_index=True)
     steps = [(0, 1, min(2, layers - 1), 1.1, 31.0, 0, 378), (1, 11, 11, 32.0, 112.0, 0, 378)]
@@ -112,7 +112,7 @@ def tables(*, layers=LAYERS, heads=HEADS, length=LENGTH, neurons=400, supers=Non
         "last_layer",
         "ratio_before",
         "ratio_after",
-        "position",
+        "sink_position",
         "outlier_dimension",
     ]
     frames["growth_steps"] = pd.DataFrame([step for step in steps if step[2] < layers], columns=names)

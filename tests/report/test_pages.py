@@ -24,7 +24,7 @@ def frames_of(kind):
     if kind == "isolate":
         return {
             "layers": LAYERS.assign(position=9),
-            "summary": pd.DataFrame([{"position": 9} | READ | MASSES | LOSSES]),
+            "summary": pd.DataFrame([{"target_position": 9} | READ | MASSES | LOSSES]),
         }
     if kind == "amplify":
         rows = [(centre, factor) for centre in ("values", "none") for factor in (1.0, 5.0)]
@@ -61,6 +61,11 @@ def frames_of(kind):
             "log": log.assign(eval_loss=[6.0, np.nan, 4.5]),
             "watch": pd.DataFrame(rows, columns=columns).assign(unit=""),
         }
+    if kind == "monitor":
+        rows = [(step, key, layer, 0.4) for step in (0, 50) for key in KEYS for layer in (pd.NA, 0, 1)]
+        readings = pd.DataFrame(rows, columns=["step", "key", "layer", "value"]).astype({"layer": "Int64"})
+        alarm = {"step": 50, "rule": "sink_born", "sentence": "sink born by step 50 in layer 1"}
+        return {"monitor": readings.assign(unit="1"), "alarms": pd.DataFrame([alarm])}
     bands = [
         (variant, "evaluation", q, t, 4.0 - t / 100)
         for variant in "ab"
@@ -81,16 +86,18 @@ def frames_of(kind):
 
 
 CONFIGS = {
-    "amplify": {"amplify_position": 9},
+    "amplify": {"amplify_target_position": 9},
     "patch": {"site": "resid_pre", "direction": "denoising"},
     "train": {"attention": "softmax", "value_norm": "shared"},
     "compare": {"by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
 }
+KEYS = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
 SAYS = {
+    "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": ("Isolating position 9: the sink is shared", "isolated in all layers: attention there 0.01 → 0.3"),
     "amplify": ("Amplifying position 9", "Factor 5 from values (2 times): attention there 0.01 → 0.9"),
     "ablate": ("The neurons that carry the sink", "2 neurons (2.90,2.430) together remove 90% of the sink"),
-    "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, pos 3: 0.3, 100% of the way."),
+    "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, position 3: 0.3, 100% of the way."),
     "sweep": ("A sweep of 6 cells", "loss: most by zero of z at somewhere, −0.9 [−1, 0], its controls 0.01."),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
     "compare": ("value norm: b against a", "findings.txt is not in this folder."),

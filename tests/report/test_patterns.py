@@ -17,7 +17,7 @@ ENTRIES = 10  # of the lower triangle: 1 + 2 + 3 + 4
 def a_run(folder, *, scores=((0.1, 0.9), (0.5, np.nan)), position=0, kept=True):
     """Two layers of two heads; the pattern of each holds 64 x layer + 32 x head + 4 x query + key."""
     rows = [(layer, head, position, score) for layer, of in enumerate(scores) for head, score in enumerate(of)]
-    heads = pd.DataFrame(rows, columns=["layer", "head", "position", "sink_score"]).assign(sink_rate=0.5)
+    heads = pd.DataFrame(rows, columns=["layer", "head", "sink_position", "sink_score"]).assign(sink_rate=0.5)
     place = np.arange(LENGTH)
     patterns = np.zeros((2, 2, LENGTH, LENGTH)) + 4 * place[:, None] + place
     patterns += 64 * np.arange(2)[:, None, None, None] + 32 * np.arange(2)[None, :, None, None]

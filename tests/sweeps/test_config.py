@@ -7,12 +7,13 @@ from dataclasses import fields
 import pytest
 import torch
 
-from sink_lens import EditGrid, Grid, MetricSpec, SweepConfig, from_tensor, read_sweep
+from sink_lens import TokenBatch
 from sink_lens.cli.sweep import _EXAMPLE
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, read_sweep
 from sink_lens.sweeps.config import sweep_config
 from sink_lens.sweeps.reads import measured
 
@@ -101,6 +102,7 @@ def test_everything_but_the_edits_has_a_default():
         "grid": Grid(edits=(EditGrid(),), controls=5, seed=0),
         "metrics": (MetricSpec(name="sink_mass"),),
         "mode": "exact",
+        "controls": 5,
         "model": DEFAULT_MODEL,
         "tokens": "text",
         "text": None,
@@ -128,9 +130,9 @@ def test_changes_replace_what_the_file_says_the_seed_of_the_draws_too(tmp_path):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"colour": 1, "edits": EDITS}, "the sweep has colour, which is not known; need some of controls"),
-        ({"tokens": {"width": 3}, "edits": EDITS}, r"\[tokens\] of the sweep has width"),
-        ({"edits": [{"layer": 3}]}, r"\[\[edits\]\] of the sweep has layer, .*layers"),
+        ({"colour": 1, "edits": EDITS}, "the sweep has 'colour', which is not known; .*controls"),
+        ({"tokens": {"width": 3}, "edits": EDITS}, r"\[tokens\] of the sweep has 'width'"),
+        ({"edits": [{"layer": 3}]}, r"\[\[edits\]\] of the sweep has 'layer', .*did you mean layers"),
         ({}, r"has no edits; need at least one table \[\[edits\]\]"),
         ({"edits": []}, "has no edits"),
         ({"edits": {"kind": "zero"}}, "need a list of tables"),
@@ -138,28 +140,28 @@ def test_changes_replace_what_the_file_says_the_seed_of_the_draws_too(tmp_path):
         ({"edits": [3]}, "is 3; need a table"),
         ({"edits": [{"kind": 3}]}, r"kind of \[\[edits\]\] of the sweep is 3; need a text"),
         ({"edits": [{"site": ["z"]}]}, r"site of \[\[edits\]\] of the sweep is \['z'\]; need a text"),
-        ({"tokens": "text", "edits": EDITS}, r"\[tokens\] of the sweep is 'text'; need a table"),
-        ({"tokens": {"sequences": "8"}, "edits": EDITS}, "sequences of the sweep is '8'; need a whole number"),
-        ({"tokens": {"sequences": True}, "edits": EDITS}, "sequences of the sweep is True; need a whole number"),
-        ({"tokens": {"length": 8.0}, "edits": EDITS}, "length of the sweep is 8.0; need a whole number"),
+        ({"sequences": 8, "lenght": 9, "edits": EDITS}, "the sweep has 'lenght', .*did you mean length"),
+        ({"tokens": {"sequences": "8"}, "edits": EDITS}, "sequences is '8'; need a whole number"),
+        ({"tokens": {"sequences": True}, "edits": EDITS}, "sequences is True; need a whole number"),
+        ({"tokens": {"length": 8.0}, "edits": EDITS}, "length is 8.0; need a whole number"),
         ({"tokens": {"length": 1}, "edits": EDITS}, "length is 1; need at least 2"),
         ({"tokens": {"sequences": 0}, "edits": EDITS}, "sequences is 0; need at least 1"),
         ({"tokens": {"kind": "noise"}, "edits": EDITS}, "tokens is 'noise'; need one of text, random, repeated"),
-        ({"tokens": {"kind": 1}, "edits": EDITS}, "tokens of the sweep is 1; need a text"),
+        ({"tokens": {"kind": 1}, "edits": EDITS}, "tokens is 1; need a text"),
         ({"tokens": {"bos": "maybe"}, "edits": EDITS}, "bos is 'maybe'"),
-        ({"tokens": {"prompts": "one text"}, "edits": EDITS}, "prompts of the sweep is 'one text'; need a list"),
-        ({"tokens": {"prompts": [1]}, "edits": EDITS}, r"prompts of the sweep is \[1\]; need a list of texts"),
+        ({"tokens": {"prompts": "one text"}, "edits": EDITS}, "prompts is 'one text'; need a list"),
+        ({"tokens": {"prompts": [1]}, "edits": EDITS}, r"prompts is 1; need a text"),
         ({"tokens": {"prompts": []}, "edits": EDITS}, r"prompts of the sweep is \[\]; need a list of texts, one"),
         ({"tokens": {"prompts": ["a"], "kind": "random"}, "edits": EDITS}, "given together with tokens 'random'"),
         ({"tokens": {"prompts": ["a"], "text": "b"}, "edits": EDITS}, "both a text file and prompts"),
         ({"tokens": {"text": "nowhere.txt"}, "edits": EDITS}, "there is no file nowhere.txt"),
-        ({"controls": "5", "edits": EDITS}, "controls of the sweep is '5'; need a whole number"),
+        ({"controls": "5", "edits": EDITS}, "controls is '5'; need a whole number"),
         ({"controls": -1, "edits": EDITS}, "controls is -1; need a whole number from 0 on"),
-        ({"seed": 1.5, "edits": EDITS}, "seed of the sweep is 1.5; need a whole number"),
+        ({"seed": 1.5, "edits": EDITS}, "seed is 1.5; need a whole number"),
         ({"seed": -1, "edits": EDITS}, "seed is -1; need a whole number from 0 on"),
         ({"mode": "slow", "edits": EDITS}, "mode is 'slow'; need one of exact, fast"),
-        ({"model": 3, "edits": EDITS}, "model of the sweep is 3; need a text"),
-        ({"device": 0, "edits": EDITS}, "device of the sweep is 0; need a text"),
+        ({"model": 3, "edits": EDITS}, "model is 3; need a text"),
+        ({"device": 0, "edits": EDITS}, "device is 0; need a text"),
         ({"metrics": [], "edits": EDITS}, "there is no metric; need at least one"),
         ({"metrics": "loss", "edits": EDITS}, r"\[\[metrics\]\] of the sweep is 'loss'; need a list of tables"),
         ({"metrics": [{"key": 0}], "edits": EDITS}, "a metric of the sweep has no name; need one of sink_mass, loss"),
@@ -176,7 +178,7 @@ def test_what_cannot_be_asked_is_refused(given, text):
         ("sweep.toml", "edits = ", "cannot be read as a sweep"),
         ("sweep.json", "{", "cannot be read as a sweep"),
         ("sweep.json", "[1]", "holds no table"),
-        ("sweep.toml", "[[edits]]\nkind = 'zero'\ncolour = 1\n", r"\[\[edits\]\] of .*sweep\.toml has colour"),
+        ("sweep.toml", "[[edits]]\nkind = 'zero'\ncolour = 1\n", r"\[\[edits\]\] of .*sweep\.toml has 'colour'"),
     ],
 )
 def test_a_file_that_is_no_sweep_is_named(tmp_path, name, text, says):
@@ -207,7 +209,7 @@ def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
 
 
 def test_a_grid_written_in_a_file_makes_the_cells_that_python_makes():
-    tokens = from_tensor(torch.full((1, 9), 5))
+    tokens = TokenBatch.from_tensor(torch.full((1, 9), 5))
     there = sweep_config({"edits": [{"kind": "zero", "site": "neurons", "layers": 1, "units": [[0, 3], "5-6"]}]})
     here = Grid.of(EditGrid(kind="zero", site="neurons", layers=1, units=[(0, 3), (5, 6)]))
     found, wanted = (grid.cells(llama(), n_positions=tokens.n_positions) for grid in (there.grid, here))

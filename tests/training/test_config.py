@@ -5,8 +5,9 @@ from dataclasses import FrozenInstanceError, asdict
 
 import pytest
 
+from sink_lens.configuration import setting
 from sink_lens.errors import InputError
-from sink_lens.training.config import EXAMPLE, SIZES, TrainConfig, read_train, setting, train_config
+from sink_lens.training.config import EXAMPLE, SIZES, TrainConfig, read_train, train_config
 
 
 def n_parameters(config):
@@ -79,7 +80,7 @@ def test_json_is_read_too(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("colour = 1", "has colour, which is not known; need some of accumulation"),
+        ("colour = 1", "has 'colour', which is not known; "),
         ("size = [", "cannot be read as a training"),
         ('size = "huge"', "size is 'huge'; need one of toy, small, medium, paper"),
         ('attention = "linear"', "attention is 'linear'; need one of softmax, sigmoid"),
@@ -89,7 +90,7 @@ def test_json_is_read_too(tmp_path):
         ("lr = 0", "lr is 0.0; need a number above 0"),
         ("steps = 1.5", "steps is 1.5; need a whole number"),
         ("steps = true", "steps is True; need a whole number"),
-        ("compile = 1", "compile is 1; need a true or false"),
+        ("compile = 1", "compile is 1; need true or false"),
         ("data = 3", "data is 3; need a text"),
         ('data = " "', "data is empty"),
         ("n_layers = 0", "n_layers is 0; need at least 1"),
@@ -121,7 +122,7 @@ def test_what_cannot_be_run_is_refused_with_what_is_needed(tmp_path, text, says)
 def test_a_file_that_is_not_there_and_an_unknown_change_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"none\.toml cannot be read as a training"):
         read_train(tmp_path / "none.toml")
-    with pytest.raises(InputError, match="what replaces it has speed, which is not known"):
+    with pytest.raises(InputError, match="train has 'speed', which is not known; did you mean seed"):
         train_config({}, speed=3)
 
 

@@ -16,11 +16,13 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sink_lens import SinkMonitor, SinkMonitorCallback, from_tensor, load
+from sink_lens import TokenBatch, load
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import planted, tiny
 from sink_lens.records import read_run
+from sink_lens.training import SinkMonitor, SinkMonitorCallback
 from sink_lens.training.monitor_alarms import RULES, Alarms
 from sink_lens.training.monitor_keys import KEYS
 from sink_lens.training.watching import chain_measures
@@ -66,7 +68,7 @@ def one_reading(model, tokens, *, call=None, **options):
 
 def watched(model, tokens, *, threshold):
     """The same keys from ``watch``'s measures at the same weights and tokens."""
-    frame = chain_measures(load(copy.deepcopy(model)), from_tensor(tokens), threshold=threshold)
+    frame = chain_measures(load(copy.deepcopy(model)), TokenBatch.from_tensor(tokens), threshold=threshold)
     frame = frame[frame["threshold"].isna() | (frame["threshold"] == threshold)]
     found = {}
     for key, measure in WATCHED.items():
@@ -147,7 +149,7 @@ def test_reading_is_the_same_however_the_model_runs(how):
         assert reading[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp1"])
+@pytest.mark.parametrize("how", ["ddp", "fsdp1", "fsdp2"])
 def test_two_processes_read_what_one_does(how, tmp_path):
     script, out = HERE / "monitor_ranks.py", tmp_path / "readings.x"
     done = subprocess.run(
@@ -278,6 +280,36 @@ def test_training_is_bit_identical_with_and_without(how):
     assert graphs == plain_graphs
 
 
+def test_two_hundred_steps_are_bit_identical_with_and_without():
+    found = []
+    for monitored in (True, False):
+        torch.manual_seed(0)
+        model = tiny("llama", attention_dropout=0.1).train()
+        losses, readings, optimizer = train(model, monitored=monitored, steps=200, every=10)
+        assert len(readings) == 20 * monitored
+        moments = [value for state in optimizer.state.values() for value in state.values()]
+        found.append((losses, [*model.parameters(), *moments, torch.get_rng_state()]))
+    (losses, tensors), (plain_losses, plain_tensors) = found
+    assert losses == plain_losses
+    assert len(set(losses)) == 200
+    assert all(torch.equal(a, b) for a, b in zip(tensors, plain_tensors, strict=True))
+
+
+@dynamo
+def test_reading_a_compiled_model_compiles_it_no_further():
+    torch._dynamo.reset()
+    model, graphs = tiny("llama").train(), []
+    compiled = torch.compile(model, backend="eager")
+    torch._dynamo.utils.counters.clear()
+    with SinkMonitor(compiled, every=2) as monitor:
+        for tokens in batches(8):
+            compiled(input_ids=tokens, labels=tokens).loss.backward()
+            monitor.step()
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0
+    assert graphs[-1] == graphs[0]
+
+
 def test_gradients_under_autocast_are_whole():
     """A weight that is cast without gradients must not be taken from autocast's cache by the training."""
     tokens, found = batches(1)[0], []
@@ -308,6 +340,32 @@ def test_hooks_are_gone_between_readings_at_the_end_and_after_an_error():
         model(input_ids=tokens + 1000)
     assert hooks_of(model) == before
     assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize("name", ["llama", "headnorm_sink", "headnorm_sigmoid"])
+def test_query_and_key_on_their_way_are_those_of_a_second_call(name, monkeypatch):
+    """Where the attention function is not looked up in transformers' interface, the module is called once more."""
+    model, tokens = tiny(name), batches(1)[0]
+    expected = one_reading(tiny(name), tokens)
+    monkeypatch.setattr("sink_lens.training.monitor_attention.ALL_ATTENTION_FUNCTIONS", {})
+    assert one_reading(model, tokens) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+def test_attention_functions_are_put_back_at_the_end_and_after_an_error():
+    before = dict(ALL_ATTENTION_FUNCTIONS)
+    model, tokens = tiny("llama").train(), batches(1)[0]
+    with SinkMonitor(model, every=1) as first, SinkMonitor(model, every=1) as second:
+        model(input_ids=tokens)
+        assert dict(ALL_ATTENTION_FUNCTIONS) == before
+        assert first.step() == second.step()
+
+    def broken(*args, **given):
+        raise RuntimeError("no room")
+
+    model.model.layers[1].self_attn.q_proj.forward = broken
+    with SinkMonitor(model, every=1), SinkMonitor(model, every=1), pytest.raises(RuntimeError, match="no room"):
+        model(input_ids=tokens)
+    assert dict(ALL_ATTENTION_FUNCTIONS) == before
 
 
 # --- padding, fixed tokens, the run folder

@@ -19,10 +19,11 @@ from ..readings import OTHERS_FROM, MeasuringPass, later_queries
 from ..setting import Kept, Segment, Setting, random_dimensions
 from .link import Freeze, Intervention, Link, Trial
 
-KEY_COSINES = ("sink", "random_dimensions", "other_positions")
-"""What ``key_cosine`` holds on its last axis."""
-LOGIT_PARTS = ("dimension", "rest", "bias", "random_dimensions")
-"""What ``logit_split`` holds on its last axis: the parts of the sink's logit, and a control."""
+_PARTS = {
+    "key_cosine": ("key_cosine_sink", "key_cosine_random_dimensions", "key_cosine_other_positions"),
+    "logit_split": ("dimension", "rest", "bias", "random_dimensions"),
+}
+"""Reading -> what it holds on its last axis, the parts of the sink's logit and a control among them."""
 
 
 def _readings(one: MeasuringPass) -> list[Reading]:
@@ -170,6 +171,7 @@ DIMENSION_KEY = Link(
     statistics=_statistics,
     floor=lambda config, length: 0.5,
     readings=_readings,
+    parts=_PARTS,
     interventions=_interventions,
     freeze=Freeze(name="key", words="its key", make=_frozen),
 )

@@ -16,8 +16,8 @@ from ..measure import Panel
 from ..readings import MeasuringPass, control_positions, later_queries
 from .link import Intervention, Link, Trial
 
-ADVANTAGES = ("sink", "other_positions")
-"""What ``logit_advantage`` holds on its last axis."""
+_PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_positions")}
+"""Reading -> what it holds on its last axis."""
 
 
 def _readings(one: MeasuringPass) -> list[Reading]:
@@ -119,5 +119,6 @@ KEY_SINK = Link(
     statistics=_statistics,
     floor=_floor,
     readings=_readings,
+    parts=_PARTS,
     interventions=_interventions,
 )

@@ -1,7 +1,7 @@
 """The type of a link, and the types of its parts."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -82,6 +82,8 @@ class Link:
     """What the primary statistic must lie over, from the configuration and the length."""
     readings: Callable[[MeasuringPass], list[Reading]] = lambda _: []
     """The readings that this link alone needs; those that all share are in ``readings.py``."""
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Readings that the table ``key_split`` shows by layer -> the columns of what they hold on their last axis."""
     interventions: Callable[[Trial], list[Intervention]] = lambda _: []
     """What makes or breaks it, with matched controls; none where the model has not what it would be made on."""
     freeze: Freeze | None = None

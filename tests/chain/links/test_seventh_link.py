@@ -15,7 +15,7 @@ from sink_lens.records import read_run
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    """A trace with the seventh link, with its twin and interventions."""
+    """A trace with the seventh link, with its random-init baseline and interventions."""
     config = TraceConfig(model="planted", intervention_sequences=3, intervention_length=20, controls=2)
     out = tmp_path_factory.mktemp("seventh") / "run"
     _, lens = planted_lens()
@@ -46,7 +46,7 @@ def test_it_has_a_value_a_twin_and_a_verdict(tables):
 def test_it_is_intervened_on_and_frozen(tables):
     (row,) = tables["effects"].query("link == 'sink_toy'").to_dict("records")
     assert (row["edit"], row["layers"], row["is_primary"]) == ("toy x 0", "0", True)
-    frozen = tables["mediation"].query("hold == 'toy'")
+    frozen = tables["mediation"].query("frozen == 'toy'")
     assert set(frozen["intervention"]) == {"isolation", "natural"} | ({"amplification"} & set(frozen["intervention"]))
     assert frozen["surviving_share"].notna().any()
     assert (frozen["n_controls"] == 2).all()  # asked for
@@ -58,7 +58,7 @@ def test_it_is_shown_in_the_terminal(traced):
     text = console.export_text()
     assert "sink_toy" in text
     assert "toy_loss" in text
-    assert "cut: toy x 0" in text
+    assert "intervention: toy x 0" in text
     assert "toy" in next(line for line in text.splitlines() if "sink by" in line)
 
 
@@ -67,5 +67,5 @@ def test_the_others_are_as_without_it(traced, tmp_path):
     _, lens = planted_lens()
     six = trace(lens, config=config, tokens=sequences(), out=tmp_path / "run", progress=False, report=False)
     for name in ("heads", "neurons", "key_split", "amplification", "placement"):
-        assert traced.frames[name].equals(six.frames[name]), name
-    assert traced.frames["links"].query("link != 'sink_toy'").reset_index(drop=True).equals(six.frames["links"])
+        assert traced.tables[name].equals(six.tables[name]), name
+    assert traced.tables["links"].query("link != 'sink_toy'").reset_index(drop=True).equals(six.tables["links"])

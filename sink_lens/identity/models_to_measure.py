@@ -15,16 +15,15 @@ from ..models.lens import LensModel
 from ..models.load import load
 from ..records import RUN_FILE, read_run
 from ..training.watching import checkpoints_of
+from .config import FEWEST
 from .untrained_models import UntrainedConfig, untrained
 
 CHUNK = 64
 """Sequences that are drawn at a time: each chunk has a generator of its own, so that any of them can be drawn alone."""
-FEWEST = 50
-"""Sequences below which shares and cosines over them say little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class ModelToMeasure:
     """A model to measure, not yet opened."""
 
     name: str
@@ -50,29 +49,33 @@ class Subject:
         return untrained(self.source, seed=self.seed, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def subjects(
+def models_to_measure(
     models: Sequence[str] = (), *, configs: Sequence[UntrainedConfig] = (), seeds: Sequence[int] = (0,)
-) -> list[Subject]:
+) -> list[ModelToMeasure]:
     """Names as they are, folders of ``sink-lens train`` as their checkpoints, and each configuration with each seed.
 
     Raises:
         InputError: there is nothing, or something twice.
         RunError: a training without checkpoints.
     """
-    found: list[Subject] = []
+    found: list[ModelToMeasure] = []
     for model in models:
         folder = Path(model)
         if (folder / RUN_FILE).is_file():
             run = read_run(folder)
             seed = run.config.get("seed")
             found += [
-                Subject(name=f"{folder.name} step {step}", variant=folder.name, seed=seed, step=step, source=str(path))
+                ModelToMeasure(
+                    name=f"{folder.name} step {step}", variant=folder.name, seed=seed, step=step, source=str(path)
+                )
                 for step, path in checkpoints_of(run).items()
             ]
         else:
-            found.append(Subject(name=model, variant=model, source=model))
+            found.append(ModelToMeasure(name=model, variant=model, source=model))
     for config in configs:
-        found += [Subject(name=f"{config.label} seed {s}", variant=config.label, seed=s, source=config) for s in seeds]
+        found += [
+            ModelToMeasure(name=f"{config.label} seed {s}", variant=config.label, seed=s, source=config) for s in seeds
+        ]
     if not found:
         raise InputError("nothing to measure; need a model, a folder of sink-lens train, or --untrained gpt2")
     places = [_place(one) for one in found]
@@ -83,16 +86,16 @@ def subjects(
     return found
 
 
-def _place(subject: Subject) -> str:
-    """What tells whether two subjects are the same."""
-    if not isinstance(subject.source, str):
-        return subject.name
-    path = Path(subject.source).expanduser()
-    return str(path.resolve()) if path.exists() else subject.source
+def _place(model: ModelToMeasure) -> str:
+    """What tells whether two models are the same."""
+    if not isinstance(model.source, str):
+        return model.name
+    path = Path(model.source).expanduser()
+    return str(path.resolve()) if path.exists() else model.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
+class RandomSequences:
     """Random sequences of a model's own ordinary tokens, drawn chunk by chunk and never held all at once."""
 
     sequences: int

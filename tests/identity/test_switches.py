@@ -5,13 +5,13 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import InputError
-from sink_lens.identity.contrasts import SWITCHES, contrasts, variant_table
+from sink_lens.identity.switches import SWITCHES, switched_configs, variant_table
 from sink_lens.identity.untrained_models import UntrainedConfig
 
 
 def test_each_arm_differs_from_the_base_in_one_switch():
     base = UntrainedConfig(style="llama")
-    variants = contrasts(base, switches=("activation", "gating", "attention"))
+    variants = switched_configs(base, switches=("activation", "gating", "attention"))
     assert [variant.label for variant in variants] == [
         "llama,activation=silu", "llama,activation=relu", "llama,activation=gelu", "llama,activation=tanh",
         "llama,activation=identity", "llama,activation=silu,gated=False", "llama,activation=silu,attention=False",
@@ -21,14 +21,14 @@ def test_each_arm_differs_from_the_base_in_one_switch():
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_every_switch_has_another_value_than_the_base(switch):
-    assert len(contrasts(UntrainedConfig(style="llama"), switches=(switch,))) > 1
+    assert len(switched_configs(UntrainedConfig(style="llama"), switches=(switch,))) > 1
 
 
 def test_what_cannot_be_switched_is_refused():
     with pytest.raises(InputError, match="there is no switch colour; need some of activation"):
-        contrasts(UntrainedConfig(), switches=("colour",))
+        switched_configs(UntrainedConfig(), switches=("colour",))
     with pytest.raises(InputError, match="GPT-2 has no gate"):
-        contrasts(UntrainedConfig(), switches=("gating",))
+        switched_configs(UntrainedConfig(), switches=("gating",))
 
 
 def summary(values):

@@ -29,7 +29,7 @@ SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
 """Name of a switch -> the field of ``UntrainedConfig``, and the values that are tried."""
 
 
-def contrasts(base: UntrainedConfig, *, switches: Sequence[str]) -> list[UntrainedConfig]:
+def switched_configs(base: UntrainedConfig, *, switches: Sequence[str]) -> list[UntrainedConfig]:
     """The base and, for each switch, the base with each other value of its field.
 
     Raises:

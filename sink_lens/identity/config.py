@@ -1,0 +1,194 @@
+"""What ``preference``, ``contraction`` and ``fingerprint`` are asked: one frozen record each, without torch."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..configuration import check_choices
+from ..data.described import BOS_CONDITIONS
+from ..errors import InputError
+from ..schema import NULLS
+
+FEWEST_SHARED = 8
+"""Coordinates in common below which there is no answer: a mean over fewer is not one."""
+INPUTS = ("tokens", "embeddings", "released_embeddings")
+"""Kinds of inputs: token ids; normal embeddings of one deviation (ours); normal embeddings with the mean and deviation
+of the first model's embedding matrix (released code of arXiv 2509.26404)."""
+_COORDINATES = 400
+_SEEDS: dict[str, Any] = {"written": "ranges", "metavar": "0-4"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsConfig:
+    """Which models are measured, and where. Never made by itself."""
+
+    models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "[MODEL]..."})
+    """Names, folders of save_pretrained, .gguf files, or folders of sink-lens train (their checkpoints)."""
+    untrained: tuple[str, ...] = field(default=(), metadata={"metavar": "STYLE[,FIELD=VALUE]..."})
+    """An untrained model: a style (gpt2, llama, qwen) and fields, as gpt2,activation=relu,n_layers=4; repeat."""
+    seeds: tuple[int, ...] = field(default=(0,), metadata=_SEEDS)
+    """Seeds of the untrained models' weights."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """Type of the weights of models that are loaded. Default: float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyConfig(ModelsConfig):
+    """One measurement of many models on random sequences. Never made by itself."""
+
+    switches: tuple[str, ...] = field(default=(), metadata={"option": "switch", "metavar": "NAME"})
+    """Also each other value of a part of the untrained model: activation, gating, attention, mlp, norm, positions,
+    init, writers, tied; repeat."""
+    sequences: int = 1000
+    """Random sequences, 50 at least."""
+    length: int = field(default=64, metadata={"metavar": "T"})
+    """Tokens a sequence."""
+    bos: str = field(default="without", metadata={"choices": BOS_CONDITIONS})
+    """The first token."""
+    seed: int = 0
+    """Seed of the sequences."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_choices(self)
+        if self.switches and not self.untrained:
+            raise InputError("--switch was given and no untrained model; need one to switch: --untrained gpt2")
+
+    @property
+    def kind(self) -> str:
+        """Kind of the run: preference, contraction or calibration."""
+        return "preference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceConfig(SurveyConfig):
+    """Which models' token preferences are measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractionConfig(SurveyConfig):
+    """Which models' contraction is measured."""
+
+    sequences: int = 128
+    """Random sequences, 50 at least."""
+    sinks: bool = True
+    """Measure the attention to position 0 too."""
+    calibrate: bool = False
+    """Measure instead what variance calibration of z does to the model."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the run: contraction or calibration."""
+        return "calibration" if self.calibrate else "contraction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FingerprintConfig(ModelsConfig):
+    """Which models are compared, and how.
+
+    Raises:
+        InputError: a value that cannot be used.
+    """
+
+    models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "[MODEL]..."})
+    """Two or more: names, folders of save_pretrained, .gguf files, or folders of sink-lens train."""
+    seeds: tuple[int, ...] = field(default=(0, 1), metadata=_SEEDS)
+    """Seeds of the untrained models' weights."""
+    lineages: tuple[str, ...] | None = field(default=None, metadata={"written": "commas", "metavar": "X,X,Y"})
+    """A label for each model, in order: models with one label are known to be related. Default: what the checkpoints'
+    trainings and the untrained models' seeds say."""
+    every_checkpoint: bool = False
+    """Compare all checkpoints of a training; else the first and the last."""
+    inputs: str = field(default="tokens", metadata={"choices": INPUTS})
+    """Random tokens; embeddings (normal, deviation 0.02); or released_embeddings, with the mean and deviation of the
+    first model's embedding matrix, as the released code draws them. Embeddings need equal widths, and no null holds on
+    them for untrained models: the stream carries an embedding's own coordinates to the end."""
+    sequences: int = 2000
+    """Random inputs, 50 at least."""
+    length: int = field(default=16, metadata={"metavar": "T"})
+    """Tokens of each (ours: short, since only the last state is read)."""
+    coordinates: int | None = field(default=None, metadata={"metavar": "M"})
+    """m, how many coordinates a model has for its own. Default: 400, or all of a narrower model (paper: 10%; code:
+    400). Two models share m^2 / width by chance: a tenth or a third of a narrow one leaves too few to find what
+    training has left (ours: 192 wide, 600 steps, p .06 to .2 on a third, .001 on all)."""
+    temperature: float = 10.0
+    """Temperature of the softmax over the shared coordinates."""
+    draws: int = 100
+    """Number of draws of each simulated null."""
+    relabellings: int = 1999
+    """Random relabellings, beside the closed form."""
+    alpha: float = 0.01
+    """Two models have the same lineage where p is under this."""
+    decides: str = field(default="relabelled", metadata={"option": "null", "metavar": "|".join(NULLS)})
+    """The null whose p decides."""
+    any_tokenizer: bool = False
+    """Compare models whose tokenizers differ, on the same ids."""
+    cache: bool = True
+    """Keep the states, and use those that were kept."""
+    seed: int = 0
+    """Seed of the inputs and of every draw."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be compared.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_choices(self)
+        if self.decides not in NULLS:
+            raise InputError(f"the null that decides is {self.decides!r}; need one of {', '.join(NULLS)}")
+        for name, low, high in (("alpha", 0, 1), ("temperature", 0, math.inf)):
+            if not low < getattr(self, name) < high:
+                raise InputError(f"{name} is {getattr(self, name)}; need a number over {low}, under {high}")
+        check_size(sequences=self.sequences, length=self.length)
+        if self.coordinates is not None and self.coordinates < FEWEST_SHARED:
+            raise InputError(f"{self.coordinates} coordinates a model; need at least {FEWEST_SHARED}")
+        # A share of draws cannot be under 1 / (draws + 1).
+        for name in ("draws", "relabellings"):
+            if getattr(self, name) < 1 / self.alpha - 1:
+                need = math.ceil(1 / self.alpha - 1)
+                raise InputError(f"{name} is {getattr(self, name)}; need {need} for a p under {self.alpha:g}")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; need a whole number from 0 on, below 2**63")
+        if self.lineages is not None and "" in self.lineages:
+            labels = ",".join(self.lineages)
+            raise InputError(f"a label of the lineages is empty ({labels}); need one for each model")
+
+    def count(self, width: int) -> int:
+        """How many coordinates a model of a width has for its own.
+
+        Raises:
+            InputError: more than there are, or so few that no answer can come of it.
+        """
+        count = min(_COORDINATES, width) if self.coordinates is None else self.coordinates
+        if not FEWEST_SHARED <= count <= width:
+            raise InputError(
+                f"{count} of {width} coordinates a model; need {FEWEST_SHARED} at least, and not more than all. "
+                "Choose with --coordinates"
+            )
+        return count
+
+
+FEWEST = 50
+"""Sequences below which shares, cosines and Kendall's tau over them say little."""
+
+
+def check_size(*, sequences: int, length: int) -> None:
+    """Refuse too few inputs, or none of a token.
+
+    Raises:
+        InputError: which, and what is needed.
+    """
+    if sequences < FEWEST:
+        raise InputError(
+            f"{sequences} inputs were asked for; need at least {FEWEST}, and 2,000 for a test with power: tau over few "
+            "inputs says nothing. Ask for more"
+        )
+    if length < 1:
+        raise InputError(f"the length is {length}; need one token or more. Ask for more")

@@ -1,0 +1,258 @@
+"""``survey``: one measurement of many models, from its configuration; what each kind of survey reads and computes."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ..activations.record import stream
+from ..configuration import with_fields
+from ..data.corpora import bundled_text
+from ..data.tokens import TokenBatch, from_tensor, from_text
+from ..engine.cost import held_bytes, now, seconds_of
+from ..errors import InputError
+from ..models.inputs import default_folder
+from ..models.lens import LensModel
+from .config import ContractionConfig, PreferenceConfig, SurveyConfig
+from .models_to_measure import ModelToMeasure, RandomSequences, models_to_measure
+from .state_contraction import agreement, contraction, passes
+from .survey_folder import MeasuredModel, Partial, Survey, variants_of, written
+from .switches import switched_configs, variant_table
+from .token_preference import Votes, last_logits, preference, size_of_forward
+from .untrained_models import UntrainedConfig, read_untrained
+from .variance_calibration import calibration
+
+_FLOPS = 2e11
+"""The most that a dry run times."""
+
+
+def survey(
+    config: SurveyConfig | str,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    keep_every: float = 30.0,
+    **fields: Any,
+) -> Survey:
+    """Measure every model and write what it gives; an unfinished run of the same question is continued.
+
+    Args:
+        config: a ``PreferenceConfig`` or ``ContractionConfig``, or ``preference`` or ``contraction``.
+        out: the run folder; ``runs/KIND-DATE-TIME`` if None.
+        overwrite: replace the run that the folder holds.
+        progress: show bars.
+        keep_every: seconds between two times that the sums of the model in work are kept.
+        **fields: fields of the configuration, as ``untrained=["gpt2"], sequences=64``; they win over ``config``.
+
+    Raises:
+        InputError: a model, field or value that cannot be used.
+        RunError: the folder cannot be used.
+        SinkLensError: no model could be measured: what is wrong with the first.
+    """
+    config = _asked(config, fields)
+    kind, draws, found = KINDS[config.kind], _draws(config), _models(config)
+    record = {"models": list(config.models), "untrained": [one.label for one in _untrained(config)]}
+    record |= {"seeds": list(config.seeds)} | asdict(draws)
+    if config.kind == "contraction" and isinstance(config, ContractionConfig):
+        record |= {"sinks": config.sinks}
+    return written(
+        config.kind,
+        found,
+        partial(kind.measure, config=config, draws=draws, progress=progress),
+        draws=draws,
+        config=record,
+        out=default_folder(config.kind) if out is None else out,
+        tables=kind.tables,
+        finish=kind.finish,
+        device=config.device,
+        dtype=config.dtype,
+        overwrite=overwrite,
+        progress=progress,
+        keep_every=keep_every,
+    )
+
+
+def estimate(config: SurveyConfig) -> pd.DataFrame:
+    """One row a variant: its models, parameters, and the tokens, seconds and memory (bytes, now) of all of them.
+
+    A few sequences of each variant's first model are timed. Memory is that of this process after a forward; the sums
+    are among it, and no number of sequences changes it.
+
+    Raises:
+        SinkLensError: what measuring the first model of a variant would raise.
+    """
+    draws, found, rows = _draws(config), _models(config), []
+    for variant in dict.fromkeys(one.variant for one in found):
+        of_variant = [one for one in found if one.variant == variant]
+        begun = now("cpu")
+        lens = of_variant[0].open(device=config.device, dtype=config.dtype)
+        opened = now(lens.device) - begun
+        draws.check(lens)
+        n_parameters = lens.plain.num_parameters()
+        affordable = max(1, int(_FLOPS / (2 * n_parameters * draws.length)))
+        size = min(size_of_forward(lens, length=draws.length), affordable, draws.sequences)
+        part = next(iter(draws.chunk(lens, 0).batches(size)))
+        seconds = seconds_of(partial(KINDS[config.kind].step(lens, draws), part), device=lens.device, warm_up=1)
+        each = opened + seconds / part.n_sequences * draws.sequences
+        rows.append(
+            {
+                "variant": variant,
+                "models": len(of_variant),
+                "parameters": n_parameters,
+                "tokens": len(of_variant) * draws.sequences * draws.length,
+                "seconds": len(of_variant) * each,
+                "memory": held_bytes(),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _asked(config: SurveyConfig | str, fields: Mapping[str, Any]) -> SurveyConfig:
+    if not isinstance(config, str):
+        return with_fields(type(config), config, fields)
+    kinds: dict[str, type[SurveyConfig]] = {"preference": PreferenceConfig, "contraction": ContractionConfig}
+    if config not in kinds:
+        raise InputError(f"there is no survey {config!r}; need one of {', '.join(kinds)}")
+    return with_fields(kinds[config], None, fields, where=config)
+
+
+def _draws(config: SurveyConfig) -> RandomSequences:
+    return RandomSequences(sequences=config.sequences, length=config.length, seed=config.seed, bos=config.bos)
+
+
+def _untrained(config: SurveyConfig) -> list[UntrainedConfig]:
+    """The untrained models that were asked for, each switch on each of them."""
+    bases = [read_untrained(text) for text in config.untrained]
+    return list(dict.fromkeys(one for base in bases for one in switched_configs(base, switches=config.switches)))
+
+
+def _models(config: SurveyConfig) -> list[ModelToMeasure]:
+    return models_to_measure(config.models, configs=_untrained(config), seeds=config.seeds or (0,))
+
+
+def _preference(
+    lens: LensModel, sums: Partial, *, config: SurveyConfig, draws: RandomSequences, progress: bool
+) -> MeasuredModel:
+    """Token preference of a model; its sums are kept while it runs."""
+    found = preference(lens, **asdict(draws), progress=progress, resume=sums.load(), keep=sums.keep)
+    top = found.top()
+    text = [_text(lens, token) for token in top["token"].tolist()]
+    frames = {"summary": found.summary, "coverage": found.coverage, "tokens": top.assign(text=text)}
+    return MeasuredModel(frames=frames, tensors={})
+
+
+def _contraction(
+    lens: LensModel, sums: Partial, *, config: SurveyConfig, draws: RandomSequences, progress: bool
+) -> MeasuredModel:
+    """Contraction of a model, and its directions."""
+    assert isinstance(config, ContractionConfig)
+    found = contraction(lens, **asdict(draws), sinks=config.sinks, progress=progress)
+    frames = {name: getattr(found, name) for name in KINDS["contraction"].tables}
+    kept = {name: one.astype(np.float32) for name, one in found.directions.items() if ".attention" not in name}
+    return MeasuredModel(frames=frames, tensors=kept)
+
+
+def _calibration(
+    lens: LensModel, sums: Partial, *, config: SurveyConfig, draws: RandomSequences, progress: bool
+) -> MeasuredModel:
+    """Calibrations of a model: on random tokens, or on the bundled prose where it has a tokenizer."""
+    draws.check(lens)
+    tokens = _sequences(lens, draws)
+    frame = calibration(lens, tokens, seed=draws.seed, progress=progress)
+    return MeasuredModel(frames={"summary": frame.assign(tokens=tokens.source)}, tensors={})
+
+
+Step = Callable[[TokenBatch], None]
+
+
+def _preference_step(lens: LensModel, draws: RandomSequences) -> Step:
+    votes = Votes.of(lens, seed=draws.seed)
+    return lambda part: votes.add(last_logits(lens, part))
+
+
+def _contraction_step(lens: LensModel, draws: RandomSequences, *, times: int = 1) -> Step:
+    def step(part: TokenBatch) -> None:
+        for _ in range(times):
+            stream(lens, part, passes(lens, draws)[2])
+
+    return step
+
+
+def directions_compared(
+    tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]
+) -> dict[str, pd.DataFrame]:
+    """The variants, and how far the contraction directions of the models agree."""
+    by_model: dict[str, dict[str, np.ndarray]] = {model: {} for model in tables["models"]["model"].tolist()}
+    for name, tensor in tensors.items():
+        model, _, place = name.rpartition("|")
+        by_model[model][place] = tensor
+    found = {model: _ordered(places) for model, places in by_model.items() if places}
+    return variants_of(tables, tensors) | {"agreement": agreement(found)}
+
+
+def calibrations_compared(
+    tables: Mapping[str, pd.DataFrame], tensors: Mapping[str, np.ndarray]
+) -> dict[str, pd.DataFrame]:
+    """The calibrations of each variant over its seeds, against none, paired by seed."""
+    frames = []
+    for variant, of_variant in tables["summary"].groupby("variant", sort=False):
+        found = variant_table(of_variant.assign(variant=of_variant["calibration"]))
+        frames.append(found.rename(columns={"variant": "calibration"}).assign(variant=variant))
+    return {"arms": pd.concat(frames, ignore_index=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyKind:
+    """A kind of survey."""
+
+    tables: tuple[str, ...]
+    """The tables that each model adds to."""
+    measure: Callable[..., MeasuredModel]
+    """Gives what one open model adds."""
+    finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], dict[str, pd.DataFrame]]
+    """Gives what is computed from the tables and tensors of all models, written as CSV."""
+    step: Callable[[LensModel, RandomSequences], Step]
+    """What it does with some sequences, for a dry run."""
+
+
+KINDS = {
+    "preference": SurveyKind(
+        tables=("summary", "coverage", "tokens"), measure=_preference, finish=variants_of, step=_preference_step
+    ),
+    "contraction": SurveyKind(
+        tables=("summary", "layers", "positions", "alignment"),
+        measure=_contraction,
+        finish=directions_compared,
+        step=_contraction_step,
+    ),
+    "calibration": SurveyKind(  # a pass of the bridge for each calibration, and one to set the norm
+        tables=("summary",),
+        measure=_calibration,
+        finish=calibrations_compared,
+        step=partial(_contraction_step, times=5),
+    ),
+}
+"""Kind of run -> what it reads and computes."""
+
+
+def _ordered(places: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The directions by layer: a file of tensors is ordered by name."""
+    return dict(sorted(places.items(), key=lambda one: int(one[0].partition(".")[0])))
+
+
+def _text(lens: LensModel, token: int) -> str:
+    known = lens.tokenizer is not None and token < len(lens.tokenizer)
+    return str(lens.tokenizer.decode([token])) if known and lens.tokenizer is not None else f"<{token}>"
+
+
+def _sequences(lens: LensModel, draws: RandomSequences) -> TokenBatch:
+    if lens.tokenizer is None:
+        return from_tensor(torch.cat([chunk.tokens for chunk in draws.chunks(lens)]))
+    size = {"sequences": draws.sequences, "length": draws.length, "bos": draws.bos}
+    return from_text(bundled_text(), lens.tokenizer, name="moby_dick", **size)

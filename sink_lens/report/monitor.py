@@ -1,0 +1,186 @@
+"""The page of a training that ``SinkMonitor`` watched: its alarms, and the course of what it read."""
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    canvas,
+    colour_scale,
+    finished,
+    legend,
+    logarithmic,
+    panel,
+    whole_numbers,
+)
+from sink_lens.text import number, plural, visible
+
+_COLUMNS = ["step", "key", "layer", "value", "unit"]
+_RULES = {
+    "sink_born": ("a sink is born", ORANGE),
+    "outlier_grows": ("an outlier grows", PURPLE),
+    "logits_explode": ("attention logits grow", GREEN),
+}
+"""Rule -> what its alarms say in the figure, and their colour."""
+_PANELS = (
+    ("mass_first", "attention to position 0", False),
+    ("norm_ratio", "norm ÷ others' median", True),
+    ("dominance", "dominance ratio", True),
+    ("max_activation", "largest activation", True),
+    ("kurtosis", "excess kurtosis", False),
+    ("entropy", "entropy of attention, nats", False),
+    ("max_logit", "largest attention logit", False),
+)
+"""Key, axis label, and whether the axis is logarithmic."""
+_MOST_SENTENCES = 6
+
+
+def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, threshold: float = 0.3) -> Figure:
+    """The keys of the monitor by step: small multiples, layers by colour, the alarms marked.
+
+    Args:
+        readings: step, key, layer (missing for the whole model) and value (see ``SinkMonitor.frame``).
+        alarms: step and rule of each.
+        threshold: of the sink score.
+    """
+    figure = canvas(width=9.4, height=9.6)
+    rate = panel(figure, place=(4, 2, 1), ylabel=f"share of heads over {threshold:g}")
+    for key, label, style in (
+        ("rate_first", "at position 0", {"color": BLUE, "marker": "o"}),
+        ("rate_strongest", "at the strongest position", {"color": QUIET, "marker": "s", "linestyle": ":"}),
+    ):
+        rows = readings.loc[(readings["key"] == key) & readings["layer"].isna()].sort_values("step")
+        rate.plot(rows["step"], rows["value"], markersize=3.5, linewidth=1.5, label=label, **style)
+    rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
+    by_layer, image = [], None
+    for place, (key, ylabel, is_logarithmic) in enumerate(_PANELS, start=2):
+        axes = panel(figure, place=(4, 2, place), xlabel="step" if place > 6 else "", ylabel=ylabel)
+        image = _layers(axes, readings.loc[readings["key"] == key]) or image
+        if is_logarithmic:
+            logarithmic(axes, axis="y")
+        by_layer.append(axes)
+    for axes in figure.axes:
+        whole_numbers(axes, y=False)
+        if len(readings):
+            axes.set_xlim(*_limits(readings["step"].to_numpy(float)))
+        for rule, step in () if alarms is None else zip(alarms["rule"], alarms["step"], strict=True):
+            name, colour = _RULES.get(str(rule), (str(rule), QUIET))
+            known = {line.get_label() for line in axes.get_lines()}
+            axes.axvline(
+                step,
+                color=colour,
+                linestyle="--",
+                linewidth=1.2,
+                label="_" if name in known or axes is not rate else name,
+            )
+    legend(rate, columns=2)
+    if image is not None and image.norm.vmax != image.norm.vmin:
+        bar = colour_scale(figure, image, by_layer, label="layer")
+        bar.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    return finished(figure)
+
+
+def _limits(steps: np.ndarray) -> tuple[float, float]:
+    margin = 0.02 * max(steps.max() - steps.min(), 1)
+    return steps.min() - margin, steps.max() + margin
+
+
+def _layers(axes: Axes, rows: pd.DataFrame) -> ScalarMappable | None:
+    """A line a layer, dark to light, and their scale; the stream before layer 0 is left out."""
+    layers = sorted({int(one) for one in rows["layer"].dropna() if one >= 0})
+    if not layers:
+        return None
+    image: Any = ScalarMappable(norm=Normalize(0, layers[-1]), cmap=mpl.colormaps["viridis"])
+    for layer in layers:
+        one = rows.loc[(rows["layer"] == layer).fillna(value=False)].sort_values("step")
+        axes.plot(one["step"], one["value"], color=image.to_rgba(layer), marker=".", markersize=4, linewidth=1.3)
+    return image
+
+
+def _alarms(run: Run) -> pd.DataFrame | None:
+    return run.optional("alarms", columns=["step", "rule", "sentence"])
+
+
+def _title(run: Run) -> str:
+    alarms = _alarms(run)
+    born = [] if alarms is None else alarms.loc[alarms["rule"] == "sink_born", "step"].tolist()
+    if born:
+        return f"Training watched: a sink is born by step {min(born):,}"
+    return "Training watched: no sink is born"
+
+
+def _said(run: Run) -> list[str]:
+    """The alarms, and where the training stands at the last reading."""
+    alarms = _alarms(run)
+    told = [] if alarms is None else [visible(one, limit=300) for one in alarms["sentence"].tolist()]
+    said = [f"{one[:1].upper()}{one[1:]}." for one in told[:_MOST_SENTENCES]]
+    if len(told) > _MOST_SENTENCES:
+        said.append(f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below.")
+    if alarms is not None and not told:
+        said.append("No alarm.")
+    readings = run.optional("monitor", columns=_COLUMNS)
+    if readings is None or not len(readings):
+        return said
+    last = readings.loc[(readings["step"] == readings["step"].max()) & readings["layer"].isna()]
+    value = {str(key): float(one) for key, one in zip(last["key"], last["value"], strict=True)}
+    if {"rate_first", "mass_first"} <= value.keys():
+        said.append(
+            f"At step {readings['step'].max():,}, the last of {plural(readings['step'].nunique(), 'reading')}: "
+            f"{value['rate_first']:.1%} of layers and heads have a sink score over {_threshold(run):g} at position 0, "
+            f"which receives {number(value['mass_first'])} of the attention on average."
+        )
+    return said
+
+
+def _threshold(run: Run) -> float:
+    found = run.config.get("threshold")
+    return float(found) if isinstance(found, int | float) else 0.3
+
+
+def _course(run: Run) -> tuple[str, Figure]:
+    readings = run.need("monitor", columns=_COLUMNS)
+    see = (
+        "Each panel is a key of the monitor by step; a line is a layer where the scale says so. A dashed line is an "
+        "alarm. Look whether the sink comes with the norm and the outlier, or before them."
+    )
+    return see, course(readings, alarms=_alarms(run), threshold=_threshold(run))
+
+
+def _alarm_table(run: Run) -> tuple[str, Table]:
+    alarms = run.need("alarms", columns=["step", "rule", "sentence"])
+    see = "What the change-point rules found, in the order of the steps." + more(len(alarms), "alarms")
+    return see, shown_table(alarms, {"step": "step", "rule": "rule", "sentence": "what it says"})
+
+
+def _reading_table(run: Run) -> tuple[str, Table]:
+    readings = run.need("monitor", columns=_COLUMNS)
+    rows = readings.loc[readings["layer"].isna()]
+    wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()
+    heads = {str(name): str(name).replace("_", " ") for name in wide.columns}
+    see = "The whole model at each reading, the last first; layers are in monitor.parquet."
+    return see + more(len(wide), "monitor"), shown_table(wide.iloc[::-1], heads)
+
+
+MONITOR = Page(
+    title=_title,
+    headline=_said,
+    figures=(Drawn(key="course", title="What the monitor read", make=_course, data=whole("monitor")),),
+    tables=(
+        Listed(key="alarm-table", title="Alarms", make=_alarm_table),
+        Listed(key="reading-table", title="Readings", make=_reading_table),
+    ),
+)
