@@ -107,8 +107,9 @@ def studentised(
 
     On each draw the error is divided by the draw's own standard error, so that the interval widens towards a long
     tail (Efron and Tibshirani 1993, chapter 12). For nominal 95% at 20 units it covers 95% of normal, 94% of
-    beta(1, 9) and 91% of lognormal means, where the percentile interval covers 91, 92 and 85% (at 8 units: 94, 97 and
-    89, against 89, 89 and 76%; a simulation among the tests). With fewer than 8 units the quantiles of draws mean little, and Student's t is taken.
+    beta(1, 9) and 91% of lognormal means, where the percentile interval covers 91, 92 and 85% (at 8 units: 94, 97
+    and 89, against 89, 89 and 76%; a simulation among the tests). With fewer than 8 units the quantiles of draws
+    mean little, and Student's t is taken.
 
     Args:
         values: One number per unit; a unit with a nan is dropped.

@@ -48,7 +48,7 @@ class Evidence:
 
     @property
     def tested(self) -> list[int]:
-        """The sequences on which super neurons are tested: none of those on which they were chosen, if there are any."""
+        """The sequences on which super neurons are tested: if there are any others, none on which they were chosen."""
         return tested(self.panel.n_sequences, config=self.config)
 
     def generator(self) -> torch.Generator:
@@ -76,6 +76,7 @@ class Statistic:
 
 def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
     """The evidence of a panel, with its growth steps split by neurons."""
+    chosen = selected(panel.n_sequences, config=config)
     return Evidence(
         lens=lens,
         panel=panel,

@@ -6,8 +6,8 @@ largest of their screens (``screen``). Then, on the sequences that the screen sa
 1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink;
 2. each is thinned: what can be left out while the share still goes is left out. It is a small set, not the smallest.
 3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way. Parts
-   upstream of it can make the sink as well: those before the largest gap in the integrated effects, where one part has
-   at least ``GAP`` times the effect of the next, belong to them if they remove half of the sink without that set.
+   upstream of it can make the sink as well: those before the last gap in the integrated effects, where one part has at
+   least ``GAP`` times the effect of the next, belong to them if they remove half of the sink without that set.
 
 On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To ablate
 is to set a part to its mean over other positions at the sink position (mean ablation), a key's bias to 0 at all keys,
@@ -42,6 +42,8 @@ MOST = 256
 """The longest prefix of the ranking that is ablated."""
 GAP = 5.0
 """The ranking has an end where a part has at least this many times the effect of the next."""
+LEAST_EFFECT = 5e-4
+"""Gaps below this share of the largest effect are noise."""
 NEARLY = 0.95
 """All makers remove at least this share of what the longest prefix removes."""
 LISTED = 64
@@ -108,8 +110,8 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     """
     ranking = _ranked(screened(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
-    parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]  # pyright: ignore
-    with_effect = parts[: int((ranking["score"] > 0).sum())]
+    parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
+    with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
     before = _value(setting, setting.baseline, target)
 
     @functools.cache
@@ -186,7 +188,7 @@ def _thinned(parts: Sequence[Part], removed: Callable[[Sequence[Part]], float], 
 
 
 def _before_gap(ranking: pd.DataFrame, parts: Sequence[Part], chosen: Sequence[Part]) -> list[Part]:
-    """The parts before the largest gap of the integrated effects after the chosen ones; none where it is no ``GAP``."""
+    """The parts before the last ``GAP`` of the integrated effects after the chosen ones; none where there is no gap."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
     places = [number for number, place in enumerate(order) if parts[place] in chosen]
@@ -195,8 +197,8 @@ def _before_gap(ranking: pd.DataFrame, parts: Sequence[Part], chosen: Sequence[P
         return [parts[one] for one in order]
     values = effects[order]
     ratios = values[least - 1 : -1] / values[least:]
-    place = int(np.argmax(ratios))
-    return [parts[one] for one in order[: least + place]] if ratios[place] >= GAP else []
+    gaps = ((ratios >= GAP) & (values[least - 1 : -1] >= LEAST_EFFECT * values[0])).nonzero()[0]
+    return [parts[one] for one in order[: least + int(gaps[-1])]] if len(gaps) else []
 
 
 def ablation(setting: Setting, parts: Iterable[Part]) -> Edits:
