@@ -151,7 +151,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
                 for i in range(setting.n_controls)
             ),
             position=setting.sink_position,
-            reads=setting.sink_layers,
+            reads=tuple(layer for layer in setting.sink_layers if layer in entering),
             carries=True,
         )
     ]

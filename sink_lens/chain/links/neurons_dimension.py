@@ -122,7 +122,7 @@ def _dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: 
             for i in range(setting.n_controls)
         ),
         position=setting.sink_position,
-        reads=setting.sink_layers,
+        reads=tuple(layer for layer in setting.sink_layers if layer > min(by_layer)) or setting.sink_layers,
         is_primary=False,
         carries=True,
     )
