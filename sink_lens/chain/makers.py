@@ -7,7 +7,7 @@ largest of their screens (``screen``). Then, on the sequences that the screen sa
 2. each is thinned: what can be left out while the share still goes is left out. It is a small set, not the smallest.
 3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way. Parts
    upstream of it can make the sink as well: those before the last gap in the integrated effects, where one part has at
-   least ``GAP`` times the effect of the next, belong to them if they remove half of the sink without that set.
+   least ``GAP`` times the effect of the next, belong to them if they remove a quarter of the sink without that set.
 
 On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To ablate
 is to set a part to its mean over other positions at the sink position (mean ablation), a key's bias to 0 at all keys,
@@ -46,6 +46,10 @@ LEAST_EFFECT = 5e-4
 """Gaps below this share of the largest effect are noise."""
 NEARLY = 0.95
 """All makers remove at least this share of what the longest prefix removes."""
+UPSTREAM = 0.25
+"""Parts upstream of them are makers too if they remove this share of the sink without them."""
+THINNED = 0.98
+"""Thinning all makers may cost this share of what their prefix removes."""
 LISTED = 64
 """Parts of the ranking that the table has, beside those of the sets."""
 MAKER_COLUMNS = (
@@ -138,10 +142,12 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     sets: dict[str, tuple[Part, ...]] = {}
     for name, goal in bar(list(goals.items()), label="makers", progress=progress):
         length = _shortest(lambda size: of(with_effect[:size]), goal=goal, most=most) if longest >= GOALS["half"] else 0
-        sets[name] = tuple(_thinned(with_effect[:length], of, goal=goal)) if length else ()
+        prefix = with_effect[:length]
+        least = max(goal, THINNED * of(prefix)) if name == ALL else goal
+        sets[name] = tuple(_thinned(prefix, of, goal=least)) if length else ()
     if sets[ALL]:
         upstream = [part for part in _before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
-        if upstream and of(upstream) >= GOALS["half"]:
+        if upstream and of(upstream) >= UPSTREAM:
             sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in upstream)
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
     return Makers(target=target, ranking=ranking, sets=sets, alone={part: of([part]) for part in listed})

@@ -472,8 +472,8 @@ def _maker_table(run: Run) -> tuple[str, Table]:
         return "No set of parts that write to the sink position removes half of it.", shown_table(table, heads)
     see = (
         "Everything that writes to the sink position in any layer was ranked by its effect on the "
-        f"{table['target'].iloc[0]}, and sets were ablated together on other sequences: small sets that remove half and "
-        "four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
+        f"{table['target'].iloc[0]}, and sets were ablated together on other sequences: small sets that remove half "
+        "and four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
     )
     summary = run.optional("summary", columns=["quantity", "value"])
     if summary is not None:

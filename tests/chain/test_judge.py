@@ -36,7 +36,7 @@ NAMES = (
     "key_sink",
 )
 COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "is_primary", "n"]
-COLUMNS += ["verdict", "measured", "intervened", "present", "necessary_or_sufficient", "carries"]
+COLUMNS += ["verdict", "measured", "intervened", "present", "necessary_or_sufficient", "carries", "floors"]
 
 
 def statistic(low, high, *, estimate=None, nulls=None, **options):
