@@ -135,13 +135,13 @@ def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(monkeypatc
     config = TraceConfig(model="tiny", tokens="random", sequences=4, length=24, interventions=False, random_init=False)
     whole = trace(lens, config=config, out="run", progress=False)
     whole.report_path.unlink()
-    monkeypatch.setattr("sink_lens.chain.trace._run", None)  # nothing is measured
+    monkeypatch.setattr("sink_lens.chain.trace.aimed", None)  # nothing is measured
     drawn = trace(lens, config=config, out="run", progress=False)
     assert drawn.report_path.exists()
     assert drawn.location == whole.location
-    assert set(drawn.frames) == set(whole.frames)
-    for name, frame in whole.frames.items():
-        assert frame.shape == drawn.frames[name].shape
+    assert set(drawn.tables) == set(whole.tables)
+    for name, frame in whole.tables.items():
+        assert frame.shape == drawn.tables[name].shape
     with pytest.raises(RunError, match="--overwrite"):
         trace(lens, config=config, out="run", progress=False)
 

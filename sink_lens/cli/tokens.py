@@ -12,7 +12,7 @@ from .options import Out, Overwrite, Quiet, configured
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..studies.sink_tokens import SinkTokens
+    from ..studies.token_scan import SinkTokens
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -39,7 +39,7 @@ def tokens(
 ) -> None:
     """Find the tokens that are sinks or massive, and the dimensions that are large on most tokens."""
     hush(quiet or json)
-    from ..studies.sink_tokens import sink_tokens
+    from ..studies.token_scan import sink_tokens
 
     found = sink_tokens(config, out=out, overwrite=overwrite, progress=not (quiet or json))
     report = reported(found.folder, quiet=True)
@@ -57,7 +57,7 @@ def tokens(
     console().print(_ids(found))
     from ..report.tokens import dimension_sentences
 
-    for sentence in dimension_sentences(found.frames["dimensions"]):
+    for sentence in dimension_sentences(found.tables["dimensions"]):
         console().print(sentence, soft_wrap=True)
     typer.echo(f"report: {report}")
 
@@ -67,8 +67,8 @@ def _as_json(found: "SinkTokens", *, report: Path) -> dict[str, Any]:
     from ..records.provenance import strict
 
     names = ("thresholds", "agreement", "dimensions", "layers", "maxima")
-    rows = {name: found.frames[name].to_dict("records") for name in names}
-    ids = found.frames["token_ids"]
+    rows = {name: found.tables[name].to_dict("records") for name in names}
+    ids = found.tables["token_ids"]
     marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
     return strict({"run": found.folder, "report": report} | rows | {"token_ids": marked.to_dict("records")})
 
@@ -83,7 +83,7 @@ def _agreement(found: "SinkTokens") -> "Table":
     table.add_column("tokens", no_wrap=True)
     for name in ("all", "sinks", "massive", "both", "only sink", "only massive", "agreement"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in found.frames["agreement"].to_dict("records"):
+    for row in found.tables["agreement"].to_dict("records"):
         counts = (row[name] for name in ("tokens", "sinks", "massive", "both", "sink_only", "massive_only"))
         agreed = "" if row["jaccard"] != row["jaccard"] else percent(row["jaccard"])  # nan where none is marked
         table.add_row(str(row["kind"]), *(f"{count:,}" for count in counts), agreed)
@@ -101,7 +101,7 @@ def _ids(found: "SinkTokens") -> "Table":
     table.add_column("after position 0", no_wrap=True)
     for name in ("id", "occurrences", "sink", "massive", "shares, at most", "norm, at most"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in found.frames["token_ids"].head(_MOST_IDS).to_dict("records"):
+    for row in found.tables["token_ids"].head(_MOST_IDS).to_dict("records"):
         rates = (percent(row["sink_rate"]), percent(row["massive_rate"]))
         scores = (number(row["largest_share"]), number(row["largest_norm"]))
         table.add_row(shown(row["text"]), str(row["token_id"]), str(row["tokens"]), *rates, *scores)
