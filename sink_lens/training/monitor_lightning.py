@@ -9,7 +9,7 @@ from ..errors import ModelError
 from .monitor import SinkMonitor
 
 try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningModule, Trainer  # pyright: ignore[reportMissingImports]
 except ImportError as error:  # an extra
     raise ImportError("SinkMonitorLightning needs Lightning: pip install 'sink-lens[lightning]'") from error
 

@@ -422,7 +422,7 @@ def test_a_gain_that_a_folder_lacks_begins_from_its_own_values(tmp_path):
 def gradients(model, ids):
     model.zero_grad()
     model(ids, labels=ids, use_cache=False).loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return {name: one.grad.clone() for name, one in model.named_parameters() if one.requires_grad}
 
 
 def test_gradients_reach_everything_and_checkpointing_and_the_kernel_leave_them(variant, new_model, tokens):
