@@ -1,6 +1,6 @@
 """Draw a model's circuit: token, aggregated values, neurons, dimension, key and heads, joined by measured arrows.
 
-An arrow is as wide as the share of the sink that the intervention on its link moves (``--interventions``, three minutes).
+An arrow is as wide as the share of the sink that the intervention on its link moves (``--interventions``).
 The figure is a Matplotlib one (PNG, SVG, PDF), the circuit itself two data frames and JSON, and the heads can be looked
 at in a browser, without a network. Of a trace that is there already:
 
@@ -27,7 +27,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens import TraceConfig, attention_heads, circuit_of, load, read_run, trace
+from sink_lens import TraceConfig, load, read_run, trace
+from sink_lens.report import attention_heads, circuit_of
 from sink_lens.report.circuit import draw
 
 

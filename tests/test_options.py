@@ -9,21 +9,26 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sink_lens import cli, compare, fingerprint, watch
+from sink_lens import cli
 from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
 from sink_lens.cli.options import built, configured, off_of, option_of
 from sink_lens.configuration import field_docs, with_fields
 from sink_lens.data.config import CacheConfig, SourcesConfig
 from sink_lens.errors import InputError
+from sink_lens.identity import fingerprint
 from sink_lens.identity.config import ContractionConfig, FingerprintConfig, PreferenceConfig
 from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
 from sink_lens.report.config import ReportConfig
-from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig
+from sink_lens.studies import quantise, streaming
+from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig, QuantiseConfig, StreamingConfig
 from sink_lens.studies.study import asked
+from sink_lens.studies.token_scan import sink_tokens
+from sink_lens.studies.tokens_config import TokensConfig
 from sink_lens.sweeps.config import SweepConfig, sweep_config
+from sink_lens.training import compare, watch
 from sink_lens.training.config import CompareConfig, TrainConfig, WatchConfig
 from sink_lens.training.config import asked as asked_training
 
@@ -33,6 +38,9 @@ COMMANDS = {
     "amplify": AmplifyConfig,
     "ablate": AblateConfig,
     "patch": PatchConfig,
+    "tokens": TokensConfig,
+    "quantise": QuantiseConfig,
+    "streaming": StreamingConfig,
     "sweep": SweepConfig,
     "train": TrainConfig,
     "watch": WatchConfig,
@@ -54,6 +62,9 @@ FROM_PYTHON = {
     "preference": lambda given: survey("preference", **given),
     "contraction": lambda given: survey("contraction", **given),
     "fingerprint": lambda given: fingerprint(["m"], **given),
+    "tokens": lambda given: sink_tokens("m", **given),
+    "quantise": lambda given: quantise("m", **given),
+    "streaming": lambda given: streaming("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
     "train": lambda given: asked_training(None, given),
 } | {name: lambda given, name=name: from_python(name, "m", given) for name in list(COMMANDS)[:5]}
@@ -223,6 +234,10 @@ SPECIAL = {
     "value_norm": "per_head",
     "device": "cuda",
     "trackers": ("tensorboard", "wandb"),
+    **dict.fromkeys(("gap", "dimension_factor", "least_share", "least_norm"), 7.5),
+    **dict.fromkeys(("sink_threshold", "massive_threshold"), 7.5),
+    "sites": ("z", "attn_in"),
+    "keep": (0, 3),
 }
 """Values of fields that others would not go with."""
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sink_lens import EditGrid, MetricSpec, cli, read_run, read_sweep
+from sink_lens import cli, read_run
 from sink_lens.cli import sweep as command
+from sink_lens.engine.engine import Engine
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny
 from sink_lens.records import display
-from sink_lens.sweeps import runner
-from sink_lens.sweeps.engine import Engine
+from sink_lens.sweeps import EditGrid, MetricSpec, read_sweep, runner
 
 FILE = '[tokens]\nkind = "random"\nsequences = 3\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\n'
 
@@ -227,8 +227,8 @@ def real(model, file, *more):
 
 
 def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(model, file, tmp_path, monkeypatch):
-    monkeypatch.setattr("sink_lens.sweeps.engine.CELLS_A_BLOCK", 1)
-    monkeypatch.setattr("sink_lens.sweeps.plan._CPU_TOKENS", 60)
+    monkeypatch.setattr("sink_lens.engine.engine.CELLS_A_BLOCK", 1)
+    monkeypatch.setattr("sink_lens.engine.plan._CPU_TOKENS", 60)
     engine_run = Engine.run
     begun = []
 

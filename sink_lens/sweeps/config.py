@@ -1,7 +1,6 @@
 """The configuration of a sweep, in Python or in a small TOML or JSON file with the same names.
 
 model = "SmolLM2-135M-Instruct"  # all of these have defaults but the edits
-mode = "exact"
 controls = 5
 
 [tokens]
@@ -21,6 +20,7 @@ layers = 11
 units = "each"
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -34,6 +34,24 @@ from ..models.bundled import DEFAULT_MODEL
 if TYPE_CHECKING:  # they need torch, and --help does not
     from .grid import EditGrid, Grid
     from .reads import MetricSpec
+
+MODES = ("exact", "fast")
+
+
+def check_mode(mode: str) -> None:
+    """Refuse an unknown mode, and warn where it is one that no longer does anything.
+
+    Raises:
+        InputError: the mode is unknown.
+    """
+    if mode not in MODES:
+        raise InputError(f"mode is {mode!r}; need one of {', '.join(MODES)}")
+    if mode == "fast":
+        warnings.warn(
+            "the mode 'fast' does nothing: every sweep is exact and as fast as it gets; leave it out",
+            FutureWarning,
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

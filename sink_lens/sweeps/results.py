@@ -14,7 +14,6 @@ from ..errors import InputError, RunError
 from ..records import display
 from ..stats import Interval, paired_differences, strongest
 from .edits import AXES
-from .grid import Cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,15 +15,15 @@ from raw_models import raw_logits
 from sink_lens.data.batch import from_tensor
 from sink_lens.edits.constructors import scale, zero
 from sink_lens.edits.metrics import Metric, evaluate, loss, norm, sink_mass
+from sink_lens.engine.cells import cell_of
+from sink_lens.engine.engine import Engine
 from sink_lens.engine.forward import run_with
+from sink_lens.engine.needs import Needs
+from sink_lens.engine.plan import plan_of
+from sink_lens.engine.trust import checked
 from sink_lens.models.lens import LensModel
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 from sink_lens.patching.activation import patch
-from sink_lens.sweeps.engine import Engine
-from sink_lens.sweeps.grid import cell_of
-from sink_lens.sweeps.needs import Needs
-from sink_lens.sweeps.plan import plan_of
-from sink_lens.sweeps.runner import checked
 
 ROUNDING = 2e-6
 """Largest difference, as a share of a row's norm, that float32 rounding leaves where the products differ."""
@@ -60,7 +60,7 @@ def sweep_and_single_runs(lens: LensModel) -> Iterator[str]:
     """An exact sweep's numbers, and those of one run of the bridge for each cell."""
     tokens = from_tensor(drawn(3, 10, seed=2), lengths=torch.tensor([10, 7, 9]))
     cells = [cell_of(one, name=str(number)) for number, one in enumerate(CELLS)]
-    plan = plan_of(lens, tokens, Needs.of(METRICS, lens=lens), mode="exact", n_cells=len(cells))
+    plan = plan_of(lens, tokens, Needs.of(METRICS, lens=lens), n_cells=len(cells))
     plan, deviation = checked(lens, tokens, cells, METRICS, plan=plan)
     if deviation:
         yield f"sweep: its own check found {deviation:.1e}"
