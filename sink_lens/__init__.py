@@ -192,6 +192,7 @@ __all__ = [
     "patch",
     "path_patch",
     "preference",
+    "quantise",
     "random_tokens",
     "read_run",
     "read_sweep",

@@ -49,7 +49,6 @@ def quantise(
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = (
-        "part",
         "kept",
         "channels",
         "inputs",
@@ -76,12 +75,12 @@ def streaming(
     from ..studies.streaming import streaming as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
-    columns = ("part", "kept", "tokens", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
+    columns = ("kept", "tokens", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
     shown(study, table="losses", columns=columns, quiet=quiet, as_json=as_json)
 
 
 def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool, as_json: bool) -> None:
-    """The table without random draws, the sentence and the folder; or the decision as one JSON object."""
+    """The held-out rows without random draws, the sentence and the folder; or the decision as one JSON object."""
     from rich.table import Table
 
     from ..records.provenance import strict
@@ -90,9 +89,9 @@ def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool, 
     page = reported(study.folder, quiet=True)
     if not quiet:
         out = console(stderr=as_json)
-        frame = study.frames[table]
+        frame = study.frames[table].query("part == 'judge' and kept != 'random'")
         heads = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
-        for row in frame.loc[frame["kept"] != "random", list(columns)].itertuples(index=False):
+        for row in frame[list(columns)].itertuples(index=False):
             heads.add_row(*(number(value) if isinstance(value, float) else str(value) for value in row))
         out.print(heads)
         out.print(study.headline, soft_wrap=True)

@@ -478,8 +478,8 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
     )
     if found["verdict"] == "nothing to keep":
         return (
-            f"Nothing to keep: {cost}. A cost counts from {WORTH_KEEPING_NATS} nats on, if its interval leaves 0 out and "
-            "the other half of the text shows it too."
+            f"Nothing to keep: {cost}. A cost counts from {WORTH_KEEPING_NATS} nats on, if its interval leaves 0 out "
+            "and the other half of the text shows it too."
         )
     random = (
         f"{plural(found['controls'], 'random set')} of that size at most {percent(found['random_most'])}"
