@@ -36,12 +36,13 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 from torch import Tensor
 
-from sink_lens import EditGrid, Grid, load, wrap
+from sink_lens import load, wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_tensor, from_text
 from sink_lens.edits.metrics import Metric, sink_mass
 from sink_lens.measures.attention import sink_mass as mass_of
 from sink_lens.models.lens import LensModel
+from sink_lens.sweeps import EditGrid, Grid
 from sink_lens.sweeps.engine import Engine
 from sink_lens.sweeps.grid import Cell
 from sink_lens.sweeps.needs import Needs

@@ -29,7 +29,7 @@ Prints on the default model:
 import argparse
 from collections.abc import Sequence
 
-from sink_lens import Reading, TraceConfig, from_text, load, stream, trace
+from sink_lens import Reading, TokenBatch, TraceConfig, load, stream, trace
 from sink_lens.data.corpora import bundled_text
 
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         function=lambda view: view["z"].flatten(2).std(-1),
         layers=frozenset(found.feeding(lens.n_layers)),
     )
-    tokens = from_text(bundled_text(), lens.tokenizer, sequences=16, length=64)
+    tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64)
     by_position = stream(lens, tokens, [deviation]).frame("std", axes=["position"]).groupby("position")["value"].mean()
     print("\nstandard deviation within a token of what the heads gathered, in the layers where the sink token grows")
     print("  ".join(f"position {position}: {by_position[position]:.3f}" for position in (0, 1, 3, 15, 63)))

@@ -41,8 +41,9 @@ from pathlib import Path
 
 import torch
 
-from sink_lens import attribution_patch, load, patch
+from sink_lens import load
 from sink_lens.edits import metrics
+from sink_lens.patching import attribution_patch, patch
 
 CLEAN, CORRUPTED = "The capital city of Spain is called", "The capital city of Italy is called"
 ANSWERS = (" Madrid", " Rome")

@@ -24,8 +24,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens import EditGrid, Grid, MetricSpec, TraceConfig, from_text, load, sweep, trace
+from sink_lens import TokenBatch, TraceConfig, load, sweep, trace
 from sink_lens.data.corpora import bundled_text
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     last = lens.n_layers - 1
     sink = MetricSpec(name="sink_mass", options={"layers": f"{min(layer + 1, last)}-{last}"})
-    tokens = from_text(bundled_text(), lens.tokenizer, sequences=8, length=32)
+    tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=8, length=32)
     result = sweep(
         lens,
         grid,

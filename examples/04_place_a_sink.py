@@ -20,8 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sink_lens import centring_means, effect, from_text, load, run_with
+from sink_lens import TokenBatch, effect, load, run_with
 from sink_lens.data.corpora import bundled_text
+from sink_lens.edits import centring_means
 from sink_lens.edits.effects import change_of
 from sink_lens.engine.forward import Outcome
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
 
     lens = load(asked.model)
-    tokens = from_text(bundled_text(), lens.tokenizer, sequences=8, length=64)
+    tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=8, length=64)
     means = centring_means(lens)
     early, near = range(2), range(3, max(4, lens.n_layers // 4 + 1))
     where = {"positions": [asked.position], "layers": early, "means": means}

@@ -1,6 +1,6 @@
 """Draw a model's circuit: token, aggregated values, neurons, dimension, key and heads, joined by measured arrows.
 
-An arrow is as wide as the share of the sink that the intervention on its link moves (``--interventions``, three minutes).
+An arrow is as wide as the share of the sink that the intervention on its link moves (``--interventions``).
 The figure is a Matplotlib one (PNG, SVG, PDF), the circuit itself two data frames and JSON, and the heads can be looked
 at in a browser, without a network. Of a trace that is there already:
 
@@ -27,7 +27,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens import TraceConfig, attention_heads, circuit_of, load, read_run, trace
+from sink_lens import TraceConfig, load, read_run, trace
+from sink_lens.report import attention_heads, circuit_of
 from sink_lens.report.circuit import draw
 
 
@@ -60,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         .drop_duplicates("link")
         .rename(columns={"value": "share"})
     )
-    print(
-        "each link: its statistic, the share of the sink that its intervention moves, its verdict"
-    )
+    print("each link: its statistic, the share of the sink that its intervention moves, its verdict")
     columns = ["link", "statistic", "statistic_value", "share", "ci_low", "ci_high", "verdict"]
     print(links[columns].round(2).to_string(index=False))
     parts = circuit.nodes.query("kind == 'neuron'").nlargest(5, "value")

@@ -28,8 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sink_lens import TrainConfig, compare, from_text, load, run_with, train
+from sink_lens import TokenBatch, load, run_with, train
 from sink_lens.data.corpora import bundled_text
+from sink_lens.training import TrainConfig, compare
 
 VARIANTS = {"softmax": "none", "headnorm": "shared"}
 SIZE = {"n_layers": 4, "d_model": 96, "d_mlp": 256, "n_heads": 4, "vocab_size": 1024, "length": 64, "batch": 16}
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print()
     for name, folder in models.items():
         lens = load(folder)
-        tokens = from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos="with")
+        tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos="with")
         mass = run_with(lens, tokens, loss=False).mass_at(0)
         print(f"{name}: mean attention to position 0 {float(mass.mean()):.3f}")
 

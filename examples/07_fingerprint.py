@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 import torch
 
-from sink_lens import FingerprintConfig, LensModel, fingerprint, load, wrap
+from sink_lens import LensModel, load, wrap
+from sink_lens.identity import FingerprintConfig, fingerprint
 from sink_lens.models.load import random_init
 
 

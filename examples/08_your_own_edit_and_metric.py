@@ -32,11 +32,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sink_lens import cell_of, from_text, load, sweep
+from sink_lens import TokenBatch, load, sweep
 from sink_lens.data.corpora import bundled_text
 from sink_lens.edits import metrics
 from sink_lens.edits.constructors import At, edit
 from sink_lens.engine.forward import Outcome
+from sink_lens.sweeps import cell_of
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cell_of(edit("mlp_out", turned, layers=[layer], positions=[0]), name=f"layer {layer:2}", layer=layer)
         for layer in range(lens.n_layers)
     ]
-    tokens = from_text(bundled_text(), lens.tokenizer, sequences=8, length=32)
+    tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=8, length=32)
     result = sweep(
         lens,
         cells,

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from sink_lens import SinkMonitorCallback  # the first line
 from sink_lens.data.corpora import bundled_text
+from sink_lens.training import SinkMonitorCallback  # the first line
 
 LENGTH = 64
 

@@ -25,9 +25,18 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "Metric": {"keys": "positions"},
     "Outcome": {"keys": "positions"},
     "TokenBatch": {"bos_arm": "bos_condition"},
+    "Trace": {"frames": "tables", "finding": "location"},
+    "Study": {"frames": "tables"},
     "Comparison": {"arms": "variants"},
 }
 """Class -> field or attribute of 0.1 -> its name now."""
+FUNCTIONS: Mapping[str, Mapping[str, str]] = {
+    "edits.constructors": {"hold": "freeze"},
+    "edits.isolation": {"isolation": "isolate"},
+    "edits.amplification": {"amplification": "amplify"},
+    "models.load": {"random_twin": "random_init"},
+}
+"""Module -> function of 0.1 -> its name now."""
 _BOTH = {"--cut-sequences": "--intervention-sequences", "--cut-length": "--intervention-length"}
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "trace": {
@@ -46,6 +55,57 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 """Command -> option of 0.1 -> its name now."""
 AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
 """Axis of a patch in 0.1 and in ``transformer_lens.patching`` -> its name now."""
+
+ROOT: Mapping[str, str] = {
+    "from_text": "TokenBatch.from_text",
+    "from_prompts": "TokenBatch.from_prompts",
+    "from_dataset": "TokenBatch.from_dataset",
+    "from_tensor": "TokenBatch.from_tensor",
+    "random_tokens": "TokenBatch.random",
+    "repeated_tokens": "TokenBatch.repeated",
+    "MEASURES": "measures.MEASURES",
+    "Edit": "edits.Edit",
+    "Site": "edits.Site",
+    "isolation": "edits.isolate",
+    "amplification": "edits.amplify",
+    "centring_means": "edits.centring_means",
+    "variance_calibration": "edits.calibrate",
+    "head_rms_norm": "edits.normalise",
+    "patch": "patching.patch",
+    "path_patch": "patching.path_patch",
+    "attribution_patch": "patching.attribution_patch",
+    "isolate": "studies.isolate",
+    "amplify": "studies.amplify",
+    "ablate": "studies.ablate",
+    "Study": "studies.Study",
+    "Trace": "studies.Trace",
+    "Grid": "sweeps.Grid",
+    "EditGrid": "sweeps.EditGrid",
+    "cell_of": "sweeps.cell_of",
+    "MetricSpec": "sweeps.MetricSpec",
+    "SweepConfig": "sweeps.SweepConfig",
+    "read_sweep": "sweeps.read_sweep",
+    "TrainConfig": "training.TrainConfig",
+    "watch": "training.watch",
+    "compare": "training.compare",
+    "SinkMonitor": "training.SinkMonitor",
+    "SinkMonitorCallback": "training.SinkMonitorCallback",
+    "fingerprint": "identity.fingerprint",
+    "Fingerprint": "identity.Fingerprint",
+    "FingerprintConfig": "identity.FingerprintConfig",
+    "untrained": "identity.untrained",
+    "UntrainedConfig": "identity.UntrainedConfig",
+    "preference": "identity.preference",
+    "contraction": "identity.contraction",
+    "render": "views.render",
+    "attention_heads": "views.attention_heads",
+    "attention_patterns": "views.attention_patterns",
+    "colored_tokens": "views.colored_tokens",
+    "neuron_activations": "views.neuron_activations",
+    "Circuit": "views.Circuit",
+    "circuit_of": "views.circuit_of",
+}
+"""Name of `sink_lens` in 0.1 -> its name now."""
 
 
 def warn(old: str, new: str, *, stacklevel: int = 2) -> None:
@@ -101,21 +161,15 @@ def renamed_arguments(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]
     return decorate
 
 
-def renamed_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` for functions that have another name now.
-
-    Args:
-        module: the module, ``__name__``.
-        names: old name -> new name in the module, or ``module:name`` in another one.
-    """
+def renamed_names(module: str) -> Callable[[str], Any]:
+    """A module's ``__getattr__`` for its functions that have another name now (``FUNCTIONS``)."""
+    names = FUNCTIONS[module.partition(".")[2]]
 
     def get(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        where, _, new = names[name].rpartition(":")
-        where = where or module
-        warn(f"{module}.{name}", f"{where}.{new}")
-        return getattr(import_module(where), new)
+        warn(f"{module}.{name}", f"{module}.{names[name]}")
+        return getattr(import_module(module), names[name])
 
     return get
 

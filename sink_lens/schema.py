@@ -56,6 +56,30 @@ LEAST_ADDED = 0.02
 NORM_ALONE = 2.0
 """The page warns if the norm-only control multiplies the attention by at least this factor."""
 
+ANSWERS = ("yes", "no", "undecided", "not applicable")
+"""What a question about a link may be answered."""
+QUESTIONS = {
+    "present": "Does what the link leads to stand out at the sink position, over its nulls?",
+    "necessary_or_sufficient": "Does breaking the link remove the sink (for the first link: does isolating another "
+    "position make one), over the largest of its controls?",
+    "carries": "Does the sink go where what the link leads to is mean ablated, over the largest of its controls?",
+}
+"""Question about a link -> what it asks."""
+DERIVED: tuple[tuple[str, str, str, str], ...] = (
+    ("not applicable", "any", "any", "not applicable"),
+    ("any", "not applicable", "any", "not applicable"),
+    ("no", "any", "any", "fails"),
+    ("any", "no", "any", "fails"),
+    ("yes", "yes", "no", "undecided"),
+    ("yes", "yes", "any", "holds"),
+    ("any", "any", "any", "undecided"),
+)
+"""The verdict on a link from its three answers, in the order of QUESTIONS: the first row that fits."""
+COSTLY = 0.25
+"""An intervention is off-distribution where the lower end of its loss, over that of masking the sink, is above this."""
+TELLING_LOSS = 0.9
+"""Cost is asked only of models whose clean loss is below this share of the loss of uniform guessing."""
+
 Dtype = Literal["int", "float", "bool", "str", "any"]
 """The kinds of column type, whatever their width; *any* holds numbers and text. An *int* column with missing values may
 be stored as whole floats, as pandas does."""
@@ -438,8 +462,12 @@ _TRACE = (
         criterion: str, text. When the link holds.
         is_primary: bool, yes or no. Whether the measured verdict hangs on this statistic.
         n: int, count. Sequences that the numbers are taken over.
-        verdict: str, name. holds, fails or undecided: measured and intervened, the same on all rows; not applicable
-            where no position is a sink.
+        verdict: str, name. holds, fails, undecided or not applicable: derived from the three answers, the same on all
+            rows of a link; not applicable where no position is a sink.
+        present: str, name. yes, no, undecided or not applicable: whether what the link leads to stands out.
+        necessary_or_sufficient: str, name. The same: whether breaking the link removes the sink, or making it makes
+            one.
+        carries: str, name. The same: whether the sink goes where what the link leads to is mean ablated.
         measured: str, name. holds, fails or undecided: the primary statistic alone, with a sink and without.
         intervened: str, name. The same of the intervention alone; no intervention where there was none.
         floors: str, name. calibrated; not calibrated if the user moved a floor or threshold, so that the measured error
@@ -564,7 +592,13 @@ _TRACE = (
         ci_low/ci_high: float, share. 95% interval of the share over sequences.
         control_share: float, share. Mean share of the controls; nan without controls.
         outcome: str, name. What happened to the sink: removed, relocated, shared or unchanged.
-        is_primary: bool, yes or no. Whether this intervention decides the link's verdict.
+        is_primary: bool, yes or no. Whether this intervention answers if the link is necessary or sufficient.
+        carries: bool, yes or no. Whether this intervention answers if the link carries the sink.
+        control_largest: float, share. Largest share of a control, which a yes must beat; nan without controls.
+        control_loss_nats: float, nats. Mean next-token loss over the controls; nan without controls.
+        masked_loss_nats: float, nats. Mean next-token loss where no query may attend to the sink.
+        beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
+        uniform_loss_nats: float, nats. Loss of guessing every token alike.
         n: int, count. Sequences that the numbers are averaged over.
         """,
         when="with interventions",
@@ -1013,6 +1047,23 @@ _SWEEP = (
     ),
 )
 
+_WATCHED = _table(
+    "watch",
+    "one measure of one checkpoint",
+    """
+    step: int, steps. Optimiser steps so far.
+    tokens: int, tokens. Tokens trained on so far; missing where they were not counted.
+    measure: str, name. Name of the measure, or error if the checkpoint could not be read.
+    layer: int, index. Layer, or -1 for the stream before the first layer; missing for measures of the whole model.
+    position: int, index. Position that s2 is measured at; missing for other measures.
+    threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
+    value: float, of the row. Value of the measure, mean over sequences; nan if it is undefined.
+    unit: str, text. Unit of the row's numbers.
+    error: str, text. Why the checkpoint could not be read; missing if it could.
+    tokens_sha256: str, hash. Hash of the sequences that were read.
+    """,
+)
+
 _TRAIN = (
     _table(
         "log",
@@ -1027,23 +1078,7 @@ _TRAIN = (
         eval_loss: float, nats. Loss on the held-out sequences; nan if it was not evaluated at this step.
         """,
     ),
-    _table(
-        "watch",
-        "one measure of one checkpoint",
-        """
-        step: int, steps. Optimiser steps so far.
-        tokens: int, tokens. Tokens trained on so far.
-        measure: str, name. Name of the measure, or error if the checkpoint could not be read.
-        layer: int, index. Layer, or -1 for the stream before the first layer; missing for measures of the whole model.
-        position: int, index. Position that s2 is measured at; missing for other measures.
-        threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
-        value: float, of the row. Value of the measure, mean over sequences; nan if it is undefined.
-        unit: str, text. Unit of the row's numbers.
-        error: str, text. Why the checkpoint could not be read; missing if it could.
-        tokens_sha256: str, hash. Hash of the sequences that were read.
-        """,
-        when="that were watched",
-    ),
+    replace(_WATCHED, when="that were watched"),
 )
 
 _MONITOR = (
@@ -1470,6 +1505,166 @@ _FINGERPRINT = (
     ),
 )
 
+_DECISION = """
+    kind: str, name. Kind of the token: first (position 0), delimiter (special, or without a letter or digit) or other.
+    sink: bool, yes or no. Whether the token is a sink.
+    massive: bool, yes or no. Whether the token is a massive activation.
+"""
+
+_RATES = """
+    tokens: int, count. Number of these tokens.
+    sink_rate: float, share. Share of these tokens that are sinks.
+    massive_rate: float, share. Share of these tokens that are massive.
+    median_share: float, 1. Median of their scores by attention, in fair shares.
+    largest_share: float, 1. Largest of these scores.
+    median_norm: float, 1. Median of their scores by norm, over the median norm of the sequence.
+    largest_norm: float, 1. Largest of these scores.
+"""
+
+_SINK_TOKENS = (
+    _TOKENS,
+    _table(
+        "sink_tokens",
+        "one token that is a sink, a massive activation, or both",
+        f"""
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        token_id: int, token id. The token's id.
+        text: str, text. The token decoded alone; `<id>` where the tokenizer does not know it.
+        {_DECISION}
+        norm_ratio: float, 1. Norm of its residual stream over the median of its sequence, in the layer where this is
+            largest: its score by norm.
+        received: float, attention. Mean attention of the sampled later queries to it, over all heads and layers; nan
+            where no sampled query follows.
+        share_score: float, 1. How many times its fair share of attention later tokens give it, mean over layers,
+            against tokens at a similar distance: its score by attention.
+        sink_layers: str, list. Layers in which it receives at least the threshold, in fair shares; empty if it is no
+            sink.
+        massive_layers: str, list. Layers in which its norm ratio is at least the threshold; empty if it is not massive.
+        dimensions: str, list. Fewest dimensions that hold the asked share of its energy in the layer where its norm
+            ratio is largest; empty if more than the asked number are needed.
+        """,
+    ),
+    _table(
+        "token_ids",
+        "one token id, over its occurrences after position 0",
+        f"""
+        token_id: int, token id. The token's id.
+        text: str, text. The token decoded alone; `<id>` where the tokenizer does not know it.
+        kind: str, name. Kind of the token: delimiter (special, or without a letter or digit) or other.
+        {_RATES}
+        """,
+    ),
+    _table(
+        "positions",
+        "one position, over the sequences that reach it",
+        f"""
+        position: int, index. Position in the sequence.
+        {_RATES}
+        """,
+    ),
+    _table(
+        "dimensions",
+        "one dimension of the residual stream after one layer, at one kind of token; only dimensions that are outliers "
+        "on at least the asked share of such tokens in some layer, without the layers in which they are never one",
+        """
+        kind: str, name. residual (tokens that are neither sinks nor massive) or sink token (the others).
+        dimension: int, index. Dimension of the residual stream.
+        layer: int, index. Layer.
+        coverage: float, share. Share of the tokens of this kind on which the dimension is over the asked multiple of
+            the token's median magnitude.
+        tokens: int, count. Number of tokens of this kind.
+        value: float, stream. Mean magnitude of the dimension on the tokens on which it is an outlier.
+        ratio: float, 1. Mean of its magnitude over the token's median magnitude, on the same tokens.
+        """,
+    ),
+    _table(
+        "layers",
+        "one layer and one group of tokens; numbers are means over the tokens",
+        """
+        layer: int, index. Layer.
+        kind: str, name. marked (sinks and massive tokens), others, or all.
+        tokens: int, count. Number of tokens of the group.
+        kurtosis: float, 1. Excess kurtosis of the dimensions of a token's residual stream after the layer; nan if the
+            group is empty.
+        norm_ratio: float, 1. Norm of a token over the median of its sequence.
+        received: float, attention. Mean attention of the sampled later queries to a token, over heads.
+        share: float, 1. The same attention in fair shares.
+        """,
+    ),
+    _table(
+        "maxima",
+        "one site in one layer: its largest magnitude over all tokens, and where it is",
+        f"""
+        layer: int, index. Layer.
+        site: str, name. Site that is read.
+        max_abs: float, stream. Largest magnitude.
+        dimension: int, index. Coordinate of the site at which it is (heads concatenated).
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        token_id: int, token id. The token's id.
+        text: str, text. The token decoded alone; `<id>` where the tokenizer does not know it.
+        {_DECISION}
+        """,
+    ),
+    _table(
+        "histogram",
+        "one bin of one score",
+        """
+        by: str, name. attention (how many times its fair share a token receives) or norm (times the sequence's median).
+        low: float, 1. Lower edge of the bin.
+        high: float, 1. Upper edge of the bin.
+        tokens: int, count. Number of tokens with such a score.
+        """,
+    ),
+    _table(
+        "gradients",
+        "one token of the first few sequences after one layer; the last token of a sequence, which predicts nothing, "
+        "has no row",
+        """
+        layer: int, index. Layer.
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        marked: bool, yes or no. Whether the token is a sink or massive.
+        gradient_ratio: float, 1. Norm of the gradient of the sequence's mean loss with respect to the token's residual
+            stream, over the median of its sequence.
+        """,
+        when="unless `gradient_sequences` is 0",
+    ),
+    _table(
+        "thresholds",
+        "one of the two scores: the threshold and its evidence",
+        """
+        by: str, name. attention (marks sinks) or norm (marks massive activations).
+        threshold: float, 1. Score from which a token is marked; nan if there is no gap and none was asked for.
+        asked: bool, yes or no. Whether the threshold was asked for instead of found.
+        gap: bool, yes or no. Whether the scores have a gap.
+        gap_low: float, 1. Largest score below the gap; nan if there is no gap.
+        gap_high: float, 1. Smallest score above the gap; nan if there is no gap.
+        within: int, count. Number of tokens whose score is close to the middle of the gap; 0 if there is no gap.
+        marked: int, count. Number of tokens that are marked.
+        tokens: int, count. Number of tokens that have a score.
+        statement: str, text. The same in words.
+        """,
+        file="csv",
+    ),
+    _table(
+        "agreement",
+        "one kind of token: how far sinks and massive activations are the same tokens",
+        """
+        kind: str, name. first (position 0), delimiter, other, or all.
+        tokens: int, count. Number of these tokens.
+        sinks: int, count. Number of sinks.
+        massive: int, count. Number of massive activations.
+        both: int, count. Number of tokens that are both.
+        sink_only: int, count. Number of sinks that are not massive.
+        massive_only: int, count. Number of massive activations that are no sinks.
+        jaccard: float, share. Tokens that are both over tokens that are at least one; nan if there is none.
+        """,
+        file="csv",
+    ),
+)
+
 TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
     {
         "trace": _TRACE,
@@ -1483,10 +1678,12 @@ TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
         "train": _TRAIN,
         "compare": _COMPARE,
         "monitor": _MONITOR,
+        "watch": (_WATCHED,),
         "preference": _PREFERENCE,
         "contraction": _CONTRACTION,
         "calibration": _CALIBRATION,
         "fingerprint": _FINGERPRINT,
+        "tokens": _SINK_TOKENS,
     }
 )
 

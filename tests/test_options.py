@@ -9,21 +9,26 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sink_lens import cli, compare, fingerprint, quantise, streaming, watch
-from sink_lens.chain.config import TraceConfig
+from sink_lens import cli
+from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
 from sink_lens.cli.options import built, configured, off_of, option_of
 from sink_lens.configuration import field_docs, with_fields
 from sink_lens.data.config import CacheConfig, SourcesConfig
 from sink_lens.errors import InputError
+from sink_lens.identity import fingerprint
 from sink_lens.identity.config import ContractionConfig, FingerprintConfig, PreferenceConfig
 from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
 from sink_lens.report.config import ReportConfig
+from sink_lens.studies import quantise, streaming
 from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig, QuantiseConfig, StreamingConfig
 from sink_lens.studies.study import asked
+from sink_lens.studies.token_scan import sink_tokens
+from sink_lens.studies.tokens_config import TokensConfig
 from sink_lens.sweeps.config import SweepConfig, sweep_config
+from sink_lens.training import compare, watch
 from sink_lens.training.config import CompareConfig, TrainConfig, WatchConfig
 from sink_lens.training.config import asked as asked_training
 
@@ -33,6 +38,7 @@ COMMANDS = {
     "amplify": AmplifyConfig,
     "ablate": AblateConfig,
     "patch": PatchConfig,
+    "tokens": TokensConfig,
     "quantise": QuantiseConfig,
     "streaming": StreamingConfig,
     "sweep": SweepConfig,
@@ -56,6 +62,7 @@ FROM_PYTHON = {
     "preference": lambda given: survey("preference", **given),
     "contraction": lambda given: survey("contraction", **given),
     "fingerprint": lambda given: fingerprint(["m"], **given),
+    "tokens": lambda given: sink_tokens("m", **given),
     "quantise": lambda given: quantise("m", **given),
     "streaming": lambda given: streaming("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
@@ -227,6 +234,8 @@ SPECIAL = {
     "value_norm": "per_head",
     "device": "cuda",
     "trackers": ("tensorboard", "wandb"),
+    **dict.fromkeys(("gap", "dimension_factor", "least_share", "least_norm"), 7.5),
+    **dict.fromkeys(("sink_threshold", "massive_threshold"), 7.5),
     "sites": ("z", "attn_in"),
     "keep": (0, 3),
 }
@@ -408,7 +417,7 @@ def test_a_study_takes_over_what_it_shares_with_a_trace():
     config = TraceConfig(model="m", sequences=20, threshold=0.2, intervention_length=32, target_position=9, controls=7)
     study = asked(AmplifyConfig, config, config=None, tokens=None, fields={"factors": [3]})
     assert (study.target_position, study.factors, study.threshold) == (None, (3.0,), 0.2)
-    assert study.question() == dataclasses.replace(config, target_position=None, controls=5)
+    assert study.question() == dataclasses.replace(config, target_position=None, controls=CONTROLS)
     assert asked(AblateConfig, config, config=None, tokens="random", fields={}).question().controls == 7
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sink_lens import EditGrid, MetricSpec, cli, read_run, read_sweep
+from sink_lens import cli, read_run
 from sink_lens.cli import sweep as command
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny
 from sink_lens.records import display
-from sink_lens.sweeps import runner
+from sink_lens.sweeps import EditGrid, MetricSpec, read_sweep, runner
 from sink_lens.sweeps.engine import Engine
 
 FILE = '[tokens]\nkind = "random"\nsequences = 3\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\n'

@@ -23,6 +23,7 @@ COMMANDS = {
     "isolate": ["MODEL", *RANDOM, "--position", 5],
     "amplify": ["MODEL", *RANDOM, "--position", 5, "--layers", 0, "--factors", 2, "--centre", "none"],
     "patch": ["MODEL", "--clean", "a b c", "--corrupted", "a d c", "--layers", 0, "--device", "cpu", "--quiet"],
+    "tokens": ["MODEL", *RANDOM, "--gradient-sequences", 1],
     "sweep": ["SWEEP", "--model", "MODEL", "--device", "cpu", "--quiet"],
     "preference": ["--untrained", SMALL, "--sequences", 64, "--length", 16, "--device", "cpu", "--quiet"],
     "fingerprint": ["MODEL", "MODEL-1", "--sequences", 50, "--length", 4, "--coordinates", 28, "--quiet"],
@@ -134,13 +135,13 @@ def test_a_trace_from_python_draws_the_page_and_gives_the_same_result(monkeypatc
     config = TraceConfig(model="tiny", tokens="random", sequences=4, length=24, interventions=False, random_init=False)
     whole = trace(lens, config=config, out="run", progress=False)
     whole.report_path.unlink()
-    monkeypatch.setattr("sink_lens.chain.trace._run", None)  # nothing is measured
+    monkeypatch.setattr("sink_lens.chain.trace.aimed", None)  # nothing is measured
     drawn = trace(lens, config=config, out="run", progress=False)
     assert drawn.report_path.exists()
     assert drawn.location == whole.location
-    assert set(drawn.frames) == set(whole.frames)
-    for name, frame in whole.frames.items():
-        assert frame.shape == drawn.frames[name].shape
+    assert set(drawn.tables) == set(whole.tables)
+    for name, frame in whole.tables.items():
+        assert frame.shape == drawn.tables[name].shape
     with pytest.raises(RunError, match="--overwrite"):
         trace(lens, config=config, out="run", progress=False)
 

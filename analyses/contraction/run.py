@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
-from sink_lens import UntrainedConfig, contraction, untrained
+from sink_lens.identity import UntrainedConfig, contraction, untrained
 from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, finished, legend, panel
 from sink_lens.stats import Interval, difference
 

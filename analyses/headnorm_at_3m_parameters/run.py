@@ -3,9 +3,9 @@
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
-from sink_lens import compare
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, panel
 from sink_lens.stats import Interval
+from sink_lens.training import compare
 
 ARMS = {"softmax": "none", "headnorm": "shared"}
 SEEDS = (0, 1, 2)

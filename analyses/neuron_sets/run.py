@@ -3,10 +3,11 @@
 import tempfile
 
 from analyses.claims import Measured, Work, main
-from sink_lens import ablate, capture, run_with
+from sink_lens import capture, run_with
 from sink_lens.edits.constructors import freeze, scalar
 from sink_lens.report.style import BLUE, INK, canvas, finished, panel
 from sink_lens.stats import Interval
+from sink_lens.studies import ablate
 
 SAYS = {
     "set_removes": "set",
@@ -22,7 +23,7 @@ def measure(work: Work) -> Measured:
 
     def ablations():
         with tempfile.TemporaryDirectory() as folder:
-            return ablate(work.lens, tokens=tokens, out=folder, progress=work.progress).frames["ablations"]
+            return ablate(work.lens, tokens=tokens, out=folder, progress=work.progress).tables["ablations"]
 
     table = work.once("ablations", ablations)
     numbers, here = {}, {}

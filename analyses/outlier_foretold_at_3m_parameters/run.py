@@ -10,9 +10,10 @@ import torch
 from scipy.stats import rankdata
 
 from analyses.claims import Measured, Work, certain, main
-from sink_lens import Reading, contraction, from_tensor, load, read_run, stream, wrap
+from sink_lens import Reading, TokenBatch, load, read_run, stream, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.locate import find
+from sink_lens.identity import contraction
 from sink_lens.measures.dimensions import dominance_ratio
 from sink_lens.measures.neurons import contribution_share, super_neurons
 from sink_lens.measures.reductions import median_where
@@ -87,7 +88,9 @@ def planted_pair(work: Work, seed: int):
     """
     tokens = torch.randint(3, 300, (3, 24), generator=work.generator())
     tokens[:, 0] = BOS_ID
-    return {step: partial(wrap, planted(seed=seed, sink=step > 0).model) for step in (0, 1)}, from_tensor(tokens)
+    return {step: partial(wrap, planted(seed=seed, sink=step > 0).model) for step in (0, 1)}, TokenBatch.from_tensor(
+        tokens
+    )
 
 
 def chosen(lens, tokens) -> dict:

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from transformers import DynamicCache
 
 from analyses.claims import Measured, Work, main
-from sink_lens import from_text
+from sink_lens import TokenBatch
 from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL
@@ -74,7 +74,7 @@ def _tables(work):
     n, length = work.size((24, 64), (4, 32))
     steps, short = work.size((STEPS, 32), (3, 16))
     known, held_out, lessons = (
-        from_text(part, lens.tokenizer, sequences=size, length=tokens).tokens
+        TokenBatch.from_text(part, lens.tokenizer, sequences=size, length=tokens).tokens
         for part, size, tokens in ((text[:cut], n, length), (text[cut:], n, length), (text[:cut], 2 * steps, short))
     )
     batches = lessons[torch.randperm(len(lessons), generator=work.generator())].split(2)

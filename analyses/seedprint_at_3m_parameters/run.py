@@ -7,7 +7,8 @@ import pandas as pd
 import torch
 
 from analyses.claims import Measured, Work, certain, main
-from sink_lens import FingerprintConfig, UntrainedConfig, fingerprint, load, train, untrained, wrap
+from sink_lens import load, train, wrap
+from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
 from sink_lens.identity.features import facts, features, shared_inputs
 from sink_lens.identity.lineages import auc, p_of
 from sink_lens.identity.nulls import sigma

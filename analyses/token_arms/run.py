@@ -1,7 +1,7 @@
 """Sink rate by kind of token, with BOS and without; see claim.md."""
 
 from analyses.claims import Measured, Work, main
-from sink_lens import Reading, repeated_tokens, stream
+from sink_lens import Reading, TokenBatch, stream
 from sink_lens.measures.attention import sink_score
 from sink_lens.report.style import BLUE, INK, canvas, finished, panel
 
@@ -25,7 +25,7 @@ def measure(work: Work) -> Measured:
     for suffix, bos in (("", "without"), ("_bos", "with")):
         numbers[f"random{suffix}"] = rate(work.random(bos=bos, **size))
         repeated = {"generator": work.generator(), "vocab_size": len(work.lens.tokenizer), "bos": bos}
-        numbers[f"repeated{suffix}"] = rate(repeated_tokens(work.lens.tokenizer, **repeated, **size))
+        numbers[f"repeated{suffix}"] = rate(TokenBatch.repeated(work.lens.tokenizer, **repeated, **size))
         numbers[f"text{suffix}"] = rate(work.text(bos=bos, **size))
 
     figure = canvas(width=5.4, height=2.6)

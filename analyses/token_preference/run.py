@@ -5,7 +5,8 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from analyses.claims import Measured, Work, main
-from sink_lens import UntrainedConfig, load, preference, untrained
+from sink_lens import load
+from sink_lens.identity import UntrainedConfig, preference, untrained
 from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.stats import Interval, difference
 

@@ -4,9 +4,11 @@ import numpy as np
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
-from sink_lens import compare, contraction, load, preference, read_run
+from sink_lens import load, read_run
+from sink_lens.identity import contraction, preference
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, panel
 from sink_lens.stats import Interval, difference
+from sink_lens.training import compare
 
 ARMS = {"softmax": "none", "headnorm": "shared", "position": "position"}
 SEEDS = (0, 1, 2)

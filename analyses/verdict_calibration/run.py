@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.stats import binomtest
 
 from analyses.claims import Measured, Work, main
-from sink_lens import TraceConfig, from_tensor, trace, wrap
+from sink_lens import TokenBatch, TraceConfig, trace, wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.models.zoo import LINKS, ZOO, build
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
@@ -76,9 +76,11 @@ def traced(work: Work, name: str, seed: int) -> pd.DataFrame:
     tokens = zoo.draw(8, length=work.size(48, 32), generator=work.generator())
     lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=f"{name}, {zoo.family}, seed {seed}")
     config, folder = TraceConfig(model=lens.name, random_init=False), work.out / f"trace-{name}-{seed}"
-    found = trace(lens, config=config, tokens=from_tensor(tokens), out=folder, overwrite=True, progress=False)
+    found = trace(
+        lens, config=config, tokens=TokenBatch.from_tensor(tokens), out=folder, overwrite=True, progress=False
+    )
     said = found.links.drop_duplicates("link").set_index("link")
-    sink = found.frames["summary"].set_index("quantity").loc["sink_position"]
+    sink = found.tables["summary"].set_index("quantity").loc["sink_position"]
     position, sees_one = int(float(sink["value"])), not str(sink["note"]).startswith("no position")
     places = zoo.sinks(tokens)
     if places.any():

@@ -54,6 +54,8 @@ class Statistic:
     """Why it is undefined, where it is."""
     absent: bool = False
     """It is undefined because what it would be measured on was looked for and is not there."""
+    no_source: bool = False
+    """It is undefined because what the link starts from is not there, so that the question has no answer."""
 
 
 def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
@@ -63,10 +65,10 @@ def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
     )
 
 
-def undefined(name: str, note: str, *, absent: bool = False) -> Statistic:
+def undefined(name: str, note: str, *, absent: bool = False, no_source: bool = False) -> Statistic:
     """A statistic without a value, and why."""
     nothing = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
-    return Statistic(name=name, interval=nothing, note=note, absent=absent)
+    return Statistic(name=name, interval=nothing, note=note, absent=absent, no_source=no_source)
 
 
 def too_short(panel: Panel) -> str:

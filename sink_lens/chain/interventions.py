@@ -18,14 +18,14 @@ from ..edits.amplification import FACTORS, CentringMeans, centring_means
 from ..edits.effects import change_of, made_share, removed_share
 from ..edits.outcome import Outcome
 from ..models.lens import LensModel
-from ..stats import Interval
+from ..stats import Interval, interval
 from ..text import span
 from . import amplification, makers, mediate, placement
 from .config import TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
-from .setting import Setting, bar, selected, setting_of, why_no_interventions
+from .setting import Setting, bar, selected, setting_of, why_no_interventions, with_makers
 
 EFFECT_COLUMNS = (
     "link",
@@ -50,6 +50,12 @@ EFFECT_COLUMNS = (
     "control_share",
     "outcome",
     "is_primary",
+    "carries",
+    "control_largest",
+    "control_loss_nats",
+    "masked_loss_nats",
+    "beyond_masking_nats",
+    "uniform_loss_nats",
     "n",
 )
 TABLES = {
@@ -121,23 +127,28 @@ def causal_tables(
         centring_tokens: random tokens over which the centring means are taken.
         progress: show bars.
     """
-    empty = list(TABLES)
+    empty, frames = list(TABLES), dict[str, pd.DataFrame]()
     able = why_no_interventions(lens, batch) is None
 
     @functools.cache
-    def setting(*, choosing: bool = False) -> Setting:
+    def place(*, choosing: bool = False) -> Setting:
         at = {"location": location, "target_position": config.target_position, "super_neurons": supers}
         chosen = selected(batch.n_sequences, config=config) if choosing else None
         return setting_of(lens, batch, config=config, chosen=chosen, **at)
 
     @functools.cache
+    def setting() -> Setting:
+        parts = makers.parts_in(frames["makers"])
+        return with_makers(place(), parts)
+
+    @functools.cache
     def maker_tables() -> dict[str, pd.DataFrame]:
-        target = makers.target_of(setting(), lacks_sink=lacks_sink)
-        return makers.maker_tables(setting(choosing=True), setting(), target=target, supers=supers, progress=progress)
+        target = makers.target_of(place(), lacks_sink=lacks_sink)
+        return makers.maker_tables(place(choosing=True), place(), target=target, supers=supers, progress=progress)
 
     if able:
         for name in ("makers", "maker_sets"):
-            once(name, lambda name=name: maker_tables()[name])
+            frames[name] = once(name, lambda name=name: maker_tables()[name])
             empty.remove(name)
     if lacks_sink or not able:
         for name in empty:
@@ -179,11 +190,16 @@ def _row(
             return made_share(baseline, run, **at, layers=reads, generator=rng)
         return removed_share(baseline, run, sink_position=sink, layers=reads, generator=rng)
 
-    controls = [setting.run(control, layers=reads, quiet=True) for control in one.controls]
+    controls = [setting.run(control, layers=reads, loss=True, quiet=True) for control in one.controls]
     masses = torch.tensor([_mass(run, one.position, reads) for run in controls])
     found = share(whole)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
+    masked = setting.without_sink.loss
+    assert masked is not None
+    beyond = interval((whole.loss - masked).numpy(), generator=rng)
+    shares = [share(run).estimate for run in controls]
+    losses = [float(run.loss.mean()) for run in controls if run.loss is not None]
     return {
         "link": link,
         "edit": one.name,
@@ -204,9 +220,15 @@ def _row(
         "share": found.estimate,
         "ci_low": found.low,
         "ci_high": found.high,
-        "control_share": float(np.mean([share(run).estimate for run in controls])) if controls else math.nan,
+        "control_share": float(np.mean(shares)) if shares else math.nan,
         "outcome": change_of(baseline, whole, **at, layers=reads),
         "is_primary": one.is_primary,
+        "carries": one.carries,
+        "control_largest": max(shares) if shares else math.nan,
+        "control_loss_nats": float(np.mean(losses)) if losses else math.nan,
+        "masked_loss_nats": float(masked.mean()),
+        "beyond_masking_nats": beyond.low,
+        "uniform_loss_nats": math.log(setting.lens.d_vocab),
         "n": setting.tokens.n_sequences,
     }
 

@@ -1,28 +1,31 @@
-"""Which links hold: the verdict of what is measured, of the intervention, and of both.
+"""Three answers about each link, and the verdict that follows from them.
 
-A link holds if the interval of its primary statistic lies over a stated floor and over every null; it fails if
-the interval lies under the floor or under a null, or if what it would be measured on is not there (no growth step,
-no outlier dimension); else, and wherever it cannot be measured, it is undecided. The random-init baseline is
-one draw, and one draw is not a control: its values stand beside the others and decide nothing. Where the links
-are intervened on too, a link holds only if measuring and intervening agree. Where the model has no sink, no link leads
-to one: every link is not applicable, and what was measured is still there.
+*Present*: yes if the interval of the link's primary statistic lies over a stated floor and over every null; no if it
+lies under the floor or under a null, or if what it would be measured on is not there; not applicable if what the link
+starts from is not there. The random-init baseline is one draw, and one draw is not a control: its values stand beside
+the others and decide nothing. *Necessary or sufficient*: the interval of the share of the sink that the link's
+intervention removes (or makes) over a floor and over the largest of its controls. *Carries*: the same where what the
+link leads to is mean ablated. Without a sink the last two are not applicable, and what was measured is still there.
+Where no interventions were made, the verdict is that of what is measured. ``DERIVED`` is the table from answers to a
+verdict; no link is failed because another one is absent.
 """
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from ..schema import INTERVENTION_FLOOR, LEAST_SINK
+from ..schema import ANOTHER_PATH, COSTLY, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, QUESTIONS, TELLING_LOSS
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
 from .links import LINKS
 from .links.link import Link
 
 Verdict = Literal["holds", "fails", "undecided", "not applicable"]
+Answer = Literal["yes", "no", "undecided", "not applicable"]
 
 
 def verdict(statistic: Statistic, *, floor: float) -> Verdict:
@@ -39,23 +42,92 @@ def verdict(statistic: Statistic, *, floor: float) -> Verdict:
 
 
 def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR) -> Verdict:
-    """What an intervention says, from its row of the effects: the interval against the floor and the controls.
+    """What an intervention says, from its row of the effects: the interval against the floor and the largest control.
 
-    Undecided where the sink has hardly more attention than uniform attention would give it.
+    Undecided where the sink has hardly more attention than uniform attention would give it, and where the intervention
+    takes the model off its distribution (``off_distribution``).
     """
-    if not row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK or math.isnan(row["ci_low"]):
+    enough = row["baseline_sink_mass"] - row["uniform_sink_mass"] >= LEAST_SINK
+    if not enough or math.isnan(row["ci_low"]) or off_distribution(row):
         return "undecided"
-    bars = [floor, *([] if math.isnan(row["control_share"]) else [row["control_share"]])]
+    control = row.get("control_largest", math.nan)
+    bars = [floor, *([] if math.isnan(control) else [control])]
     if all(row["ci_low"] > bar for bar in bars):
         return "holds"
     return "fails" if any(row["ci_high"] < bar for bar in bars) else "undecided"
 
 
-def both(measured: Verdict, intervened: Verdict) -> Verdict:
-    """A link holds only if measuring and intervening agree that it does; it fails where either fails."""
-    if measured == intervened == "holds":
-        return "holds"
-    return "fails" if "fails" in (measured, intervened) else "undecided"
+def off_distribution(row: Mapping[Hashable, Any]) -> bool:
+    """Whether an intervention costs clearly more than masking the sink itself.
+
+    It is asked only where the clean model predicts clearly better than uniform guessing. Removing a sink may be costly
+    because the sink matters, so a high loss alone says nothing.
+    """
+    clean, uniform = row.get("baseline_loss_nats", math.nan), row.get("uniform_loss_nats", math.nan)
+    asked = clean < TELLING_LOSS * uniform
+    return bool(asked and row.get("beyond_masking_nats", math.nan) > COSTLY)
+
+
+_ANSWER: Mapping[str, Answer] = {"holds": "yes", "fails": "no", "undecided": "undecided"}
+
+
+def derived(answers: "Answers") -> Verdict:
+    """The verdict from the three answers: the first row of ``DERIVED`` that fits."""
+    given = (answers.present, answers.necessary_or_sufficient, answers.carries)
+    for *pattern, decided in DERIVED:
+        if all(want in ("any", one) for want, one in zip(pattern, given, strict=True)):
+            return decided  # type: ignore[return-value]  # one of the verdicts, by a test
+    raise AssertionError(given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The three answers about a link."""
+
+    present: Answer
+    necessary_or_sufficient: Answer
+    carries: Answer
+
+
+def answers_of(
+    primary: Statistic,
+    *,
+    floor: float,
+    necessary: Mapping[Hashable, Any] | None,
+    carries: Mapping[Hashable, Any] | None,
+    has_sink: bool,
+    intervened: bool,
+    starts: bool = True,
+    effect_floor: float = INTERVENTION_FLOOR,
+) -> Answers:
+    """The answers about one link; none of them depends on whether another link holds where there is a sink.
+
+    Args:
+        primary: the link's primary statistic.
+        floor: what its interval must lie over.
+        necessary: the effect of the link's intervention; None where there was nothing to intervene on.
+        carries: the effect of mean ablating what it leads to; None likewise.
+        has_sink: whether there is a sink; if not, only *present* has an answer.
+        intervened: whether interventions were made at all.
+        starts: whether what the link starts from is there, in a model without a sink.
+        effect_floor: what the interval of the intervention's share must lie over.
+    """
+    present: Answer = _ANSWER[verdict(primary, floor=floor)]
+    if primary.no_source or not starts:
+        return Answers(present="not applicable", necessary_or_sufficient="not applicable", carries="not applicable")
+    if not has_sink:
+        return Answers(present=present, necessary_or_sufficient="not applicable", carries="not applicable")
+
+    def answer(row: Mapping[Hashable, Any] | None, least: float) -> Answer:
+        if row is None:  # what is not there cannot make the sink that is
+            return "no" if intervened and present == "no" else "undecided"
+        return _ANSWER[intervention_verdict(row, floor=least)]
+
+    return Answers(
+        present=present,
+        necessary_or_sufficient=answer(necessary, effect_floor),
+        carries=answer(carries, ANOTHER_PATH),
+    )
 
 
 def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
@@ -97,7 +169,9 @@ def link_table(
         length: positions of the sequences.
         links: the chain.
     """
-    intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
+    rows_of = [] if effects is None else _rows(effects)
+    necessary = {row["link"]: row for row in rows_of if row["is_primary"]}
+    carrying = {row["link"]: row for row in rows_of if row.get("carries", False)}
     of_baseline = (
         {} if random_init is None else {(row["link"], row["statistic"]): row["value"] for row in _rows(random_init)}
     )
@@ -105,24 +179,33 @@ def link_table(
     own = config.own_floors
     effect_floor = own.get(EVERY_INTERVENTION, INTERVENTION_FLOOR)
     rng = np.random.default_rng(config.seed)
-    rows = []
+    has_sink = not evidence.panel.lacks_sink
+    rows, starts = [], True
     for link in links:
         floor = own.get(link.name, link.floor(config, length))
         found = link.statistics(evidence, rng)
         primary = found[0]
         measured_verdict = verdict(primary, floor=floor)
-        effect = intervened.get(link.name)
+        effect = necessary.get(link.name)
+        answers = answers_of(
+            primary,
+            floor=floor,
+            necessary=effect,
+            carries=carrying.get(link.name),
+            has_sink=has_sink,
+            intervened=bool(rows_of),
+            starts=has_sink or starts or (link.can_start and measured_verdict == "holds"),
+            effect_floor=effect_floor,
+        )
+        starts = answers.present == "yes"
+        decided = derived(answers) if rows_of or not has_sink else measured_verdict
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
-        decided = measured_verdict
-        if effects is not None and len(effects):
-            decided = both(measured_verdict, effect_says or "undecided")
-        if evidence.panel.lacks_sink:
-            decided = "not applicable"
         criterion = _criterion(primary, floor=floor)
         common = {"verdict": decided, "measured": measured_verdict, "intervened": effect_says or "no intervention"}
+        common |= {name: getattr(answers, name) for name in QUESTIONS}
         common["floors"] = "not calibrated" if config.moved else "calibrated"
         if effect is not None:
-            criterion += f", and that of the intervention over {effect_floor:.0%} and over its controls"
+            criterion += f", and that of the intervention over {effect_floor:.0%} and over its largest control"
         if config.moved:
             criterion += f"; floors not calibrated: {', '.join(config.moved)} moved"
         if effect is not None:
@@ -157,8 +240,8 @@ def _effect_row(link: str, effect: Mapping[Hashable, Any], *, criterion: str) ->
         "value": effect["share"],
         "ci_low": effect["ci_low"],
         "ci_high": effect["ci_high"],
-        "null_name": "matched_controls",
-        "null_value": effect["control_share"],
+        "null_name": "largest_control",
+        "null_value": effect.get("control_largest", math.nan),
         "criterion": criterion,
         "is_primary": False,
         "n": effect["n"],

@@ -152,7 +152,7 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
 
 
 def writing_layers(
-    values: Float[Tensor, "layer dimension"], *, dominant: Bool[Tensor, "layer dimension"]
+    values: Float[Tensor, "_ dimension"], *, dominant: Bool[Tensor, "layer dimension"]
 ) -> Bool[Tensor, "layer dimension"]:
     """In which layers a dimension is written: its own magnitude grows by a tenth of what it is then.
 

@@ -30,8 +30,8 @@ from ..edits.effects import share_removed
 from ..edits.outcome import Outcome
 from ..models.weights import attention_weights
 from ..stats import Interval
-from .screen import SCREENS, Part, Target, embeddings, screened
-from .setting import Edits, Setting, bar
+from .screen import SCREENS, Target, embeddings, screened
+from .setting import Edits, Part, Setting, bar
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
 """Name of a set -> share of the sink that it must remove on the sequences on which it is chosen."""
@@ -109,7 +109,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     ranking = _ranked(screened(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
-    with_effect = parts[: int((ranking["score"] > 0).sum())]
+    with_effect = parts[: int((ranking["score"] > 0).sum())]  # pyright: ignore
     before = _value(setting, setting.baseline, target)
 
     @functools.cache
@@ -322,6 +322,13 @@ def maker_tables(
         "makers": _maker_table(found, supers=super_parts),
         "maker_sets": _set_table(testing, found, supers=super_parts, progress=progress),
     }
+
+
+def parts_in(table: pd.DataFrame) -> tuple[Part, ...]:
+    """All makers of a table ``makers`` that are makers of the sink."""
+    chosen = table[table["is_maker"].astype(bool) & (table["target"] == "sink")]
+    named = zip(chosen["kind"].tolist(), chosen["layer"].tolist(), chosen["unit"].tolist(), strict=True)
+    return tuple(Part(kind=kind, layer=int(layer), unit=int(unit)) for kind, layer, unit in named)
 
 
 def _maker_table(found: Makers, *, supers: Sequence[Part]) -> pd.DataFrame:

@@ -56,7 +56,7 @@ def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int
         return torch.arange(length)
     half = _MOST_SAMPLED // 2
     late = torch.logspace(math.log10(half), math.log10(length - 1), half).round().long()
-    return torch.cat([torch.arange(half), late, torch.tensor(sorted(keys), dtype=torch.long)]).unique()
+    return torch.cat([torch.arange(half), late, torch.tensor(sorted(sink_positions), dtype=torch.long)]).unique()
 
 
 def sampled_rows(length: int) -> Int[Tensor, " row"]:

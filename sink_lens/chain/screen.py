@@ -30,9 +30,8 @@ from ..models.evaluating import evaluating
 from ..models.sites import SITES, bridge_hook
 from ..models.weights import attention_weights, mlp_weights
 from .neurons import output_terms
-from .setting import Setting, bar
+from .setting import Kind, Setting, bar
 
-Kind = Literal["neuron", "head", "embedding", "position embedding", "key bias", "sink logit"]
 Target = Literal["sink", "outlier dimensions", "sink logit"]
 SCREENS = ("integrated", "gradient", "contribution")
 EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97, 1.0)
@@ -40,23 +39,6 @@ EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97
 clean stream, where neurons with a threshold begin to fire."""
 LEAST_DIRECT = 0.3
 """An embedding is a part where at least this share of the direct effects of the whole stream is its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Part:
-    """One part of the model that writes to the sink position, or gives its key or its queries a bias."""
-
-    kind: Kind
-    layer: int
-    """-1 for an embedding."""
-    unit: int
-    """Neuron, head, key-value head (key bias), token id (embedding) or position (position embedding)."""
-
-    def __str__(self) -> str:
-        """As in tables: ``11.1229`` for a neuron, else with its kind."""
-        if self.layer < 0:
-            return f"{self.kind} {self.unit}"
-        return f"{self.layer}.{self.unit}" if self.kind == "neuron" else f"{self.kind} {self.layer}.{self.unit}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -34,6 +34,7 @@ Edits = tuple[Edit, ...]
 Units = Mapping[int, list[int]]
 """Layer -> neurons, or dimensions."""
 Item = TypeVar("Item")
+Kind = Literal["neuron", "head", "embedding", "position embedding", "key bias", "sink logit"]
 _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
@@ -67,6 +68,23 @@ class Kept:
     """How many numbers a token are kept."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Part:
+    """One part of the model that writes to the sink position, or gives its key or its queries a bias."""
+
+    kind: Kind
+    layer: int
+    """-1 for an embedding."""
+    unit: int
+    """Neuron, head, key-value head (key bias), token id (embedding) or position (position embedding)."""
+
+    def __str__(self) -> str:
+        """As in tables: ``11.1229`` for a neuron, else with its kind."""
+        if self.layer < 0:
+            return f"{self.kind} {self.unit}"
+        return f"{self.layer}.{self.unit}" if self.kind == "neuron" else f"{self.kind} {self.layer}.{self.unit}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One model, a few sequences, their clean run, and the edits that freeze or mean ablate."""
@@ -87,7 +105,9 @@ class Setting:
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
-    """Layer -> mask of its super neurons."""
+    """Layer -> mask of its super neurons, and of the neurons that the screen and its ablations found."""
+    makers: tuple[Part, ...] = ()
+    """All makers of the sink."""
     _clean: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
 
     @property
@@ -248,6 +268,7 @@ def setting_of(
     config: TraceConfig,
     target_position: int | None = None,
     super_neurons: Mapping[int, Tensor] | None = None,
+    makers: Sequence[Part] = (),
     chosen: Sequence[int] | None = None,
 ) -> Setting:
     """A few sequences of a batch, cut short, with their clean run (one pass of the bridge).
@@ -281,7 +302,20 @@ def setting_of(
         sinks=sink_mask(lens, few, location=location, config=config),
         threshold=config.threshold,
         super_neurons=super_neurons or {},
+        makers=tuple(makers),
     )
+
+
+def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
+    """The same setting; the neurons among the makers of the sink join the super neurons."""
+    masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}
+    for part in parts:
+        if part.kind == "neuron":
+            mask = masks.setdefault(part.layer, torch.zeros(setting.lens.d_mlp or 0, dtype=torch.bool))
+            mask[part.unit] = True
+    found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts))
+    found._clean.update(setting._clean)
+    return found
 
 
 def tested(n_sequences: int, *, config: TraceConfig) -> list[int]:

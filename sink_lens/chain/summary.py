@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measures.dimensions import massive_ratio, stable_range
-from ..schema import ANOTHER_PATH, NORM_ALONE
+from ..schema import ANOTHER_PATH, NORM_ALONE, QUESTIONS
 from ..stats import Interval, interval
 from .config import TraceConfig
 from .links import LINKS
@@ -190,7 +190,7 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
 
 def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: int) -> Table:
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
-    moved = "; floors not calibrated" if links["floors"].eq("not calibrated").any() else ""
+    moved = "; floors not calibrated" if "not calibrated" in set(links["floors"]) else ""
     table = Table(title=f"Links of the chain, each with a 95% interval over sequences{moved}", title_justify="left")
     table.add_column("link", no_wrap=True)
     table.add_column("measured, its nulls, and what it must pass")
@@ -209,6 +209,8 @@ def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: 
         evidence.append("".join(f"{null}\n" for null in [", ".join(nulls)] if null))
         if link in intervened:
             evidence.append(f"{intervention_text(intervened[link], sink_position=sink_position)}\n")
+        if "present" in first:
+            evidence.append(f"{answers_text(first)}\n", style="bold")
         if verdict == "not applicable":
             evidence.append(f"measured: {first['measured']}\n")
         evidence.append(str(first["criterion"]), style="dim")
@@ -302,6 +304,11 @@ def _first(parts: str, most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def answers_text(row: Mapping[Any, Any]) -> str:
+    """The three answers about a link as a line."""
+    return ", ".join(f"{name.replace('_', ' ')}: {row[name]}" for name in QUESTIONS)
+
+
 def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
     """Whether the parts that remove the sink and the super neurons by contribution are the same, in words."""
     sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
@@ -355,7 +362,8 @@ def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
     """One intervention as a line: what it made or removed of the sink, its interval, its controls."""
     inside = row["position"] != sink_position
     did = "makes" if inside and row["target_mass"] > row["baseline_target_mass"] else "removes"
-    control = "" if np.isnan(row["control_share"]) else f", controls {row['control_share']:.2g}"
+    largest = row.get("control_largest", np.nan)
+    control = "" if np.isnan(largest) else f", {row['n_controls']} controls at most {largest:.2g}"
     low, high = row["ci_low"], row["ci_high"]
     return f"intervention: {row['edit']} {did} {row['share']:.0%} of the sink ({low:.0%} to {high:.0%}){control}"
 

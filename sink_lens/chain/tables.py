@@ -1,5 +1,7 @@
 """The tables of a trace: from a panel to tidy data frames with the run folder's columns."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 import torch
@@ -9,8 +11,7 @@ from ..measures import dimensions, locking, outputs
 from ..models.lens import LensModel
 from ..models.weights import attention_weights
 from .config import TraceConfig
-from .links.dimension_key import KEY_COSINES, LOGIT_PARTS
-from .links.key_sink import ADVANTAGES
+from .links.link import Link
 from .locate import Location, outliers_of, writing_layers
 from .measure import Panel
 from .readings import SITES_BY_POSITION
@@ -125,17 +126,16 @@ def writing_table(panel: Panel) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def key_table(panel: Panel) -> pd.DataFrame:
+def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
     """One row a layer that outlier dimensions enter: what makes the studied key there, and its logit (means).
 
     ``dimension``, ``rest`` and ``bias`` are parts of the logit that later queries give the key, before the softmax;
     ``random_dimensions`` is what as many random dimensions make of it. Parts are missing where the key is turned.
     """
     frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
-    for name, parts in (("key_cosine", KEY_COSINES), ("logit_split", LOGIT_PARTS), ("logit_advantage", ADVANTAGES)):
-        prefix = "" if name == "logit_split" else f"{name}_"
+    for name, parts in (shown for link in links for shown in link.parts.items()):
         values = panel[name].nanmean((1, 2)).numpy() if name in panel else np.empty((0, len(parts)))
-        columns = pd.DataFrame(values, columns=[f"{prefix}{part}" for part in parts])
+        columns = pd.DataFrame(values, columns=list(parts))
         columns.insert(0, "layer", panel.layers(name) if name in panel else [])
         frame = frame.merge(columns.astype({"layer": "int64"}), on="layer", how="outer")
     return frame

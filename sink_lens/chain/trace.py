@@ -29,6 +29,7 @@ from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
+from ..renamed import renamed_fields
 from . import summary, tables
 from .config import EVERY_INTERVENTION, TraceConfig
 from .estimate import estimate
@@ -76,6 +77,7 @@ _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A finished trace; everything in it also lies in its run folder."""
@@ -83,30 +85,29 @@ class Trace:
     folder: Path
     config: TraceConfig
     location: Location
-    frames: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
+    tables: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
     """The run's tables by name, such as ``links``, ``neurons`` and ``heads``."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the links of the chain."""
+        return self.tables["links"]
 
     @property
     def links(self) -> pd.DataFrame:
         """One row per (link, statistic, null)."""
-        return self.frames["links"]
+        return self.tables["links"]
 
     @property
     def super_neurons(self) -> pd.DataFrame:
         """The super neurons, the strongest first."""
-        supers = self.frames["neurons"].query("is_super")
+        supers = self.tables["neurons"].query("is_super")
         return supers.sort_values(by="contribution_share", ascending=False, ignore_index=True)
 
     @property
     def report_path(self) -> Path:
         """Where the report is, one self-contained HTML file, once it is drawn."""
         return self.folder / PAGE_FILE
-
-    @property
-    def finding(self) -> Location:
-        """The name of ``location`` in 0.1."""
-        warnings.warn("Trace.finding is now Trace.location", FutureWarning, stacklevel=2)
-        return self.location
 
     def report(self) -> Path:
         """Draw the report again from the run folder; its path."""
@@ -117,7 +118,7 @@ class Trace:
 
     def table(self) -> "RenderableType":
         """The result as a person reads it, for ``rich``."""
-        return summary.short_table(self.frames, config=self.config, location=self.location)
+        return summary.short_table(self.tables, config=self.config, location=self.location)
 
 
 def trace(
@@ -187,7 +188,7 @@ def trace(
         with writer:
             frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other, links=links)
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
-        result = Trace(folder=folder, config=config, location=panel.location, frames=frames)
+        result = Trace(folder=folder, config=config, location=panel.location, tables=frames)
     if report:
         result.report()
     return result
@@ -196,7 +197,7 @@ def trace(
 def _finished(folder: Path, *, config: TraceConfig) -> Trace:
     """The trace in a folder that lacks nothing but its page."""
     location = location_from((folder / _LOCATION_FILE).read_text("utf-8"))
-    return Trace(folder=folder, config=config, location=location, frames=dict(read_run(folder).tables))
+    return Trace(folder=folder, config=config, location=location, tables=dict(read_run(folder).tables))
 
 
 def _config_of(
@@ -255,7 +256,7 @@ def _run(
     keep("selectivity", selectivity_table(lens, panel, evidence.splits))
     keep("columns", column_table(lens, evidence.splits))
     keep("criteria", criteria_agreement(frames["neurons"]))
-    keep("key_split", tables.key_table(panel))
+    keep("key_split", tables.key_table(panel, links=links))
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
     once("arms", lambda: _conditions(lens, panel, batch, config=config, progress=progress, other=other))
     if config.random_init:

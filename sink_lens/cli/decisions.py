@@ -45,7 +45,7 @@ def quantise(
 ) -> None:
     """Which tokens and channels must stay in 16 bit? What a low-precision format costs, and what keeping them saves."""
     hush(quiet)
-    from ..studies.quantise import quantise as run
+    from ..studies.quantisation import quantise as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = (
@@ -72,7 +72,7 @@ def streaming(
 ) -> None:
     """How many first tokens must a KV cache keep? The loss beyond its size, by how many are never evicted."""
     hush(quiet)
-    from ..studies.streaming import streaming as run
+    from ..studies.cache_window import streaming as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = ("kept", "tokens", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")

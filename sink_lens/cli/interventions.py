@@ -87,7 +87,7 @@ def _ablations(study: "Study") -> "pd.DataFrame":
     """The chosen sets and their neurons, in few columns; the headline says what random sets do."""
     from ..text import interval, percent
 
-    table = study.frames["ablations"]
+    table = study.tables["ablations"]
     table = table[~table["kind"].str.startswith("random")]
     what = {"column": "columns", "scalar": "outlier entries"}
     edits = zip(table["method"], table["what"], table["where"], strict=True)
@@ -108,7 +108,7 @@ def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.
 
     from ..text import number
 
-    frame = study.frames["summary"] if frame is None else frame
+    frame = study.tables["summary"] if frame is None else frame
     heads = [name for name in columns if name in frame.columns]
     shown = Table(*(name.replace("_", " ") for name in heads), box=None, pad_edge=False)
     for row in frame[heads].itertuples(index=False):

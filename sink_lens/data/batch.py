@@ -3,9 +3,10 @@
 Sequences are padded on the right. Under causal attention, padding on the right does not affect the real positions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Any
 
 import pandas as pd
 import torch
@@ -38,6 +39,87 @@ class TokenBatch:
     """The requested BOS condition: "auto", "with" or "without"."""
     seed: int | None
     """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
+
+    @staticmethod
+    def from_text(
+        text: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        sequences: int,
+        length: int,
+        bos: str = "auto",
+        name: str = "text",
+    ) -> "TokenBatch":
+        """Cut pieces of equal length from one text, spaced evenly over it; see ``sink_lens.data.tokens.from_text``."""
+        from sink_lens.data.tokens import from_text as make
+
+        return make(text, tokenizer, sequences=sequences, length=length, bos=bos, name=name)
+
+    @staticmethod
+    def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto") -> "TokenBatch":
+        """Make one sequence per prompt, padded on the right; see ``sink_lens.data.tokens.from_prompts``."""
+        from sink_lens.data.tokens import from_prompts as make
+
+        return make(prompts, tokenizer, bos=bos)
+
+    @staticmethod
+    def from_dataset(
+        dataset: Iterable[Any],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        sequences: int,
+        length: int,
+        column: str = "text",
+        bos: str = "auto",
+        name: str | None = None,
+    ) -> "TokenBatch":
+        """Cut pieces from the documents of a data set; see ``sink_lens.data.tokens.from_dataset``."""
+        from sink_lens.data.tokens import from_dataset as make
+
+        return make(dataset, tokenizer, column=column, sequences=sequences, length=length, bos=bos, name=name)
+
+    @staticmethod
+    def from_tensor(
+        tokens: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> "TokenBatch":
+        """Make a batch from a copy of your own token ids; see ``sink_lens.data.tokens.from_tensor``."""
+        return from_tensor(tokens, lengths=lengths, attention_mask=attention_mask, tokenizer=tokenizer)
+
+    @staticmethod
+    def random(
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        sequences: int,
+        length: int,
+        generator: torch.Generator,
+        bos: str = "auto",
+        vocab_size: int | None = None,
+    ) -> "TokenBatch":
+        """Draw ordinary ids uniformly and independently; see ``sink_lens.data.tokens.random_tokens``."""
+        from sink_lens.data.tokens import random_tokens as make
+
+        size = {"sequences": sequences, "length": length}
+        return make(tokenizer, **size, generator=generator, bos=bos, vocab_size=vocab_size)
+
+    @staticmethod
+    def repeated(
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        sequences: int,
+        length: int,
+        generator: torch.Generator,
+        bos: str = "auto",
+        vocab_size: int | None = None,
+    ) -> "TokenBatch":
+        """Draw one ordinary id a sequence and repeat it; see ``sink_lens.data.tokens.repeated_tokens``."""
+        from sink_lens.data.tokens import repeated_tokens as make
+
+        size = {"sequences": sequences, "length": length}
+        return make(tokenizer, **size, generator=generator, bos=bos, vocab_size=vocab_size)
 
     def __post_init__(self) -> None:
         """Refuse tensors of the wrong kind.

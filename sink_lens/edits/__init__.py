@@ -1,1 +1,78 @@
-"""Edits that change a site in a forward pass, the metrics of a run, and the effects of edits."""
+"""Edits change a site in a forward pass: zero, set, scale, freeze, isolate, amplify, normalise, quantise, window."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import exported
+
+if TYPE_CHECKING:
+    from ..models.sites import Site as Site
+    from .amplification import CentringMeans as CentringMeans
+    from .amplification import amplify as amplify
+    from .amplification import centring_means as centring_means
+    from .constructors import At as At
+    from .constructors import Edit as Edit
+    from .constructors import clamp as clamp
+    from .constructors import edit as edit
+    from .constructors import freeze as freeze
+    from .constructors import resample as resample
+    from .constructors import scalar as scalar
+    from .constructors import scale as scale
+    from .constructors import set_value as set
+    from .constructors import zero as zero
+    from .eviction import window as window
+    from .isolation import isolate as isolate
+    from .mean_ablation import mean as mean
+    from .normalisation import head_rms_norm as normalise
+    from .normalisation import variance_calibration as calibrate
+    from .quantisation import quantisation as quantise
+    from .quantisation import quantised_weights as quantised_weights
+
+_NAMES = {
+    "At": "constructors",
+    "CentringMeans": "amplification",
+    "Edit": "constructors",
+    "Site": ".models.sites",
+    "amplify": "amplification",
+    "calibrate": "normalisation:variance_calibration",
+    "centring_means": "amplification",
+    "clamp": "constructors",
+    "edit": "constructors",
+    "freeze": "constructors",
+    "isolate": "isolation",
+    "mean": "mean_ablation",
+    "normalise": "normalisation:head_rms_norm",
+    "quantise": "quantisation:quantisation",
+    "quantised_weights": "quantisation",
+    "resample": "constructors",
+    "scalar": "constructors",
+    "scale": "constructors",
+    "set": "constructors:set_value",
+    "window": "eviction",
+    "zero": "constructors",
+}
+"""Public name -> the module that defines it."""
+
+__all__ = [
+    "At",
+    "CentringMeans",
+    "Edit",
+    "Site",
+    "amplify",
+    "calibrate",
+    "centring_means",
+    "clamp",
+    "edit",
+    "freeze",
+    "isolate",
+    "mean",
+    "normalise",
+    "quantise",
+    "quantised_weights",
+    "resample",
+    "scalar",
+    "scale",
+    "set",
+    "window",
+    "zero",
+]
+__getattr__, __dir__ = exported(__name__, _NAMES)

@@ -153,4 +153,4 @@ def amplify(
     return edit("z_raw", change, label=label, **where)
 
 
-__getattr__ = renamed_names(__name__, {"amplification": "amplify"})
+__getattr__ = renamed_names(__name__)

@@ -259,4 +259,4 @@ def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
     return index
 
 
-__getattr__ = renamed_names(__name__, {"hold": "freeze"})
+__getattr__ = renamed_names(__name__)

@@ -45,4 +45,4 @@ def isolate(positions: Sequence[int], *, layers: Sequence[int] | None = None, la
     return edit("scores", change, **where)
 
 
-__getattr__ = renamed_names(__name__, {"isolation": "isolate"})
+__getattr__ = renamed_names(__name__)

@@ -27,8 +27,6 @@ from .models_to_measure import ModelToMeasure, RandomSequences
 from .switches import variant_table
 
 _PARTIAL = "partial.safetensors"
-_EVERY = 30.0
-"""Seconds between two times that the sums of a model in work are kept."""
 _COLUMNS = ("model", "variant", "seed", "step", "n_layers", "d_model", "d_vocab", "weights_sha256", "seconds", "error")
 
 
@@ -58,9 +56,9 @@ class Survey:
 class Partial:
     """The sums of the model that is being measured, kept beside the run so that a stop does not lose them."""
 
-    def __init__(self, folder: Path, *, model: str, begin: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, *, model: str, begin: Callable[[], None], every: float) -> None:
         self._path, self._model, self._kept = folder / _PARTIAL, model, time.monotonic()
-        self._begin = begin
+        self._begin, self._every = begin, every
 
     def load(self) -> dict[str, np.ndarray] | None:
         """What was kept of this model, if anything."""
@@ -73,7 +71,7 @@ class Partial:
 
     def keep(self, state: dict[str, np.ndarray]) -> None:
         """Keep the sums, unless they were kept a moment ago."""
-        if time.monotonic() - self._kept < _EVERY:
+        if time.monotonic() - self._kept < self._every:
             return
         self._begin()
         part = self._path.with_name(f"{_PARTIAL}.part")
@@ -106,6 +104,7 @@ def written(
     dtype: str | None = None,
     overwrite: bool = False,
     progress: bool = False,
+    keep_every: float = 30.0,
 ) -> Survey:
     """Measure every model and write what it gives; an unfinished run of the same question is continued.
 
@@ -122,6 +121,7 @@ def written(
         dtype: of the weights of those that are loaded.
         overwrite: replace the run that the folder holds.
         progress: show a bar over models.
+        keep_every: seconds between two times that the sums of the model in work are kept.
 
     Raises:
         RunError: the folder cannot be used.
@@ -150,7 +150,8 @@ def written(
         for one in tqdm(found, desc=kind, unit="model", disable=not progress or len(found) < 2, leave=False):
             if one.name in done.names:
                 continue
-            partial, begun = Partial(writer.folder, model=one.name, begin=done.begin), time.perf_counter()
+            partial = Partial(writer.folder, model=one.name, begin=done.begin, every=keep_every)
+            begun = time.perf_counter()
             try:
                 lens = one.open(device=device, dtype=dtype)
                 given = measure(lens, partial)

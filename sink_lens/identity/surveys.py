@@ -37,6 +37,7 @@ def survey(
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    keep_every: float = 30.0,
     **fields: Any,
 ) -> Survey:
     """Measure every model and write what it gives; an unfinished run of the same question is continued.
@@ -46,6 +47,7 @@ def survey(
         out: the run folder; ``runs/KIND-DATE-TIME`` if None.
         overwrite: replace the run that the folder holds.
         progress: show bars.
+        keep_every: seconds between two times that the sums of the model in work are kept.
         **fields: fields of the configuration, as ``untrained=["gpt2"], sequences=64``; they win over ``config``.
 
     Raises:
@@ -72,6 +74,7 @@ def survey(
         dtype=config.dtype,
         overwrite=overwrite,
         progress=progress,
+        keep_every=keep_every,
     )
 
 

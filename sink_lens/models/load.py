@@ -242,4 +242,4 @@ def _placement(
     return {"device": found_device}
 
 
-__getattr__ = renamed_names(__name__, {"random_twin": "random_init"})
+__getattr__ = renamed_names(__name__)

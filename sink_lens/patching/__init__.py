@@ -1,1 +1,33 @@
 """Activation, path and attribution patching: put activations of one run into another run."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import exported
+
+if TYPE_CHECKING:
+    from .activation import PatchResult as PatchResult
+    from .activation import patch as patch
+    from .attribution import attribution_patch as attribution_patch
+    from .config import PatchConfig as PatchConfig
+    from .path import Node as Node
+    from .path import path_patch as path_patch
+
+_NAMES = {
+    "Node": "path",
+    "PatchConfig": "config",
+    "PatchResult": "activation",
+    "attribution_patch": "attribution",
+    "patch": "activation",
+    "path_patch": "path",
+}
+"""Public name -> the module that defines it."""
+
+__all__ = [
+    "Node",
+    "PatchConfig",
+    "PatchResult",
+    "attribution_patch",
+    "patch",
+    "path_patch",
+]
+__getattr__, __dir__ = exported(__name__, _NAMES)

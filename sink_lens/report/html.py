@@ -43,11 +43,13 @@ PAGES = {
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
     "compare": "training:COMPARE",
+    "watch": "training:WATCH",
     "monitor": "monitor:MONITOR",
     "preference": "survey:PREFERENCE",
     "contraction": "survey:CONTRACTION",
     "calibration": "survey:CALIBRATION",
     "fingerprint": "fingerprint:FINGERPRINT",
+    "tokens": "tokens:TOKENS",
 }
 """Run kind -> module of ``sink_lens.report`` and name of its ``Page`` there, imported when it is asked for."""
 
@@ -158,7 +160,7 @@ def _notes(run: Run) -> list[object]:
     notes = run.provenance.get("notes") or []
     notes = list(notes) if isinstance(notes, list) else [notes]
     links = run.optional("links", columns=["floors"])
-    if links is not None and links["floors"].eq("not calibrated").any():
+    if links is not None and "not calibrated" in set(links["floors"]):
         notes.append("floors not calibrated: one was moved, or a threshold; the verdicts' error rates do not apply")
     return notes
 

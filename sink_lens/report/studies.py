@@ -274,7 +274,7 @@ ISOLATE = Page(
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
-    title=lambda run: f"Amplifying position {run.config.get('amplify_position', 'unknown')}",
+    title=lambda run: f"Amplifying position {run.config.get('amplify_target_position', 'unknown')}",
     headline=_amplified,
     figures=(
         Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),

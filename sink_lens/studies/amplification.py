@@ -11,7 +11,7 @@ from ..chain.setting import bar
 from ..chain.summary import curve_text
 from ..data.tokens import TokenBatch
 from ..edits.amplification import Centre, CentringMeans, centring_means
-from ..edits.amplification import amplify as amplification
+from ..edits.amplification import amplify as amplifying
 from ..edits.constructors import Edit
 from ..edits.effects import layer_table
 from ..errors import InputError
@@ -103,4 +103,4 @@ def _amplified(
     """The edit of one cell; none where the factor is 1, which is the clean run."""
     if factor == 1:
         return []
-    return [amplification(factor, positions=[position], layers=layers, centre=centre, means=means)]
+    return [amplifying(factor, positions=[position], layers=layers, centre=centre, means=means)]

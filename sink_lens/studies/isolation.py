@@ -8,7 +8,7 @@ import pandas as pd
 from ..chain.config import Question
 from ..data.tokens import TokenBatch
 from ..edits.effects import layer_table
-from ..edits.isolation import isolate as isolation
+from ..edits.isolation import isolate as isolating
 from ..engine.forward import run_with
 from ..models.load import ModelLike
 from ..text import span
@@ -47,7 +47,7 @@ def isolate(
     setting, question = prepared(model, config, tokens=tokens, target_position=targets[0] if targets else None)
     chosen = list(targets) or [setting.target_position]
     positions = tuple(dict.fromkeys([*chosen, setting.sink_position]))
-    edit = isolation(chosen, layers=layers)
+    edit = isolating(chosen, layers=layers)
     baseline = setting.baseline
     if positions != baseline.positions:
         baseline = run_with(setting.lens, setting.tokens, positions=positions)

@@ -26,6 +26,7 @@ from ..errors import InputError
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.load import ModelLike, as_lens
 from ..records import create_run, display
+from ..renamed import renamed_fields
 from ..stats import paired_difference
 from ..text import span
 from .config import StudyConfig
@@ -35,21 +36,27 @@ _KERNEL = "eager"
 """What the bridge runs on."""
 
 
+@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """A finished intervention; everything in it also lies in its run folder."""
 
     folder: Path
     kind: str
-    frames: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
+    tables: dict[str, pd.DataFrame] = dataclasses.field(repr=False)
     """The run's tables by name."""
     headline: str
     """The result in words."""
     decision: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     """What ``--json`` prints: the decision and its numbers; empty for studies that decide nothing."""
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the summary."""
+        return self.tables["summary"]
+
     def _repr_html_(self) -> str:
-        return display.html(self.headline, self.frames["summary"], folder=self.folder)
+        return display.html(self.headline, self.tables["summary"], folder=self.folder)
 
 
 def asked(
@@ -159,4 +166,4 @@ def written(
                 writer.write_csv(name, frame)
             else:
                 writer.write_table(name, frame)
-    return Study(folder=folder, kind=kind, frames=frames, headline=headline)
+    return Study(folder=folder, kind=kind, tables=frames, headline=headline)

@@ -1,1 +1,36 @@
 """Sweeps: thousands of cells, each an edit and what it does to some metrics, with what they share computed once."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import exported
+
+if TYPE_CHECKING:
+    from .config import SweepConfig as SweepConfig
+    from .config import read_sweep as read_sweep
+    from .grid import EditGrid as EditGrid
+    from .grid import Grid as Grid
+    from .grid import cell_of as cell_of
+    from .reads import MetricSpec as MetricSpec
+    from .runner import sweep as sweep
+
+_NAMES = {
+    "EditGrid": "grid",
+    "Grid": "grid",
+    "MetricSpec": "reads",
+    "SweepConfig": "config",
+    "cell_of": "grid",
+    "read_sweep": "config",
+    "sweep": "runner",
+}
+"""Public name -> the module that defines it."""
+
+__all__ = [
+    "EditGrid",
+    "Grid",
+    "MetricSpec",
+    "SweepConfig",
+    "cell_of",
+    "read_sweep",
+    "sweep",
+]
+__getattr__, __dir__ = exported(__name__, _NAMES)

@@ -13,7 +13,9 @@ from ..data.described import read_settings
 from ..errors import InputError
 from ..schema import SINK_THRESHOLD
 
-ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
+ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one")
+NORMS = ("rms", "single_scale")
+OPTIMIZERS = ("adamw", "muon")
 VALUE_NORMS = ("none", "shared", "per_head", "position")
 VALUE_NORM_INITS = ("first_token", "dummy_pass", "ones")
 DTYPES = ("float32", "bf16")
@@ -129,7 +131,9 @@ class TrainConfig:
     init_std: float = 0.02
     """Standard deviation of the initial weights; output projections have it divided by sqrt(2 n_layers)."""
     attention: str = field(default="softmax", metadata={"choices": ATTENTIONS})
-    """softmax, sigmoid, gate_elementwise, gate_headwise or sink_logit."""
+    """softmax, sigmoid, gate_elementwise, gate_headwise, sink_logit (a learned one) or off_by_one (the same at 0)."""
+    norm: str = field(default="rms", metadata={"choices": NORMS})
+    """Norm of the residual stream: rms (a gain for each dimension) or single_scale (one gain; arXiv 2506.19697)."""
     value_norm: str = field(default="none", metadata={"choices": VALUE_NORMS})
     """Head-wise RMSNorm of the aggregated values: none, shared (one gain for all heads) or per_head; position instead
     scales them by the root of how many they average."""
@@ -163,6 +167,8 @@ class TrainConfig:
     """Where its cosine ends."""
     warmup: int = _OF_SIZE
     """Steps over which it rises to its peak."""
+    optimizer: str = field(default="adamw", metadata={"choices": OPTIMIZERS})
+    """adamw, or muon for the matrices of the layers and adamw for the rest."""
     weight_decay: float = 0.1
     """Weight decay of matrices; gains, biases and sink logits are not decayed."""
     decay_unshared_gain: bool = False
@@ -233,6 +239,8 @@ class TrainConfig:
         return tuple(sorted(step for step in {0, *powers, self.steps, *self.checkpoints} if step <= self.steps))
 
     def _check_texts(self) -> None:
+        if self.fsdp and self.optimizer == "muon":
+            raise InputError("fsdp is asked for with the optimizer muon, which needs whole matrices; need adamw")
         if self.fsdp and self.device in ("cpu", "mps"):
             raise InputError(f"fsdp is asked for on {self.device}; need GPUs: device = 'cuda', or leave fsdp out")
         for name in ("data", "tokenizer"):
@@ -271,12 +279,16 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchConfig:
-    """What is measured on every checkpoint of a training run."""
+    """What is measured on every checkpoint of a training."""
 
-    run: str = field(default="", metadata={"positional": True, "metavar": "RUN"})
-    """Folder of a run, as written by sink-lens train."""
+    run: str = field(default="", metadata={"positional": True, "metavar": "FOLDER"})
+    """Folder of a run of sink-lens train, or of any checkpoints (checkpoint-500, step_1000, ...)."""
+    out: str | None = field(default=None, metadata={"metavar": "DIR"})
+    """Run folder, for checkpoints of others. Default: runs/watch-NAME."""
+    step_tokens: int | None = field(default=None, metadata={"metavar": "N"})
+    """Tokens a step, for checkpoints of others. Default: as the Hugging Face Trainer counted, else steps are shown."""
     sequences: int = 32
-    """How many sequences of the run's own evaluation data."""
+    """How many sequences of the run's own evaluation data, else of the bundled prose."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included; the run's own context if that is shorter."""
     threshold: float = SINK_THRESHOLD
@@ -294,6 +306,8 @@ class WatchConfig:
         """
         if not self.run:
             raise InputError("no run was given; need the folder of a training: sink-lens watch runs/NAME")
+        if self.step_tokens is not None:
+            check_least(self, 1, "step_tokens")
         check_least(self, 1, "sequences")
         check_least(self, 10, "length")
 
@@ -338,7 +352,7 @@ EXAMPLE = """\
 size = "toy"              # toy 3M, small 10M, medium 40M, paper 152M parameters
 # n_layers, d_model, d_mlp, n_heads, n_kv_heads, vocab_size, rms_eps, rope_theta, tied, init_std
 
-attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit
+attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit, off_by_one
 value_norm = "none"       # shared, per_head: RMSNorm of each head's aggregated values; position: scaled by position
 # value_norm_init = "dummy_pass"  # the released code's, or ones, instead of first_token
 

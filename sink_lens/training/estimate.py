@@ -1,5 +1,6 @@
 """What a training would take, before it is begun: a step or two of its model on random tokens, timed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from .model import model_of
 from .trainer import check_device, check_trackers
 
 _STEPS = 2
-_MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}
+MOST_FLOPS = {"cpu": 3e11, "cuda": 1e15, "mps": 1e13}
 """Most operations in the timed forward and backward; for a larger step, fewer and shorter sequences are timed."""
 _SHORTEST = 64
 
@@ -44,7 +45,7 @@ class Estimate:
         return 4 * self.n_parameters * (len(self.config.kept) + 2)
 
 
-def estimate(config: TrainConfig) -> Estimate:
+def estimate(config: TrainConfig, *, most_flops: Mapping[str, float] = MOST_FLOPS) -> Estimate:
     """Time two updates on random tokens, one where that is slow; nothing is written, and no data is read.
 
     Raises:
@@ -64,7 +65,7 @@ def estimate(config: TrainConfig) -> Estimate:
         counted = {name: one.numel() for name, one in model.named_parameters()}
         n_parameters = sum(counted.values())
         micro = config.batch // config.accumulation
-        share = _MOST_FLOPS[device] / _flops(config, n_parameters, length=config.length)
+        share = most_flops[device] / _flops(config, n_parameters, length=config.length)
         slow = share < 1
         sequences = max(1, min(micro, int(share)))
         length = min(config.length, max(_SHORTEST, int(share * config.length))) if slow else config.length

@@ -22,12 +22,12 @@ def table_of(planted_at, tiny_at, triggered):
     return build
 
 
-def row(table, intervention, hold):
-    (found,) = table[(table["intervention"] == intervention) & (table["frozen"] == hold)].to_dict("records")
+def row(table, intervention, name):
+    (found,) = table[(table["intervention"] == intervention) & (table["frozen"] == name)].to_dict("records")
     return found
 
 
-def test_one_row_per_intervention_hold_and_step(table_of):
+def test_one_row_per_intervention_frozen_link_and_step(table_of):
     table = table_of("planted")
     assert tuple(table.columns) == COLUMNS
     assert table["intervention"].tolist() == ["isolation"] * 4 + ["amplification"] * 4 + ["natural"] * 4
@@ -38,7 +38,7 @@ def test_one_row_per_intervention_hold_and_step(table_of):
     assert (table["n_controls"] == 5).all()
 
 
-def test_z_held_at_its_clean_value_takes_everything_away_exactly(table_of):
+def test_z_frozen_at_its_clean_value_takes_everything_away_exactly(table_of):
     table = table_of("planted")
     for intervention in ("isolation", "amplification"):
         found = row(table, intervention, "z")
@@ -47,9 +47,9 @@ def test_z_held_at_its_clean_value_takes_everything_away_exactly(table_of):
 
 
 @pytest.mark.parametrize("intervention", ["amplification", "natural"])
-@pytest.mark.parametrize("frozen", ["neurons", "dimensions", "key"])
-def test_each_planted_link_carries_the_sink_and_random_ones_do_not(table_of, intervention, hold):
-    found = row(table_of("planted"), intervention, hold)
+@pytest.mark.parametrize("name", ["neurons", "dimensions", "key"])
+def test_each_planted_link_carries_the_sink_and_random_ones_do_not(table_of, intervention, name):
+    found = row(table_of("planted"), intervention, name)
     assert found["mass_without_freeze"] > 0.3
     assert found["surviving_share"] < 0.2
     assert found["control_surviving_share"] > 0.9
@@ -77,8 +77,8 @@ def test_a_cell_is_the_whole_run_under_both(planted_at, triggered, table_of):
     place = planted_at()
     truth, setting = place.truth, place.setting
     clean = run_with(place.lens, setting.tokens, sites=("neurons",)).tensors["neurons", truth.layer]
-    held = freeze("neurons", {truth.layer: clean[:, [6]][..., [truth.neuron]]}, positions=[6], units=[truth.neuron])
-    whole = run_with(place.lens, setting.tokens, [triggered, held], positions=(6,)).mass_at(
+    frozen = freeze("neurons", {truth.layer: clean[:, [6]][..., [truth.neuron]]}, positions=[6], units=[truth.neuron])
+    whole = run_with(place.lens, setting.tokens, [triggered, frozen], positions=(6,)).mass_at(
         6, layers=setting.late_layers
     )
     assert row(table_of("planted"), "amplification", "neurons")["mass"] == float(whole.mean())

@@ -1,7 +1,6 @@
 """What the default model shows, inside stated bands."""
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from sink_lens import load
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.chain.amplification import amplification_curve
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.measure import CONDITION_READINGS, aimed
 from sink_lens.chain.placement import kind_of
 from sink_lens.chain.setting import setting_of
 from sink_lens.chain.trace import trace
@@ -32,27 +32,26 @@ def lens():
 
 @pytest.fixture(scope="module")
 def traced(lens, tmp_path_factory):
-    """Traces of the default model, by kind of tokens, each made once."""
+    """A trace of the default model on text."""
+    config = TraceConfig(
+        model=DEFAULT_MODEL,
+        random_init=False,
+        intervention_sequences=2,
+        intervention_length=32,
+        controls=2,
+    )
+    return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / "text", progress=False, report=False)
 
-    @functools.cache
-    def of(tokens):
-        config = TraceConfig(
-            model=DEFAULT_MODEL,
-            tokens=tokens,
-            sequences=32 if tokens == "text" else 16,
-            random_init=False,
-            interventions=tokens == "text",
-            intervention_sequences=2,
-            intervention_length=32,
-            controls=2,
-        )
-        return trace(lens, config=config, out=tmp_path_factory.mktemp("real") / tokens, progress=False, report=False)
 
-    return of
+def measured(lens, *, tokens):
+    """Where the sinks are on other tokens, and the share of heads that have theirs at the first position."""
+    config = TraceConfig(model=DEFAULT_MODEL, tokens=tokens, sequences=16)
+    panel = aimed(lens, tokens_of(lens, config=config, bos=config.bos), config=config, only=CONDITION_READINGS)
+    return panel.location, float(panel.sink_rate(config.threshold).nanmean())
 
 
 def rate(result):
-    return result.frames["arms"].set_index("chosen").loc[True, "sink_rate"]
+    return result.tables["arms"].set_index("chosen").loc[True, "sink_rate"]
 
 
 def text(lens, *, sequences, length):
@@ -72,51 +71,52 @@ def mass_reading(**options):
 
 
 def test_on_text_the_first_token_is_a_sink_of_most_heads(traced):
-    result = traced("text")
+    result = traced
     assert result.location.sink_positions == (0,)
     assert 0.65 <= rate(result) <= 0.85
-    assert result.frames["heads"]["sink_rate"].mean() == pytest.approx(rate(result), abs=1e-4)
+    assert result.tables["heads"]["sink_rate"].mean() == pytest.approx(rate(result), abs=1e-4)
 
 
-def test_on_random_tokens_it_is_too(traced):
-    assert traced("random").location.sink_positions == (0,)
-    assert 0.6 <= rate(traced("random")) <= 0.9
+def test_on_random_tokens_it_is_too(lens):
+    location, share = measured(lens, tokens="random")
+    assert location.sink_positions == (0,)
+    assert 0.6 <= share <= 0.9
 
 
-def test_on_one_repeated_token_there_is_none(traced):
-    result = traced("repeated")
-    assert rate(result) == 0
-    assert not result.location.sink_found
-    assert result.location.steps == ()
+def test_on_one_repeated_token_there_is_none(lens):
+    location, share = measured(lens, tokens="repeated")
+    assert share == 0
+    assert not location.sink_found
+    assert location.steps == ()
 
 
 # --- what makes it
 
 
 def test_there_are_two_growth_steps_of_one_dimension(traced):
-    steps = traced("text").location.steps
+    steps = traced.location.steps
     assert [(step.first_layer, step.last_layer) for step in steps] == [(1, 2), (11, 11)]
     assert len({step.dimension for step in steps}) == 1
-    table = traced("text").frames["growth_steps"]
+    table = traced.tables["growth_steps"]
     assert table["outlier_dimension"].nunique() == 1
     assert (table["ratio_after"] > 2 * table["ratio_before"]).all()
 
 
 def test_one_dimension_dominates(traced):
-    result = traced("text")
+    result = traced
     dimension = result.location.steps[0].dimension
     outliers = [dims for layer, dims in result.location.outliers.items() if layer >= 2]
     assert len(outliers) >= 20
     assert {dims[0] for dims in outliers} == {dimension}
-    assert result.frames["layers"]["dominance_ratio"].max() > 100
+    assert result.tables["layers"]["dominance_ratio"].max() > 100
 
 
 def test_the_split_of_each_step_is_exact(traced):
-    assert traced("text").frames["growth_steps"]["split_error"].max() < 1e-4
+    assert traced.tables["growth_steps"]["split_error"].max() < 1e-4
 
 
 def test_super_neurons_are_found_at_both_steps(traced):
-    supers = traced("text").super_neurons
+    supers = traced.super_neurons
     assert set(supers["layer"]) == {1, 2, 11}
     assert 5 <= len(supers) <= 15
     shares = supers.groupby("layer")["contribution_share"].sum()
@@ -125,7 +125,7 @@ def test_super_neurons_are_found_at_both_steps(traced):
 
 
 def test_weight_norm_misses_some_super_neurons_and_invents_others(traced):
-    criteria = traced("text").frames["criteria"]
+    criteria = traced.tables["criteria"]
     by_norm = criteria[criteria["criterion"].isin(["gate_norm", "up_norm"])]
     for _, rows in by_norm.groupby("criterion"):
         assert rows["missed"].str.len().sum() > 0
@@ -134,13 +134,13 @@ def test_weight_norm_misses_some_super_neurons_and_invents_others(traced):
 
 
 def test_the_sink_token_holds_the_effective_rank_down(traced):
-    middle = traced("text").frames["layers"].iloc[15]
+    middle = traced.tables["layers"].iloc[15]
     assert middle["effective_rank"] < 6
     assert middle["effective_rank_without"] > 30
 
 
 def test_the_links_have_their_verdicts(traced):
-    assert traced("text").links.groupby("link")["measured"].first().to_dict() == {
+    assert traced.links.groupby("link")["measured"].first().to_dict() == {
         "aggregation_variance": "holds",
         "variance_preserved": "fails",
         "variance_neurons": "holds",
@@ -151,7 +151,7 @@ def test_the_links_have_their_verdicts(traced):
 
 
 def test_cutting_shows_the_same_chain(traced):
-    frames = traced("text").frames
+    frames = traced.tables
     effects = frames["effects"].set_index("edit")
     isolated = effects.loc["isolation"]
     assert isolated["baseline_target_mass"] < 0.02
@@ -166,7 +166,7 @@ def test_cutting_shows_the_same_chain(traced):
     assert (z["mass"] == z["baseline_mass"]).all()
 
     assert kind_of(frames["placement"]) == "positional"
-    links = traced("text").links.groupby("link")[["measured", "intervened", "verdict"]].first()
+    links = traced.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
         assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
     assert links.loc["variance_preserved", "verdict"] == "fails"
@@ -175,7 +175,7 @@ def test_cutting_shows_the_same_chain(traced):
 
 
 def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):
-    result = traced("text")
+    result = traced
     config = dataclasses.replace(result.config, intervention_sequences=8, intervention_length=64)
     place = setting_of(lens, tokens_of(lens, config=config, bos="auto"), location=result.location, config=config)
     tensors = safetensors.torch.load_file(result.folder / "centring_means.safetensors")
@@ -189,14 +189,14 @@ def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced
 
 
 def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):
-    rows = traced("text").links.set_index("statistic")
+    rows = traced.links.set_index("statistic")
     share = rows.loc[["dimension_share_of_logit"]].iloc[0]
     assert 0.4 < share["value"] < 0.9
     assert rows.loc[["positive_share"]].iloc[0]["value"] > 0.99
 
 
 def test_both_bos_arms_are_read(traced):
-    conditions = traced("text").frames["arms"]
+    conditions = traced.tables["arms"]
     assert conditions["condition"].tolist() == ["without", "with"]
     assert (conditions["sink_rate"] > 0.5).all()
 

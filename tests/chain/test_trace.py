@@ -212,9 +212,9 @@ def test_the_planted_chain_is_found(tmp_path):
     assert supers[["layer", "neuron"]].to_numpy().tolist() == [[truth.layer, truth.neuron]]
     verdicts = result.links.groupby("link")["verdict"].first()
     assert [verdicts[name] for name in CHAIN] == ["holds"] * 4
-    assert result.frames["growth_steps"]["split_error"].max() < 1e-4
+    assert result.tables["growth_steps"]["split_error"].max() < 1e-4
     check_folder(tmp_path / "run")
-    columns, split = result.frames["columns"], result.frames["key_split"]
+    columns, split = result.tables["columns"], result.tables["key_split"]
     assert columns.iloc[0][["layer", "neuron", "dimension"]].tolist() == [
         truth.layer,
         truth.neuron,
@@ -245,7 +245,7 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path):
 
 def test_the_sink_goes_with_bos(tmp_path):
     result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, random_init=False)
-    conditions = result.frames["arms"].set_index("condition")
+    conditions = result.tables["arms"].set_index("condition")
     assert conditions["chosen"].to_dict() == {"with": True, "without": False}
     assert conditions.loc["with", "sink_rate"] > 0.2
     assert conditions.loc["without", "sink_rate"] < 0.05
@@ -255,16 +255,16 @@ def test_the_sink_goes_with_bos(tmp_path):
 
 def test_every_table_but_the_arms_is_of_the_chosen_arm(tmp_path):
     result = run(planted_lens(), tmp_path / "run", sequences=8, length=24, bos="without", random_init=False)
-    assert result.frames["arms"]["condition"].tolist() == ["without", "with"]
-    assert result.frames["arms"]["chosen"].tolist() == [True, False]
+    assert result.tables["arms"]["condition"].tolist() == ["without", "with"]
+    assert result.tables["arms"]["chosen"].tolist() == [True, False]
     assert not result.location.sink_found
-    assert (result.frames["tokens"].query("position == 0")["token_id"] != planted().bos_id).all()
+    assert (result.tables["tokens"].query("position == 0")["token_id"] != planted().bos_id).all()
     assert read_run(tmp_path / "run").provenance["bos_condition"] == "without"
 
 
 def test_without_a_tokenizer_there_is_one_arm(tmp_path):
     result = run(lens_of("llama"), tmp_path / "run")
-    assert result.frames["arms"]["condition"].tolist() == ["without"]
+    assert result.tables["arms"]["condition"].tolist() == ["without"]
 
 
 # --- tokens of every kind
@@ -294,7 +294,7 @@ def test_what_stands_at_padding_changes_no_table(tmp_path):
     for fill in (0, 99):
         batch = random_batch(lengths=[20, 20, 13, 9, 2])
         batch.tokens[~batch.valid] = fill
-        results.append(run(speaking("llama"), tmp_path / str(fill), batch=batch, random_init=False).frames)
+        results.append(run(speaking("llama"), tmp_path / str(fill), batch=batch, random_init=False).tables)
     for name in results[0]:
         pd.testing.assert_frame_equal(results[0][name], results[1][name], rtol=1e-3, atol=1e-4, obj=name)
 
@@ -313,23 +313,23 @@ def test_one_sequence_has_values_and_no_intervals(tmp_path):
 def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
     result = run(speaking("llama"), tmp_path / "run", length=length, sequences=3, random_init=False)
     check_folder(tmp_path / "run", random_init=False)
-    summary = result.frames["summary"].set_index("quantity")
+    summary = result.tables["summary"].set_index("quantity")
     if length < 8:
         assert pd.isna(summary.loc["sink_rate", "value"])
         assert "too short to tell" in text_of(result.table())
     if length < 9:
         assert "fails" not in set(result.links.loc[result.links["link"] == "variance_neurons", "verdict"])
-        assert result.frames["layers"]["norm_ratio"].isna().all()
+        assert result.tables["layers"]["norm_ratio"].isna().all()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
 def test_one_repeated_token_has_no_sink_under_rotary_positions(family, tmp_path):
     repeated = run(speaking(family), tmp_path / "run", tokens="repeated", bos="without", random_init=False)
-    assert repeated.frames["arms"].loc[0, "sink_rate"] == 0.0
+    assert repeated.tables["arms"].loc[0, "sink_rate"] == 0.0
     assert not repeated.location.sink_found
     # every position holds the same state, so that nothing sets position 0 apart
-    assert repeated.frames["layers"]["norm_ratio"].to_numpy() == pytest.approx(1.0, abs=1e-4)
-    assert repeated.frames["arms"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert repeated.tables["layers"]["norm_ratio"].to_numpy() == pytest.approx(1.0, abs=1e-4)
+    assert repeated.tables["arms"].loc[0, "s2_ratio"] == pytest.approx(1.0, abs=1e-4)
 
 
 def test_text_is_cut_from_a_file(tmp_path):
@@ -350,7 +350,7 @@ def test_a_saved_folder_is_traced_by_its_path(tmp_path):
     config = asked(model=str(tmp_path / "model"), sequences=3, length=12, device="cpu", random_init=False)
     by_name = trace(config, out=tmp_path / "by-name", progress=False, report=False)
     other = trace(planted_lens(), config=config, out=tmp_path / "by-object", progress=False, report=False)
-    same_tables(by_name.frames, other.frames)
+    same_tables(by_name.tables, other.tables)
     record = json.loads((tmp_path / "by-name" / "run.json").read_text())
     assert record["config"] == json.loads(json.dumps(dataclasses.asdict(config)))
     wanted = (
@@ -373,10 +373,10 @@ def test_the_default_folder_is_named_after_model_and_time():
 
 def test_the_same_question_gives_the_same_tables(tmp_path, whole):
     again = run(planted_lens(), tmp_path / "again", sequences=4, length=16)
-    same_tables(again.frames, whole.frames)
+    same_tables(again.tables, whole.tables)
     same_tables(dict(read_run(again.folder).tables), dict(read_run(whole.folder).tables))
     other = run(planted_lens(), tmp_path / "other", sequences=4, length=16, seed=1, random_init=False)
-    assert not other.frames["tokens"].equals(again.frames["tokens"])
+    assert not other.tables["tokens"].equals(again.tables["tokens"])
 
 
 # --- interrupted
@@ -384,17 +384,17 @@ def test_the_same_question_gives_the_same_tables(tmp_path, whole):
 
 def test_an_interrupted_run_is_continued_and_ends_equal(tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
-        patch.setattr(tracing, "_twin", interrupt)
+        patch.setattr(tracing, "random_init", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(planted_lens(), tmp_path / "run", sequences=4, length=16)
     stopped = read_run(tmp_path / "run")
     assert stopped.status == "interrupted"
     assert stopped.missing == ["links", "summary", "twin_heads", "twin_links"]
-    pd.testing.assert_frame_equal(stopped.tables["arms"], whole.frames["arms"])
+    pd.testing.assert_frame_equal(stopped.tables["arms"], whole.tables["arms"])
     with monkeypatch.context() as patch:
         patch.setattr(tracing, "_conditions", interrupt)  # finished: must not be measured again
         again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    same_tables(again.frames, whole.frames)
+    same_tables(again.tables, whole.tables)
     same_tables(dict(read_run(tmp_path / "run").tables), dict(read_run(whole.folder).tables))
     check_folder(tmp_path / "run")
 
@@ -404,9 +404,9 @@ def test_a_finished_twin_is_not_measured_again(tmp_path, monkeypatch, whole):
         patch.setattr(tracing, "link_table", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    monkeypatch.setattr(tracing, "_twin", interrupt)
+    monkeypatch.setattr(tracing, "random_init", interrupt)
     again = run(planted_lens(), tmp_path / "run", sequences=4, length=16)
-    same_tables(again.frames, whole.frames)
+    same_tables(again.tables, whole.tables)
 
 
 def test_another_question_does_not_continue_an_interrupted_run(tmp_path, monkeypatch):
@@ -447,7 +447,7 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
     assert names == {*FILES, *CAUSAL_TABLES, "centring_means", "location", "run"}
     for name, columns in CAUSAL_TABLES.items():
         assert tuple(found.tables[name].columns) == columns
-        pd.testing.assert_frame_equal(found.tables[name], cut_whole.frames[name], check_dtype=False)
+        pd.testing.assert_frame_equal(found.tables[name], cut_whole.tables[name], check_dtype=False)
     assert not found.tables["amplification"].duplicated(["centre", "factor"]).any()
     assert not found.tables["effects"].duplicated(["link", "edit"]).any()
     assert not found.tables["mediation"].duplicated(["intervention", "frozen", "step"]).any()
@@ -484,7 +484,7 @@ def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, mon
         patch.setattr(interventions, "effect_table", interrupt)  # finished: must not be made again
         patch.setattr(amplification, "amplification_curve", interrupt)
         again = cut_run(tmp_path / "run")
-    same_tables(again.frames, cut_whole.frames)
+    same_tables(again.tables, cut_whole.tables)
     means = [
         safetensors.numpy.load_file(folder / "centring_means.safetensors")
         for folder in (again.folder, cut_whole.folder)
@@ -499,7 +499,7 @@ def test_a_run_stopped_after_its_cuts_runs_none_again(tmp_path, monkeypatch, cut
         with pytest.raises(KeyboardInterrupt):
             cut_run(tmp_path / "run")
     monkeypatch.setattr(interventions, "setting_of", interrupt)
-    same_tables(cut_run(tmp_path / "run").frames, cut_whole.frames)
+    same_tables(cut_run(tmp_path / "run").tables, cut_whole.tables)
 
 
 def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):

@@ -97,11 +97,10 @@ def test_ids_take_two_bytes_where_they_fit(tmp_path, more, dtype):
     assert ids(train)[0] == [0, 2, 3, 4, 5]
 
 
-def test_a_pack_of_several_batches_and_writes_is_the_same(tmp_path, monkeypatch):
+def test_a_pack_of_several_batches_and_writes_is_the_same(tmp_path):
     whole = pack(TEXTS * 20, letters(), length=5, folder=tmp_path / "a")
-    monkeypatch.setattr(packing, "_BATCH", 7)
-    monkeypatch.setattr(packing, "_ROWS", 2)
-    pieces = pack(TEXTS * 20, letters(), length=5, folder=tmp_path / "b")
+    few = {"characters_at_once": 7, "sequences_at_once": 2}
+    pieces = pack(TEXTS * 20, letters(), length=5, folder=tmp_path / "b", **few)
     assert [split.hash for split in whole] == [split.hash for split in pieces]
     assert ids(whole[0]) == ids(pieces[0])
 
@@ -127,12 +126,16 @@ def test_the_hash_changes_with_every_input(tmp_path):
     assert packs["base"][0] != packs["base"][1]
 
 
-def test_an_equal_pack_is_found_and_not_made_again(tmp_path, monkeypatch):
+def test_an_equal_pack_is_found_and_not_made_again(tmp_path):
+    def written():
+        return {path.name: path.stat().st_mtime_ns for path in (tmp_path / "p").iterdir()}
+
     first = pack(TEXTS, letters(), length=5, folder=tmp_path / "p")
-    monkeypatch.setattr(packing, "_write", lambda *arguments, **options: pytest.fail("packed again"))
+    before = written()
     again = pack(iter(TEXTS), letters(), length=5, folder=tmp_path / "p")
     assert [split.hash for split in first] == [split.hash for split in again]
     assert ids(read_pack(tmp_path / "p")[0]) == ids(first[0])
+    assert written() == before
 
 
 def test_a_tokenizer_that_was_used_in_between_is_the_same(tmp_path):

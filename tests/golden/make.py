@@ -266,7 +266,7 @@ def prepare() -> None:
 def tokens(lens: Any, *, sequences: int = 3, length: int = 14) -> Any:
     """Random ids behind BOS."""
     generator = torch.Generator().manual_seed(3)
-    return sink_lens.random_tokens(
+    return sink_lens.TokenBatch.random(
         lens.tokenizer, generator=generator, vocab_size=lens.d_vocab, sequences=sequences, length=length, bos="with"
     )
 
@@ -288,7 +288,9 @@ def paths(out: Path, family: str) -> Mapping[str, Any]:
         ("stream", ("resid_post", 2), loss(), {"freeze": "attention", "direction": "noising"}),
     ]
     for name, receiver, metric, options in asked:
-        done = sink_lens.path_patch(lens, clean, corrupted, sender=senders, receiver=receiver, metric=metric, **options)
+        done = sink_lens.patching.path_patch(
+            lens, clean, corrupted, sender=senders, receiver=receiver, metric=metric, **options
+        )
         found[name] = {"frame": done.frame, "unpatched": done.unpatched, "source": done.source}
     return found
 
@@ -297,8 +299,10 @@ def patches(out: Path, family: str) -> Mapping[str, Any]:
     """Patching and attribution from Python, with the values by sequence."""
     lens = sink_lens.load(f"models/{family}")
     texts = ["the cat and the dog", "on a hot day in a"], ["the bat and the hog", "on a cot day in a"]
-    patched = sink_lens.patch(lens, *texts, site="z", metric=sink_mass(0), by=("layer", "head"), progress=False)
-    screened = sink_lens.attribution_patch(lens, *texts, site="resid_pre", metric=logit_difference(70, 71))
+    patched = sink_lens.patching.patch(
+        lens, *texts, site="z", metric=sink_mass(0), by=("layer", "head"), progress=False
+    )
+    screened = sink_lens.patching.attribution_patch(lens, *texts, site="resid_pre", metric=logit_difference(70, 71))
     checked = screened.sample(6, generator=torch.Generator().manual_seed(0))
     return {
         "patch": {"frame": patched.frame, "values": patched.values, "differences": patched.differences},
@@ -318,28 +322,28 @@ def edits(out: Path, family: str) -> Mapping[str, Any]:
     batch = tokens(lens)
     keys = (0, 5)
     baseline = sink_lens.run_with(lens, batch, positions=keys, logits=True, sites=("resid_post", "z"), quiet=True)
-    means = sink_lens.centring_means(lens, n_tokens=256)
+    means = sink_lens.edits.centring_means(lens, n_tokens=256)
     made = {
-        "isolation": sink_lens.isolate([5]),
-        "amplification": sink_lens.amplification(5.0, positions=[5], layers=[0, 1], means=means),
-        "amplification_aggregated": sink_lens.amplification(
+        "isolation": sink_lens.edits.isolate([5]),
+        "amplification": sink_lens.edits.amplify(5.0, positions=[5], layers=[0, 1], means=means),
+        "amplification_aggregated": sink_lens.edits.amplify(
             5.0, positions=[5], layers=[0, 1], centre="aggregated", means=means
         ),
-        "amplification_norm": sink_lens.amplification(5.0, positions=[5], layers=[0, 1], centre="none"),
-        "calibration": sink_lens.variance_calibration(0.5),
-        "calibration_centred": sink_lens.variance_calibration(2.0, centre=means.aggregated),
-        "head_rms_norm": sink_lens.head_rms_norm(natural_rms(lens, batch)),
+        "amplification_norm": sink_lens.edits.amplify(5.0, positions=[5], layers=[0, 1], centre="none"),
+        "calibration": sink_lens.edits.calibrate(0.5),
+        "calibration_centred": sink_lens.edits.calibrate(2.0, centre=means.aggregated),
+        "head_rms_norm": sink_lens.edits.normalise(natural_rms(lens, batch)),
     }
     found: dict[str, Any] = {"baseline": outcome(baseline), "means": means.tensors()}
     for name, edit in made.items():
         edited = sink_lens.run_with(lens, batch, edit, positions=keys, logits=True, quiet=True)
         found[name] = outcome(edited)
         found[f"effect_{name}"] = sink_lens.effect(baseline, edited, generator=np.random.default_rng(0))
-    greedy = sink_lens.generate(lens, "the cat and", sink_lens.isolate([2]), max_new_tokens=6)
+    greedy = sink_lens.generate(lens, "the cat and", sink_lens.edits.isolate([2]), max_new_tokens=6)
     drawn = sink_lens.generate(
         lens,
         "the cat and",
-        sink_lens.variance_calibration(0.5),
+        sink_lens.edits.calibrate(0.5),
         max_new_tokens=6,
         temperature=0.7,
         generator=torch.Generator().manual_seed(0),
@@ -366,10 +370,10 @@ def own_cells(out: Path) -> Mapping[str, Any]:
     """A sweep over cells of one's own."""
     lens = sink_lens.load("models/planted")
     cells = [
-        sink_lens.cell_of(sink_lens.isolate([position]), name=f"isolated {position}", place=position)
+        sink_lens.sweeps.cell_of(sink_lens.edits.isolate([position]), name=f"isolated {position}", place=position)
         for position in (3, 5)
     ]
-    cells.append(sink_lens.cell_of(sink_lens.variance_calibration(0.5, layers=[1]), name="calibrated", place=-1))
+    cells.append(sink_lens.sweeps.cell_of(sink_lens.edits.calibrate(0.5, layers=[1]), name="calibrated", place=-1))
     done = sink_lens.sweep(lens, cells, tokens=tokens(lens), metrics=[sink_mass(0), loss()], out=out, progress=False)
     return {"result": {"frame": done.frame, "values": done.values, "headline": done.headline}}
 
@@ -461,6 +465,8 @@ def steps() -> list[Step]:
         }
     for name in ("planted", "planted-1"):
         found[f"ablate-{name}"] = command("ablate", f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT")
+        given = [f"models/{name}", *text, "--bos", "with", "--sequences", "6", "--length", "32", "--out", "OUT"]
+        found[f"tokens-{name}"] = command("tokens", *given)
     runs = {
         f"train-{arm}-{seed}": ["--set", f"value_norm={arm}", "--seed", str(seed)]
         for arm in ("none", "shared")

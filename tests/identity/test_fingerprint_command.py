@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sink_lens import cli, fingerprint, load, read_run
+from sink_lens import cli, load, read_run
+from sink_lens.identity import fingerprint
 from sink_lens.identity import fingerprints as module
 from sink_lens.identity.fingerprints import FingerprintConfig
 from sink_lens.models.tiny import tiny, tiny_tokenizer

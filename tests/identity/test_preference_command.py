@@ -4,11 +4,12 @@ import shlex
 
 import pandas as pd
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from sink_lens import cli, read_run
 from sink_lens.cli import preference as commands
-from sink_lens.identity import survey_folder
+from sink_lens.identity import surveys
 from sink_lens.identity.models_to_measure import ModelToMeasure
 
 SMALL = "n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
@@ -111,7 +112,6 @@ def test_a_stopped_survey_goes_on_behind_what_is_finished(unseen, tmp_path, monk
 def test_the_sums_of_a_model_in_work_survive_a_stop(unseen, tmp_path, monkeypatch):
     from sink_lens.identity import token_preference as measuring
 
-    monkeypatch.setattr(survey_folder, "_EVERY", 0.0)
     really, chunks = measuring.last_logits, []
 
     def stopping(lens, part):
@@ -121,13 +121,14 @@ def test_the_sums_of_a_model_in_work_survive_a_stop(unseen, tmp_path, monkeypatc
         return really(lens, part)
 
     monkeypatch.setattr(measuring, "last_logits", stopping)
-    asked = ["preference", "--untrained", f"gpt2,{SMALL}", "--sequences", 200, "--length", 16]
-    assert run(*asked, "--out", "run").exit_code == 130
+    asked = {"untrained": [f"gpt2,{SMALL}"], "sequences": 200, "length": 16, "progress": False, "keep_every": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        surveys.survey("preference", out="run", **asked)
     assert (tmp_path / "run" / "partial.safetensors").exists()
-    assert run(*asked, "--out", "run").exit_code == 0
+    surveys.survey("preference", out="run", **asked)
     assert len(chunks) == 5  # 4 chunks of 64, 64, 64 and 8, and the one that was stopped
     assert not (tmp_path / "run" / "partial.safetensors").exists()
-    assert run(*asked, "--out", "whole").exit_code == 0
+    surveys.survey("preference", out="whole", **asked)
     one, other = (read_run(tmp_path / folder).tables["summary"] for folder in ("run", "whole"))
     pd.testing.assert_frame_equal(one, other)
 
@@ -163,7 +164,13 @@ def test_bad_input_ends_with_code_2(unseen, command, arguments, says):
 def test_every_example_of_the_help_can_be_read(name, monkeypatch):
     lines = [line.split("[dim]")[0] for line in getattr(commands, f"_{name.upper()}_EXAMPLES").splitlines()]
     asked = []
-    monkeypatch.setattr(commands, "_run", lambda config, **options: asked.append(config))
+
+    def stopped(config, **options):
+        asked.append(config)
+        raise typer.Exit
+
+    monkeypatch.setattr(surveys, "survey", stopped)
+    monkeypatch.setattr(surveys, "estimate", stopped)
     lines = [line for line in lines if line.startswith("sink-lens")]
     for line in lines:
         done = run(*shlex.split(line)[1:])

@@ -11,12 +11,14 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from typer.testing import CliRunner
 
 import sink_lens
-from sink_lens import EditGrid, FingerprintConfig, Grid, TraceConfig, cli, from_tensor, read_run
+from sink_lens import TokenBatch, TraceConfig, cli, read_run
 from sink_lens.edits.constructors import scalar
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.errors import InputError, SinkLensError
+from sink_lens.identity import FingerprintConfig
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
+from sink_lens.sweeps import EditGrid, Grid
 
 CONFIG = TraceConfig(model="tiny", tokens="random", sequences=2, length=24, interventions=False, random_init=False)
 GRID = Grid(edits=(EditGrid(kind="zero", site="z", layers=(0,), heads=(0,)),))
@@ -25,7 +27,7 @@ SHORT = FingerprintConfig(sequences=50, length=4, coordinates=28)
 
 
 def batch(seed=0, length=24):
-    return from_tensor(torch.randint(3, 60, (2, length), generator=torch.Generator().manual_seed(seed)))
+    return TokenBatch.from_tensor(torch.randint(3, 60, (2, length), generator=torch.Generator().manual_seed(seed)))
 
 
 def _bridge():
@@ -48,9 +50,9 @@ TAKERS = {
     "trace": lambda model, out: (
         sink_lens.trace(model, config=CONFIG, tokens=batch(), out=out, report=False, progress=False).links
     ),
-    "isolate": lambda model, out: sink_lens.isolate(model, tokens=batch(), out=out, progress=False).headline,
+    "isolate": lambda model, out: sink_lens.studies.isolate(model, tokens=batch(), out=out, progress=False).headline,
     "amplify": lambda model, out: (
-        sink_lens.amplify(
+        sink_lens.studies.amplify(
             model, tokens=batch(), layers=[0], factors=[2], centres=["none"], out=out, progress=False
         ).headline
     ),
@@ -59,13 +61,15 @@ TAKERS = {
     "stream": lambda model, out: sink_lens.stream(model, batch(), [FIRST]).values["first"][1],
     "run_with": lambda model, out: sink_lens.run_with(model, batch(), logits=True).logits,
     "patch": lambda model, out: (
-        sink_lens.patch(model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0], progress=False).frame
+        sink_lens.patching.patch(
+            model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0], progress=False
+        ).frame
     ),
     "attribution_patch": lambda model, out: (
-        sink_lens.attribution_patch(model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0]).frame
+        sink_lens.patching.attribution_patch(model, batch(), batch(1), site="z", metric=sink_mass(0), layers=[0]).frame
     ),
     "path_patch": lambda model, out: (
-        sink_lens.path_patch(
+        sink_lens.patching.path_patch(
             model, batch(), batch(1), sender=("z", 0, 1), receiver=("resid_post", 2), metric=sink_mass(0)
         ).frame
     ),
@@ -73,9 +77,11 @@ TAKERS = {
         sink_lens.run_with(lens_of(), batch(), scalar(model, layer=1, neurons=[3], dimensions=[4])).state
     ),
     "generate": lambda model, out: sink_lens.generate(model, [5, 6], max_new_tokens=2).ids,
-    "preference": lambda model, out: sink_lens.preference(model, sequences=64, length=12).summary,
-    "contraction": lambda model, out: sink_lens.contraction(model, sequences=64, length=12).summary,
-    "centring_means": lambda model, out: next(iter(sink_lens.centring_means(model, n_tokens=128).tensors().values())),
+    "preference": lambda model, out: sink_lens.identity.preference(model, sequences=64, length=12).summary,
+    "contraction": lambda model, out: sink_lens.identity.contraction(model, sequences=64, length=12).summary,
+    "centring_means": lambda model, out: next(
+        iter(sink_lens.edits.centring_means(model, n_tokens=128).tensors().values())
+    ),
 }
 
 
@@ -104,7 +110,7 @@ def test_everything_takes_what_load_takes(kind, taker, of_lens, tmp_path):
 
 def test_models_in_memory_are_fingerprinted(tmp_path):
     models = [tiny("llama"), wrap(tiny("llama", seed=1), name="other")]
-    found = sink_lens.fingerprint(models, config=SHORT, out=tmp_path / "run", progress=False)
+    found = sink_lens.identity.fingerprint(models, config=SHORT, out=tmp_path / "run", progress=False)
     assert len(found.pairs) == 1
 
 

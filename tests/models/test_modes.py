@@ -7,14 +7,16 @@ import pytest
 import torch
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from sink_lens import EditGrid, Grid, capture, from_tensor, generate, load, patch, run_with, sweep, wrap
+from sink_lens import TokenBatch, capture, generate, load, run_with, sweep, wrap
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.measure import scout
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.identity.token_preference import last_logits
 from sink_lens.models.tiny import tiny
+from sink_lens.patching import patch
 from sink_lens.patching.attribution import attribution_patch
 from sink_lens.records import display
+from sink_lens.sweeps import EditGrid, Grid
 
 DROPOUT = {
     "gpt2": {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3},
@@ -30,7 +32,7 @@ def plain_picture(monkeypatch):
 
 
 def batch(seed=0):
-    return from_tensor(torch.randint(3, 60, (3, 12), generator=torch.Generator().manual_seed(seed)))
+    return TokenBatch.from_tensor(torch.randint(3, 60, (3, 12), generator=torch.Generator().manual_seed(seed)))
 
 
 def in_training(family):

@@ -115,7 +115,7 @@ def frames_of(kind):
 
 
 CONFIGS = {
-    "amplify": {"amplify_position": 9},
+    "amplify": {"amplify_target_position": 9},
     "patch": {"site": "resid_pre", "direction": "denoising"},
     "streaming": {"window": 64},
     "train": {"attention": "softmax", "value_norm": "shared"},
@@ -129,7 +129,7 @@ SAYS = {
     "isolate": ("Isolating position 9: the sink is shared", "isolated in all layers: attention there 0.01 → 0.3"),
     "amplify": ("Amplifying position 9", "Factor 5 from values (2 times): attention there 0.01 → 0.9"),
     "ablate": ("The neurons that carry the sink", "2 neurons (2.90,2.430) together remove 90% of the sink"),
-    "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, pos 3: 0.3, 100% of the way."),
+    "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, position 3: 0.3, 100% of the way."),
     "sweep": ("A sweep of 6 cells", "loss: most by zero of z at somewhere, −0.9 [−1, 0], its controls 0.01."),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
     "compare": ("value norm: b against a", "findings.txt is not in this folder."),

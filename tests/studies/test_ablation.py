@@ -5,7 +5,7 @@ import torch
 from lenses import speaking
 from planted_sequences import planted_lens, sequences
 
-from sink_lens import from_tensor
+from sink_lens import TokenBatch
 from sink_lens.errors import InputError
 from sink_lens.studies.ablation import ablate
 
@@ -13,7 +13,7 @@ from sink_lens.studies.ablation import ablate
 def test_the_planted_neuron_alone_is_the_smallest_set(tmp_path):
     truth, lens = planted_lens()
     study = ablate(lens, tokens=sequences(), out=tmp_path / "run", progress=False)
-    (row,) = study.frames["summary"].to_dict("records")
+    (row,) = study.tables["summary"].to_dict("records")
     assert row["neurons"] == f"{truth.layer}.{truth.neuron}"
     assert row["removes"]
     assert row["removed_share"] > 0.5 > row["random_max"]
@@ -25,4 +25,4 @@ def test_a_model_without_growth_steps_or_neurons_is_not_ablated(tmp_path):
     lens = speaking("gpt_oss")
     ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match="mixture of experts"):
-        ablate(lens, tokens=from_tensor(ids), out=tmp_path / "run", progress=False)
+        ablate(lens, tokens=TokenBatch.from_tensor(ids), out=tmp_path / "run", progress=False)

@@ -11,7 +11,7 @@ def test_amplifying_sweeps_factors_and_centres(tmp_path):
     study = amplify(
         lens, position=9, layers=[0], factors=(1.0, 4.0), tokens=sequences(), out=tmp_path / "run", progress=False
     )
-    summary = study.frames["summary"]
+    summary = study.tables["summary"]
     assert list(zip(summary["centre"], summary["factor"], strict=True)) == [
         (centre, factor) for centre in ("values", "aggregated", "none") for factor in (1.0, 4.0)
     ]

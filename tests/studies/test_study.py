@@ -7,7 +7,7 @@ import torch
 from lenses import speaking
 from planted_sequences import planted_lens, sequences
 
-from sink_lens import from_tensor, read_run
+from sink_lens import TokenBatch, read_run
 from sink_lens.chain.config import TraceConfig
 from sink_lens.errors import InputError, RunError
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny_tokenizer
@@ -31,11 +31,11 @@ def test_a_study_leaves_a_finished_run(tmp_path):
 def test_the_studies_run_on_families_without_special_cases(family, tmp_path):
     lens = speaking(family)
     ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(0))
-    tokens = from_tensor(ids)
-    assert len(isolate(lens, tokens=tokens, out=tmp_path / "a", progress=False).frames["summary"]) == 1
+    tokens = TokenBatch.from_tensor(ids)
+    assert len(isolate(lens, tokens=tokens, out=tmp_path / "a", progress=False).tables["summary"]) == 1
     options = {"factors": (3.0,), "centres": ("values",), "layers": [0]}
     study = amplify(lens, tokens=tokens, out=tmp_path / "b", progress=False, **options)
-    assert np.isfinite(study.frames["summary"]["target_mass"]).all()
+    assert np.isfinite(study.tables["summary"]["target_mass"]).all()
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_a_study_can_be_asked_by_configuration(tmp_path):
         model=str(tmp_path / "model"), tokens="random", sequences=3, length=24, intervention_length=24, device="cpu"
     )
     study = isolate(config, out=tmp_path / "run", progress=False)
-    assert study.frames["summary"]["n"].tolist() == [3]
+    assert study.tables["summary"]["n"].tolist() == [3]
     assert len(read_run(tmp_path / "run").tables["tokens"]) == 3 * 24

@@ -7,12 +7,13 @@ from dataclasses import fields
 import pytest
 import torch
 
-from sink_lens import EditGrid, Grid, MetricSpec, SweepConfig, from_tensor, read_sweep
+from sink_lens import TokenBatch
 from sink_lens.cli.sweep import _EXAMPLE
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, read_sweep
 from sink_lens.sweeps.config import sweep_config
 from sink_lens.sweeps.reads import measured
 
@@ -208,7 +209,7 @@ def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
 
 
 def test_a_grid_written_in_a_file_makes_the_cells_that_python_makes():
-    tokens = from_tensor(torch.full((1, 9), 5))
+    tokens = TokenBatch.from_tensor(torch.full((1, 9), 5))
     there = sweep_config({"edits": [{"kind": "zero", "site": "neurons", "layers": 1, "units": [[0, 3], "5-6"]}]})
     here = Grid.of(EditGrid(kind="zero", site="neurons", layers=1, units=[(0, 3), (5, 6)]))
     found, wanted = (grid.cells(llama(), n_positions=tokens.n_positions) for grid in (there.grid, here))

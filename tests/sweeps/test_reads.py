@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 
-from sink_lens import MetricSpec
 from sink_lens.edits.metrics import kl_to, logit_difference, loss, sink_mass
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.sweeps import MetricSpec
 from sink_lens.sweeps.reads import METRICS, measured, metric_config
 
 

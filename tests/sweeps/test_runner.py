@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 import sink_lens
-from sink_lens import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, from_tensor, read_run, read_sweep, run_with
+from sink_lens import TokenBatch, read_run, run_with
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.metrics import evaluate, logit_difference, loss, sink_mass
 from sink_lens.errors import InputError, RunError
@@ -26,7 +26,7 @@ from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
-from sink_lens.sweeps import engine, runner
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, engine, read_sweep, runner
 from sink_lens.sweeps import estimate as estimation
 from sink_lens.sweeps import plan as planning
 from sink_lens.sweeps.edits import References
@@ -55,7 +55,7 @@ def llama(seed=0):
 
 def sequences(*, seed=1, lengths=LENGTHS):
     ids = torch.randint(3, 300, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
-    return from_tensor(ids, lengths=torch.tensor(lengths))
+    return TokenBatch.from_tensor(ids, lengths=torch.tensor(lengths))
 
 
 def swept(out, *, lens=None, what=GRID, **options):
@@ -294,7 +294,7 @@ def test_a_configuration_is_the_same_sweep(tmp_path):
     by_config = sweep(config, out=tmp_path / "a", progress=False)
     lens = sink_lens.load(saved, device="cpu")
     generator = torch.Generator().manual_seed(3)
-    tokens = sink_lens.random_tokens(lens.tokenizer, generator=generator, sequences=3, length=10, vocab_size=300)
+    tokens = sink_lens.TokenBatch.random(lens.tokenizer, generator=generator, sequences=3, length=10, vocab_size=300)
     by_hand = swept(tmp_path / "b", lens=lens, tokens=tokens, seed=3)
     assert_same(by_config, by_hand)
 

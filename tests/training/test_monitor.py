@@ -18,10 +18,11 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sink_lens import SinkMonitor, SinkMonitorCallback, from_tensor, load
+from sink_lens import TokenBatch, load
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import planted, tiny
 from sink_lens.records import read_run
+from sink_lens.training import SinkMonitor, SinkMonitorCallback
 from sink_lens.training.monitor_alarms import RULES, Alarms
 from sink_lens.training.monitor_keys import KEYS
 from sink_lens.training.watching import chain_measures
@@ -67,7 +68,7 @@ def one_reading(model, tokens, *, call=None, **options):
 
 def watched(model, tokens, *, threshold):
     """The same keys from ``watch``'s measures at the same weights and tokens."""
-    frame = chain_measures(load(copy.deepcopy(model)), from_tensor(tokens), threshold=threshold)
+    frame = chain_measures(load(copy.deepcopy(model)), TokenBatch.from_tensor(tokens), threshold=threshold)
     frame = frame[frame["threshold"].isna() | (frame["threshold"] == threshold)]
     found = {}
     for key, measure in WATCHED.items():

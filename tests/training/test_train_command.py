@@ -199,12 +199,11 @@ def test_a_dry_run_counts_parameters_and_writes_nothing(file, tmp_path):
 
 def test_a_dry_run_of_a_slow_model_does_one_forward_or_one_more_after_compiling(monkeypatch):
     calls = []
-    monkeypatch.setattr(estimate, "_MOST_FLOPS", {"cpu": 1.0})
     monkeypatch.setattr(estimate.torch, "compile", lambda model: model)
     forward = HeadNormForCausalLM.forward
     monkeypatch.setattr(HeadNormForCausalLM, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
     sizes = {"n_layers": 1, "d_model": 16, "d_mlp": 24, "n_heads": 2, "vocab_size": 300, "length": 256, "device": "cpu"}
     for compiled in (False, True):
-        found = estimate.estimate(TrainConfig(**sizes, compile=compiled))
+        found = estimate.estimate(TrainConfig(**sizes, compile=compiled), most_flops={"cpu": 1.0})
         assert (found.sequences, found.length) == (1, 64)
     assert len(calls) == 1 + 2

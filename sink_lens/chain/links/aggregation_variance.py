@@ -64,9 +64,15 @@ def _interventions(trial: Trial) -> list[Intervention]:
             edits=(isolate([position]),),
             controls=tuple((isolate([other]),) for other in setting.control_positions(position)),
             position=position,
-            reads=setting.late_layers,
+            reads=setting.sink_layers,
         )
     ]
+    sink = setting.sink_position
+    first = min(setting.sink_layers)
+    values = setting.keep_site("z_raw", layers=range(max(1, first)), position=sink, mean=True)
+    options = {"position": sink, "reads": setting.sink_layers, "is_primary": False, "carries": True}
+    name = "aggregated values, mean ablated"
+    found.append(Intervention(name=name, edits=values.edits, controls=values.controls, **options))
     for centre in CENTRES:
         factor = best_factor(trial.curve, centre=centre)
         if centre == "none" or factor == 1:

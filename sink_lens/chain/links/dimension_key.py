@@ -19,10 +19,11 @@ from ..readings import OTHERS_FROM, MeasuringPass, later_queries
 from ..setting import Kept, Segment, Setting, random_dimensions
 from .link import Freeze, Intervention, Link, Trial
 
-KEY_COSINES = ("sink", "random_dimensions", "other_positions")
-"""What ``key_cosine`` holds on its last axis."""
-LOGIT_PARTS = ("dimension", "rest", "bias", "random_dimensions")
-"""What ``logit_split`` holds on its last axis: the parts of the sink's logit, and a control."""
+_PARTS = {
+    "key_cosine": ("key_cosine_sink", "key_cosine_random_dimensions", "key_cosine_other_positions"),
+    "logit_split": ("dimension", "rest", "bias", "random_dimensions"),
+}
+"""Reading -> what it holds on its last axis, the parts of the sink's logit and a control among them."""
 
 
 def _readings(one: MeasuringPass) -> list[Reading]:
@@ -102,7 +103,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     """Cosine of the sink's key with what its outlier dimensions alone would make, and their share of its logits."""
     panel = evidence.panel
     if "key_cosine" not in panel:
-        return [undefined("key_cosine", "no outlier dimension enters any layer", absent=True)]
+        return [undefined("key_cosine", "no outlier dimension enters any layer", absent=True, no_source=True)]
     cosine = panel["key_cosine"].mean(dim=(0, 2))  # sequence, what
     nulls = {"random_dimensions": float(cosine[:, 1].nanmean()), "other_positions": float(cosine[:, 2].nanmean())}
     found = evidence.interval(cosine[:, 0], generator=rng)
@@ -120,7 +121,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 def _interventions(trial: Trial) -> list[Intervention]:
     """Set what the outlier dimensions give the sink's key to what they give other keys, against other dimensions."""
     setting = trial.setting
-    entering = {layer: list(setting.location.entering(layer)) for layer in setting.late_layers}
+    entering = {layer: list(setting.location.entering(layer)) for layer in setting.sink_layers}
     entering = {layer: dims for layer, dims in entering.items() if dims}
     if not entering:
         return []
@@ -150,7 +151,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
                 for i in range(setting.n_controls)
             ),
             position=setting.sink_position,
-            reads=setting.late_layers,
+            reads=setting.sink_layers,
+            carries=True,
         )
     ]
 
@@ -169,6 +171,7 @@ DIMENSION_KEY = Link(
     statistics=_statistics,
     floor=lambda config, length: 0.5,
     readings=_readings,
+    parts=_PARTS,
     interventions=_interventions,
     freeze=Freeze(name="key", words="its key", make=_frozen),
 )

@@ -11,19 +11,20 @@ from ...activations.record import LayerView, Reading
 from ...measures import locking
 from ...measures.reductions import mean_where
 from ..config import TraceConfig
-from ..evidence import Evidence, Statistic, undefined
+from ..evidence import Evidence, Statistic
+from ..measure import Panel
 from ..readings import MeasuringPass, control_positions, later_queries
 from .link import Intervention, Link, Trial
 
-ADVANTAGES = ("sink", "other_positions")
-"""What ``logit_advantage`` holds on its last axis."""
+_PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_positions")}
+"""Reading -> what it holds on its last axis."""
 
 
 def _readings(one: MeasuringPass) -> list[Reading]:
     """How many queries have a positive product with each key, and the advantage of the studied one.
 
-    A key's advantage is its logit over the mean logit of the other keys that the query sees, in every layer that
-    outlier dimensions enter. Logits are those before a soft cap.
+    A key's advantage is its logit over the mean logit of the other keys that the query sees. Logits are
+    those before a soft cap.
     """
     plan = one.plan
 
@@ -52,10 +53,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         return torch.stack([found[0], controls], dim=-1)
 
     found = [Reading(name="positive_share", sites=("q", "k"), function=positive_share)]
-    if plan.dimensions:
-        sites, layers = ("rotated_q", "rotated_k"), frozenset(plan.dimensions)
-        found.append(Reading(name="logit_advantage", sites=sites, function=advantage, layers=layers))
-    return found
+    return [*found, Reading(name="logit_advantage", sites=("rotated_q", "rotated_k"), function=advantage)]
 
 
 def _logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Float[Tensor, "batch head query"]:
@@ -66,10 +64,8 @@ def _logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Flo
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """The sink key's logit over the mean of the others', the share of positive products, and the mass it takes."""
     panel = evidence.panel
-    if "logit_advantage" not in panel:
-        return [undefined("logit_advantage_nats", "no outlier dimension enters any layer", absent=True)]
-    advantage = panel["logit_advantage"].mean(dim=(0, 2))
-    layers = panel.layers("logit_advantage")
+    layers = _layers(panel)
+    advantage = panel["logit_advantage"][layers].mean(dim=(0, 2))
     positive, mass = (
         panel.at_sink(name, panel.location.sink_position)[layers].nanmean(dim=(0, 2))
         for name in ("positive_share", "sink_mass")
@@ -87,6 +83,12 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     ]
 
 
+def _layers(panel: Panel) -> list[int]:
+    """The layers in which the studied position has at least half of the attention that it has in any."""
+    mass = panel.at_sink("sink_mass", panel.location.sink_position).nanmean(dim=(1, 2)).nan_to_num(0.0)
+    return (mass >= mass.max() / 2).nonzero().flatten().tolist()
+
+
 def _floor(config: TraceConfig, length: int) -> float:
     """Nats over the other keys' logit with which one key takes the threshold's mass among half the length's keys."""
     return math.log(config.threshold / (1 - config.threshold) * length / 2)
@@ -95,14 +97,15 @@ def _floor(config: TraceConfig, length: int) -> float:
 def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate the sink's key, against the keys at other positions."""
     setting, position = trial.setting, trial.setting.sink_position
-    kept = setting.keep_site("k", layers=setting.late_layers, position=position, mean=True)
+    kept = setting.keep_site("k", layers=setting.sink_layers, position=position, mean=True)
     return [
         Intervention(
             name="mean ablation of the key",
             edits=kept.edits,
             controls=kept.controls,
             position=position,
-            reads=setting.late_layers,
+            reads=setting.sink_layers,
+            carries=True,
         )
     ]
 
@@ -116,5 +119,6 @@ KEY_SINK = Link(
     statistics=_statistics,
     floor=_floor,
     readings=_readings,
+    parts=_PARTS,
     interventions=_interventions,
 )

@@ -1,7 +1,7 @@
 """The type of a link, and the types of its parts."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,9 @@ class Intervention:
     control_of: str = ""
     """The intervention that this one is a control of."""
     is_primary: bool = True
-    """The link's verdict hangs on it."""
+    """It answers whether the link is necessary, or sufficient."""
+    carries: bool = False
+    """It answers whether the link carries the sink: what it leads to is mean ablated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,10 @@ class Link:
     """What the primary statistic must lie over, from the configuration and the length."""
     readings: Callable[[MeasuringPass], list[Reading]] = lambda _: []
     """The readings that this link alone needs; those that all share are in ``readings.py``."""
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Readings that the table ``key_split`` shows by layer -> the columns of what they hold on their last axis."""
     interventions: Callable[[Trial], list[Intervention]] = lambda _: []
     """What makes or breaks it, with matched controls; none where the model has not what it would be made on."""
     freeze: Freeze | None = None
+    can_start: bool = False
+    """In a model without a sink, it is asked whether or not the links before it are present."""

@@ -1,25 +1,48 @@
 """Super neurons write the outlier dimension: a few columns of the down-projection make it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...edits.constructors import scalar
+from ...edits.constructors import At, Edit, edit, scalar
 from ...measures.dimensions import dominance_ratio
-from ..evidence import Evidence, Statistic, largest, nothing_to_split, ratio_of_means, weakest
+from ...models.weights import mlp_weights, norm_weights
+from ..evidence import Evidence, Statistic, largest, nothing_to_split, ratio_of_means, undefined, weakest
 from ..locate import GrowthStep, matched_random
 from ..neurons import LayerSplit, super_neurons
 from ..setting import Edits, Kept, Segment, Setting, random_dimensions
 from .link import Freeze, Intervention, Link, Trial
 
+SPAN, RESCALED = "span of what the makers write, mean ablated", "rescaled to the norm without that span"
+"""The intervention on a direction, and its control that takes the norm away and not the direction."""
+_MOST_DIRECTIONS = 32
+
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Share of a step's change of its outlier dimension that its super neurons make, and the dominance after it."""
-    nothing = nothing_to_split(evidence, "contribution_share")
+    nothing = nothing_to_split(evidence, "contribution_share") or _no_dimension(evidence)
+    if nothing is not None and nothing.absent and not evidence.panel.location.steps:
+        no_source = not evidence.panel.location.outliers  # neither neurons nor a dimension
+        nothing = replace(nothing, no_source=no_source)
     statistics = _shares(evidence, rng) if nothing is None else [nothing]
     return [*statistics, _dominance(evidence, rng)]
+
+
+def _no_dimension(evidence: Evidence) -> Statistic | None:
+    """A statistic that says that no dimension dominates after any growth step, though the token grows."""
+    location = evidence.panel.location
+    if any(
+        location.outliers.get(layer)
+        for step in location.steps
+        for layer in location.outliers
+        if layer >= step.first_layer
+    ):
+        return None
+    return undefined("contribution_share", "no dimension dominates after a growth step", absent=True)
 
 
 def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -57,35 +80,107 @@ def _dominance(evidence: Evidence, rng: np.random.Generator) -> Statistic:
 
 
 def _interventions(trial: Trial) -> list[Intervention]:
-    """Zero the entries of the down-projection from super neurons to outlier dimensions, against other dimensions."""
+    """Zero what the neurons write into the outlier dimensions; mean ablate these, and the span of what makers write."""
     setting, generator = trial.setting, trial.generator
+    at_sink = {"position": setting.sink_position, "reads": setting.sink_layers}
+    found = []
+    by_layer = {layer: dims for layer, dims in setting.location.outliers.items() if layer >= 0}
+    every = sorted({one for dims in setting.location.outliers.values() for one in dims})
     supers = {layer: mask for layer, mask in setting.super_neurons.items() if bool(mask.any())}
-    if not supers:
-        return []
+    if supers and every:
+        chosen = {layer: list(by_layer.get(layer, ())) or every for layer in supers}
 
-    def edits(dimensions: Mapping[int, Sequence[int]]) -> Edits:
-        return tuple(
-            scalar(
-                setting.lens,
-                layer=layer,
-                neurons=mask.nonzero().flatten().tolist(),
-                dimensions=dimensions[layer],
-                positions=[setting.sink_position],
+        def entries(dimensions: Mapping[int, Sequence[int]]) -> Edits:
+            where: dict[str, Any] = {"positions": [setting.sink_position]}
+            return tuple(
+                scalar(setting.lens, layer=layer, neurons=_units(mask), dimensions=dimensions[layer], **where)
+                for layer, mask in supers.items()
             )
-            for layer, mask in supers.items()
-        )
 
-    chosen = {layer: _written(setting, step) for step in setting.location.steps for layer in step.layers}
-    drawn = {layer: _others(setting, dims, generator) for layer, dims in chosen.items()}
+        drawn = {layer: _others(setting, dims, generator) for layer, dims in chosen.items()}
+        controls = [{layer: sets[i] for layer, sets in drawn.items()} for i in range(setting.n_controls)]
+        name = "entries of down_proj to the outlier dimensions x 0"
+        found.append(Intervention(name=name, edits=entries(chosen), controls=tuple(map(entries, controls)), **at_sink))
+    if by_layer:
+        found.append(_dimensions(setting, {layer: list(dims) for layer, dims in by_layer.items()}, generator))
+    return [*found, *direction(setting, generator=generator)]
+
+
+def _units(mask: Tensor) -> list[int]:
+    return mask.nonzero().flatten().tolist()
+
+
+def _dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: torch.Generator) -> Intervention:
+    """The outlier dimensions after every layer that has them, against as many other dimensions."""
+    at = {"position": setting.sink_position, "mean": True}
+    drawn = {layer: _others(setting, dims, generator) for layer, dims in by_layer.items()}
+    return Intervention(
+        name="outlier dimensions, mean ablated",
+        edits=setting.keep_units("resid_post", by_layer, **at),
+        controls=tuple(
+            setting.keep_units("resid_post", {layer: sets[i] for layer, sets in drawn.items()}, **at)
+            for i in range(setting.n_controls)
+        ),
+        position=setting.sink_position,
+        reads=setting.sink_layers,
+        is_primary=False,
+        carries=True,
+    )
+
+
+def direction(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
+    """Mean ablate the span of what the makers write, against random spans, and against the loss of norm alone.
+
+    After every layer from the first maker on, the stream at the sink position gets, in the span of what the makers up
+    to there write, what other positions have. A random span holds next to none of the token's energy; so the token is
+    also rescaled to the norm that it has without the span, as a row of its own.
+    """
+    written = {layer: columns for layer, columns in _columns(setting).items() if columns.numel()}
+    if not written:
+        return []
+    layers = range(max(0, min(written)), setting.lens.n_layers)
+    until = {layer: torch.cat([one for at, one in written.items() if at <= layer]) for layer in layers}
+    spans = {layer: torch.linalg.qr(columns.T.double())[0].float() for layer, columns in until.items()}
+    means = {layer: setting.mean_of_others(x)[0, 0] for layer, x in setting.clean("resid_post", layers=layers).items()}
+
+    def removed(x: Tensor, span: Tensor, layer: int) -> Tensor:
+        span = span.to(x.device, x.dtype)
+        return x - (x - means[layer].to(x.device, x.dtype)) @ span @ span.T
+
+    def edit_of(spans: Mapping[int, Tensor], label: str) -> Edit:
+        where = {"layers": tuple(layers), "positions": [setting.sink_position], "label": label}
+        return edit("resid_post", lambda x, at: removed(x, spans[at.layer], at.layer), **where)
+
+    def rescaled(x: Tensor, at: At) -> Tensor:
+        return x * (removed(x, spans[at.layer], at.layer).norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[..., None]
+
+    drawn = []
+    for _ in range(setting.n_controls):
+        some = {layer: torch.randn(span.shape, generator=generator) for layer, span in spans.items()}
+        drawn.append((edit_of({layer: torch.linalg.qr(one)[0] for layer, one in some.items()}, "random span"),))
+    beside = {"position": setting.sink_position, "reads": setting.sink_layers, "is_primary": False}
+    where = {"layers": tuple(layers), "positions": [setting.sink_position], "label": RESCALED}
     return [
-        Intervention(
-            name="entries of down_proj to the outlier dimensions x 0",
-            edits=edits(chosen),
-            controls=tuple(edits({layer: sets[i] for layer, sets in drawn.items()}) for i in range(setting.n_controls)),
-            position=setting.sink_position,
-            reads=setting.late_layers,
-        )
+        Intervention(name=SPAN, edits=(edit_of(spans, SPAN),), controls=tuple(drawn), **beside),
+        Intervention(name=RESCALED, edits=(edit("resid_post", rescaled, **where),), control_of=SPAN, **beside),
     ]
+
+
+def _columns(setting: Setting) -> dict[int, Tensor]:
+    """Layer -> the directions that the makers of the layer write at the sink position; -1 is the embedding."""
+    found: dict[int, list[Tensor]] = {}
+    for part in setting.makers[:_MOST_DIRECTIONS]:
+        if part.kind == "neuron":
+            weights = mlp_weights(setting.lens, layer=part.layer)
+            assert weights is not None
+            column = weights.w_down[:, part.unit].float().cpu()
+            norm = norm_weights(setting.lens, layer=part.layer, which="mlp_post_norm")
+            found.setdefault(part.layer, []).append((column if norm is None else column * norm.gain.cpu())[None])
+        elif part.kind == "embedding":
+            whole = setting.clean("resid_pre", layers=[0])[0].float().cpu()
+            over = whole[:, setting.sink_position].mean(0) - setting.mean_of_others(whole)[0, 0]
+            found.setdefault(-1, []).append(over[None])
+    return {layer: torch.cat(columns) for layer, columns in sorted(found.items())}
 
 
 def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:

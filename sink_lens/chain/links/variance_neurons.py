@@ -74,7 +74,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
             edits=kept.edits,
             controls=kept.controls,
             position=position,
-            reads=setting.late_layers,
+            reads=setting.sink_layers,
+            carries=True,
         )
     ]
 
@@ -110,6 +111,7 @@ VARIANCE_NEURONS = Link(
     question="do the super neurons fire at the sink token only?",
     statistics=_statistics,
     floor=lambda config, length: 10.0,
+    can_start=True,
     interventions=_interventions,
     freeze=Freeze(name="neurons", words="the super neurons", make=_frozen),
 )

@@ -10,7 +10,7 @@ from ...activations.record import LayerView, Reading
 from ...measures.variance import output_preservation
 from ...models.weights import attention_weights
 from ...stats import Interval
-from ..evidence import Evidence, Statistic, other_positions, undefined
+from ..evidence import Evidence, Statistic, other_positions, too_short, undefined
 from ..readings import MeasuringPass, control_positions
 from .link import Intervention, Link, Trial
 
@@ -34,7 +34,10 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Kendall tau between W_O's weights and the sink's standard deviation by input, and the S2 ratio after W_O."""
+    """S2 of what W_O writes at the sink over that of others, and Kendall tau of its weights with the sink's inputs.
+
+    Tau asks whether W_O reads most from the inputs in which the sink varies over sequences; with BOS none do.
+    """
     lens, panel = evidence.lens, evidence.panel
     feeding = list(panel.location.feeding(lens.n_layers))
     some = torch.linspace(0, lens.d_model - 1, min(_TAU_DIMENSIONS, lens.d_model)).round().long().unique()
@@ -50,12 +53,12 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
     at_sink, *at_others = (one[~one.isnan().flatten(1).any(1)] for one in values.unbind(2))
     ratio = evidence.interval(panel.std_ratio("attn_out")[feeding].nanmean(0), generator=rng)
-    beside = {"other_positions": other_positions(panel["std:attn_out"][feeding], panel)}
-    after = Statistic(name="s2_ratio_after_w_o", interval=ratio, references=beside)
+    nulls = {"other_positions": other_positions(panel["std:attn_out"][feeding], panel)}
+    after = Statistic(name="s2_ratio_after_w_o", interval=ratio, nulls=nulls, note=too_short(panel))
     if len(at_sink) < 2:
-        return [undefined("kendall_tau", "one sequence has no standard deviation over sequences"), after]
+        return [after, undefined("kendall_tau", "one sequence has no standard deviation over sequences")]
     if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():  # BOS: rounding is all that is left
-        return [undefined("kendall_tau", "the token and those before it are the same in every sequence"), after]
+        return [after, undefined("kendall_tau", "the token and those before it are the same in every sequence")]
     estimate, low, high = tau(at_sink, None), math.nan, math.nan
     if len(at_sink) >= _FEWEST_FOR_TAU:  # of fewer, many a draw holds next to nothing but copies of one
         drawn = evidence.interval(
@@ -68,21 +71,24 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
         low, high = (bound + estimate - drawn.estimate for bound in (drawn.low, drawn.high))
     found = Interval(estimate=estimate, low=low, high=high, n=len(at_sink))
     others = [tau(one, some) for one in at_others if len(one) > 1]
-    nulls = {"other_positions": float(np.mean(others))} if others else {}
-    return [Statistic(name="kendall_tau", interval=found, nulls=nulls), after]
+    references = {"other_positions": float(np.mean(others))} if others else {}
+    return [after, Statistic(name="kendall_tau", interval=found, references=references)]
 
 
 def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate what the attention writes at the sink, against the same at other positions."""
     setting, position = trial.setting, trial.setting.sink_position
-    written = setting.keep_site("attn_out", layers=setting.early_layers, position=position, mean=True)
+    written = setting.keep_site(
+        "attn_out", layers=range(max(1, min(setting.sink_layers))), position=position, mean=True
+    )
     return [
         Intervention(
             name="mean ablation of attn_out",
             edits=written.edits,
             controls=written.controls,
             position=position,
-            reads=setting.late_layers,
+            reads=setting.sink_layers,
+            carries=True,
         )
     ]
 
@@ -92,9 +98,9 @@ VARIANCE_PRESERVED = Link(
     source="variance discrepancy",
     target="variance after W_O",
     sentence="The attention output projection W_O passes that difference on.",
-    question="does W_O read most from the inputs with a large standard deviation at the sink token (Kendall tau)?",
+    question="is what the attention writes at the sink token more spread than what it writes at other tokens?",
     statistics=_statistics,
-    floor=lambda config, length: 0.1,
+    floor=lambda config, length: 1.25,
     readings=_readings,
     interventions=_interventions,
 )

@@ -67,5 +67,5 @@ def test_the_others_are_as_without_it(traced, tmp_path):
     _, lens = planted_lens()
     six = trace(lens, config=config, tokens=sequences(), out=tmp_path / "run", progress=False, report=False)
     for name in ("heads", "neurons", "key_split", "amplification", "placement"):
-        assert traced.frames[name].equals(six.frames[name]), name
-    assert traced.frames["links"].query("link != 'sink_toy'").reset_index(drop=True).equals(six.frames["links"])
+        assert traced.tables[name].equals(six.tables[name]), name
+    assert traced.tables["links"].query("link != 'sink_toy'").reset_index(drop=True).equals(six.tables["links"])

@@ -6,14 +6,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from sink_lens.edits.window import first_tokens, window
+from sink_lens.edits.eviction import first_tokens, window
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
-from sink_lens.studies import streaming as module
+from sink_lens.studies import cache_window as module
+from sink_lens.studies.cache_window import Cache, rotary_frequencies, streaming, token_losses, turned_back
 from sink_lens.studies.config import StreamingConfig
-from sink_lens.studies.streaming import Cache, rotary_frequencies, streaming, token_losses, turned_back
 
 LENGTH, SIZE = 20, 7
 TOKENS = torch.randint(3, 300, (2, LENGTH), generator=torch.Generator().manual_seed(0))

@@ -13,9 +13,9 @@ from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
-from sink_lens.studies import quantise as module
+from sink_lens.studies import quantisation as module
 from sink_lens.studies.config import QuantiseConfig, StreamingConfig
-from sink_lens.studies.quantise import compressor_fragment, quantise, random_channels, random_tokens, worst_inputs
+from sink_lens.studies.quantisation import compressor_fragment, quantise, random_channels, random_tokens, worst_inputs
 
 
 def speaking(*, sink=True, sharp=4.0, sequences=8, length=32):
