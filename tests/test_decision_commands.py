@@ -35,13 +35,13 @@ def calls(monkeypatch, tmp_path):
             decision = {"sentence": f"Keep <{name}>.", "closed_share": float("nan"), "recommended": 1}
             frames = {"conditions": table, "losses": table}
             return types.SimpleNamespace(
-                folder=tmp_path, kind=name, frames=frames, headline=decision["sentence"], decision=decision
+                folder=tmp_path, kind=name, tables=frames, headline=decision["sentence"], decision=decision
             )
 
         return call
 
-    for name in CONFIGS:
-        fake = types.ModuleType(f"sink_lens.studies.{name}")
+    for name, module in (("quantise", "quantisation"), ("streaming", "cache_window")):
+        fake = types.ModuleType(f"sink_lens.studies.{module}")
         setattr(fake, name, study(name))
         monkeypatch.setitem(sys.modules, fake.__name__, fake)
     monkeypatch.setattr("sink_lens.report.html.render", lambda folder: folder / "report.html")

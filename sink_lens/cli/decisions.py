@@ -89,7 +89,7 @@ def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool, 
     page = reported(study.folder, quiet=True)
     if not quiet:
         out = console(stderr=as_json)
-        frame = study.frames[table].query("part == 'judge' and kept != 'random'")
+        frame = study.tables[table].query("part == 'judge' and kept != 'random'")
         heads = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
         for row in frame[list(columns)].itertuples(index=False):
             heads.add_row(*(number(value) if isinstance(value, float) else str(value) for value in row))

@@ -25,6 +25,7 @@ from tqdm.auto import tqdm
 
 from ..activations.attention import ChangeRows, Put, Scores, Watch, observed
 from ..activations.forward import check_tokens
+from ..activations.sink_mask import sink_mask
 from ..data.tokens import TokenBatch, from_tensor
 from ..edits.eviction import evictions, first_tokens, ranks, seen_keys
 from ..errors import InputError
@@ -37,7 +38,7 @@ from ..text import interval as bounds
 from ..text import number, percent, plural
 from .config import StreamingConfig
 from .decision import decided, inputs, is_cost, loss_row, parts, rows_of
-from .quantisation import random_tokens, sink_tokens
+from .quantisation import random_tokens
 from .study import Study
 
 _TOKENS_A_FORWARD = 1024
@@ -101,7 +102,7 @@ def streaming(
                 return token_losses(lens, part, cache=cache, batch_size=config.batch_size)
 
             shape = {"sequences": part.n_sequences, "length": part.n_positions}
-            marked = sink_tokens(lens, part)
+            marked = sink_mask(lens, part).cpu()
             most = int(marked.sum(1).max())
             found = {"full": token_losses(lens, part, batch_size=config.batch_size)}
             bar.update()

@@ -160,4 +160,4 @@ def decided(
                 writer.write_table(name, frame)
         for name, content in files.items():
             writer.write_text(name, json.dumps(content, indent=2) + "\n")
-    return Study(folder=folder, kind=kind, frames=dict(frames), headline=headline, decision=decision)
+    return Study(folder=folder, kind=kind, tables=dict(frames), headline=headline, decision=decision)

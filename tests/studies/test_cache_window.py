@@ -141,16 +141,16 @@ SMALL = {"sequences": 6, "length": 40, "window": 12, "progress": False}
 
 def test_the_run_holds_every_condition_of_both_parts_and_the_decision(tmp_path):
     study = streaming(lens_of(sink=True), out=tmp_path / "run", keep=[0, 1, 4], controls=2, **SMALL)
-    losses = study.frames["losses"]
+    losses = study.tables["losses"]
     assert set(losses["kept"]) >= {"full", "0", "1", "4"}
     assert losses.loc[losses["part"] == "choose", "n"].eq(3).all()
-    row = study.frames["summary"].iloc[0]
+    row = study.tables["summary"].iloc[0]
     judged = losses[(losses["part"] == "judge")].drop_duplicates("kept").set_index("kept")
     assert row["full_loss_nats"] == judged.loc["full", "loss_nats"]
     assert row["verdict"] in ("keep", "keep none", "not confirmed")
     assert study.decision["recommended"] == row["recommended"]
     assert study.headline == row["sentence"]
-    positions = study.frames["positions"]
+    positions = study.tables["positions"]
     assert positions.groupby("kept").size().eq(39).all()
     before = positions[positions["position"] < 11].pivot_table(index="position", columns="kept", values="loss_nats")
     assert before.sub(before["full"], axis=0).abs().max().max() < 1e-6  # nothing has left the cache yet

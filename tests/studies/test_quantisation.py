@@ -41,16 +41,16 @@ STREAM = {"sites": ("resid_post",), "channels": (1, 2), "controls": 3, "progress
 def test_a_sink_that_sets_the_scale_of_the_stream_is_what_must_be_kept(tmp_path):
     lens, tokens, truth = speaking()
     study = quantise(lens, tokens=tokens, out=tmp_path / "run", **STREAM)
-    row = study.frames["summary"].iloc[0]
+    row = study.tables["summary"].iloc[0]
     assert row["verdict"] == "keep"
     assert (row["sink_tokens"], row["channels"]) == (1.0, 0)
     assert row["cost_low"] > 0.5
     assert row["closed_low"] > 0.9 > 0.3 > row["random_most"]
     assert study.headline.startswith("Keep the sink tokens (1 a sequence) in 16 bit: int8_tensor costs")
-    channels = study.frames["channels"]
+    channels = study.tables["channels"]
     top = channels[(channels["tokens"] == "all") & (channels["rank"] == 1) & (channels["layer"] > truth.layer)]
     assert set(top["channel"]) == {truth.outlier_dimension}
-    sqnr = study.frames["sqnr"].set_index("layer")
+    sqnr = study.tables["sqnr"].set_index("layer")
     late = sqnr[sqnr.index > truth.layer]
     assert (late["kept_sqnr_db"] > late["ordinary_sqnr_db"] + 10).all()
     assert (late["sqnr_db"] > late["ordinary_sqnr_db"]).all()  # the sink's own energy hides the noise
@@ -59,11 +59,11 @@ def test_a_sink_that_sets_the_scale_of_the_stream_is_what_must_be_kept(tmp_path)
 def test_without_the_sink_there_is_nothing_to_keep_and_nothing_more_is_run(tmp_path):
     lens, tokens, _ = speaking(sink=False)
     study = quantise(lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"format": "int8_token"}))
-    row = study.frames["summary"].iloc[0]
+    row = study.tables["summary"].iloc[0]
     assert row["verdict"] == "nothing to keep"
     assert study.headline.startswith("Nothing to keep: int8_token costs")
-    assert set(study.frames["conditions"]["kept"]) == {"clean", "all"}
-    assert study.frames["conditions"]["closed_share"].isna().all()
+    assert set(study.tables["conditions"]["kept"]) == {"clean", "all"}
+    assert study.tables["conditions"]["closed_share"].isna().all()
     assert study.decision["llm_compressor"]["QuantizationModifier"]["ignore"] == ["lm_head"]
 
 
@@ -72,7 +72,7 @@ def test_the_run_says_what_was_kept_and_holds_the_lists_for_llm_compressor(tmp_p
     study = quantise(
         lens, tokens=tokens, out=tmp_path / "run", format="int4_tensor", channels=[1, 4], controls=2, progress=False
     )
-    conditions = study.frames["conditions"]
+    conditions = study.tables["conditions"]
     assert {"clean", "all", "tokens", "channels", "both", "inputs", "random"} == set(conditions["kept"])
     judged = conditions[conditions["part"] == "judge"].set_index(["kept", "channels", "inputs"])
     assert judged.loc[("clean", 0, 0), "closed_share"].item() == 1.0
@@ -86,7 +86,7 @@ def test_the_run_says_what_was_kept_and_holds_the_lists_for_llm_compressor(tmp_p
     assert fragment == study.decision["llm_compressor"]
     assert study.decision["ignored"] == wanted
     ignored = fragment["QuantizationModifier"]["ignore"][1:]
-    worst = worst_inputs(study.frames["sqnr"], wanted)
+    worst = worst_inputs(study.tables["sqnr"], wanted)
     assert ("model.layers.0.mlp.down_proj" in ignored) == (("neurons", 0) in worst)
     assert read_run(tmp_path / "run").missing == []
 
@@ -152,7 +152,7 @@ def test_random_channels_are_as_many_others():
 def test_the_noise_of_a_site_is_that_of_its_rounded_values(tmp_path):
     lens, tokens, _ = speaking()
     study = quantise(lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"sites": ("z",)}))
-    found = study.frames["sqnr"].set_index("layer").loc[2]
+    found = study.tables["sqnr"].set_index("layer").loc[2]
     kept = {}
     hook = lens.layer(2).self_attn.o_proj.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
     with torch.no_grad():
@@ -173,8 +173,8 @@ def test_every_family_can_be_asked(family, tmp_path):
     fields = {"cache": "int4_token", "channels": [2], "controls": 1, "format": "fp8_e4m3_token", "progress": False}
     study = quantise(lens, tokens=from_tensor(tokens), out=tmp_path / "run", **fields)
     sites = ["attn_in", "z", "mlp_in", *(["neurons"] if lens.family.down else []), "k", "v"]
-    assert study.frames["sqnr"]["site"].drop_duplicates().tolist() == sites
-    assert study.frames["summary"].iloc[0]["clean_loss_nats"] > 0
+    assert study.tables["sqnr"]["site"].drop_duplicates().tolist() == sites
+    assert study.tables["summary"].iloc[0]["clean_loss_nats"] > 0
 
 
 def test_the_lists_name_modules_of_the_model():
@@ -199,7 +199,7 @@ def test_the_lists_name_modules_of_the_model():
 def test_rounded_weights_are_no_part_of_the_gap_that_is_closed(tmp_path):
     lens, tokens, _ = speaking()
     study = quantise(lens, tokens=tokens, out=tmp_path / "run", weights="int4_token", **STREAM)
-    judged = study.frames["conditions"].query("part == 'judge'").set_index("kept")
+    judged = study.tables["conditions"].query("part == 'judge'").set_index("kept")
     assert judged.loc["weights", "loss_nats"] > judged.loc["clean", "loss_nats"]
     assert judged.loc["weights", "closed_share"] == pytest.approx(1)
 
