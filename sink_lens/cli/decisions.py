@@ -47,7 +47,6 @@ def quantise(
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = (
-        "part",
         "kept",
         "channels",
         "inputs",
@@ -74,19 +73,19 @@ def streaming(
     from ..studies.cache_window import streaming as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
-    columns = ("part", "kept", "tokens", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
+    columns = ("kept", "tokens", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
     shown(study, table="losses", columns=columns, quiet=quiet, as_json=as_json)
 
 
 def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool, as_json: bool) -> None:
-    """The table without random draws, the sentence and the folder; or the decision as one JSON object."""
+    """The held-out rows without random draws, the sentence and the folder; or the decision as one JSON object."""
     from ..records.provenance import strict
 
     page = reported(study.folder, quiet=True)
     if not quiet:
         out = console(stderr=as_json)
-        frame = study.tables[table]
-        out.print(columns_of(frame.loc[frame["kept"] != "random"], columns))
+        frame = study.tables[table].query("part == 'judge' and kept != 'random'")
+        out.print(columns_of(frame, columns))
         out.print(study.headline, soft_wrap=True)
         out.print(f"report: {page}", soft_wrap=True)
         out.print(f"run: {study.folder}", soft_wrap=True)

@@ -20,6 +20,7 @@ import sink_lens
 from sink_lens import TokenBatch, read_run, run_with
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.metrics import evaluate, logit_difference, loss, sink_mass
+from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.passes import Passes
