@@ -20,9 +20,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 
-from sink_lens import from_text, load, sink_mask
+from sink_lens import TokenBatch, load, sink_mask
 from sink_lens.data.corpora import bundled_text
-from sink_lens.data.tokens import TokenBatch
 from sink_lens.models.lens import LensModel
 
 SIZES = {64: 16, 256: 8, 1024: 1, 4096: 1}
@@ -47,7 +46,7 @@ def main() -> None:
     for length, sequences in SIZES.items():
         if (options.quick and length > 1024) or (options.lengths and length not in options.lengths):
             continue
-        tokens = from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without")
+        tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=sequences, length=length, bos="without")
         one_round(lens, tokens, index=0)  # warm up
         taken = [one_round(lens, tokens, index=index) for index in range(rounds)]
         ratios = {name: statistics.median(one[name] for one in taken) for name in NAMES}
