@@ -9,7 +9,6 @@ import shlex
 import warnings
 from pathlib import Path
 
-import click
 import pytest
 import torch
 import typer.main
@@ -54,7 +53,7 @@ def test_a_command_is_understood(line):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         words = current_options(name, words)
-    with contextlib.suppress(click.exceptions.Exit):  # --example prints at once, and ends
+    with contextlib.suppress(typer.Exit):  # --example prints at once, and ends
         assert command.make_context(name, words).info_name == name
 
 
