@@ -101,7 +101,7 @@ name = "sink_mass"
 layers = "1-2"
 [[metrics]]
 name = "sink_mass"
-key = 4
+sink_position = 4
 [[metrics]]
 name = "loss"
 [[metrics]]
