@@ -238,14 +238,12 @@ def main() -> None:
     some = [Site(layer=layer, unit=unit, is_head=False) for unit in neurons]
     every = [Site(layer=layer, unit=unit, is_head=False) for unit in range(width)]
     cases: dict[str, tuple[Bench, list[Site]]] = {
-        "neurons, 8 prompts, exact": (eight, every if options.whole else some),
-        "heads, 8 prompts, exact": (eight, [Site(layer=at, unit=head, is_head=True) for at, head in heads], "exact"),
-        "neurons, 1 prompt, exact": (
+        "neurons, 8 prompts": (eight, every if options.whole else some),
+        "heads, 8 prompts": (eight, [Site(layer=at, unit=head, is_head=True) for at, head in heads]),
+        "neurons, 1 prompt": (
             one,
             every if options.whole else every[:: width // (16 if options.quick else 32)],
-            "exact",
         ),
-        "neurons, 8 prompts, fast": (eight, some[:2] if options.quick else some, "fast"),
     }
     for bench in (eight, one):
         bench.bridge(some[0])  # to warm up

@@ -228,7 +228,7 @@ def test_what_is_imported_is_declared():
     missing = {
         module
         for module in needed
-        if not declared & {dist.lower().replace("_", "-") for dist in provided.get(module, [])}
+        if not declared & {dist.lower().replace("_", "-") for dist in provided.get(module, [module])}
     }
     assert missing == set()
 

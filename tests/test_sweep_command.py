@@ -135,7 +135,7 @@ def test_a_file_that_is_not_there_and_a_mode_that_is_none_end_with_code_2(calls,
 
 def test_options_reach_the_sweep(calls, file, tmp_path):
     run("sweep", file)
-    options = "--model a/model --mode fast --device cpu --out here --engine ray --workers 3 --overwrite --retry-failed"
+    options = "--model a/model --mode exact --device cpu --out here --engine ray --workers 3 --overwrite --retry-failed"
     run("sweep", file, *options.split())
     run("sweep", file, "--devices", "cpu, cuda:1", "--quiet")
     (first, plain), (second, chosen), (third, spread) = calls
@@ -149,7 +149,7 @@ def test_options_reach_the_sweep(calls, file, tmp_path):
         "retry_failed": False,
         "progress": True,
     }
-    assert (second.model, second.mode, second.device) == ("a/model", "fast", "cpu")
+    assert (second.model, second.mode, second.device) == ("a/model", "exact", "cpu")
     assert (str(chosen["out"]), chosen["engine"], chosen["workers"]) == ("here", "ray", 3)
     assert (chosen["overwrite"], chosen["retry_failed"]) == (True, True)
     assert (third.device, spread["devices"], spread["progress"]) == ("cpu", ["cpu", "cuda:1"], False)
@@ -206,10 +206,10 @@ def test_an_interrupt_says_where_the_finished_blocks_are_and_how_to_go_on(monkey
 
 
 def test_a_dry_run_says_what_it_would_cost(calls, file):
-    done = run("sweep", file, "--dry-run", "--mode", "fast")
+    done = run("sweep", file, "--dry-run", "--seed", "4")
     assert (done.exit_code, done.stdout) == (0, "what it would cost\n")
     ((config, called),) = calls
-    assert (config.mode, called) == ("fast", "dry")
+    assert (config.seed, called) == (4, "dry")
 
 
 # --- a real sweep of a tiny model
@@ -251,9 +251,9 @@ def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(model, file, tmp_
     run_of = read_run("out")
     assert (run_of.status, run_of.missing) == ("finished", [])
     assert len(run_of.tables["cells"]) == 12
-    other = real(model, file, "--mode", "fast")
+    other = real(model, file, "--seed", "4")
     assert other.exit_code == 2
-    assert "mode: exact there, fast here" in other.stderr
+    assert "interval_seed: 0 there, 4 here" in other.stderr
 
 
 def test_failed_cells_end_with_code_1_and_are_computed_again_when_that_is_asked(model, file, monkeypatch):

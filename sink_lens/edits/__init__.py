@@ -1,4 +1,4 @@
-"""Edits change a site in a forward pass: zero, set, scale, freeze, mean ablate, isolate, amplify, normalise."""
+"""Edits change a site in a forward pass: zero, set, scale, freeze, isolate, amplify, normalise, quantise, window."""
 
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from .constructors import set_value as set
     from .constructors import zero as zero
     from .effects import effect as effect
+    from .eviction import window as window
     from .isolation import isolate as isolate
     from .mean_ablation import mean as mean
     from .normalisation import head_rms_norm as normalise
     from .normalisation import variance_calibration as calibrate
+    from .quantisation import quantisation as quantise
+    from .quantisation import quantised_weights as quantised_weights
 
 _NAMES = {
     "At": "constructors",
@@ -40,10 +43,13 @@ _NAMES = {
     "isolate": "isolation",
     "mean": "mean_ablation",
     "normalise": "normalisation:head_rms_norm",
+    "quantise": "quantisation:quantisation",
+    "quantised_weights": "quantisation",
     "resample": "constructors",
     "scalar": "constructors",
     "scale": "constructors",
     "set": "constructors:set_value",
+    "window": "eviction",
     "zero": "constructors",
 }
 """Public name -> the module that defines it."""
@@ -63,10 +69,13 @@ __all__ = [
     "isolate",
     "mean",
     "normalise",
+    "quantise",
+    "quantised_weights",
     "resample",
     "scalar",
     "scale",
     "set",
+    "window",
     "zero",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

@@ -95,7 +95,7 @@ class Engine:
                 rows += _rows(evaluate(metric, clean.outcome), prompts=prompts, metric=metric.name)
         return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
 
-    def run(self, block: Block, *, advance: Callable[[int], None] = lambda cells: None) -> pd.DataFrame:
+    def run(self, block: Block, *, advance: Callable[[int], object] = lambda cells: None) -> pd.DataFrame:
         """A block's numbers, with the columns ``VALUES``; a cell that fails has one row, with its error.
 
         Args:
@@ -107,7 +107,7 @@ class Engine:
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
 
     def map(
-        self, block: Block, take: Take[_Found], *, advance: Callable[[int], None] = lambda cells: None
+        self, block: Block, take: Take[_Found], *, advance: Callable[[int], object] = lambda cells: None
     ) -> list[_Found]:
         """What a function makes of each run of a block, in no order.
 
@@ -127,7 +127,7 @@ class Engine:
         take: Take[_Found],
         *,
         failed: Callable[[int, Exception], _Found] | None,
-        advance: Callable[[int], None],
+        advance: Callable[[int], object],
     ) -> list[_Found]:
         with evaluating(self.lens.plain):
             return self._all_of(block, take, failed=failed, advance=advance)
@@ -138,7 +138,7 @@ class Engine:
         take: Take[_Found],
         *,
         failed: Callable[[int, Exception], _Found] | None,
-        advance: Callable[[int], None],
+        advance: Callable[[int], object],
     ) -> list[_Found]:
         packs = self._packs(block)
         if len(packs) == 1 or not self._has_lanes(block):
@@ -327,7 +327,7 @@ class Engine:
         """One pack after the other: how many cells were finished, and what was made of them."""
         waiting, most = deque(packs), max(map(len, packs))
         while waiting and not stop.is_set():
-            pack = waiting.popleft()
+            pack: tuple[int, ...] = waiting.popleft()
             if len(pack) > most:
                 waiting.appendleft(pack[most:])
                 pack = pack[:most]

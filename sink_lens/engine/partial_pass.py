@@ -70,10 +70,12 @@ class Known:
 
     def of(self, layout: Layout) -> "Known":
         """These values at the rows of cells."""
-        names = ("stream", "attention", "z", "neurons")
-        found = {name: getattr(self, name) for name in names}
         return Known(
-            layer=self.layer, **{name: None if one is None else layout.flat(one) for name, one in found.items()}
+            layer=self.layer,
+            stream=layout.flat(self.stream),
+            attention=layout.flat(self.attention),
+            z=layout.flat(self.z),
+            neurons=None if self.neurons is None else layout.flat(self.neurons),
         )
 
 

@@ -46,6 +46,7 @@ def checked(
         replace(plan, lanes=1, cut=False, path="bridge", pack=1),
     ]
     near: list[tuple[Plan, float]] = []
+    worst = float("inf")
     for one in dict.fromkeys(ways):
         engine = Engine(lens, batch, cells, metrics, plan=one)
         worst = max(_deviation(engine), engine.pack_deviation() if alike else 0.0)

@@ -25,7 +25,8 @@ from sink_lens.report.story import (
     studied,
     title,
 )
-from sink_lens.text import interval, listed, number, plural, token
+from sink_lens.schema import QUESTIONS
+from sink_lens.text import interval, listed, number, percent, plural, token
 
 _OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
@@ -416,6 +417,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
         "share": "share of the sink",
         "interval": "interval",
         "control_share": "controls",
+        "control_largest": "largest control",
         "baseline_target_mass": "target before",
         "target_mass": "target after",
         "baseline_sink_mass": "sink before",
@@ -423,11 +425,60 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
         "outcome": "the sink is",
         "baseline_loss_nats": "loss before",
         "loss_nats": "loss after",
+        "masked_loss_nats": "loss, sink masked",
+        "control_loss_nats": "loss, controls",
     }
     see = (
         "The intervention on each link: the share of the sink that it makes at the target position, or "
         "removes from the sink position, and the attention at both, beside the same edit at matched random positions."
     )
+    return see, shown_table(table, heads)
+
+
+def _answer_table(run: Run) -> tuple[str, PageTable]:
+    """The three answers about each link, and the verdict that follows."""
+    table = run.need("links", columns=["link", *QUESTIONS, "verdict"]).drop_duplicates("link")
+    heads = {"link": "link"} | {name: name.replace("_", " ") for name in QUESTIONS} | {"verdict": "verdict"}
+    asked = " ".join(f"{name.replace('_', ' ').capitalize()}: {text}" for name, text in QUESTIONS.items())
+    return f"{asked} The verdict follows from the answers by one table, which the documentation has.", shown_table(
+        table, heads
+    )
+
+
+def _maker_table(run: Run) -> tuple[str, PageTable]:
+    """The sets of parts that were ablated at the sink position, beside random sets."""
+    table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
+    table = table.loc[table["control_of"].eq("")]
+    ends = zip(table["ci_low"], table["ci_high"], strict=True)
+    table = table.assign(
+        interval=[interval(low, high, shown=percent) for low, high in ends],
+        removed=[percent(value) for value in table["removed"]],
+        control_largest=[percent(value) for value in table["control_largest"]],
+    )
+    heads = {
+        "set": "set",
+        "size": "parts",
+        "parts": "layer.neuron",
+        "removed": "removes",
+        "interval": "interval",
+        "control_largest": "random sets, at most",
+        "n_controls": "random sets",
+        "baseline_loss_nats": "loss before",
+        "loss_nats": "loss after",
+        "control_loss_nats": "loss, random sets",
+        "n": "sequences",
+    }
+    if not len(table):
+        return "No set of parts that write to the sink position removes half of it.", shown_table(table, heads)
+    see = (
+        "Everything that writes to the sink position in any layer was ranked by its effect on the "
+        f"{table['target'].iloc[0]}, and sets were ablated together on other sequences: small sets that remove half "
+        "and four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
+    )
+    summary = run.optional("summary", columns=["quantity", "value"])
+    if summary is not None:
+        said = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
+        see += "".join(f" {text[:1].upper()}{text[1:]}." for text in map(str, said))
     return see, shown_table(table, heads)
 
 
@@ -449,6 +500,17 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
     }
     see = "Is the sink bound to position 0, or to BOS? Attention to each position and token, isolated and not."
     return see, shown_table(table, heads)
+
+
+def _answered(run: Run) -> bool:
+    """Whether the links have answers, which those of runs of 0.1 have not."""
+    return run.optional("links", columns=["present"]) is not None
+
+
+def _looked_for_makers(run: Run) -> bool:
+    """Whether makers were looked for, and there is something that they make."""
+    table = run.optional("maker_sets", columns=["set"])
+    return table is not None and len(table) > 0
 
 
 def _asked(run: Run) -> bool:
@@ -482,6 +544,8 @@ _CAUSAL_FIGURES = (
     ),
 )
 _CAUSAL_TABLES = (
+    Listed(key="answer-table", title="Three answers about each link", make=_answer_table, when=_answered),
+    Listed(key="maker-table", title="The makers of the sink", make=_maker_table, when=_looked_for_makers),
     Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=_asked),
     Listed(key="placement-table", title="Position or token?", make=_placement_table, when=_asked),
 )

@@ -113,7 +113,7 @@ def course(
 
 def _counted(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Where the tokens of the checkpoints are not known, steps take their place; and what it is then."""
-    if not watched["tokens"].isna().any():
+    if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
     return watched.assign(tokens=watched["step"]), "steps"
 

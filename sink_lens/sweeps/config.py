@@ -65,7 +65,7 @@ class SweepConfig:
     model: str = field(default=DEFAULT_MODEL, metadata={"metavar": "MODEL"})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
     mode: Literal["exact", "fast"] = field(default="exact", metadata={"choices": ("exact", "fast")})
-    """exact (on the CPU in float32 bit-identical to running one cell at a time) or fast (within 1e-5)."""
+    """There is one mode, exact; fast is accepted with a warning, and does nothing."""
     controls: int | None = None
     """Random draws of as many units (heads, positions) for each cell; 0 for none. Default: 5."""
     tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})

@@ -213,7 +213,9 @@ def _plan(
     if writer.has("plan"):
         found = json.loads((writer.folder / "plan.json").read_text(encoding="utf-8"))
         # a sweep of an earlier version computed every position
-        return Plan(**{"cut": False} | {part.name: found[part.name] for part in fields(Plan) if part.name in found})
+        names = {part.name for part in fields(Plan)}
+        kept: dict[str, Any] = {"cut": False} | {name: value for name, value in found.items() if name in names}
+        return Plan(**kept)
     writer.clear()  # blocks without a plan were made by a plan that is lost
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)

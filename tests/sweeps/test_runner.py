@@ -20,6 +20,7 @@ import sink_lens
 from sink_lens import TokenBatch, read_run, run_with
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.metrics import evaluate, logit_difference, loss, sink_mass
+from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.passes import Passes
@@ -30,7 +31,7 @@ from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.records import display
 from sink_lens.records.writing import RunWriter
 from sink_lens.stats import paired_difference
-from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, engine, read_sweep, runner
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, cell_of, read_sweep, runner
 from sink_lens.sweeps import estimate as estimation
 from sink_lens.sweeps.estimate import cost_of, estimate
 from sink_lens.sweeps.runner import dry_run, sweep
