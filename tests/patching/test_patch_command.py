@@ -108,7 +108,7 @@ def test_everything_at_once_is_one_patch_without_a_map(tmp_path):
         ([], "give --clean TEXT and --corrupted TEXT"),
         (PAIR[:2], "give --clean TEXT and --corrupted TEXT"),
         (["--clean", "a cat", "--corrupted", "an elephant"], "need the same number"),
-        ([*PAIR, "--metric", "beauty"], "there is no metric 'beauty'; need one of sink_mass"),
+        ([*PAIR, "--metric", "beauty"], "metric is 'beauty'; need one of sink_mass"),
         ([*PAIR, "--metric", "logit_difference"], "give --correct TEXT"),
         ([*PAIR, "--metric", "logit_difference", "--correct", "giraffe"], "tokens; need one"),
         ([*PAIR, "--metric", "norm"], "give it with --metric-layers N"),
@@ -116,7 +116,7 @@ def test_everything_at_once_is_one_patch_without_a_map(tmp_path):
         ([*PAIR, "--layers", "0-9"], "layers: 3 does not exist; need 0 to 2"),
         ([*PAIR, "--site", "resid_mid"], "there is no site 'resid_mid'"),
         ([*PAIR, "--by", "layer,head"], "by head is not possible"),
-        ([*PAIR, "--direction", "up"], "direction is 'up'; need denoising or noising"),
+        ([*PAIR, "--direction", "up"], "direction is 'up'; need one of denoising, noising"),
         ([*PAIR, "--sink-position", "99"], "reads position 99"),
     ],
 )
