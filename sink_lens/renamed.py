@@ -59,6 +59,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "patch": {"--key": "--sink-position"},
 }
 """Command -> option of 0.1 -> its name now."""
+METRIC_OPTIONS = {name: {"key": "sink_position"} for name in ("sink_mass", "norm", "dominance")}
+"""Metric of a sweep -> option of 0.1 -> its name now."""
 AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
 """Axis of a patch in 0.1 and in ``transformer_lens.patching`` -> its name now."""
 
@@ -200,3 +202,11 @@ def current_axes(by: tuple[str, ...]) -> tuple[str, ...]:
     for old in [name for name in by if name in AXES]:
         warn(old, AXES[old], stacklevel=1)
     return tuple(AXES.get(name, name) for name in by)
+
+
+def current_metric_options(metric: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a sweep's metric, of which some may have their names of 0.1."""
+    known = METRIC_OPTIONS.get(metric, {})
+    for old in [name for name in options if name in known]:
+        warn(f"{old} of the metric {metric}", known[old], stacklevel=1)
+    return {known.get(name, name): value for name, value in options.items()}

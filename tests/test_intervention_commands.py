@@ -75,9 +75,9 @@ def test_options_reach_the_study(calls):
     run(
         "isolate",
         "a/model",
-        "--position",
+        "--target-position",
         "9",
-        "--position",
+        "--target-position",
         "12",
         "--layers",
         "0-2,5",
@@ -86,7 +86,7 @@ def test_options_reach_the_study(calls):
         "--bos",
         "with",
     )
-    run("amplify", "--position", "7", "--factors", "0.5,2", "--centre", "none", "--seed", "3")
+    run("amplify", "--target-position", "7", "--factors", "0.5,2", "--centre", "none", "--seed", "3")
     (_, first, _), (_, second, _) = calls
     assert (first.model, first.length, first.bos, first.question().intervention_length) == ("a/model", 40, "with", 40)
     assert (first.target_positions, first.layers) == ((9, 12), (0, 1, 2, 5))

@@ -19,8 +19,8 @@ UNTRAINED = ["--untrained", SMALL, "--sequences", 64, "--device", "cpu", "--quie
 PATCH = ["MODEL", "--clean", "a b c", "--corrupted", "a d c", "--device", "cpu", "--quiet"]
 REFUSED = {
     "trace, one token": ["trace", "MODEL", *RANDOM, "--length", 1],
-    "trace, a position outside": ["trace", "MODEL", *RANDOM, "--length", 24, "--position", 30],
-    "isolate, a position outside": ["isolate", "MODEL", *RANDOM, "--length", 24, "--position", 99],
+    "trace, a position outside": ["trace", "MODEL", *RANDOM, "--length", 24, "--target-position", 30],
+    "isolate, a position outside": ["isolate", "MODEL", *RANDOM, "--length", 24, "--target-position", 99],
     "isolate, a layer that is not": ["isolate", "MODEL", *RANDOM, "--length", 24, "--layers", 9],
     "amplify, no layer to read": ["amplify", "MODEL", *RANDOM, "--length", 24, "--layers", "0-2"],
     "patch, a site that is not": ["patch", *PATCH, "--site", "heart"],

@@ -22,6 +22,7 @@ from sink_lens.records import create_run, read_run
 from sink_lens.records.old_names import COLUMNS, CONFIG, VALUES, current_table
 from sink_lens.schema import table_of
 from sink_lens.studies.config import AmplifyConfig, IsolateConfig
+from sink_lens.sweeps.reads import MetricSpec
 
 CHANGELOG = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
 
@@ -126,6 +127,13 @@ def test_functions_take_their_old_arguments():
             assert make(key=2, **options).positions == (2,)
     with pytest.warns(FutureWarning, match=r"TokenBatch\.bos_arm is now bos_condition"):
         assert from_tensor(ids).bos_arm == "auto"
+
+
+@pytest.mark.parametrize("name", renamed.METRIC_OPTIONS)
+def test_a_metric_of_a_sweep_takes_its_old_option(name):
+    with pytest.warns(FutureWarning, match=f"key of the metric {name} is now sink_position"):
+        old = MetricSpec(name=name, options={"key": 2})
+    assert old == MetricSpec(name=name, options={"sink_position": 2})
 
 
 @pytest.mark.parametrize("kind", COLUMNS)

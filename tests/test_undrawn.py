@@ -20,8 +20,8 @@ SWEEP = '[tokens]\nkind = "random"\nsequences = 2\nlength = 10\n[[edits]]\nsite 
 RANDOM = ["--tokens", "random", "--sequences", 2, "--length", 24, "--device", "cpu", "--quiet"]
 COMMANDS = {
     "trace": ["MODEL", *RANDOM, "--no-interventions", "--no-random-init"],
-    "isolate": ["MODEL", *RANDOM, "--position", 5],
-    "amplify": ["MODEL", *RANDOM, "--position", 5, "--layers", 0, "--factors", 2, "--centre", "none"],
+    "isolate": ["MODEL", *RANDOM, "--target-position", 5],
+    "amplify": ["MODEL", *RANDOM, "--target-position", 5, "--layers", 0, "--factors", 2, "--centre", "none"],
     "patch": ["MODEL", "--clean", "a b c", "--corrupted", "a d c", "--layers", 0, "--device", "cpu", "--quiet"],
     "tokens": ["MODEL", *RANDOM, "--gradient-sequences", 1],
     "sweep": ["SWEEP", "--model", "MODEL", "--device", "cpu", "--quiet"],
@@ -150,7 +150,7 @@ def test_another_question_does_not_draw_the_page(monkeypatch):
     monkeypatch.setattr(html, "page_text", short_page)
     assert run(*asked("isolate")).exit_code == 0
     Path("run/report.html").unlink()
-    other = run(*asked("isolate"), "--position", 7)
+    other = run(*asked("isolate"), "--target-position", 7)
     assert other.exit_code == 2
     assert "sink-lens report run" in other.stderr
     assert not Path("run/report.html").exists()
@@ -171,5 +171,5 @@ def test_the_page_of_the_run_before_is_not_left_beside_an_overwritten_run(monkey
     monkeypatch.setattr(html, "page_text", short_page)
     assert run(*asked("isolate")).exit_code == 0
     monkeypatch.setattr(html, "page_text", lambda *folders: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert run(*asked("isolate"), "--position", 7, "--overwrite").exit_code == 130
+    assert run(*asked("isolate"), "--target-position", 7, "--overwrite").exit_code == 130
     assert not Path("run/report.html").exists()

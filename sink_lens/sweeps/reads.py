@@ -14,6 +14,7 @@ from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import LensModel
+from ..renamed import METRIC_OPTIONS, current_metric_options
 from .axes import values_of
 
 
@@ -24,6 +25,11 @@ class MetricSpec:
     name: str
     """A name of ``METRICS``."""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take options of 0.1 under their names now."""
+        if self.name in METRIC_OPTIONS:
+            object.__setattr__(self, "options", current_metric_options(self.name, self.options))
 
     def metric(self, lens: LensModel) -> Metric:
         """The metric on a model.

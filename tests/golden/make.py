@@ -101,7 +101,7 @@ name = "sink_mass"
 layers = "1-2"
 [[metrics]]
 name = "sink_mass"
-key = 4
+sink_position = 4
 [[metrics]]
 name = "loss"
 [[metrics]]
@@ -435,7 +435,7 @@ def steps() -> list[Step]:
         ),
         "trace-bundled-text": command(*model, "--bos", "with", "--no-interventions", "--threshold", "0.1"),
         "trace-prompts": command(
-            *("trace", "models/planted", "--out", "OUT", "--bos", "with", "--position", "6"),
+            *("trace", "models/planted", "--out", "OUT", "--bos", "with", "--target-position", "6"),
             *("--prompt", "the cat and the dog saw the river near the hill"),
             *("--prompt", "then it was not in the house every day of rain"),
         ),
@@ -460,8 +460,10 @@ def steps() -> list[Step]:
     for name in ("planted", "gpt2"):
         given = [f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT"]
         found |= {
-            f"isolate-{name}": command("isolate", *given, "--position", "7", "--position", "9", "--layers", "0-2"),
-            f"amplify-{name}": command("amplify", *given, "--position", "7", "--factors", "1,5,20"),
+            f"isolate-{name}": command(
+                "isolate", *given, "--target-position", "7", "--target-position", "9", "--layers", "0-2"
+            ),
+            f"amplify-{name}": command("amplify", *given, "--target-position", "7", "--factors", "1,5,20"),
         }
     for name in ("planted", "planted-1"):
         found[f"ablate-{name}"] = command("ablate", f"models/{name}", *text, "--bos", "with", *SMALL, "--out", "OUT")

@@ -39,7 +39,7 @@ def test_the_sums_are_the_loop_over_pairs():
     found = contraction(lens, sequences=60, length=12, sinks=False)
     places = {(-1, "embedding"): x["resid_pre", 0], (2, "final"): x["final"]}
     places[1, "attention"] = x["resid_pre", 1] + x["attn_out", 1]
-    rows = found.layers.set_index(["measure", "place", "layer"])["value"]
+    rows = found.layers.set_index(["measure", "stage", "layer"])["value"]
     for (layer, place), state in places.items():
         pairs = [cosine(state[a, -1], state[b, -1]) for a, b in itertools.combinations(range(60), 2)]
         assert rows["inter", place, layer] == pytest.approx(np.mean(pairs), abs=1e-5)
@@ -125,7 +125,7 @@ def test_directions_and_alignment():
     assert next(iter(one.directions)) == "-1.embedding"
     assert np.linalg.norm(one.directions["2.final"]) == pytest.approx(1)
     pairs = agreement({"a": one.directions, "b": same.directions, "c": other.directions})
-    cosines = pairs[pairs["place"] == "final"].set_index(["a", "b"])["cosine"]
+    cosines = pairs[pairs["stage"] == "final"].set_index(["a", "b"])["cosine"]
     assert cosines["a", "b"] == pytest.approx(1)
     assert abs(cosines["a", "c"]) < 0.7
     assert pairs["chance"].iloc[0] == pytest.approx(32**-0.5)

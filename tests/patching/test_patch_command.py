@@ -29,12 +29,12 @@ def model(tmp_path, monkeypatch):
 
 METRICS = [
     ["sink_mass"],
-    ["sink_mass", "--key", "1", "--metric-layers", "1,2"],
+    ["sink_mass", "--sink-position", "1", "--metric-layers", "1,2"],
     ["logit_difference", "--correct", "a", "--incorrect", "b"],
     ["loss"],
     ["kl"],
     ["norm", "--metric-layers", "2"],
-    ["dominance", "--key", "2", "--metric-layers", "1"],
+    ["dominance", "--sink-position", "2", "--metric-layers", "1"],
 ]
 
 
@@ -57,7 +57,7 @@ def test_every_metric_is_swept_and_written(metric, tmp_path):
 def test_heads_positions_units_and_direction_are_passed_on(tmp_path):
     options = [
         "--by",
-        "layer,position,head_index",
+        "layer,position,head",
         "--heads",
         "1,3",
         "--positions",
@@ -108,16 +108,16 @@ def test_everything_at_once_is_one_patch_without_a_map(tmp_path):
         ([], "give --clean TEXT and --corrupted TEXT"),
         (PAIR[:2], "give --clean TEXT and --corrupted TEXT"),
         (["--clean", "a cat", "--corrupted", "an elephant"], "need the same number"),
-        ([*PAIR, "--metric", "beauty"], "there is no metric 'beauty'; need one of sink_mass"),
+        ([*PAIR, "--metric", "beauty"], "metric is 'beauty'; need one of sink_mass"),
         ([*PAIR, "--metric", "logit_difference"], "give --correct TEXT"),
         ([*PAIR, "--metric", "logit_difference", "--correct", "giraffe"], "tokens; need one"),
         ([*PAIR, "--metric", "norm"], "give it with --metric-layers N"),
         ([*PAIR, "--layers", "2-0"], "--layers is '2-0'; need numbers and ranges such as 0-3,7"),
         ([*PAIR, "--layers", "0-9"], "layers: 3 does not exist; need 0 to 2"),
         ([*PAIR, "--site", "resid_mid"], "there is no site 'resid_mid'"),
-        ([*PAIR, "--by", "layer,head"], "by head_index is not possible"),
-        ([*PAIR, "--direction", "up"], "direction is 'up'; need denoising or noising"),
-        ([*PAIR, "--key", "99"], "reads position 99"),
+        ([*PAIR, "--by", "layer,head"], "by head is not possible"),
+        ([*PAIR, "--direction", "up"], "direction is 'up'; need one of denoising, noising"),
+        ([*PAIR, "--sink-position", "99"], "reads position 99"),
     ],
 )
 def test_bad_input_ends_with_code_2_and_leaves_no_folder(arguments, text, tmp_path):

@@ -47,7 +47,7 @@ def frames_of(kind):
         return {"patches": patches.assign(changed=grid["position"] > 0), "differences": differences}
     if kind == "sweep":
         cells = pd.DataFrame({"cell": range(6), "kind": "zero", "site": "z", "layer": [0, 0, 0, 1, 1, 1]})
-        cells = cells.assign(head=[0, 1, 2] * 2, place="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2])
+        cells = cells.assign(head=[0, 1, 2] * 2, where="somewhere", metric="loss", effect=[0.1, -0.9, 0, 0, 0, 0.2])
         cells = cells.assign(ci_low=-1.0, ci_high=0.0, control_effect=0.01, over_low=-1.0, over_high=0.0)
         return {"cells": cells.assign(error=pd.array([None] * 5 + ["no room"], dtype="string"))}
     if kind == "train":

@@ -9,7 +9,13 @@ from sink_lens.studies.amplification import amplify
 def test_amplifying_sweeps_factors_and_centres(tmp_path):
     _, lens = planted_lens()
     study = amplify(
-        lens, position=9, layers=[0], factors=(1.0, 4.0), tokens=sequences(), out=tmp_path / "run", progress=False
+        lens,
+        target_position=9,
+        layers=[0],
+        factors=(1.0, 4.0),
+        tokens=sequences(),
+        out=tmp_path / "run",
+        progress=False,
     )
     summary = study.tables["summary"]
     assert list(zip(summary["centre"], summary["factor"], strict=True)) == [
@@ -25,6 +31,13 @@ def test_the_norm_only_control_needs_no_means(tmp_path):
     _, lens = planted_lens()
     out = tmp_path / "run"
     amplify(
-        lens, position=9, layers=[0], factors=(2.0,), centres=("none",), tokens=sequences(), out=out, progress=False
+        lens,
+        target_position=9,
+        layers=[0],
+        factors=(2.0,),
+        centres=("none",),
+        tokens=sequences(),
+        out=out,
+        progress=False,
     )
     assert not (out / "centring_means.safetensors").exists()

@@ -8,7 +8,7 @@ from sink_lens.studies.isolation import isolate
 
 def test_isolating_reports_both_positions_by_layer_and_the_loss(tmp_path):
     _, lens = planted_lens()
-    study = isolate(lens, positions=[9, 15], tokens=sequences(), out=tmp_path / "run", progress=False)
+    study = isolate(lens, target_positions=[9, 15], tokens=sequences(), out=tmp_path / "run", progress=False)
     assert study.tables["summary"]["target_position"].tolist() == [9, 15]
     layers = study.tables["layers"]
     assert len(layers) == 2 * lens.n_layers

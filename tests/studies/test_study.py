@@ -18,13 +18,13 @@ from sink_lens.studies.study import Study
 
 def test_a_study_leaves_a_finished_run(tmp_path):
     _, lens = planted_lens()
-    isolate(lens, positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False)
+    isolate(lens, target_positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False)
     run = read_run(tmp_path / "run")
     assert (run.kind, run.status, run.missing) == ("isolate", "finished", [])
     assert run.config["isolate_positions"] == [9]
     assert len(run.provenance["weights_sha256"]) == 64
     with pytest.raises(RunError, match="finished"):
-        isolate(lens, positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False)
+        isolate(lens, target_positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -41,9 +41,9 @@ def test_the_studies_run_on_families_without_special_cases(family, tmp_path):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda lens, out: isolate(lens, positions=[0], tokens=sequences(), out=out), "interior position is 0"),
-        (lambda lens, out: isolate(lens, positions=[99], tokens=sequences(), out=out), "need one from 1 to 30"),
-        (lambda lens, out: isolate(lens, positions=[9], layers=[99], tokens=sequences(), out=out), "layer 99"),
+        (lambda lens, out: isolate(lens, target_positions=[0], tokens=sequences(), out=out), "interior position is 0"),
+        (lambda lens, out: isolate(lens, target_positions=[99], tokens=sequences(), out=out), "need one from 1 to 30"),
+        (lambda lens, out: isolate(lens, target_positions=[9], layers=[99], tokens=sequences(), out=out), "layer 99"),
         (lambda lens, out: amplify(lens, factors=(), tokens=sequences(), out=out), "no factor"),
         (lambda lens, out: amplify(lens, layers=[4], tokens=sequences(), out=out), "leave no layer to read"),
         (lambda lens, out: isolate(lens, tokens=sequences(2, 9), out=out), "9 tokens, and interventions need 12"),

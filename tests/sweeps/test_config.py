@@ -32,7 +32,7 @@ sequences = 3
 length = 9
 [[metrics]]
 name = "sink_mass"
-key = 1
+sink_position = 1
 layers = "0-1"
 [[metrics]]
 name = "loss"
@@ -55,7 +55,7 @@ WANTED = SweepConfig(
     bos="without",
     sequences=3,
     length=9,
-    metrics=(MetricSpec(name="sink_mass", options={"key": 1, "layers": "0-1"}), MetricSpec(name="loss")),
+    metrics=(MetricSpec(name="sink_mass", options={"sink_position": 1, "layers": "0-1"}), MetricSpec(name="loss")),
     grid=Grid.of(
         EditGrid(kind="scale", site="z", layers=[0, "1-2"], heads=[[0, 1], 3], factors=[0.5, 2.0]),
         EditGrid(units="each"),
@@ -85,7 +85,7 @@ def test_toml_and_json_give_the_same_configuration(tmp_path):
         "device": "cpu",
         "dtype": "float64",
         "tokens": {"kind": "random", "bos": "without", "sequences": 3, "length": 9},
-        "metrics": [{"name": "sink_mass", "key": 1, "layers": "0-1"}, {"name": "loss"}],
+        "metrics": [{"name": "sink_mass", "sink_position": 1, "layers": "0-1"}, {"name": "loss"}],
         "edits": [
             {"kind": "scale", "site": "z", "layers": [0, "1-2"], "heads": [[0, 1], 3], "factors": [0.5, 2]},
             {"units": "each"},
@@ -164,7 +164,10 @@ def test_changes_replace_what_the_file_says_the_seed_of_the_draws_too(tmp_path):
         ({"device": 0, "edits": EDITS}, "device is 0; need a text"),
         ({"metrics": [], "edits": EDITS}, "there is no metric; need at least one"),
         ({"metrics": "loss", "edits": EDITS}, r"\[\[metrics\]\] of the sweep is 'loss'; need a list of tables"),
-        ({"metrics": [{"key": 0}], "edits": EDITS}, "a metric of the sweep has no name; need one of sink_mass, loss"),
+        (
+            {"metrics": [{"sink_position": 0}], "edits": EDITS},
+            "a metric of the sweep has no name; need one of sink_mass, loss",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_refused(given, text):

@@ -24,13 +24,13 @@ def metric(name, **options):
 
 
 def test_every_metric_by_name_is_the_metric_of_these_options():
-    mass = metric("sink_mass", key=2, layers="0,2")
+    mass = metric("sink_mass", sink_position=2, layers="0,2")
     assert (mass.keys, mass.layers) == ((2,), (0, 2))
     assert mass.name == "sink mass at position 2, layers 0,2"
     assert metric("sink_mass").layers is metric("sink_mass", layers="all").layers is None
     assert metric("sink_mass", layers=[[0, 1], 1]).layers == (0, 1)
     assert metric("loss").loss
-    assert metric("norm", layer=1, key=3, site="z").name == "norm of z at position 3, layer 1"
+    assert metric("norm", layer=1, sink_position=3, site="z").name == "norm of z at position 3, layer 1"
     assert metric("norm", layer="2").sites == ("resid_post",)
     assert metric("dominance", layer=1).layers == (1,)
     assert metric("logit_difference", correct=5, incorrect=6, position=2).scored == 2
@@ -50,11 +50,11 @@ def test_the_tokens_of_a_logit_difference_can_be_texts():
     [
         ("mass", {}, "there is no metric 'mass'; need one of sink_mass, loss"),
         ("loss", {"key": 0}, "the metric loss takes no options and needs none; found key"),
-        ("sink_mass", {"layer": 1}, "takes key, layers and needs none; found layer"),
+        ("sink_mass", {"layer": 1}, "takes sink_position, layers and needs none; found layer"),
         ("norm", {}, "needs layer; found none"),
         ("logit_difference", {"correct": 5}, "needs correct, incorrect; found correct"),
-        ("sink_mass", {"key": "0"}, "key of a metric is '0'; need a whole number"),
-        ("sink_mass", {"key": True}, "key of a metric is True"),
+        ("sink_mass", {"sink_position": "0"}, "sink_position of a metric is '0'; need a whole number"),
+        ("sink_mass", {"sink_position": True}, "sink_position of a metric is True"),
         ("sink_mass", {"layers": "0-3"}, "layers of a metric: 3 does not exist; need 0 to 2"),
         ("sink_mass", {"layers": []}, "layers of a metric is empty"),
         ("norm", {"layer": "0-1"}, "the layer of a metric is '0-1'; need one number"),

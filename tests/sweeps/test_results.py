@@ -14,7 +14,7 @@ from sink_lens.report.sweep import effect_figure, swept_columns
 from sink_lens.sweeps.results import SweepResult, by_cell, failed_cells, named, tables
 
 NAN = float("nan")
-PLACE = {"kind": "zero", "site": "neurons", "place": "", "layer": 0, "position": None, "head": None, "unit": 0}
+PLACE = {"kind": "zero", "site": "neurons", "where": "", "layer": 0, "position": None, "head": None, "unit": 0}
 PLACE |= {"key": None, "factor": None, "seed": None, "centre": None}
 
 
@@ -215,13 +215,13 @@ def test_numbers_by_cell_are_numbered_in_order_and_hold_no_control_and_no_failur
     ("row", "name"),
     [
         ({"name": "mine", "kind": "zero"}, "mine"),
-        ({"kind": "zero", "site": "z", "place": "layer 1"}, "zero z layer 1"),
-        ({"kind": "zero", "site": "z", "place": ""}, "zero z"),
-        ({"kind": "scale", "site": "z", "place": "layer 1", "factor": 0.5}, "scale z x 0.5 layer 1"),
-        ({"kind": "scale", "site": "z", "place": "layer 1", "factor": 2}, "scale z x 2 layer 1"),
-        ({"kind": "scale", "site": "z", "place": "layer 1", "factor": NAN, "name": None}, "scale z layer 1"),
+        ({"kind": "zero", "site": "z", "where": "layer 1"}, "zero z layer 1"),
+        ({"kind": "zero", "site": "z", "where": ""}, "zero z"),
+        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": 0.5}, "scale z x 0.5 layer 1"),
+        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": 2}, "scale z x 2 layer 1"),
+        ({"kind": "scale", "site": "z", "where": "layer 1", "factor": NAN, "name": None}, "scale z layer 1"),
         (
-            {"kind": "amplify", "site": "z_raw", "place": "position 3", "factor": 2.0, "centre": "values"},
+            {"kind": "amplify", "site": "z_raw", "where": "position 3", "factor": 2.0, "centre": "values"},
             "amplify z_raw x 2 from values position 3",
         ),
     ],
@@ -238,7 +238,7 @@ def swept_frame(axes, *, metric="loss", effect=None, **columns):
     grid = np.array(np.meshgrid(*axes.values(), indexing="ij")).reshape(len(axes), -1)
     n = grid.shape[1]
     effects = np.linspace(-1, 1, n) if effect is None else np.asarray(effect, dtype=float)
-    rows = {"cell": range(n), "kind": "zero", "site": "neurons", "place": "here"}
+    rows = {"cell": range(n), "kind": "zero", "site": "neurons", "where": "here"}
     rows |= dict(zip(axes, grid, strict=True)) | {"metric": metric, "baseline": 1.0, "value": effects + 1.0}
     rows |= {"effect": effects, "ci_low": effects - 0.1, "ci_high": effects + 0.1, "control_effect": 0.0}
     return pd.DataFrame(rows | {"error": pd.array([None] * n, dtype="string")} | columns)
@@ -332,7 +332,7 @@ HOSTILE = "<script>alert(1)</script> $\\frac{"
 
 
 def test_hostile_names_are_text_in_a_notebook_and_in_a_figure():
-    frame = swept_frame({"unit": [0, 1]}, metric=HOSTILE, name=HOSTILE, site=HOSTILE, place=HOSTILE)
+    frame = swept_frame({"unit": [0, 1]}, metric=HOSTILE, name=HOSTILE, site=HOSTILE, where=HOSTILE)
     frame["error"] = pd.array([HOSTILE, None], dtype="string")
     result = result_of(frame, headline=HOSTILE)
     shown = result._repr_html_()

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from sink_lens import SinkMonitor
 from sink_lens.errors import ModelError
 from sink_lens.models.tiny import tiny
+from sink_lens.training import SinkMonitor
 
 pl = pytest.importorskip("lightning.pytorch", reason="Lightning is an extra: pip install 'sink-lens[lightning]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of few workers, of loggers and of its own imports
