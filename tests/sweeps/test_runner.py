@@ -20,6 +20,7 @@ import sink_lens
 from sink_lens import TokenBatch, read_run, run_with
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.metrics import evaluate, logit_difference, loss, sink_mass
+from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.passes import Passes
@@ -43,7 +44,7 @@ FEW = Grid.of(HEADS, controls=0)
 METRICS = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
 TABLES = ("cells", "controls", "values")
 COLUMNS = """
-    cell kind site place layer position head unit key factor seed centre metric metric_unit baseline value effect
+    cell kind site where layer position head unit key factor seed centre metric metric_unit baseline value effect
     ci_low ci_high control_effect control_sd n_controls over_control over_low over_high changed n error
 """.split()  # noqa: SIM905
 
@@ -210,7 +211,7 @@ def test_the_columns_say_where_each_edit_is(whole):
     neurons, heads = frame.query("site == 'neurons'"), frame.query("site == 'z'")
     assert neurons["layer"].tolist() == [0, 0, 0, 2, 2, 2]
     assert neurons["unit"].fillna(-1).tolist() == [3, -1, 40, 3, -1, 40]  # a set has no one number
-    assert neurons["place"].tolist()[1] == "layer 0, unit 7,9"
+    assert neurons["where"].tolist()[1] == "layer 0, unit 7,9"
     assert heads["head"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert heads["factor"].tolist() == [0.5, 2.0] * 4
     assert frame["metric_unit"].unique().tolist() == ["nats"]
@@ -221,8 +222,8 @@ def test_controls_are_as_many_units_of_the_same_layer_and_none_of_the_cell_s_own
     before = slow_values(lens, tokens, ())
     drawn = whole.controls.query("site == 'neurons' and metric == 'loss'")
     for row in whole.frame.query("site == 'neurons'").to_dict("records"):
-        own = units_of(row["place"])
-        pool = [units_of(place) for place in drawn["place"] if place.startswith(f"layer {row['layer']},")]
+        own = units_of(row["where"])
+        pool = [units_of(place) for place in drawn["where"] if place.startswith(f"layer {row['layer']},")]
         fit = [units for units in pool if len(units) == len(own) and not set(units) & set(own)][:2]
         assert len(fit) == row["n_controls"] == 2
         values = [slow_values(lens, tokens, zero("neurons", layers=[row["layer"]], units=units)) for units in fit]
