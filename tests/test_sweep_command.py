@@ -40,7 +40,7 @@ def file(tmp_path):
 
 def result(tmp_path, *, errors=(None, None)):
     n = len(errors)
-    columns = {"cell": range(n), "kind": "zero", "site": "z", "place": [f"layer {cell}" for cell in range(n)]}
+    columns = {"cell": range(n), "kind": "zero", "site": "z", "where": [f"layer {cell}" for cell in range(n)]}
     columns |= {"metric": "loss", "effect": [0.5, -2.0][:n], "control_effect": 0.125}
     columns |= dict.fromkeys(("ci_low", "ci_high", "over_low", "over_high"), 0.25)
     frame = pd.DataFrame(columns | {"error": pd.array(errors, dtype="string")})
@@ -94,7 +94,7 @@ def test_the_example_is_a_file_to_begin_with(tmp_path):
     assert shown.exit_code == 0
     (tmp_path / "sweep.toml").write_text(shown.stdout)
     config = read_sweep(tmp_path / "sweep.toml")
-    assert config.metrics == (MetricSpec(name="sink_mass", options={"key": 0, "layers": "12-29"}),)
+    assert config.metrics == (MetricSpec(name="sink_mass", options={"sink_position": 0, "layers": "12-29"}),)
     assert config.grid.edits[1] == EditGrid(kind="zero", site="z", heads="each")
 
 

@@ -1,13 +1,14 @@
 """``sink-lens tokens``."""
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..studies.tokens_config import TokensConfig
 from .console import app, console, hush, reported
-from .options import Out, Overwrite, Quiet, configured
+from .options import Json, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,18 +36,16 @@ def tokens(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Find the tokens that are sinks or massive, and the dimensions that are large on most tokens."""
-    hush(quiet or json)
+    hush(quiet or as_json)
     from ..studies.token_scan import sink_tokens
 
-    found = sink_tokens(config, out=out, overwrite=overwrite, progress=not (quiet or json))
+    found = sink_tokens(config, out=out, overwrite=overwrite, progress=not (quiet or as_json))
     report = reported(found.folder, quiet=True)
-    if json:
-        import json as written
-
-        typer.echo(written.dumps(_as_json(found, report=report), indent=2, ensure_ascii=False, allow_nan=False))
+    if as_json:
+        typer.echo(json.dumps(_as_json(found, report=report), indent=2, ensure_ascii=False, allow_nan=False))
         return
     if quiet:
         typer.echo(found.folder)

@@ -82,6 +82,11 @@ class PatchResult:
             "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
         )
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"patches": self.frame, "differences": self.differences}
+
     def _repr_html_(self) -> str:
         said = (
             f"{self.site}, {self.direction}: {self.metric} is {self.unpatched:.4g} in the unpatched run and "

@@ -97,6 +97,11 @@ class AttributionResult:
             "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
         )
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"patches": self.frame, "differences": self.differences}
+
     def _repr_html_(self) -> str:
         said = f"{self.site}, {self.direction}, to first order: {self.metric} is {self.unpatched:.4g} unpatched."
         drawn = [self.heatmap()] if self.by else []

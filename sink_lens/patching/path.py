@@ -94,6 +94,11 @@ class PathResult:
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"paths": self.frame, "differences": self.differences}
+
     def _repr_html_(self) -> str:
         said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched."
         return display.html(said, self.frame)

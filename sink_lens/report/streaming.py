@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, shown_table, whole
 from sink_lens.report.style import BLUE, COLOURS, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
 from sink_lens.text import interval, percent, visible
 
@@ -110,7 +110,7 @@ def _position_curve(run: Run) -> tuple[str, Figure]:
     return see, loss_by_position(positions, window=int(run.config.get("window", 0)))
 
 
-def _loss_table(run: Run) -> tuple[str, Table]:
+def _loss_table(run: Run) -> tuple[str, PageTable]:
     judged = _judged(run)
     pairs = [("change_low", "change_high"), ("closed_low", "closed_high")]
     if not {name for pair in pairs for name in pair} <= set(judged.columns):

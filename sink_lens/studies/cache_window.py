@@ -1,7 +1,7 @@
 """``streaming``: how many first tokens must a cache keep, so that the loss stays low beyond its size?
 
 A cache of some tokens evicts the oldest one that is not kept. Each query then sees the kept tokens and the newest
-others, which a mask in every layer gives exactly (``edits.window``). With ``positions="stay"`` nothing else changes.
+others, which a mask in every layer gives exactly (``edits.eviction``). With ``positions="stay"`` nothing else changes.
 With ``positions="reindexed"`` a token's position is its place in the cache (StreamingLLM, arXiv 2309.17453): relative
 to a query, a kept token moves closer by the number of tokens evicted between them. With rotary positions that is the
 query turned back by as many positions before it meets the kept key. Both equal a real cache, generating token by token.
@@ -25,8 +25,9 @@ from tqdm.auto import tqdm
 
 from ..activations.attention import ChangeRows, Put, Scores, Watch, observed
 from ..activations.forward import check_tokens
+from ..activations.sink_mask import sink_mask
 from ..data.tokens import TokenBatch, from_tensor
-from ..edits.window import evictions, first_tokens, ranks, seen_keys
+from ..edits.eviction import evictions, first_tokens, ranks, seen_keys
 from ..errors import InputError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
@@ -37,7 +38,7 @@ from ..text import interval as bounds
 from ..text import number, percent, plural
 from .config import StreamingConfig
 from .decision import decided, inputs, is_cost, loss_row, parts, rows_of
-from .quantisation import random_tokens, sink_tokens
+from .quantisation import random_tokens
 from .study import Study
 
 _TOKENS_A_FORWARD = 1024
@@ -101,7 +102,7 @@ def streaming(
                 return token_losses(lens, part, cache=cache, batch_size=config.batch_size)
 
             shape = {"sequences": part.n_sequences, "length": part.n_positions}
-            marked = sink_tokens(lens, part)
+            marked = sink_mask(lens, part).cpu()
             most = int(marked.sum(1).max())
             found = {"full": token_losses(lens, part, batch_size=config.batch_size)}
             bar.update()

@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..activations.record import Reading, stream
+from ..activations.sink_mask import sink_mask
 from ..activations.views import LayerView
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
@@ -99,7 +100,7 @@ def quantise(
     targets = _targets(lens, config)
     check_weights(lens, config)
     halves = parts(batch)
-    sinks = {name: sink_tokens(lens, part) for name, part in halves.items()}
+    sinks = {name: sink_mask(lens, part, by="norm").cpu() for name, part in halves.items()}
     measured = _measured(lens, halves["choose"], sinks=sinks["choose"], targets=targets)
     sizes = [size for size in sorted({*config.channels}) if size > 0]
     rows, costs = [], True
@@ -174,13 +175,6 @@ _SUMMARY = (
     "ignored_closed_high",
     "n",
 )
-
-
-def sink_tokens(lens: LensModel, batch: TokenBatch) -> Bool[Tensor, "batch position"]:
-    """The tokens that are sinks."""
-    mask = torch.zeros(batch.tokens.shape, dtype=torch.bool)
-    mask[:, 0] = True
-    return mask
 
 
 def check_weights(lens: LensModel, config: QuantiseConfig) -> None:

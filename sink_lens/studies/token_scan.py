@@ -62,6 +62,11 @@ class SinkTokens:
     headline: tuple[str, ...]
     """The result in sentences."""
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the sink tokens and the massive ones."""
+        return self.tables["sink_tokens"]
+
     def _repr_html_(self) -> str:
         return display.html(self.headline, self.tables["agreement"], folder=self.folder)
 

@@ -57,6 +57,11 @@ class SweepResult:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
         return self.frame.loc[self.frame["metric"] == (names[0] if metric is None else metric)]
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"cells": self.frame, "controls": self.controls, "values": self.values}
+
     def _repr_html_(self) -> str:
         drawn = []
         with contextlib.suppress(RunError):  # nothing was swept over numbers: there is no figure

@@ -237,7 +237,7 @@ def test_a_result_is_drawn_with_one_call_and_shows_itself():
 
 
 REFUSED = [
-    ({"by": ("layer", "head")}, "by head_index is not possible; need some of layer, pos"),
+    ({"by": ("layer", "head")}, "by head is not possible; need some of layer, position"),
     ({"by": ("layer", "layer")}, "names something twice"),
     ({"heads": [0]}, "heads were chosen and 'resid_pre' has the axes"),
     ({"keys": [0]}, "keys were chosen"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from sink_lens.edits.window import first_tokens, window
+from sink_lens.edits.eviction import first_tokens, window
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap

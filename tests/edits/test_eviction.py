@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink_lens.edits.constructors import EditError
-from sink_lens.edits.window import first_tokens, seen_keys, window
+from sink_lens.edits.eviction import first_tokens, seen_keys, window
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
