@@ -81,7 +81,7 @@ def cases_of(family: str) -> tuple[tuple[Edit, ...], ...]:
 @functools.cache
 def oracle(family: str):
     lens = lens_of(family)
-    options = {"keys": (0, 11, 2, 12), "sites": ("z",), "logits": True, "quiet": True}
+    options = {"positions": (0, 11, 2, 12), "sites": ("z",), "logits": True, "quiet": True}
     return [run_with(lens, tokens_of(), edits, batch_size=3, **options) for edits in cases_of(family)]
 
 

@@ -44,7 +44,7 @@ FEW = Grid.of(HEADS, controls=0)
 METRICS = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
 TABLES = ("cells", "controls", "values")
 COLUMNS = """
-    cell kind site place layer position head unit key factor seed centre metric metric_unit baseline value effect
+    cell kind site where layer position head unit key factor seed centre metric metric_unit baseline value effect
     ci_low ci_high control_effect control_sd n_controls over_control over_low over_high changed n error
 """.split()  # noqa: SIM905
 
@@ -321,17 +321,6 @@ def test_the_mode_of_earlier_versions_does_nothing_but_warn(whole, tmp_path):
         found = swept(tmp_path, mode="fast")
     assert_same(found, whole)
     assert swept(tmp_path).headline == found.headline  # the same sweep
-
-
-def test_a_sweep_of_an_earlier_version_goes_on_with_its_plan(whole, tmp_path, ran):
-    shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    old = {name: value for name, value in plan.items() if name != "cut"} | {"mode": "exact"}
-    (tmp_path / "plan.json").write_text(json.dumps(old))
-    blocks(tmp_path)[0].unlink()
-    ran.clear()
-    assert_same(swept(tmp_path), whole)
-    assert len(ran) == 1
 
 
 # --- cells of one's own
