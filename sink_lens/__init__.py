@@ -1,7 +1,7 @@
 """sink_lens traces where a language model's attention sinks come from, and which links of the chain hold.
 
 The names below are read from their modules when they are first used, so `import sink_lens` loads neither torch nor
-numpy. docs/names.md says what each one is.
+numpy. The reference in the documentation has a line for each.
 """
 
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from sink_lens import edits, identity, measures, patching, studies, sweeps, training
     from sink_lens import report as views
     from sink_lens.activations.record import Reading, capture, stream
+    from sink_lens.activations.sink_mask import sink_mask
     from sink_lens.chain.config import TraceConfig
     from sink_lens.chain.trace import trace
     from sink_lens.data.batch import TokenBatch
     from sink_lens.edits import metrics
-    from sink_lens.edits.effects import effect
     from sink_lens.edits.outcome import Outcome
     from sink_lens.engine.forward import run_with
     from sink_lens.engine.generation import generate
@@ -46,7 +46,6 @@ _NAMES = {
     "TraceConfig": "chain.config",
     "capture": "activations.record",
     "edits": "edits:",
-    "effect": "edits.effects",
     "generate": "engine.generation",
     "identity": "identity:",
     "load": "models.load",
@@ -57,6 +56,7 @@ _NAMES = {
     "run_with": "engine.forward",
     "stream": "activations.record",
     "studies": "studies:",
+    "sink_mask": "activations.sink_mask",
     "sweep": "sweeps.runner",
     "sweeps": "sweeps:",
     "trace": "chain.trace",
@@ -82,7 +82,6 @@ __all__ = [
     "__version__",
     "capture",
     "edits",
-    "effect",
     "generate",
     "identity",
     "load",
@@ -91,6 +90,7 @@ __all__ = [
     "patching",
     "read_run",
     "run_with",
+    "sink_mask",
     "stream",
     "studies",
     "sweep",

@@ -95,6 +95,7 @@ UNITS: Mapping[str, str] = MappingProxyType(
         "tau": "Kendall's tau-b, -1 to 1",
         "nats": "natural-log units of loss",
         "logits": "attention scores before the softmax",
+        "dB": "decibels, ten times the logarithm to base 10 of a ratio of energies",
         "p": "a p-value, 0 to 1",
         "log10 p": "the logarithm to base 10 of a p-value, 0 or less",
         "stream": "the units of the activations at the site",
@@ -791,6 +792,146 @@ changed: bool, yes or no. Whether the patched-in values differ from the values t
 n: int, count. Sequences for which the metric is defined.
 """
 
+_GAP = """
+loss_nats: float, nats. Mean next-token loss.
+perplexity: float, 1. Exponential of the mean loss.
+change_nats: float, nats. Paired change of the loss from the clean run.
+change_low/change_high: float, nats. 95% interval of the change over sequences.
+closed_share: float, share. Share of the gap that is closed; nan where the gap is no cost.
+closed_low/closed_high: float, share. 95% interval of the closed share over sequences.
+n: int, count. Sequences that the numbers are averaged over.
+"""
+
+_QUANTISE = (
+    _TOKENS,
+    _table(
+        "conditions",
+        "one part of the text and what is not rounded",
+        f"""
+        part: str, name. The half of the sequences: choose (sets are chosen on it) or judge (held out).
+        kept: str, name. What is not rounded: clean (everything), weights (all but the weights), all (nothing is kept),
+            tokens, channels, both, inputs (of linear layers), or random (tokens and channels).
+        sink_tokens: bool, yes or no. Whether the sink tokens are kept, or as many random ones.
+        channels: int, count. Channels that are kept at each site and layer.
+        inputs: int, count. Inputs of linear layers that are left alone, those with the least signal-to-noise ratio.
+        draw: int, index. Draw of a random control; nan for the others.
+        {_GAP}
+        """,
+    ),
+    _table(
+        "channels",
+        "one of the largest channels of a site in a layer",
+        """
+        site: str, name. Site.
+        layer: int, index. Layer.
+        tokens: str, name. Tokens that are looked at: all, or ordinary (those that are no sinks).
+        rank: int, rank. Rank of the channel by its largest magnitude.
+        channel: int, index. Channel of the site, with its heads joined into one axis.
+        largest: float, stream. Largest magnitude on the first half of the sequences.
+        over_median: float, 1. The same over the median of the site's channels; nan where that is 0.
+        """,
+    ),
+    _table(
+        "sqnr",
+        "one site in one layer",
+        """
+        site: str, name. Site.
+        layer: int, index. Layer.
+        format: str, name. Format that the site is rounded to.
+        sqnr_db: float, dB. Signal-to-noise ratio of the rounding over all tokens.
+        ordinary_sqnr_db: float, dB. The same over the tokens that are no sinks.
+        kept_sqnr_db: float, dB. The same over the tokens that are no sinks where the sinks are kept.
+        """,
+    ),
+    _table(
+        "sinks",
+        "one token that is a sink",
+        """
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        token_id: int, token id. The token's id.
+        """,
+    ),
+    _table(
+        "summary",
+        "the decision; its losses are those of the held-out half",
+        """
+        verdict: str, name. keep, keep a part (the goal is not reached), no small set, or nothing to keep.
+        sentence: str, text. The decision.
+        format: str, name. Format of the activations.
+        clean_loss_nats: float, nats. Loss without rounding.
+        quantised_loss_nats: float, nats. Loss where everything is rounded.
+        cost_nats: float, nats. Paired change from the first to the second.
+        cost_low/cost_high: float, nats. 95% interval of the cost over sequences.
+        sink_tokens: float, tokens. Sink tokens a sequence that are to be kept; 0 for none.
+        channels: int, count. Channels that are to be kept at each site and layer.
+        kept_loss_nats: float, nats. Loss where the chosen set is kept; nan where none was chosen.
+        closed_share: float, share. Share of the gap that the chosen set closes; nan where none was chosen.
+        closed_low/closed_high: float, share. 95% interval of the closed share over sequences.
+        random_most: float, share. Largest share that a random set closes; nan without random sets.
+        controls: int, count. Random sets of the same number of tokens and channels.
+        ignored: int, count. Inputs of linear layers that are left alone where only whole layers can be kept.
+        ignored_closed_share: float, share. Share of the gap that leaving them alone closes; nan where there are none.
+        ignored_closed_low/ignored_closed_high: float, share. 95% interval of that share over sequences.
+        n: int, count. Held-out sequences.
+        """,
+        file="csv",
+    ),
+)
+
+_STREAMING = (
+    _TOKENS,
+    _table(
+        "losses",
+        "one part of the text and the tokens that the cache keeps",
+        f"""
+        part: str, name. The half of the sequences: choose (the number is chosen on it) or judge (held out).
+        kept: str, name. Tokens that are never evicted: a number of first ones, sink_mask (the sinks), random, or full
+            (a cache that holds everything).
+        tokens: float, tokens. Kept tokens a sequence; nan for a full cache.
+        draw: int, index. Draw of a random control; nan for the others.
+        {_GAP}
+        """,
+    ),
+    _table(
+        "positions",
+        "one position and the tokens that the cache keeps, on the held-out half",
+        """
+        kept: str, name. Tokens that are never evicted, as in `losses`.
+        position: int, index. Position of the query that predicts.
+        loss_nats: float, nats. Mean loss of its prediction over sequences.
+        n: int, count. Sequences that have the position.
+        """,
+    ),
+    _table(
+        "summary",
+        "the decision; its losses are those beyond the window on the held-out half",
+        """
+        verdict: str, name. keep, keep none, or not confirmed (chosen, but no gain on the held-out half).
+        sentence: str, text. The decision.
+        recommended: int, tokens. First tokens that a cache should keep.
+        chosen: int, tokens. The number that was chosen on the first half.
+        window: int, tokens. Size of the cache.
+        positions: str, name. stay, or reindexed (a token's position is its place in the cache).
+        full_loss_nats: float, nats. Loss with a cache that holds everything.
+        none_loss_nats: float, nats. Loss where no token is kept.
+        kept_loss_nats: float, nats. Loss where the chosen number of first tokens is kept.
+        gain_nats: float, nats. Paired difference of the last two.
+        gain_low/gain_high: float, nats. 95% interval of the gain over sequences.
+        closed_share: float, share. Share of the gap to a full cache that is closed; nan where the gap is no cost.
+        closed_low/closed_high: float, share. 95% interval of the closed share over sequences.
+        cost_nats: float, nats. Paired difference of the kept loss and that of a full cache.
+        cost_low/cost_high: float, nats. 95% interval of that difference over sequences.
+        sink_mask_tokens: float, tokens. Sink tokens a sequence; nan where keeping them was not tried.
+        sink_mask_loss_nats: float, nats. Loss where the sink tokens are kept; nan where it was not tried.
+        random_loss_nats: float, nats. Mean loss where as many random tokens are kept; nan without controls.
+        controls: int, count. Draws of random tokens.
+        n: int, count. Held-out sequences.
+        """,
+        file="csv",
+    ),
+)
+
 _PATCH = (
     _table(
         "patches",
@@ -908,6 +1049,23 @@ _SWEEP = (
     ),
 )
 
+_WATCHED = _table(
+    "watch",
+    "one measure of one checkpoint",
+    """
+    step: int, steps. Optimiser steps so far.
+    tokens: int, tokens. Tokens trained on so far; missing where they were not counted.
+    measure: str, name. Name of the measure, or error if the checkpoint could not be read.
+    layer: int, index. Layer, or -1 for the stream before the first layer; missing for measures of the whole model.
+    position: int, index. Position that s2 is measured at; missing for other measures.
+    threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
+    value: float, of the row. Value of the measure, mean over sequences; nan if it is undefined.
+    unit: str, text. Unit of the row's numbers.
+    error: str, text. Why the checkpoint could not be read; missing if it could.
+    tokens_sha256: str, hash. Hash of the sequences that were read.
+    """,
+)
+
 _TRAIN = (
     _table(
         "log",
@@ -922,23 +1080,7 @@ _TRAIN = (
         eval_loss: float, nats. Loss on the held-out sequences; nan if it was not evaluated at this step.
         """,
     ),
-    _table(
-        "watch",
-        "one measure of one checkpoint",
-        """
-        step: int, steps. Optimiser steps so far.
-        tokens: int, tokens. Tokens trained on so far.
-        measure: str, name. Name of the measure, or error if the checkpoint could not be read.
-        layer: int, index. Layer, or -1 for the stream before the first layer; missing for measures of the whole model.
-        position: int, index. Position that s2 is measured at; missing for other measures.
-        threshold: float, attention. Threshold of the sink score for sink_rate; nan for other measures.
-        value: float, of the row. Value of the measure, mean over sequences; nan if it is undefined.
-        unit: str, text. Unit of the row's numbers.
-        error: str, text. Why the checkpoint could not be read; missing if it could.
-        tokens_sha256: str, hash. Hash of the sequences that were read.
-        """,
-        when="that were watched",
-    ),
+    replace(_WATCHED, when="that were watched"),
 )
 
 _MONITOR = (
@@ -1365,21 +1507,185 @@ _FINGERPRINT = (
     ),
 )
 
+_DECISION = """
+    kind: str, name. Kind of the token: first (position 0), delimiter (special, or without a letter or digit) or other.
+    sink: bool, yes or no. Whether the token is a sink.
+    massive: bool, yes or no. Whether the token is a massive activation.
+"""
+
+_RATES = """
+    tokens: int, count. Number of these tokens.
+    sink_rate: float, share. Share of these tokens that are sinks.
+    massive_rate: float, share. Share of these tokens that are massive.
+    median_share: float, 1. Median of their scores by attention, in fair shares.
+    largest_share: float, 1. Largest of these scores.
+    median_norm: float, 1. Median of their scores by norm, over the median norm of the sequence.
+    largest_norm: float, 1. Largest of these scores.
+"""
+
+_SINK_TOKENS = (
+    _TOKENS,
+    _table(
+        "sink_tokens",
+        "one token that is a sink, a massive activation, or both",
+        f"""
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        token_id: int, token id. The token's id.
+        text: str, text. The token decoded alone; `<id>` where the tokenizer does not know it.
+        {_DECISION}
+        norm_ratio: float, 1. Norm of its residual stream over the median of its sequence, in the layer where this is
+            largest: its score by norm.
+        received: float, attention. Mean attention of the sampled later queries to it, over all heads and layers; nan
+            where no sampled query follows.
+        share_score: float, 1. How many times its fair share of attention later tokens give it, mean over layers,
+            against tokens at a similar distance: its score by attention.
+        sink_layers: str, list. Layers in which it receives at least the threshold, in fair shares; empty if it is no
+            sink.
+        massive_layers: str, list. Layers in which its norm ratio is at least the threshold; empty if it is not massive.
+        dimensions: str, list. Fewest dimensions that hold the asked share of its energy in the layer where its norm
+            ratio is largest; empty if more than the asked number are needed.
+        """,
+    ),
+    _table(
+        "token_ids",
+        "one token id, over its occurrences after position 0",
+        f"""
+        token_id: int, token id. The token's id.
+        text: str, text. The token decoded alone; `<id>` where the tokenizer does not know it.
+        kind: str, name. Kind of the token: delimiter (special, or without a letter or digit) or other.
+        {_RATES}
+        """,
+    ),
+    _table(
+        "positions",
+        "one position, over the sequences that reach it",
+        f"""
+        position: int, index. Position in the sequence.
+        {_RATES}
+        """,
+    ),
+    _table(
+        "dimensions",
+        "one dimension of the residual stream after one layer, at one kind of token; only dimensions that are outliers "
+        "on at least the asked share of such tokens in some layer, without the layers in which they are never one",
+        """
+        kind: str, name. residual (tokens that are neither sinks nor massive) or sink token (the others).
+        dimension: int, index. Dimension of the residual stream.
+        layer: int, index. Layer.
+        coverage: float, share. Share of the tokens of this kind on which the dimension is over the asked multiple of
+            the token's median magnitude.
+        tokens: int, count. Number of tokens of this kind.
+        value: float, stream. Mean magnitude of the dimension on the tokens on which it is an outlier.
+        ratio: float, 1. Mean of its magnitude over the token's median magnitude, on the same tokens.
+        """,
+    ),
+    _table(
+        "layers",
+        "one layer and one group of tokens; numbers are means over the tokens",
+        """
+        layer: int, index. Layer.
+        kind: str, name. marked (sinks and massive tokens), others, or all.
+        tokens: int, count. Number of tokens of the group.
+        kurtosis: float, 1. Excess kurtosis of the dimensions of a token's residual stream after the layer; nan if the
+            group is empty.
+        norm_ratio: float, 1. Norm of a token over the median of its sequence.
+        received: float, attention. Mean attention of the sampled later queries to a token, over heads.
+        share: float, 1. The same attention in fair shares.
+        """,
+    ),
+    _table(
+        "maxima",
+        "one site in one layer: its largest magnitude over all tokens, and where it is",
+        f"""
+        layer: int, index. Layer.
+        site: str, name. Site that is read.
+        max_abs: float, stream. Largest magnitude.
+        dimension: int, index. Coordinate of the site at which it is (heads concatenated).
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        token_id: int, token id. The token's id.
+        text: str, text. The token decoded alone; `<id>` where the tokenizer does not know it.
+        {_DECISION}
+        """,
+    ),
+    _table(
+        "histogram",
+        "one bin of one score",
+        """
+        by: str, name. attention (how many times its fair share a token receives) or norm (times the sequence's median).
+        low: float, 1. Lower edge of the bin.
+        high: float, 1. Upper edge of the bin.
+        tokens: int, count. Number of tokens with such a score.
+        """,
+    ),
+    _table(
+        "gradients",
+        "one token of the first few sequences after one layer; the last token of a sequence, which predicts nothing, "
+        "has no row",
+        """
+        layer: int, index. Layer.
+        sequence: int, index. Sequence of the run.
+        position: int, index. Position in the sequence.
+        marked: bool, yes or no. Whether the token is a sink or massive.
+        gradient_ratio: float, 1. Norm of the gradient of the sequence's mean loss with respect to the token's residual
+            stream, over the median of its sequence.
+        """,
+        when="unless `gradient_sequences` is 0",
+    ),
+    _table(
+        "thresholds",
+        "one of the two scores: the threshold and its evidence",
+        """
+        by: str, name. attention (marks sinks) or norm (marks massive activations).
+        threshold: float, 1. Score from which a token is marked; nan if there is no gap and none was asked for.
+        asked: bool, yes or no. Whether the threshold was asked for instead of found.
+        gap: bool, yes or no. Whether the scores have a gap.
+        gap_low: float, 1. Largest score below the gap; nan if there is no gap.
+        gap_high: float, 1. Smallest score above the gap; nan if there is no gap.
+        within: int, count. Number of tokens whose score is close to the middle of the gap; 0 if there is no gap.
+        marked: int, count. Number of tokens that are marked.
+        tokens: int, count. Number of tokens that have a score.
+        statement: str, text. The same in words.
+        """,
+        file="csv",
+    ),
+    _table(
+        "agreement",
+        "one kind of token: how far sinks and massive activations are the same tokens",
+        """
+        kind: str, name. first (position 0), delimiter, other, or all.
+        tokens: int, count. Number of these tokens.
+        sinks: int, count. Number of sinks.
+        massive: int, count. Number of massive activations.
+        both: int, count. Number of tokens that are both.
+        sink_only: int, count. Number of sinks that are not massive.
+        massive_only: int, count. Number of massive activations that are no sinks.
+        jaccard: float, share. Tokens that are both over tokens that are at least one; nan if there is none.
+        """,
+        file="csv",
+    ),
+)
+
 TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
     {
         "trace": _TRACE,
         "isolate": _ISOLATE,
         "amplify": _AMPLIFY,
         "ablate": _ABLATE,
+        "quantise": _QUANTISE,
+        "streaming": _STREAMING,
         "patch": _PATCH,
         "sweep": _SWEEP,
         "train": _TRAIN,
         "compare": _COMPARE,
         "monitor": _MONITOR,
+        "watch": (_WATCHED,),
         "preference": _PREFERENCE,
         "contraction": _CONTRACTION,
         "calibration": _CALIBRATION,
         "fingerprint": _FINGERPRINT,
+        "tokens": _SINK_TOKENS,
     }
 )
 
@@ -1389,3 +1695,24 @@ Centre = Literal["values", "aggregated", "none"]
 CENTRES: tuple[Centre, ...] = ("values", "aggregated", "none")
 FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 """Factors of the amplification, those of arXiv 2605.06611."""
+QUANTISED_FORMATS = (
+    "int8_tensor",
+    "int8_token",
+    "int8_group",
+    "int4_tensor",
+    "int4_token",
+    "int4_group",
+    "fp8_e4m3_tensor",
+    "fp8_e4m3_token",
+    "fp8_e4m3_group",
+    "fp8_e5m2_tensor",
+    "fp8_e5m2_token",
+    "fp8_e5m2_group",
+    "mxfp4",
+    "nvfp4",
+)
+"""Simulated formats: the element type and what shares a scale."""
+LINEAR_INPUTS = ("attn_in", "z", "mlp_in", "neurons")
+"""Sites that linear layers read."""
+WORTH_KEEPING_NATS = 0.01
+"""A loss that rises by less than this, 1% in perplexity, is not worth a protection."""

@@ -30,6 +30,8 @@ REFUSED = {
     "sweep, an engine that is not": ["sweep", "SWEEP.toml", "--model", "MODEL", "--device", "cpu", "--engine", "slurm"],
     "sweep, a mode that is not": ["sweep", "SWEEP.toml", "--model", "MODEL", "--device", "cpu", "--mode", "quick"],
     "sweep, a device that is not": ["sweep", "SWEEP.toml", "--model", "MODEL", "--devices", "cuda:7,cuda:8"],
+    "tokens, over the context": ["tokens", "MODEL", "--tokens", "random", "--length", 5000, "--device", "cpu"],
+    "tokens, a gap of one": ["tokens", "MODEL", "--gap", 1, "--device", "cpu"],
     "preference, over the context": ["preference", *UNTRAINED, "--length", 100],
     "contraction, too short": ["contraction", *UNTRAINED, "--length", 8],
     "contraction, too few": ["contraction", "--untrained", SMALL, "--sequences", 10],

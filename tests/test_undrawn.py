@@ -23,6 +23,7 @@ COMMANDS = {
     "isolate": ["MODEL", *RANDOM, "--position", 5],
     "amplify": ["MODEL", *RANDOM, "--position", 5, "--layers", 0, "--factors", 2, "--centre", "none"],
     "patch": ["MODEL", "--clean", "a b c", "--corrupted", "a d c", "--layers", 0, "--device", "cpu", "--quiet"],
+    "tokens": ["MODEL", *RANDOM, "--gradient-sequences", 1],
     "sweep": ["SWEEP", "--model", "MODEL", "--device", "cpu", "--quiet"],
     "preference": ["--untrained", SMALL, "--sequences", 64, "--length", 16, "--device", "cpu", "--quiet"],
     "fingerprint": ["MODEL", "MODEL-1", "--sequences", 50, "--length", 4, "--coordinates", 28, "--quiet"],

@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -44,6 +44,8 @@ _BLOCK = 128
 
 Kernel = Literal["fused", "eager"]
 Put = Callable[[int, str, Tensor], None]
+ChangeRows = Callable[[Tensor, Tensor], Tensor]
+"""Function from the scores of a few queries, and their positions, to new scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class Watch:
     """Query positions whose rows are read."""
     put: Put
     """Function that receives layer, name and tensor."""
+    change: "Callable[[int, Scores], ChangeRows] | None" = None
+    """Makes, from a layer and its scores, the function that changes them; needs the eager kernel."""
 
 
 _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
@@ -125,6 +129,9 @@ def _observed_attention(
     sink = None if s_aux is None else s_aux.detach().float()
     mask = None if attention_mask is None else _additive(attention_mask, query.dtype)
     score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
+    if watch.change is not None:
+        assert watch.kernel == "eager", "a fused kernel does not show its scores"
+        score = replace(score, change=watch.change(int(module.layer_idx), score))  # type: ignore[arg-type]
     lse: Tensor | None
     total: Tensor | None = None
     if weighting == "sigmoid":
@@ -186,11 +193,13 @@ class Scores:
     """Additive mask; None means causal."""
     scale: float
     softcap: float | None
+    change: ChangeRows | None = None
+    """What becomes of the scores of ``block`` after the mask; None leaves them."""
 
     def columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
         """Scores of every query for a few keys; masked scores are -inf."""
         index = torch.tensor(keys, device=self.key.device)
-        scores = self._product(self.query, self.key[:, :, index])
+        scores = self.product(self.query, self.key[:, :, index])
         if self.mask is not None:
             return scores.add_(self.mask[..., index].float())
         queries = torch.arange(self.query.shape[2], device=self.key.device)
@@ -198,13 +207,16 @@ class Scores:
 
     def block(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
         """Scores of a few queries for every key; masked scores are -inf."""
-        scores = self._product(self.query[:, :, rows], self.key)
+        scores = self.product(self.query[:, :, rows], self.key)
         if self.mask is not None:
-            return scores.add_(self.mask[:, :, rows].float())
-        keys = torch.arange(self.key.shape[2], device=rows.device)
-        return scores.masked_fill_(rows[:, None] < keys, -math.inf)
+            scores.add_(self.mask[:, :, rows].float())
+        else:
+            keys = torch.arange(self.key.shape[2], device=rows.device)
+            scores.masked_fill_(rows[:, None] < keys, -math.inf)
+        return scores if self.change is None else self.change(scores, rows)
 
-    def _product(self, query: Tensor, key: Tensor) -> Tensor:
+    def product(self, query: Tensor, key: Tensor) -> Tensor:
+        """Scores of queries for keys before any mask, with the model's scale and soft cap."""
         grouped = query.float().unflatten(1, (key.shape[1], -1))  # group query heads by the kv head that they share
         scores = (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale).flatten(1, 2)
         return scores if self.softcap is None else (scores / self.softcap).tanh() * self.softcap

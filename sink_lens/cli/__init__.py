@@ -12,7 +12,9 @@ import typer
 # Each module puts its commands on the app, in the order of --help.
 # isort: off
 from . import trace  # noqa: F401
+from . import tokens  # noqa: F401
 from . import interventions  # noqa: F401
+from . import decisions  # noqa: F401
 from . import patch  # noqa: F401
 from . import sweep  # noqa: F401
 from . import train  # noqa: F401

@@ -1,6 +1,5 @@
 """``sink-lens watch``."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -30,6 +29,8 @@ _EXAMPLES = """\
 
 sink-lens watch runs/headnorm-0  [dim]again after an interruption, or after more training: it goes on[/dim]
 
+sink-lens watch output/ --step-tokens 65536  [dim]checkpoint-500, checkpoint-1000, ... of your own trainer[/dim]
+
 sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's sink may be weak[/dim]
 """
 
@@ -37,16 +38,17 @@ sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's si
 @app.command(epilog=_EXAMPLES)
 @configured(WatchConfig)
 def watch(config: WatchConfig, quiet: Quiet = False) -> None:
-    """Measure the chain on every checkpoint of a training run: when is the sink born?
+    """Measure the chain on every checkpoint of a training: when is the sink born?
 
-    Writes watch.parquet, course.png and course.svg into the run's folder.
+    Checkpoints are those of a run of sink-lens train, or the subfolders of any folder whose names end in their step, as
+    checkpoint-500 of the Hugging Face Trainer. Writes watch.parquet, course.png and course.svg into the run's folder.
     """
     from ..errors import RunError
     from ..training.sink_birth import births
     from ..training.watching import watch as measure
-    from ..training.watching import write_course
+    from ..training.watching import watch_folder, write_course
 
-    run, threshold = Path(config.run), config.threshold
+    run, threshold = watch_folder(config), config.threshold
     frame = measure(config, progress=not quiet)
     if bool(frame["error"].notna().all()):
         raise RunError(f"no checkpoint of {run} could be measured; need one at least. Train it again.")
@@ -63,6 +65,7 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> None:
 def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     """A checkpoint a row, the whole model's measures across."""
     import numpy as np
+    import pandas as pd
     from rich.table import Table
 
     from ..text import number, short
@@ -79,9 +82,10 @@ def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":
     for step, tokens in steps.items():
         found = {name: rows.loc[rows["step"] == step, "value"].tolist() for name, rows in values.items()}
         rate = rates.loc[rates["step"] == step, "value"].tolist()
+        seen = "" if pd.isna(tokens) else short(tokens)
         if not len(rate):
-            table.add_row(str(step), short(tokens), "not measured")
+            table.add_row(str(step), seen, "not measured")
             continue
         cells = [number(float(one[0])) if len(one) else "" for one in found.values()]
-        table.add_row(str(step), short(tokens), f"{rate[0]:.1%}", *cells)
+        table.add_row(str(step), seen, f"{rate[0]:.1%}", *cells)
     return table

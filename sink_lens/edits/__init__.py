@@ -1,4 +1,4 @@
-"""Edits change a site in a forward pass: zero, set, scale, freeze, mean ablate, isolate, amplify, normalise."""
+"""Edits change a site in a forward pass: zero, set, scale, freeze, isolate, amplify, normalise, quantise, window."""
 
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from .constructors import scale as scale
     from .constructors import set_value as set
     from .constructors import zero as zero
+    from .effects import effect as effect
+    from .eviction import window as window
     from .isolation import isolate as isolate
     from .mean_ablation import mean as mean
     from .normalisation import head_rms_norm as normalise
     from .normalisation import variance_calibration as calibrate
+    from .quantisation import quantisation as quantise
+    from .quantisation import quantised_weights as quantised_weights
 
 _NAMES = {
     "At": "constructors",
@@ -34,14 +38,18 @@ _NAMES = {
     "centring_means": "amplification",
     "clamp": "constructors",
     "edit": "constructors",
+    "effect": "effects",
     "freeze": "constructors",
     "isolate": "isolation",
     "mean": "mean_ablation",
     "normalise": "normalisation:head_rms_norm",
+    "quantise": "quantisation:quantisation",
+    "quantised_weights": "quantisation",
     "resample": "constructors",
     "scalar": "constructors",
     "scale": "constructors",
     "set": "constructors:set_value",
+    "window": "eviction",
     "zero": "constructors",
 }
 """Public name -> the module that defines it."""
@@ -56,14 +64,18 @@ __all__ = [
     "centring_means",
     "clamp",
     "edit",
+    "effect",
     "freeze",
     "isolate",
     "mean",
     "normalise",
+    "quantise",
+    "quantised_weights",
     "resample",
     "scalar",
     "scale",
     "set",
+    "window",
     "zero",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

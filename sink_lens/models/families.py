@@ -215,7 +215,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
     return replace(
         row,
         sigmoid=config.attention == "sigmoid",
-        sink_logit=config.attention == "sink_logit",
+        sink_logit=config.attention in ("sink_logit", "off_by_one"),
         qk_norm="head" if config.qk_norm else None,
     )
 

@@ -129,12 +129,15 @@ def norm_weights(lens: LensModel, *, layer: int, which: str) -> Norm | None:
         path = None if family.qk_norm is None else f"{family.attention}.{which}"
     else:
         path = getattr(family, which)
-    return None if path is None else _norm(lens.layer(layer).get_submodule(path), family)
+    width = None if which in ("q_norm", "k_norm") else lens.d_model
+    return None if path is None else _norm(lens.layer(layer).get_submodule(path), family, width=width)
 
 
-def _norm(module: nn.Module, family: Family) -> Norm:
+def _norm(module: nn.Module, family: Family, *, width: int | None = None) -> Norm:
     weight: Any = module.weight
     gain = weight.detach().float() + family.gain_offset
+    if width is not None and gain.numel() == 1:  # one gain for all dimensions
+        gain = gain.expand(width)
     bias = getattr(module, "bias", None)
     eps = getattr(module, "eps", None)
     if eps is None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report import circuit, figures
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.story import (
     Story,
     find_story,
@@ -147,7 +147,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
     columns = [
         "layer",
         "neuron",
-        "position",
+        "sink_position",
         "contribution",
         "spike_ratio",
         "gate_norm_rank",
@@ -155,7 +155,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
         "is_super",
     ]
     position = studied(story)
-    table = run.need("neurons", columns=columns).query("position == @position")
+    table = run.need("neurons", columns=columns).query("sink_position == @position")
     if not len(table):
         raise RunError("no growth step was found, so there are no neurons to show.")
     share = real(setting(run, "super_share"))
@@ -405,7 +405,7 @@ def _costs(run: Run) -> tuple[str, Figure]:
     return see, figures.loss_changes(table)
 
 
-def _effect_table(run: Run) -> tuple[str, Table]:
+def _effect_table(run: Run) -> tuple[str, PageTable]:
     table = _causal(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     bounds = zip(table["ci_low"], table["ci_high"], strict=True)
     table = table.assign(interval=[interval(low, high) for low, high in bounds])
@@ -435,7 +435,7 @@ def _effect_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(table, heads)
 
 
-def _answer_table(run: Run) -> tuple[str, Table]:
+def _answer_table(run: Run) -> tuple[str, PageTable]:
     """The three answers about each link, and the verdict that follows."""
     table = run.need("links", columns=["link", *QUESTIONS, "verdict"]).drop_duplicates("link")
     heads = {"link": "link"} | {name: name.replace("_", " ") for name in QUESTIONS} | {"verdict": "verdict"}
@@ -445,7 +445,7 @@ def _answer_table(run: Run) -> tuple[str, Table]:
     )
 
 
-def _maker_table(run: Run) -> tuple[str, Table]:
+def _maker_table(run: Run) -> tuple[str, PageTable]:
     """The sets of parts that were ablated at the sink position, beside random sets."""
     table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
     table = table.loc[table["control_of"].eq("")]
@@ -482,7 +482,7 @@ def _maker_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(table, heads)
 
 
-def _placement_table(run: Run) -> tuple[str, Table]:
+def _placement_table(run: Run) -> tuple[str, PageTable]:
     table = _causal(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
     table = table.assign(
         isolated=np.where(table["isolated"].eq(True), "yes", "no"),
@@ -612,7 +612,7 @@ def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> Embedded:
     )
 
 
-def _step_table(run: Run) -> tuple[str, Table]:
+def _step_table(run: Run) -> tuple[str, PageTable]:
     heads = {
         "step": "step",
         "first_layer": "first layer",
@@ -629,7 +629,7 @@ def _step_table(run: Run) -> tuple[str, Table]:
     return (see if len(table) else f"{see} There are none."), shown_table(table, heads)
 
 
-def _super_table(run: Run) -> tuple[str, Table]:
+def _super_table(run: Run) -> tuple[str, PageTable]:
     heads = {
         "layer": "layer",
         "neuron": "neuron",
@@ -650,7 +650,7 @@ def _super_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(chosen, heads)
 
 
-def _outlier_table(run: Run) -> tuple[str, Table]:
+def _outlier_table(run: Run) -> tuple[str, PageTable]:
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
     table = table.loc[table["is_outlier"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
@@ -687,7 +687,7 @@ def _outlier_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(pd.DataFrame(rows, columns=list(heads)), heads)
 
 
-def _condition_table(run: Run) -> tuple[str, Table]:
+def _condition_table(run: Run) -> tuple[str, PageTable]:
     heads = {
         "condition": "BOS",
         "chosen": "studied",
@@ -706,7 +706,7 @@ def _condition_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(table, heads)
 
 
-def _summary_table(run: Run) -> tuple[str, Table]:
+def _summary_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("summary", columns=["quantity", "value"])
     if {"ci_low", "ci_high"} <= set(table.columns):
         bounds = zip(table["ci_low"], table["ci_high"], strict=True)
@@ -718,7 +718,7 @@ def _summary_table(run: Run) -> tuple[str, Table]:
     return "The run in numbers, as in summary.csv.", shown_table(table, heads, most=100)
 
 
-def _criteria_table(run: Run) -> tuple[str, Table]:
+def _criteria_table(run: Run) -> tuple[str, PageTable]:
     heads = {
         "layer": "layer",
         "criterion": "criterion",
@@ -732,7 +732,7 @@ def _criteria_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(table, heads)
 
 
-def _beside_table(run: Run) -> tuple[str, Table]:
+def _beside_table(run: Run) -> tuple[str, PageTable]:
     rows = [
         (
             row.link,
@@ -749,7 +749,7 @@ def _beside_table(run: Run) -> tuple[str, Table]:
     see = "What else was measured of each link, beside the statistic that its verdict rests on."
     numeric = (False, False, True, False, False, False)
     width = 6 if any(row[-1] for row in rows) else 5
-    table = Table(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])
+    table = PageTable(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])
     return (see if rows else f"{see} Nothing."), table
 
 

@@ -1,6 +1,7 @@
 """Training: the course of a run's measures, and variants beside each other, as figures and as pages."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -14,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -33,7 +34,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, listed, number, short, visible
+from sink_lens.text import interval, listed, number, plural, short, visible
 
 
 def course(
@@ -53,13 +54,14 @@ def course(
         born: tokens at the sink's birth.
         title: above the figure.
     """
+    watched, unit = _counted(watched)
     figure = canvas(width=9.4, height=9.6)
     scale = _Tokens(watched["tokens"].to_numpy(float))
     places = iter(range(1, 9))
 
     def add(ylabel: str) -> Axes:
         place = next(places)
-        return panel(figure, place=(4, 2, place), xlabel="tokens" if place > 6 else "", ylabel=ylabel)
+        return panel(figure, place=(4, 2, place), xlabel=unit if place > 6 else "", ylabel=ylabel)
 
     loss = add("loss, nats")
     _losses(loss, watched, log, scale)
@@ -107,6 +109,13 @@ def course(
     if title:
         figure.suptitle(title, fontsize=FONT, color=INK, x=0.01, ha="left", wrap=True)
     return finished(figure)
+
+
+def _counted(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Where the tokens of the checkpoints are not known, steps take their place; and what it is then."""
+    if not bool(watched["tokens"].isna().to_numpy().any()):
+        return watched, "tokens"
+    return watched.assign(tokens=watched["step"]), "steps"
 
 
 def comparison(tables: Mapping[str, pd.DataFrame], *, variants: Sequence[str], by: str = "") -> Figure:
@@ -361,7 +370,7 @@ def _sink(watch: pd.DataFrame) -> str:
     """Since when position 0 is a sink, as ``sink-lens watch`` tells it, at the usual threshold."""
     rates = watch.loc[watch["measure"] == "sink_rate"]
     rates = rates.loc[rates["layer"].isna() & np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)]
-    rates = rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")]
+    rates, unit = _counted(rates.iloc[np.argsort(rates["step"].to_numpy(float), kind="stable")])
     if not len(rates):
         return f"Whether there is a sink over {_THRESHOLD:g} was not measured."
     tokens, rate = rates["tokens"].to_numpy(float), rates["value"].to_numpy(float)
@@ -372,7 +381,7 @@ def _sink(watch: pd.DataFrame) -> str:
     if not len(under):
         return f"Position 0 is a sink from the first checkpoint on: {end}."
     before, after = (short(float(tokens[at])) for at in (under[-1], under[-1] + 1))
-    return f"Position 0 became a sink between {before} and {after} tokens: {end}."
+    return f"Position 0 became a sink between {before} and {after} {unit}: {end}."
 
 
 def _course(run: Run) -> tuple[str, Figure]:
@@ -396,12 +405,12 @@ def _loss(run: Run) -> tuple[str, Figure]:
 
 
 def _watched_rows(run: Run) -> pd.DataFrame:
-    watch = run.tables["watch"]
+    watch, _ = _counted(run.tables["watch"])
     whole = watch.loc[watch["layer"].isna() & watch["position"].isna()]
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
 
-def _checkpoint_table(run: Run) -> tuple[str, Table]:
+def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     rows = _watched_rows(run)
@@ -412,7 +421,7 @@ def _checkpoint_table(run: Run) -> tuple[str, Table]:
     return f"The whole model at each checkpoint; sinks are over {_THRESHOLD:g}.", shown_table(wide, heads, most=60)
 
 
-def _log_table(run: Run) -> tuple[str, Table]:
+def _log_table(run: Run) -> tuple[str, PageTable]:
     log = run.need("log", columns=_LOG)
     heads = {str(name): str(name).replace("_", " ") for name in log.columns}
     see = "What was logged, the last first." + more(len(log), "log")
@@ -431,6 +440,20 @@ TRAIN = Page(
         Listed(key="log-table", title="Log", make=_log_table),
     ),
 )
+
+
+WATCH = Page(
+    title=lambda run: f"Checkpoints watched: {visible(_source(run))}",
+    headline=_said,
+    figures=(Drawn(key="course", title="When the sink is born", make=_course, data=_watched_rows),),
+    tables=(Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),),
+)
+
+
+def _source(run: Run) -> str:
+    """What was watched: the folder's name, or how many checkpoints."""
+    found = run.config.get("checkpoints")
+    return plural(len(found), "model") if isinstance(found, list) else Path(str(found)).name
 
 
 def _variants(run: Run) -> list[str]:
@@ -471,7 +494,7 @@ def _comparison(run: Run) -> tuple[str, Figure]:
     return see, comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
 
 
-def _final_table(run: Run) -> tuple[str, Table]:
+def _final_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"])
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
@@ -479,7 +502,7 @@ def _final_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(table, heads, most=60)
 
 
-def _measure_table(run: Run) -> tuple[str, Table]:
+def _measure_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     lines: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
@@ -494,7 +517,7 @@ def _measure_table(run: Run) -> tuple[str, Table]:
     ]
     heads = ("measure", *(visible(variant) for variant in variants))
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
-    return see, Table(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
+    return see, PageTable(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
 
 
 COMPARE = Page(

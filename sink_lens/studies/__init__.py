@@ -1,4 +1,4 @@
-"""One question, one run folder: isolate, amplify, ablate."""
+"""One question, one run folder: isolate, amplify, ablate, sink_tokens, quantise, streaming."""
 
 from typing import TYPE_CHECKING
 
@@ -8,21 +8,33 @@ if TYPE_CHECKING:
     from ..chain.trace import Trace as Trace
     from .ablation import ablate as ablate
     from .amplification import amplify as amplify
+    from .cache_window import streaming as streaming
     from .config import AblateConfig as AblateConfig
     from .config import AmplifyConfig as AmplifyConfig
     from .config import IsolateConfig as IsolateConfig
+    from .config import QuantiseConfig as QuantiseConfig
+    from .config import StreamingConfig as StreamingConfig
     from .isolation import isolate as isolate
+    from .quantisation import quantise as quantise
     from .study import Study as Study
+    from .token_scan import sink_tokens as sink_tokens
+    from .tokens_config import TokensConfig as TokensConfig
 
 _NAMES = {
     "AblateConfig": "config",
     "AmplifyConfig": "config",
     "IsolateConfig": "config",
+    "QuantiseConfig": "config",
+    "StreamingConfig": "config",
     "Study": "study",
+    "TokensConfig": "tokens_config",
     "Trace": ".chain.trace",
     "ablate": "ablation",
     "amplify": "amplification",
     "isolate": "isolation",
+    "quantise": "quantisation",
+    "sink_tokens": "token_scan",
+    "streaming": "cache_window",
 }
 """Public name -> the module that defines it."""
 
@@ -30,10 +42,16 @@ __all__ = [
     "AblateConfig",
     "AmplifyConfig",
     "IsolateConfig",
+    "QuantiseConfig",
+    "StreamingConfig",
     "Study",
+    "TokensConfig",
     "Trace",
     "ablate",
     "amplify",
     "isolate",
+    "quantise",
+    "sink_tokens",
+    "streaming",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

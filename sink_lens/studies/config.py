@@ -1,11 +1,14 @@
-"""What ``isolate``, ``amplify`` and ``ablate`` are asked: one frozen record each; torch is not needed to read it."""
+"""What each study is asked: one frozen record; torch is not needed to read it."""
 
 from dataclasses import dataclass, field, fields
 
 from ..chain.config import CONTROLS, Question, TraceConfig
+from ..configuration import check_choices, check_least
+from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
 from ..errors import InputError
+from ..models.bundled import DEFAULT_MODEL
 from ..renamed import renamed_fields
-from ..schema import CENTRES, FACTORS
+from ..schema import CENTRES, FACTORS, QUANTISED_FORMATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +77,112 @@ class AblateConfig(StudyConfig):
 
     controls: int = CONTROLS
     """Draws of random sets, of each of the two kinds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionConfig:
+    """What the studies that end in a decision share: model, sequences, how sure. Never made by itself."""
+
+    model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
+    """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
+    text: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
+    prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
+    """A prompt, one sequence; repeat for several. Instead of text."""
+    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})
+    """Text, uniformly random ids, or one id repeated."""
+    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
+    """The first token: what the tokenizer does, BOS, or no BOS."""
+    sequences: int = 32
+    """How many sequences; the first half is to choose on, the second to judge on."""
+    length: int = field(default=64, metadata={"metavar": "T"})
+    """Tokens a sequence, BOS included."""
+    goal: float = 0.9
+    """Share of what can be gained that the chosen set must gain."""
+    controls: int = 19
+    """Draws of as many random tokens or channels."""
+    batch_size: int | None = None
+    """Sequences a forward pass. Default: by length."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """float32, bfloat16, float16 or float64. Default: float32."""
+    seed: int = 0
+    """Seed of every random choice: tokens, bootstrap, controls."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_choices(self)
+        check_described(self)
+        check_least(self, 1, "batch_size")
+        check_least(self, 0, "controls")
+        if not 0 < self.goal <= 1:
+            raise InputError(f"goal is {self.goal}; need a share above 0, at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantiseConfig(DecisionConfig):
+    """What is rounded to which format, and what is tried to be kept."""
+
+    format: str = field(default="int8_tensor", metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
+    """Format of the activations: int8, int4, fp8_e4m3 or fp8_e5m2, with _tensor (one scale a sequence), _token or
+    _group (128 channels of a token) behind it; or mxfp4, nvfp4."""
+    sites: tuple[str, ...] = field(default=(), metadata={"option": "site", "metavar": "SITE"})
+    """A site to round; repeat for several. Default: the inputs of the linear layers (attn_in, z, mlp_in, neurons);
+    resid_post is the stream."""
+    cache: str | None = field(default=None, metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
+    """Format of the KV cache; keys are rounded before their rotation. Default: it is not rounded."""
+    weights: str | None = field(default=None, metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
+    """Format of the weights, where they are not quantised already (_token is one scale an output channel). Default:
+    they are not rounded."""
+    channels: tuple[int, ...] = field(default=(1, 2, 4, 8, 16), metadata={"written": "commas", "metavar": "N,N"})
+    """Numbers of channels that are kept at each site, as 1,2,4."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        DecisionConfig.__post_init__(self)
+        if any(size < 1 for size in self.channels):
+            raise InputError(f"channels are {list(self.channels)}; need numbers from 1 on")
+        if len(set(self.sites)) < len(self.sites):
+            raise InputError(f"a site is named twice: {', '.join(self.sites)}; need each once")
+        if self.cache is not None and {"k", "v"} & set(self.sites):
+            raise InputError("k or v is named as a site, and a format of the cache was given; need one of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingConfig(DecisionConfig):
+    """How large the cache is, and which tokens it keeps."""
+
+    sequences: int = 16
+    """How many sequences; the first half is to choose on, the second to judge on."""
+    length: int = field(default=256, metadata={"metavar": "T"})
+    """Tokens a sequence, BOS included; the loss is read beyond the window."""
+    window: int = 64
+    """Tokens that the cache holds, the kept ones and the query's own included."""
+    keep: tuple[int, ...] = field(default=(0, 1, 2, 4, 8), metadata={"written": "commas", "metavar": "N,N"})
+    """How many first tokens are never evicted, as 0,1,2,4,8."""
+    positions: str = field(default="stay", metadata={"choices": ("stay", "reindexed")})
+    """Whether a token stays at its position, or is at its place in the cache (arXiv 2309.17453; needs rotary
+    positions)."""
+    controls: int = 5
+    """Draws of as many random tokens that are kept instead."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        DecisionConfig.__post_init__(self)
+        if 0 not in self.keep or any(n < 0 for n in self.keep) or len(set(self.keep)) < max(2, len(self.keep)):
+            raise InputError(f"keep is {list(self.keep)}; need 0, which the others are compared with, and others once")
+        if self.window <= max(self.keep):
+            raise InputError(f"a window of {self.window} cannot keep {max(self.keep)} tokens; need a larger window")

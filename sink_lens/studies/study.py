@@ -47,6 +47,8 @@ class Study:
     """The run's tables by name."""
     headline: str
     """The result in words."""
+    decision: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """What ``--json`` prints: the decision and its numbers; empty for studies that decide nothing."""
 
     @property
     def frame(self) -> pd.DataFrame:

@@ -36,6 +36,7 @@ from ..records import RunWriter
 from . import checkpoint_files
 from .batches import Rows
 from .config import TrainConfig
+from .muon import MuonWithAdamW
 
 COLUMNS = {
     "step": "int64",
@@ -140,6 +141,19 @@ class Loop(Trainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Every parameter but those that the model names."""
         return [name for name, _ in model.named_parameters() if _plain_name(name) not in self._undecayed]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        """The Trainer's AdamW, or Muon with it."""
+        if self.config.optimizer != "muon" or self.optimizer is not None:
+            return super().create_optimizer(model)
+        self.optimizer = MuonWithAdamW(
+            cast("nn.Module", self.model if model is None else model),
+            lr=self.config.lr,
+            weight_decay=self.config.weight_decay,
+            betas=(self.config.betas[0], self.config.betas[1]),
+            undecayed=self._undecayed,
+        )
+        return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Ours, see ``learning_rate``."""

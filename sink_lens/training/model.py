@@ -69,6 +69,7 @@ def _drawn(
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "tie_word_embeddings": config.tied,
         "initializer_range": config.init_std,
+        "norm": config.norm,
         "attention": attention,
         "value_norm": value_norm,
         "value_norm_init": config.value_norm_init,

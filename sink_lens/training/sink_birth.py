@@ -34,6 +34,8 @@ class Birth:
     """What uniform attention would give that mass."""
     last: int
     """Tokens of the last checkpoint."""
+    unit: str = "tokens"
+    """``steps`` where the tokens of the checkpoints are not known: all numbers of tokens are then steps."""
     others: tuple[tuple[float, float], ...]
     """(threshold, sink rate) of the last checkpoint at the other thresholds that were measured."""
 
@@ -43,8 +45,9 @@ class Birth:
         if self.tokens is None:
             return f"no sink at threshold {self.threshold:g}"
         if self.before is None:
-            return f"the sink was born at the first checkpoint already ({short(self.tokens)} tokens): when is not known"
-        return f"the sink was born between {short(self.before)} and {short(self.tokens)} tokens (step {self.step})"
+            at = f"{short(self.tokens)} {self.unit}"
+            return f"the sink was born at the first checkpoint already ({at}): when is not known"
+        return f"the sink was born between {short(self.before)} and {short(self.tokens)} {self.unit} (step {self.step})"
 
     @property
     def sentence(self) -> str:
@@ -52,7 +55,7 @@ class Birth:
         at_others = listed(f"{rate:.1%} at {threshold:g}" for threshold, rate in self.others)
         rates = f"{self.rate:.1%} of layers and heads over {self.threshold:g}" + f" ({at_others})" * bool(at_others)
         mass = f"layer {self.layer} has most: mean mass {number(self.mass)}, uniform attention {number(self.uniform)}"
-        return f"{self.brief}; at the last checkpoint ({short(self.last)} tokens) {rates}; {mass}"
+        return f"{self.brief}; at the last checkpoint ({short(self.last)} {self.unit}) {rates}; {mass}"
 
 
 def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: float = MIN_SINK_RATE) -> Birth:
@@ -78,11 +81,13 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: 
             f"{', '.join(f'{one:g}' for one in known)}, or measure again with it"
         )
     here = rates.loc[np.isclose(rates["threshold"], threshold)].sort_values("step")
-    step, tokens, rate = (here[name].to_numpy(dtype=float) for name in ("step", "tokens", "value"))
+    step, tokens, rate = (here[name].to_numpy(dtype=float, na_value=np.nan) for name in ("step", "tokens", "value"))
     first = len(rate)
     while first > 0 and rate[first - 1] >= min_rate:
         first -= 1
     born = first < len(rate)
+    is_counted = not np.isnan(tokens).any()
+    tokens = tokens if is_counted else step
     last = frame.loc[frame["step"] == step[-1]]
     masses = last.loc[(last["measure"] == "sink_mass") & last["layer"].notna()]
     mass = masses["value"].fillna(-1.0).to_numpy(dtype=float)
@@ -99,6 +104,7 @@ def births(frame: pd.DataFrame, *, threshold: float = SINK_THRESHOLD, min_rate: 
         layer=int(masses["layer"].iloc[mass.argmax()]),
         uniform=float(whole(last, "uniform_mass")["value"].iloc[0]),
         last=int(tokens[-1]),
+        unit="tokens" if is_counted else "steps",
         others=tuple((one, value) for one, value in sorted(pairs) if not np.isclose(one, threshold)),
     )
 

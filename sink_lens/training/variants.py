@@ -11,7 +11,7 @@ from ..errors import InputError, RunError
 from ..records import CIRCUMSTANCE, Run, read_run
 from ..text import listed
 
-SWITCHES = {"attention": "softmax", "value_norm": "none"}
+SWITCHES = {"attention": "softmax", "value_norm": "none", "norm": "rms", "optimizer": "adamw"}
 """The fields that make another architecture, and what they are in the baseline."""
 SEED = "seed"
 """The field by which runs of two variants are paired."""

@@ -7,10 +7,10 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pandas as pd
 import torch
@@ -34,9 +34,10 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
-from ..records import Run, RunWriter, add_to_run, display, read_run
+from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, display, read_run, versions
 from .batches import corpus_of
 from .checkpoint_files import read_checkpoint
+from .checkpoint_folders import Checkpoints, checkpoints_in, tokens_seen
 from .config import WatchConfig, train_config
 from .sink_birth import Birth, births
 
@@ -130,7 +131,7 @@ def measure_checkpoint(
     *,
     tokenizer: PreTrainedTokenizerBase | None,
     step: int,
-    seen: int,
+    seen: int | None,
     threshold: float = SINK_THRESHOLD,
     device: str | None = None,
 ) -> pd.DataFrame:
@@ -143,7 +144,7 @@ def measure_checkpoint(
         tokens: the sequences.
         tokenizer: the run's.
         step: optimiser steps so far.
-        seen: tokens so far.
+        seen: tokens so far; None if that is not known.
         threshold: see ``chain_measures``.
         device: where a folder is loaded; a GPU if there is one.
 
@@ -161,45 +162,113 @@ def measure_checkpoint(
 
 
 def watch(
-    run_folder: str | Path | WatchConfig,
+    run_folder: Checkpoints | WatchConfig,
     *,
     tokens: TokenBatch | None = None,
     writer: RunWriter | None = None,
     progress: bool = True,
     **fields: Any,
 ) -> pd.DataFrame:
-    """The chain's measures on every checkpoint of a training run; they are kept in its ``watch.parquet``.
+    """The chain's measures on every checkpoint of a training; they are kept in ``watch.parquet``.
+
+    A run of ``sink-lens train`` keeps the table itself. Other checkpoints (a folder of ``checkpoint-*`` of the Hugging
+    Face Trainer, a list of what ``load`` takes) get a run folder of their own.
 
     Each checkpoint is added when it is measured, so that a stopped watch goes on from there. A checkpoint that cannot
     be read becomes one row whose ``error`` says why, and a warning; it is tried again the next time.
 
     Args:
-        run_folder: the run, finished or not, or a configuration, which has the folder.
+        run_folder: the run, finished or not, other checkpoints (see ``checkpoint_folders.checkpoints_in``), or a
+            configuration, which has the folder.
         tokens: sequences to use instead of the run's own evaluation data (the bundled prose if it has none).
         writer: the run's own, where it is open here already.
         progress: show a bar.
         **fields: fields of ``WatchConfig``, as ``sequences=8, threshold=0.1``; they win over the configuration.
 
     Raises:
-        RunError: no training run, one without checkpoints or in use, or measured before on other tokens.
+        RunError: no checkpoints, a run that is in use, or what was measured before on other tokens.
         InputError: the sequences or thresholds cannot be used.
     """
     given = isinstance(run_folder, WatchConfig)
-    named = {} if given else {"run": run_folder}
+    folder = isinstance(run_folder, str | Path)
+    named = {} if given else {"run": run_folder if folder else "checkpoints"}
     config = with_fields(WatchConfig, run_folder if given else None, named | fields, where="watch")
-    run = read_run(config.run)
+    source = config.run if given or folder else run_folder
+    if not _is_run(source):
+        return _watch_others(source, config=config, tokens=tokens, progress=progress)
+    if config.out is not None or config.step_tokens is not None:
+        raise InputError(
+            f"{source} is a run, which keeps its own watch.parquet and counts its tokens; out and step_tokens are for "
+            "other checkpoints. Leave them out."
+        )
+    run = read_run(source)
     found = checkpoints_of(run)
     tokenizer = run_tokenizer(run)
     if tokens is None:
         tokens = evaluation_tokens(run, tokenizer, sequences=config.sequences, length=config.length)
     seen = tokens_by_step(run)
-    with without_bars(), add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
+    with add_to_run(run.folder) if writer is None else contextlib.nullcontext(writer) as kept:
+        return _measured(found, tokens, kept=kept, tokenizer=tokenizer, seen=seen, config=config, progress=progress)
+
+
+def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
+    return isinstance(source, str | Path) and ((Path(source) / RUN_FILE).exists() or not Path(source).exists())
+
+
+def watch_folder(config: WatchConfig) -> Path:
+    """Where the checkpoints are watched into: the run itself, else ``out`` or ``runs/watch-NAME``."""
+    if config.out is None and _is_run(config.run):
+        return Path(config.run)
+    return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
+
+
+def _watch_others(
+    source: Checkpoints, *, config: WatchConfig, tokens: TokenBatch | None, progress: bool
+) -> pd.DataFrame:
+    """``watch`` of checkpoints that are no run."""
+    found = checkpoints_in(source)
+    if tokens is None:
+        lens = load(next(iter(found.values())), device=config.device)
+        if lens.tokenizer is None:
+            raise InputError(f"{lens.name} has no tokenizer; need one beside the weights, or pass tokens=...")
+        length = min(config.length, lens.n_context or config.length)
+        tokens = from_text(bundled_text(), lens.tokenizer, sequences=config.sequences, length=length, name="moby_dick")
+    record: dict[str, Any] = {
+        "kind": "watch",
+        "config": {"checkpoints": str(source) if isinstance(source, str | Path) else [str(step) for step in found]},
+        "provenance": {"tokens_sha256": tokens.hash, "token_source": tokens.source, "versions": versions()},
+        "expects": ("watch",),
+    }
+    with create_run(watch_folder(config), reopen=True, overwrite=not config.resume, **record) as kept:
+        return _measured(
+            found,
+            tokens,
+            kept=kept,
+            tokenizer=None,
+            seen=lambda step: tokens_seen(found[step], step=step, step_tokens=config.step_tokens),
+            config=config,
+            progress=progress,
+        )
+
+
+def _measured(
+    found: Mapping[int, str | Path | PreTrainedModel],
+    tokens: TokenBatch,
+    *,
+    kept: RunWriter,
+    tokenizer: PreTrainedTokenizerBase | None,
+    seen: Callable[[int], int | None],
+    config: WatchConfig,
+    progress: bool,
+) -> pd.DataFrame:
+    """The rows of all checkpoints, those that were measured before among them."""
+    with without_bars():
         frame = _earlier(kept, tokens, threshold=config.threshold) if config.resume else _empty()
         have = set(frame["step"].tolist())
         missing = {step: path for step, path in found.items() if step not in have}
         for step, path in tqdm(missing.items(), desc="watching", unit="checkpoint", disable=not progress, leave=False):
             try:
-                if (path / "checkpoint.json").exists():
+                if isinstance(path, Path) and (path / "checkpoint.json").exists():
                     read_checkpoint(path)
                 rows = measure_checkpoint(
                     path,
@@ -355,9 +424,14 @@ def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: flo
     rows.add("super_neurons", sum(counts.values()), unit="neurons")
 
 
-def _as_rows(frame: pd.DataFrame, *, step: int, seen: int, tokens: TokenBatch) -> pd.DataFrame:
-    whole = frame.assign(step=step, tokens=seen, tokens_sha256=tokens.hash)
-    return whole.reindex(columns=list(COLUMNS)).astype(COLUMNS)
+def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:
+    whole = frame.assign(step=step, tokens=pd.NA if seen is None else seen, tokens_sha256=tokens.hash)
+    return _typed(whole.reindex(columns=list(COLUMNS)))
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns in their types; tokens may be missing where nothing counted them."""
+    return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 
 def _empty() -> pd.DataFrame:
@@ -382,7 +456,7 @@ def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.Da
     levels = sorted(set(whole["threshold"].dropna().tolist()))
     if len(whole) and threshold not in levels:
         raise RunError(f"{what} at the thresholds {', '.join(f'{one:g}' for one in levels)}, not {threshold:g}. {todo}")
-    return whole.astype(COLUMNS).reset_index(drop=True)
+    return _typed(whole).reset_index(drop=True)
 
 
 def run_tokenizer(run: Run) -> PreTrainedTokenizerBase | None:

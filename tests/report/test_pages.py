@@ -61,6 +61,35 @@ def frames_of(kind):
             "log": log.assign(eval_loss=[6.0, np.nan, 4.5]),
             "watch": pd.DataFrame(rows, columns=columns).assign(unit=""),
         }
+    if kind == "quantise":
+        kept = [("clean", False, 0), ("all", False, 0), ("tokens", True, 0), ("channels", False, 2), ("both", True, 2)]
+        rows = pd.DataFrame([*kept, ("random", True, 2)], columns=["kept", "sink_tokens", "channels"])
+        rows = rows.assign(inputs=0, loss_nats=[3.0, 4.0, 3.5, 3.4, 3.1, 3.9], closed_share=0.9, draw=pd.NA)
+        rows = rows.assign(closed_low=0.8, closed_high=1.0, perplexity=20.0, change_nats=0.1)
+        sqnr = pd.DataFrame(
+            {"site": ["z", "z", "k", "k"], "layer": [0, 1, 0, 1], "ordinary_sqnr_db": [20.0, np.inf] * 2}
+        )
+        channels = pd.DataFrame({"site": "z", "layer": 0, "tokens": "all", "rank": [1, 2], "channel": [7, 3]})
+        summary = {"verdict": "keep", "sentence": "Keep <b> the sink tokens.", "format": "int8_tensor"}
+        return {
+            "conditions": pd.concat([rows.assign(part=part) for part in ("choose", "judge")], ignore_index=True),
+            "channels": channels.assign(largest=9.0, over_median=4.0),
+            "sqnr": sqnr.assign(kept_sqnr_db=30.0, sqnr_db=25.0, format="int8_tensor"),
+            "summary": pd.DataFrame([summary]),
+        }
+    if kind == "streaming":
+        kept, tokens = ["full", "0", "1", "sink_mask", "random"], [np.nan, 0.0, 1.0, 1.5, 1.0]
+        losses = pd.DataFrame(
+            {"kept": kept, "tokens": tokens, "loss_nats": [3.0, 8.0, 3.1, 3.1, 7.9], "perplexity": 9.0}
+        )
+        losses = losses.assign(change_nats=0.1, change_low=0.0, change_high=0.2, closed_share=0.9, closed_low=0.8)
+        grid = pd.MultiIndex.from_product([kept[:4], range(80)], names=["kept", "position"]).to_frame(index=False)
+        summary = {"sentence": "Keep the first token.", "recommended": 1, "window": 64, "positions": "stay"}
+        return {
+            "losses": losses.assign(closed_high=1.0, part="judge"),
+            "positions": grid.assign(loss_nats=3.0),
+            "summary": pd.DataFrame([summary | {"sink_mask_tokens": 1.5, "sink_mask_loss_nats": 3.1}]),
+        }
     if kind == "monitor":
         rows = [(step, key, layer, 0.4) for step in (0, 50) for key in KEYS for layer in (pd.NA, 0, 1)]
         readings = pd.DataFrame(rows, columns=["step", "key", "layer", "value"]).astype({"layer": "Int64"})
@@ -88,11 +117,14 @@ def frames_of(kind):
 CONFIGS = {
     "amplify": {"amplify_target_position": 9},
     "patch": {"site": "resid_pre", "direction": "denoising"},
+    "streaming": {"window": 64},
     "train": {"attention": "softmax", "value_norm": "shared"},
     "compare": {"by": ["value_norm"], "baseline": "a", "runs": {"a": {}, "b": {}}},
 }
 KEYS = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
 SAYS = {
+    "quantise": ("int8_tensor: a small set keeps the loss", "Keep <b> the sink tokens."),
+    "streaming": ("A cache of 64 tokens: keep the first token", "Keeping the sink tokens instead (1.5 a sequence)"),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": ("Isolating position 9: the sink is shared", "isolated in all layers: attention there 0.01 → 0.3"),
     "amplify": ("Amplifying position 9", "Factor 5 from values (2 times): attention there 0.01 → 0.9"),

@@ -1,5 +1,6 @@
 """Watching: planted sinks are found and measured by hand, and a run's checkpoints become one table."""
 
+import json
 import random
 import shutil
 
@@ -10,10 +11,11 @@ import torch
 
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, RunError
-from sink_lens.models.load import wrap
+from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny, tiny_tokenizer
 from sink_lens.records import add_to_run, create_run, read_run
 from sink_lens.training import watching
+from sink_lens.training.checkpoint_folders import checkpoints_in
 from sink_lens.training.watching import (
     births,
     chain_measures,
@@ -352,6 +354,69 @@ def test_rows_that_cannot_be_had_again_are_replaced_by_the_prose_and_that_is_sai
     assert tokens.source == "text:moby_dick"
     with pytest.raises(RunError, match="has no tokenizer for other text"):
         evaluation_tokens(run, None, sequences=4, length=64)
+
+
+# --- checkpoints of others
+
+
+def saved(folder, *, sinks=(False, True), tokens=None):
+    """Checkpoints as the Hugging Face Trainer leaves them, at steps 100, 200, ..."""
+    for index, sink in enumerate(sinks):
+        path = folder / f"checkpoint-{100 * (index + 1)}"
+        planted(sink=sink).model.save_pretrained(path)
+        tiny_tokenizer().save_pretrained(path)
+        if tokens:
+            state = {"global_step": 100 * (index + 1), "num_input_tokens_seen": tokens * (index + 1)}
+            (path / "trainer_state.json").write_text(json.dumps(state))
+    (folder / "runs-2026").mkdir()  # no checkpoint, though it ends in a number
+    return folder
+
+
+def test_a_folder_of_checkpoints_is_watched_in_the_order_of_their_steps(tmp_path):
+    folder = saved(tmp_path / "trainer", sinks=(False, False, True))
+    frame = watch(folder, out=tmp_path / "out", tokens=batch(), progress=False)
+    assert frame["step"].drop_duplicates().tolist() == [100, 200, 300]
+    assert frame["tokens"].isna().all()
+    born = births(frame)
+    assert (born.step, born.unit, born.tokens) == (300, "steps", 300)
+    assert "born between 200 and 300 steps (step 300)" in born.sentence
+    own = chain_measures(load(str(folder / "checkpoint-300")), batch())
+    last = frame[frame["step"] == 300]
+    assert last["value"].to_numpy() == pytest.approx(own["value"].to_numpy(), nan_ok=True)
+    again = watch(folder, out=tmp_path / "out", tokens=batch(), progress=False)
+    pd.testing.assert_frame_equal(again, frame, check_dtype=False)
+    kept = read_run(tmp_path / "out")
+    assert (kept.kind, kept.status, kept.missing) == ("watch", "finished", [])
+
+
+def test_tokens_of_others_are_counted_by_the_trainer_or_by_the_user(tmp_path):
+    folder = saved(tmp_path / "trainer", tokens=5000)
+    options = {"tokens": batch(), "progress": False}
+    counted = watch(folder, out=tmp_path / "a", **options)
+    assert counted["tokens"].drop_duplicates().tolist() == [5000, 10000]
+    said = watch(folder, out=tmp_path / "b", step_tokens=64, **options)
+    assert said["tokens"].drop_duplicates().tolist() == [6400, 12800]
+
+
+def test_models_are_watched_in_the_order_of_the_steps_that_are_given(tmp_path):
+    models = {20: planted(sink=True).model, 3: planted(sink=False).model}
+    frame = watch(models, out=tmp_path / "a", tokens=batch(), progress=False)
+    assert frame["step"].drop_duplicates().tolist() == [3, 20]
+    folder = saved(tmp_path / "trainer")
+    paths = [folder / "checkpoint-200", str(folder / "checkpoint-100")]
+    assert list(checkpoints_in(paths)) == [100, 200]
+
+
+def test_checkpoints_without_a_step_or_with_the_same_are_refused(tmp_path):
+    with pytest.raises(InputError, match="final does not say its step"):
+        checkpoints_in([tmp_path / "checkpoint-1", tmp_path / "final"])
+    with pytest.raises(InputError, match="are both of step 1"):
+        checkpoints_in([tmp_path / "checkpoint-1", tmp_path / "step_1"])
+    with pytest.raises(RunError, match="is no run and has no checkpoint; need a run of sink-lens train, or folders"):
+        watch(tmp_path, tokens=batch())
+    run = write_run(tmp_path / "run", [5.0])
+    with pytest.raises(InputError, match="out and step_tokens are for other checkpoints"):
+        watch(run, out=tmp_path / "out", tokens=batch())
 
 
 # --- births

@@ -5,12 +5,13 @@ Importing this package registers the class with ``AutoConfig``, ``AutoModel`` an
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from .configuration import ATTENTIONS, VALUE_NORM_INITS, VALUE_NORMS, HeadNormConfig
+from .configuration import ATTENTIONS, NORMS, VALUE_NORM_INITS, VALUE_NORMS, HeadNormConfig
 from .conversion import convert, undecayed
 from .modeling import HeadNormForCausalLM, HeadNormModel
 
 __all__ = [
     "ATTENTIONS",
+    "NORMS",
     "VALUE_NORMS",
     "VALUE_NORM_INITS",
     "HeadNormConfig",

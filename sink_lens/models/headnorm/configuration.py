@@ -8,10 +8,12 @@ from transformers import LlamaConfig
 
 from ...errors import InputError
 
-ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit")
+ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one")
 """Variants of the attention weights and of the head's output; see ``HeadNormConfig.attention``."""
 VALUE_NORMS = ("none", "shared", "per_head", "position")
 """Treatments of the aggregated values: none, a norm with a shared gain or a gain per head, or a scale by position."""
+NORMS = ("rms", "single_scale")
+"""Norms of the residual stream; see ``HeadNormConfig.norm``."""
 VALUE_NORM_INITS = ("first_token", "dummy_pass", "ones")
 """Ways to initialise the gain of the norm."""
 _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
@@ -33,7 +35,12 @@ class HeadNormConfig(LlamaConfig):
     causal, without normalisation. ``gate_elementwise`` and ``gate_headwise``: the head's output times
     ``sigmoid(W_g x)``, with one number per element or per head. ``sink_logit``: one learned logit per head in the
     denominator of the softmax, initially 0. A ``value_norm`` undoes the common factor by which the sink logit shrinks
-    the values of a head, so with both the logit learns almost nothing."""
+    the values of a head, so with both the logit learns almost nothing. ``off_by_one``: the same with the logit fixed at
+    0, that is ``exp(s_i) / (1 + sum_j exp(s_j))``."""
+    norm: str = "rms"
+    """Norm of the residual stream before attention, MLP and unembedding: ``rms``, an RMSNorm with a gain for each
+    dimension, or ``single_scale``, with one gain for all of them (arXiv 2506.19697), which no dimension can use to
+    stand out."""
     value_norm: str = "none"
     """Norm of each head's aggregated values, ``z / RMS(z) * gamma``, before the gate and W_O: ``none``, ``shared``
     (gamma has d_head numbers) or ``per_head`` (gamma has n_heads x d_head numbers). ``position`` is a scale without
@@ -81,7 +88,7 @@ class HeadNormConfig(LlamaConfig):
         Raises:
             InputError: a field has such a value; the message names it.
         """
-        known = {"attention": ATTENTIONS, "value_norm": VALUE_NORMS, "value_norm_init": VALUE_NORM_INITS}
+        known = {"attention": ATTENTIONS, "norm": NORMS, "value_norm": VALUE_NORMS, "value_norm_init": VALUE_NORM_INITS}
         for field, values in known.items():
             if getattr(self, field) not in values:
                 raise InputError(f"{field} is {getattr(self, field)!r}; need one of {', '.join(values)}")

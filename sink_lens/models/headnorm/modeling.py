@@ -34,6 +34,8 @@ from .configuration import HeadNormConfig
 
 _DRAWS = 64
 """Number of random first tokens over which the initial gamma is averaged."""
+_WITH_SINKS = ("sink_logit", "off_by_one")
+"""Attentions with a logit in the denominator of the softmax that belongs to no key."""
 
 
 def head_norm(z: Float[Tensor, "... d_head"], gamma: Tensor, *, eps: float) -> Float[Tensor, "... d_head"]:
@@ -131,7 +133,9 @@ class HeadNormAttention(LlamaAttention):
             self.k_norm = LlamaRMSNorm(d_head, eps=config.rms_norm_eps)
         shape = {"shared": (d_head,), "per_head": (n_heads, d_head)}.get(config.value_norm)
         self.value_norm = None if shape is None else nn.Parameter(torch.ones(shape))  # Trainers do not decay this name
-        self.sinks = nn.Parameter(torch.zeros(n_heads)) if config.attention == "sink_logit" else None
+        self.sinks = None
+        if config.attention in _WITH_SINKS:
+            self.sinks = nn.Parameter(torch.zeros(n_heads), requires_grad=config.attention == "sink_logit")
         self.head_out = HeadOutput(eps=config.value_norm_eps)
 
     def forward(
@@ -198,7 +202,7 @@ class HeadNormAttention(LlamaAttention):
         implementation = str(self.config._attn_implementation)
         if implementation in ("eager", "sdpa") and self.variant == "sigmoid":
             return sigmoid_attention
-        if implementation in ("eager", "sdpa") and self.variant == "sink_logit":
+        if implementation in ("eager", "sdpa") and self.variant in _WITH_SINKS:
             return sink_attention if implementation == "sdpa" else eager_sink_attention
         return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
 
@@ -323,6 +327,14 @@ def sink_attention(
     return z_raw[:, :, int(causal) :, :d_head].transpose(1, 2).contiguous(), None
 
 
+class SingleScaleRMSNorm(LlamaRMSNorm):
+    """An RMSNorm with one gain for all dimensions (SSNorm of arXiv 2506.19697), initially 1."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
+        super().__init__(hidden_size, eps=eps)
+        self.weight = nn.Parameter(torch.ones(1))
+
+
 class HeadNormDecoderLayer(LlamaDecoderLayer):
     """Llama's decoder layer with this attention."""
 
@@ -330,6 +342,9 @@ class HeadNormDecoderLayer(LlamaDecoderLayer):
         super().__init__(config, layer_idx)
         self.self_attn = HeadNormAttention(config, layer_idx)
         self.mlp.down_proj = StreamWriter(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        if config.norm == "single_scale":
+            self.input_layernorm = SingleScaleRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.post_attention_layernorm = SingleScaleRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class HeadNormPreTrainedModel(LlamaPreTrainedModel):
@@ -373,7 +388,8 @@ class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         self.layers = nn.ModuleList(HeadNormDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        norm = SingleScaleRMSNorm if config.norm == "single_scale" else LlamaRMSNorm
+        self.norm = norm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()

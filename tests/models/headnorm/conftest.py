@@ -17,6 +17,8 @@ VARIANTS = {
     "sigmoid_norm": {"attention": "sigmoid", "value_norm": "per_head"},
     "elementwise": {"attention": "gate_elementwise"},
     "headwise_norm": {"attention": "gate_headwise", "value_norm": "shared", "qk_norm": True},
+    "off_by_one": {"attention": "off_by_one"},
+    "single_scale": {"norm": "single_scale"},
     "sink": {"attention": "sink_logit"},
     "sink_norm": {"attention": "sink_logit", "value_norm": "shared", "head_dim": 16},
 }

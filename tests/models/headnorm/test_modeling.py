@@ -160,6 +160,30 @@ def test_a_sink_logit_takes_mass_and_without_it_the_softmax_is_left(new_model, t
     torch.testing.assert_close(logits(model, tokens), logits(convert(model, attention="softmax"), tokens))
 
 
+def test_softmax_off_by_one_has_a_one_in_its_denominator_that_is_not_learned(new_model, tokens):
+    plain = new_model("softmax")
+    model = convert(plain, attention="off_by_one")  # the same weights
+    assert not model.model.layers[0].self_attn.sinks.requires_grad
+    pattern, softmax = patterns(model, tokens)[0], patterns(plain, tokens)[0]  # of layer 0, whose scores are the same
+    # exp(s_i) / (1 + Z) = softmax_i * Z / (1 + Z): a row is the softmax's, times what it sums to.
+    torch.testing.assert_close(pattern, softmax * pattern.sum(-1, keepdim=True))
+    # The first query sees its own key alone: exp(s) / (1 + exp(s)), the sigmoid of its score.
+    first = patterns(convert(plain, attention="sigmoid"), tokens)[0][..., 0, 0]
+    torch.testing.assert_close(pattern[..., 0, 0], first)
+
+
+def test_a_single_scale_norm_scales_all_dimensions_alike(new_model, tokens):
+    model = new_model("single_scale")
+    norm = model.model.layers[0].input_layernorm
+    assert norm.weight.shape == (1,)
+    h = torch.randn(3, 48, generator=torch.Generator().manual_seed(0))
+    expected = norm.weight * h / h.square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(norm(h), expected, rtol=1e-4, atol=1e-5)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if "norm" in name}
+    assert all(shape == (1,) for shape in shapes.values())
+    assert len(shapes) == 2 * 2 + 1
+
+
 def test_a_gate_closes_and_opens_the_head(new_model, tokens):
     model = new_model("elementwise")
     z_raw, z = captured(model, tokens, "head_out"), captured(model, tokens, "o_proj")
@@ -399,7 +423,7 @@ def test_a_gain_that_a_folder_lacks_begins_from_its_own_values(tmp_path):
 def gradients(model, ids):
     model.zero_grad()
     model(ids, labels=ids, use_cache=False).loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return {name: one.grad.clone() for name, one in model.named_parameters() if one.requires_grad}
 
 
 def test_gradients_reach_everything_and_checkpointing_and_the_kernel_leave_them(variant, new_model, tokens):

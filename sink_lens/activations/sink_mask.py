@@ -1,0 +1,245 @@
+"""``sink_mask``: which tokens are sinks, or massive activations, in any sequences.
+
+A sink receives attention, a massive activation is large; ``by`` says which of the two is meant. Both come from one pass
+of the plain model without its unembedding: attention from up to 64 sampled rows of each sequence, norms from the
+residual stream. Nothing is kept but one number a token.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..data.tokens import TokenBatch, from_tensor
+from ..errors import InputError
+from ..measures.attention import row_shares
+from ..measures.sink_tokens import (
+    GAP,
+    LEAST_NORM,
+    LEAST_SHARE,
+    ScoreGap,
+    earlier_keys,
+    fair_shares,
+    norm_ratios,
+    sampled_queries,
+    score_gap,
+    share_score,
+)
+from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
+from .forward import check_tokens
+from .record import stream
+from .views import LayerView, Reading
+
+log = logging.getLogger(__name__)
+
+LEAST = {"attention": LEAST_SHARE, "norm": LEAST_NORM}
+"""What is meant by a sink -> the least median score of the marked tokens."""
+_TOKENS_A_FORWARD = 2048
+
+
+def sink_mask(
+    lens: ModelLike,
+    tokens: TokenBatch | Int[Tensor, "batch position"],
+    *,
+    by: str = "attention",
+    threshold: float | None = None,
+    least: float | None = None,
+    gap: float = GAP,
+    kernel: Literal["auto", "fused", "eager"] = "auto",
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> Bool[Tensor, "batch position"]:
+    """Mark the tokens that are sinks; False at padding, and everywhere in a model without sinks.
+
+    The threshold is the middle of a gap in the scores of these tokens. Without a gap nothing is marked, which is
+    logged. For a data set that is read in chunks, find the threshold once on many tokens
+    (``score_gap(sink_scores(lens, tokens), least=LEAST["attention"])``) and pass it with every chunk.
+
+    By attention, a token is judged by the later tokens of its sequence, so the last token of a sequence is never
+    marked, and sequences of fewer than about 16 tokens show little. The cost is one forward pass without the
+    unembedding.
+
+    Args:
+        lens: the model.
+        tokens: the sequences; a plain tensor is taken to have no padding.
+        by: ``attention`` marks sinks, which receive attention; ``norm`` marks massive activations, which are large.
+        threshold: mark tokens whose score is at least this; the gap decides if None.
+        least: the least median score of the marked tokens, where the gap decides; ``LEAST[by]`` if None.
+        gap: the least ratio of the scores on both sides of the gap.
+        kernel: ``auto``, ``fused`` or ``eager``; see ``activations.attention``.
+        batch_size: sequences per forward pass; None chooses it by their length.
+        progress: show a progress bar.
+
+    Raises:
+        InputError: ``by`` is neither ``attention`` nor ``norm``, or the model cannot take the tokens.
+        KernelError: ``fused`` was requested but is not exact.
+    """
+    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    scores = sink_scores(lens, batch, by=by, kernel=kernel, batch_size=batch_size, progress=progress)
+    if threshold is None:
+        found = score_gap(scores, least=LEAST[by] if least is None else least, gap=gap)
+        log.info("%s", said(found, scores, by=by))
+        threshold = math.inf if found is None else found.threshold
+    return (scores >= threshold) & batch.valid.to(scores.device)
+
+
+def sink_scores(
+    lens: ModelLike,
+    tokens: TokenBatch | Int[Tensor, "batch position"],
+    *,
+    by: str = "attention",
+    kernel: Literal["auto", "fused", "eager"] = "auto",
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> Float[Tensor, "batch position"]:
+    """The score that ``sink_mask`` compares with its threshold; nan at padding, 1 at an ordinary token.
+
+    By ``attention``: how many times its fair share of attention the token receives, mean over layers
+    (``measures.sink_tokens.share_score``). By ``norm``: its norm over the median of its sequence, in the layer where
+    this is largest. Arguments and errors are those of ``sink_mask``.
+    """
+    if by not in LEAST:
+        raise InputError(f"by is {by!r}; need attention (sinks receive attention) or norm (massive ones are large)")
+    lens = as_lens(lens)
+    batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    check_tokens(lens, batch)
+    scores = torch.full(batch.tokens.shape, math.nan)
+    with tqdm(total=batch.n_sequences, desc="marking sinks", unit="seq", disable=not progress, leave=False) as bar:
+        for where, part in parts(batch, batch_size=batch_size):
+            taken = Received.of(lens, part) if by == "attention" else Norms()
+            rows = taken.rows if isinstance(taken, Received) else None
+            stream(lens, part, [taken.reading()], rows=rows, kernel=kernel, batch_size=part.n_sequences)
+            scores[where, : part.n_positions] = taken.scores(part.valid)
+            bar.update(part.n_sequences)
+    return scores
+
+
+def parts(batch: TokenBatch, *, batch_size: int | None = None) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
+    """The sequences in pieces for one forward pass each, with their indices, cut to the longest of the piece.
+
+    The sequences of a piece have similar lengths (within a factor of 2), so that the sampled rows fit all of them.
+
+    Raises:
+        InputError: a batch size below 1.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"the batch size is {batch_size}; need at least 1. Give a larger one.")
+    lengths = batch.lengths.cpu()
+    kinds = lengths.double().log2().ceil().long()
+    for kind in kinds.unique().tolist():
+        alike = (kinds == kind).nonzero().flatten()
+        width = int(lengths[alike].max())
+        for where in alike.split(batch_size or max(1, _TOKENS_A_FORWARD // width)):
+            longest = max(int(lengths[where].max()), min(2, batch.n_positions))  # no row fits a single token
+            index = where.to(batch.tokens.device)
+            yield where, replace(batch, tokens=batch.tokens[index, :longest], lengths=batch.lengths[index])
+
+
+@dataclass(slots=True, kw_only=True)
+class Received:
+    """Attention that tokens receive in one forward pass, in fair shares, summed over layers."""
+
+    rows: Int[Tensor, " row"]
+    """The sampled query positions."""
+    sigmoid: bool
+    """Whether the model's attention is sigmoid, whose rows sum to anything."""
+    shares: Float[Tensor, "batch row key"] | None = None
+    layers: Int[Tensor, "row key"] | None = None
+    """Number of layers in which the query sees the key."""
+    seen: dict[int | None, Bool[Tensor, "row key"]] = field(default_factory=dict)
+    """Sliding window, or None -> which keys each row sees."""
+
+    @classmethod
+    def of(cls, lens: LensModel, part: TokenBatch) -> "Received":
+        """Start with nothing, for sequences of this length.
+
+        Raises:
+            InputError: the sequences have a single token.
+        """
+        if part.n_positions < 2:
+            raise InputError("a sequence has a single token; need at least 2, so that a later one could attend to it")
+        return cls(rows=sampled_queries(part.n_positions), sigmoid=lens.family.sigmoid)
+
+    def add(self, view: LayerView) -> Float[Tensor, "batch row key"]:
+        """Add a layer, and return its attention in fair shares."""
+        rows = row_shares(view["rows"]) if self.sigmoid else view["rows"]
+        assert view.rows is not None
+        reach = None if view.reach is None or view.reach > rows.shape[3] else view.reach
+        shares = fair_shares(rows, row_positions=view.rows, reach=reach)
+        if reach not in self.seen:
+            self.seen[reach] = earlier_keys(view.rows, n_keys=rows.shape[3], reach=reach)
+        if self.shares is None or self.layers is None:
+            self.shares, self.layers = shares, self.seen[reach].long()
+        else:
+            self.shares = self.shares.to(shares.device) + shares
+            self.layers = self.layers.to(shares.device) + self.seen[reach]
+        return shares
+
+    def reading(self) -> Reading:
+        """The reading that adds each layer and keeps nothing else."""
+
+        def take(view: LayerView) -> None:
+            self.add(view)
+
+        return Reading(name="received", sites=("rows",), function=take)
+
+    def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
+        """The score of each token; nan at padding."""
+        assert self.shares is not None
+        assert self.layers is not None
+        valid = valid.to(self.shares.device)
+        score = share_score(
+            self.shares / self.layers.clamp(min=1),
+            seen=self.layers > 0,
+            row_positions=self.rows,
+            row_valid=valid[:, self.rows],
+        )
+        return score.masked_fill(~valid, math.nan).cpu()
+
+
+@dataclass(slots=True, kw_only=True)
+class Norms:
+    """The largest norm ratio of each token in one forward pass, over the layers so far."""
+
+    largest: Float[Tensor, "batch position"] | None = None
+
+    def add(self, view: LayerView) -> Float[Tensor, "batch position"]:
+        """Add a layer, and return its norm ratios."""
+        ratio = norm_ratios(view["resid_post"].float().norm(dim=-1), valid=view.valid)
+        self.largest = ratio if self.largest is None else torch.maximum(self.largest.to(ratio.device), ratio)
+        return ratio
+
+    def reading(self) -> Reading:
+        """The reading that adds each layer and keeps nothing else."""
+
+        def take(view: LayerView) -> None:
+            self.add(view)
+
+        return Reading(name="norms", sites=("resid_post",), function=take)
+
+    def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
+        """The score of each token; nan at padding."""
+        assert self.largest is not None
+        return self.largest.cpu().masked_fill(~valid.cpu(), math.nan)
+
+
+def said(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: str) -> str:
+    """The threshold and its evidence in a sentence, or that there is no gap."""
+    known = scores[~scores.isnan()]
+    what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
+    if found is None:
+        return (
+            f"by {by}: no gap, so no token is marked; the largest of {len(known):,} is {float(known.max()):.3g} {what}"
+        )
+    stray = f", {found.within:,} of them close to the threshold" if found.within else ""
+    return (
+        f"by {by}: {found.above:,} of {len(known):,} tokens are at {found.high:.3g} {what} or above, the others at "
+        f"{found.low:.3g} or below{stray}; threshold {found.threshold:.3g}"
+    )

@@ -1,0 +1,240 @@
+"""Simulated low-precision formats: activations, caches and weights rounded to what a format holds, in the model's type.
+
+A format is an element type with scales. Values are divided by their scale, rounded to the nearest element (ties to
+even), limited to the largest one, and multiplied back. A scale belongs to a sequence (``tensor``), to a token
+(``token``), or to a block of neighbouring channels of one token (``group``). Scales are dynamic: they come from the
+values that are rounded. Kept tokens and channels are not rounded and do not count for a scale, so keeping the outlier
+of a tensor makes the steps of all other values finer.
+
+Integers are symmetric, with scale max|x| / 127 (int8) or max|x| / 7 (int4). fp8 has scale max|x| / 448 (e4m3) or
+max|x| / 57344 (e5m2). mxfp4 has blocks of 32 with a power of two as scale (OCP Microscaling 1.0). nvfp4 has blocks of
+16 with an e4m3 scale, which in turn has one scale a sequence.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ..errors import InputError, SiteError
+from ..models.lens import LensModel
+from ..models.sites import SITES
+from ..schema import QUANTISED_FORMATS
+from .constructors import At, Edit, EditError, edit
+
+Scope = Literal["tensor", "token", "group"]
+_INTEGERS = {"int8": 127, "int4": 7}
+_FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+_LARGEST_FP4 = 6.0
+_GROUP = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How values are rounded."""
+
+    name: str
+    """One of ``QUANTISED_FORMATS``."""
+    element: str
+    """int8, int4, fp8_e4m3, fp8_e5m2 or fp4 (e2m1)."""
+    scope: Scope
+    """What shares a scale."""
+    size: int = 0
+    """Channels in a group; 0 where the scope is none."""
+
+
+def format_of(name: str) -> Format:
+    """Look up a format by its name.
+
+    Raises:
+        InputError: there is no such format.
+    """
+    if name not in QUANTISED_FORMATS:
+        raise InputError(f"there is no format {name!r}; need one of {', '.join(QUANTISED_FORMATS)}")
+    if name in ("mxfp4", "nvfp4"):
+        return Format(name=name, element="fp4", scope="group", size=32 if name == "mxfp4" else 16)
+    element, _, scope = name.rpartition("_")
+    size = _GROUP if scope == "group" else 0
+    return Format(name=name, element=element, scope=scope, size=size)  # type: ignore[arg-type]  # one of the three
+
+
+def rounded(
+    x: Float[Tensor, "batch position value"],
+    form: Format,
+    *,
+    keep: Bool[Tensor, "#batch #position #value"] | None = None,
+) -> Float[Tensor, "batch position value"]:
+    """Round values to a format; the arithmetic is in float32 and the result has the type of the values.
+
+    Args:
+        x: the values; their last axis holds the channels.
+        form: the format.
+        keep: True at values that stay as they are and do not count for a scale.
+    """
+    values = x.float()
+    if keep is not None:
+        values = values.masked_fill(keep, 0.0)
+    if form.scope == "group":
+        width = values.shape[-1]
+        blocks = nn.functional.pad(values, (0, -width % form.size)).unflatten(-1, (-1, form.size))
+        done = _with_scale(blocks, form, largest=blocks.abs().amax(-1, keepdim=True)).flatten(-2)[..., :width]
+    else:
+        axes = -1 if form.scope == "token" else (-2, -1)
+        done = _with_scale(values, form, largest=values.abs().amax(axes, keepdim=True))
+    done = done.to(x.dtype)
+    return done if keep is None else torch.where(keep, x, done)
+
+
+def _with_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
+    """Round values whose largest magnitudes, by scale, are given."""
+    if form.element in _INTEGERS:
+        top = _INTEGERS[form.element]
+        scale = largest / top
+        return (values * (1 / _divisor(scale))).round().clamp(-top - 1, top) * scale
+    if form.element in _FLOAT8:
+        scale = largest / torch.finfo(_FLOAT8[form.element]).max
+        return to_float8(values / _divisor(scale), form.element) * scale
+    scale = power_of_two_scale(largest) if form.name == "mxfp4" else _scale_in_e4m3(largest)
+    return to_fp4(values / _divisor(scale)) * scale
+
+
+def to_float8(x: Tensor, element: str) -> Tensor:
+    """The nearest fp8_e4m3 or fp8_e5m2 number, limited to the largest one, in float32."""
+    dtype = _FLOAT8[element]
+    top = torch.finfo(dtype).max
+    return x.float().clamp(-top, top).to(dtype).float()
+
+
+def to_fp4(x: Tensor) -> Tensor:
+    """The nearest e2m1 number (0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives), limited to 6, in float32."""
+    size = x.float().abs().clamp(max=_LARGEST_FP4)
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return ((size / step).round() * step).copysign(x.float())
+
+
+def power_of_two_scale(largest: Tensor) -> Tensor:
+    """The scale of an mxfp4 block: two to the power floor(log2(max|x|)) - 2, with an exponent of 8 bits."""
+    _, exponent = torch.frexp(largest)  # largest = mantissa * 2^exponent, mantissa in [1/2, 1)
+    return torch.ldexp(torch.ones_like(largest), (exponent - 3).clamp(-126, 127))
+
+
+def _scale_in_e4m3(largest: Tensor) -> Tensor:
+    """The scale of an nvfp4 block: max|x| / 6, rounded to e4m3 in units that one sequence shares."""
+    top = torch.finfo(torch.float8_e4m3fn).max
+    unit = largest.amax((-3, -2), keepdim=True) / (_LARGEST_FP4 * top)
+    return to_float8(largest / _LARGEST_FP4 / _divisor(unit), "fp8_e4m3") * unit
+
+
+def _divisor(scale: Tensor) -> Tensor:
+    """A scale to divide by; 1 where it is 0 or too small, since all that has this scale becomes 0."""
+    return torch.where(scale >= torch.finfo(scale.dtype).tiny, scale, torch.ones_like(scale))
+
+
+def quantisation(
+    site: str,
+    form: str,
+    *,
+    layers: Sequence[int] | None = None,
+    tokens: Bool[Tensor, "batch position"] | None = None,
+    channels: Mapping[int, Sequence[int]] | None = None,
+    label: str = "",
+) -> Edit:
+    """Round a site's values to a format, except kept tokens and channels.
+
+    Args:
+        site: the site to round, one with a token axis: an input of linear layers (``attn_in``, ``z``, ``mlp_in``,
+            ``neurons``), the cache (``k``, before its rotation, and ``v``), or the stream.
+        form: name of the format, one of ``sink_lens.schema.QUANTISED_FORMATS``.
+        layers: layers to round; None means all.
+        tokens: True at tokens that are kept, one row for each sequence of the run.
+        channels: layer -> channels that are kept, the heads of a site joined into one axis; a layer that is missing
+            keeps none.
+        label: name of the edit.
+
+    Raises:
+        InputError: there is no such format, or a channel is named twice.
+        SiteError: there is no such site, or it has no token axis.
+    """
+    chosen, found = format_of(form), SITES.get(site)
+    if found is None or not found.axes.startswith("batch position"):
+        fit = ", ".join(name for name, one in SITES.items() if one.axes.startswith("batch position"))
+        raise SiteError(f"{site!r} cannot be quantised; need one of {fit}")
+    kept = {layer: sorted(set(units)) for layer, units in (channels or {}).items()}
+    for layer, units in (channels or {}).items():
+        if len(kept[layer]) < len(units):
+            raise InputError(f"layer {layer} keeps a channel of {site!r} twice: {list(units)}; need each once")
+
+    def change(x: Tensor, at: At) -> Tensor:
+        flat = x.flatten(2)
+        keep = _kept(flat, at, tokens=tokens, channels=kept.get(at.layer, []), site=site)
+        return rounded(flat, chosen, keep=keep).view(x.shape)
+
+    return edit(site, change, layers=layers, label=label or f"{site} in {form}")
+
+
+def _kept(
+    flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
+) -> Bool[Tensor, "#batch #position #value"] | None:
+    keep = None
+    if tokens is not None:
+        if tokens.shape != (at.n_sequences, at.valid.shape[1]):
+            raise EditError(
+                f"the kept tokens have the shape {tuple(tokens.shape)} and the run has {at.n_sequences} sequences of "
+                f"{at.valid.shape[1]} tokens; need one row for each sequence"
+            )
+        keep = tokens[at.sequences].to(flat.device)[..., None]
+    if channels:
+        if channels[-1] >= flat.shape[-1]:
+            raise EditError(f"{site!r} has {flat.shape[-1]} channels, and channel {channels[-1]} was to be kept")
+        mask = torch.zeros(flat.shape[-1], dtype=torch.bool, device=flat.device)
+        mask[channels] = True
+        keep = mask[None, None] if keep is None else keep | mask
+    return keep
+
+
+def linear_paths(lens: LensModel, site: str) -> tuple[str, ...]:
+    """Paths, from the layer, of the linear layers that read a site; empty where the family has none."""
+    family = lens.family
+    named = {
+        "attn_in": (family.attention, (family.q, family.k, family.v)),
+        "z": (family.attention, (family.o,)),
+        "mlp_in": (family.mlp, (family.gate, family.up)),
+        "neurons": (family.mlp, (family.down,)),
+    }
+    inside, names = named.get(site, (None, ()))
+    return tuple(dict.fromkeys(f"{inside}.{name}" if inside else name for name in names if name is not None))
+
+
+@contextlib.contextmanager
+def quantised_weights(lens: LensModel, form: str) -> Iterator[None]:
+    """Within the block, the linear layers of all decoder layers have rounded weights; afterwards their own again.
+
+    The scope ``token`` is an output channel here, and a group lies along the input channels. Embeddings and the
+    unembedding keep their weights.
+
+    Raises:
+        InputError: there is no such format, or the model's experts have no linear layers of their own.
+    """
+    chosen = format_of(form)
+    if lens.family.down is None:
+        raise InputError(f"{lens.family.architecture} is a mixture of experts, whose weights cannot be rounded here")
+    paths = [path for site in ("attn_in", "z", "mlp_in", "neurons") for path in linear_paths(lens, site)]
+    before: list[tuple[Any, Tensor]] = []
+    try:
+        with torch.no_grad():
+            for layer in lens.layers:
+                for path in paths:
+                    weight: Any = layer.get_submodule(path).weight
+                    before.append((weight, weight.detach().clone()))
+                    rows = weight.T if lens.family.transposed else weight
+                    done = rounded(rows[None], chosen)[0]
+                    weight.copy_(done.T if lens.family.transposed else done)
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, own in before:
+                weight.copy_(own)

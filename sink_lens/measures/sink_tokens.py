@@ -1,0 +1,227 @@
+"""Which tokens are sinks and which are massive: two scores of a token, and the gap that separates the high ones.
+
+A *sink* receives attention; a *massive activation* is large. A model with a norm of queries and keys can have the first
+without the second (arXiv 2603.05498), so each has its own score. Both scores are 1 at an ordinary token:
+
+- the *fair share*: how many times its fair share of attention a token receives from later tokens;
+- the *norm ratio*: the token's norm over the median norm of its sequence.
+
+Whether a score is high is decided by a gap: nearly no token has a score within it, and tokens lie on both sides. A
+model without a gap has no such tokens.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sink_lens.errors import InputError
+from sink_lens.measures.reductions import mean_where, median_where, widen
+
+SAMPLED_QUERIES = 64
+"""The most query rows of a sequence that are computed."""
+PRIOR_QUERIES = 2
+"""Queries at exactly the fair share that are added to those of a token, so that one late query decides nothing."""
+LEAST_SHARE = 2.5
+"""The least median score of sinks, in fair shares; no token of an untrained model reaches 1.6."""
+LEAST_NORM = 4.0
+"""The least median norm ratio of massive activations; no token of an untrained model reaches 2.8."""
+GAP = 1.5
+"""The least ratio of the two edges of a gap."""
+STRAY_FRAC = 0.05
+"""The largest number of tokens within a gap, as a share of the tokens above it."""
+
+
+_BISECTIONS = 16
+
+
+class ScoreGap(NamedTuple):
+    """Where the scores of tokens part in two."""
+
+    low: float
+    """The largest score below the gap."""
+    high: float
+    """The smallest score above the gap."""
+    threshold: float
+    """The geometric mean of the two; tokens at or above it are marked."""
+    above: int
+    """Number of tokens above the gap."""
+    within: int
+    """Number of tokens whose score is closer to the threshold than the root of the asked ratio."""
+
+
+def sampled_queries(length: int, *, most: int = SAMPLED_QUERIES) -> Int[Tensor, " row"]:
+    """Evenly spaced query positions, the last one included; position 0, which has no earlier key, is left out."""
+    if length <= most + 1:
+        return torch.arange(1, length)
+    return torch.linspace(1, length - 1, most).round().long()
+
+
+def earlier_keys(
+    row_positions: Int[Tensor, " row"], *, n_keys: int, reach: int | None = None
+) -> Bool[Tensor, "row key"]:
+    """Whether a key is before the query, and within its sliding window of `reach` positions if it has one."""
+    distance = row_positions[:, None] - torch.arange(n_keys, device=row_positions.device)
+    earlier = distance > 0
+    return earlier if reach is None else earlier & (distance < reach)
+
+
+def fair_shares(
+    rows: Float[Tensor, "batch head row key"], *, row_positions: Int[Tensor, " row"], reach: int | None = None
+) -> Float[Tensor, "batch row key"]:
+    """Mean attention over heads as a multiple of the fair share, which is 1 over the keys that the query sees.
+
+    0 or more; 1 everywhere under uniform attention. 0 at the query itself and at keys that it does not see.
+
+    Args:
+        rows: sampled rows of the pattern; of sigmoid attention, its shares (`attention.row_shares`).
+        row_positions: the query position of each row, 0-based.
+        reach: how many positions a query sees, itself included, in a layer with a sliding window.
+    """
+    row_positions = row_positions.to(rows.device)
+    visible = (row_positions + 1).clamp(min=1, max=reach).to(torch.float32)
+    seen = earlier_keys(row_positions, n_keys=rows.shape[3], reach=reach)
+    return widen(rows).mean(1) * (seen * visible[:, None])
+
+
+def share_score(
+    shares: Float[Tensor, "batch row key"],
+    *,
+    seen: Bool[Tensor, "row key"],
+    row_positions: Int[Tensor, " row"],
+    row_valid: Bool[Tensor, "batch row"],
+    prior: float = PRIOR_QUERIES,
+) -> Float[Tensor, "batch key"]:
+    """How many times its fair share of attention each token receives from the sampled later queries.
+
+    A query's attention to a key counts as a multiple of the larger of two numbers: the fair share, and what the
+    sequence's keys at a similar distance typically receive (the median over keys 1, 2, 3 to 4, 5 to 8, ... positions
+    back), so that attention to neighbours makes no sink. The score is the mean over the later queries, with `prior`
+    more queries at 1.
+
+    0 or more; 1 is ordinary and is also the score of a token that no sampled query follows. A late token is judged by
+    few queries, and the last one by none.
+
+    Args:
+        shares: attention in fair shares (`fair_shares`), averaged over layers.
+        seen: which keys each row sees and may count for (`earlier_keys`).
+        row_positions: the query position of each row.
+        row_valid: which rows are real tokens.
+        prior: number of queries at the fair share to add.
+    """
+    seen, row_positions = seen.to(shares.device), row_positions.to(shares.device)
+    distance = row_positions[:, None] - torch.arange(shares.shape[2], device=shares.device)
+    bins = distance.clamp(min=1).double().log2().ceil().long().masked_fill(~seen, -1)
+    counted = torch.where(seen, shares, 0.0) * row_valid[:, :, None]
+    for one in range(int(bins.max()) + 1):
+        at_row, at_key = (bins == one).nonzero(as_tuple=True)
+        if len(at_row):
+            part = counted[:, at_row, at_key]
+            typical = median_where(part, where=row_valid[:, at_row])
+            counted[:, at_row, at_key] = part / typical.nan_to_num(1.0).clamp(min=1.0)[:, None]
+    queries = (row_valid.float() @ seen.float()).to(counted.dtype)
+    return (counted.sum(1) + prior) / (queries + prior)
+
+
+def norm_ratios(
+    norms: Float[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"]
+) -> Float[Tensor, "batch position"]:
+    """Norm of each token over the median norm of its sequence's real tokens; nan at padding."""
+    ratio = widen(norms) / median_where(norms, where=valid)[:, None]
+    return ratio.masked_fill(~valid, torch.nan)
+
+
+def score_gap(
+    scores: Float[Tensor, "..."], *, least: float, gap: float = GAP, stray_frac: float = STRAY_FRAC
+) -> ScoreGap | None:
+    """The lowest wide gap of the scores, above which their median is at least `least`.
+
+    A gap reaches from a score to `gap` times this score or further. The tokens within it may be a share `stray_frac` of
+    those above it, so none where fewer than 1 / `stray_frac` are above. Of several gaps, the lowest decides that is at
+    least half as wide as the widest, on the scale of the logarithm: a lower kind of sink counts, a chance hole in the
+    tail of the ordinary tokens does not. The threshold is in the widest step between two scores of the gap.
+
+    None where there is no gap, which is the answer for models whose scores fall off evenly; nan is left out.
+
+    Args:
+        scores: scores of tokens, any shape.
+        least: the least median score of the marked tokens.
+        gap: the least ratio of the edges.
+        stray_frac: how many tokens may lie within the gap, relative to those above.
+
+    Raises:
+        InputError: `gap` is not above 1.
+    """
+    if not gap > 1:
+        raise InputError(f"found gap = {gap}; need a ratio above 1. {GAP} is the default.")
+    ordered = scores[~scores.isnan()].double().sort().values
+    ordered = ordered[ordered > 0]
+    if len(ordered) < 2 or _gap_at(ordered, gap, least=least, stray_frac=stray_frac) is None:
+        return None
+    known, missed = math.log(gap), max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0
+    for _ in range(_BISECTIONS):  # the widest gap, between what is known to be there and what is not
+        middle = (known + missed) / 2
+        there = _gap_at(ordered, math.exp(middle), least=least, stray_frac=stray_frac) is not None
+        known, missed = (middle, missed) if there else (known, middle)
+    wide = (max(gap, math.exp(known / 2)), math.exp(known))  # the median above half the width may be lower
+    places = (_gap_at(ordered, one, least=least, stray_frac=stray_frac) for one in wide)
+    first, above = next(place for place in places if place is not None)
+    around = ordered[first : above + 1]
+    jump = int((around[1:] / around[:-1]).argmax())  # the widest step from one score to the next
+    low, high = float(around[jump]), float(around[jump + 1])
+    threshold = (low * high) ** 0.5
+    near = (ordered > threshold / gap**0.5) & (ordered < threshold * gap**0.5)
+    return ScoreGap(
+        low=low,
+        high=high,
+        threshold=threshold,
+        above=len(ordered) - 1 - first - jump,
+        within=int(near.sum()),
+    )
+
+
+def _gap_at(
+    ordered: Float[Tensor, " sample"], gap: float, *, least: float, stray_frac: float
+) -> tuple[int, int] | None:
+    """The lowest gap of this width among ascending scores: the places of its lower edge and of the score above it."""
+    last = len(ordered) - 1
+    after = torch.searchsorted(ordered, ordered, right=True)
+    first_above = torch.searchsorted(ordered, ordered * gap)  # the first score that is at least gap times each
+    above, within = len(ordered) - first_above, first_above - after
+    median = ordered[(first_above + above // 2).clamp(max=last)]
+    parts = (above > 0) & (within <= stray_frac * above) & (median >= least)
+    place = int(parts.int().argmax())
+    return (place, int(first_above[place])) if parts[place] else None
+
+
+def residual_outliers(
+    h: Float[Tensor, "batch position d_model"], *, valid: Bool[Tensor, "batch position"], factor: float = 20.0
+) -> Bool[Tensor, "batch position d_model"]:
+    """Entries over `factor` times their token's median magnitude; none at padding.
+
+    Reference: arXiv 2601.22966 (residual sinks: dimensions that are large on most tokens; their threshold is theirs,
+    this one is ours).
+    """
+    magnitude = widen(h).abs()
+    return (magnitude > factor * magnitude.median(-1, keepdim=True).values) & valid[..., None]
+
+
+def token_kurtosis(h: Float[Tensor, "batch position d_model"]) -> Float[Tensor, "batch position"]:
+    """Excess kurtosis of each token's dimensions: 0 for Gaussian ones, d_model - 5 + 1/(d_model - 1) at most.
+
+    The fourth central moment over the squared variance, minus 3, without bias correction. nan for a constant token.
+
+    Reference: arXiv 2506.19697, which reports it as the outlier measure of training.
+    """
+    wide = widen(h)
+    centred = wide - wide.mean(-1, keepdim=True)
+    # Divide by the largest entry first: the fourth power of a massive activation would overflow, a small one underflow.
+    squares = (centred / centred.abs().amax(-1, keepdim=True)).square()
+    return squares.square().mean(-1) / squares.mean(-1).square() - 3
+
+
+def rate_by_key(marked: Bool[Tensor, "batch position"], *, valid: Bool[Tensor, "batch position"]) -> Tensor:
+    """Share of sequences whose token at each position is marked; nan where no sequence has a real token."""
+    return mean_where(marked.float(), where=valid, dim=0)

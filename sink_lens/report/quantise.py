@@ -1,0 +1,198 @@
+"""The page of ``quantise``: what a format costs, what keeping a small set gives back, and where the noise is."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.style import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    INK,
+    MARKS,
+    ORANGE,
+    QUIET,
+    canvas,
+    finished,
+    legend,
+    panel,
+    whole_numbers,
+)
+from sink_lens.text import interval, number, percent, visible
+
+_LINES = ((False, "channels alone", BLUE, "o"), (True, "with the sink tokens", ORANGE, "s"))
+_COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_share", "closed_low", "closed_high"]
+
+
+def loss_by_channels(conditions: pd.DataFrame) -> Figure:
+    """Held-out loss by the number of kept channels, without and with the sink tokens, between clean and all rounded.
+
+    Args:
+        conditions: kept, sink_tokens, channels, loss_nats; rows of one part of the text.
+    """
+    figure = canvas(width=6.4, height=3.4)
+    axes = panel(figure, xlabel="channels kept at each site", ylabel="loss, nats")
+    kept = conditions.loc[conditions["kept"].isin(["all", "tokens", "channels", "both"])]
+    sizes = sorted(kept["channels"].unique().tolist())
+    for tokens, label, colour, mark in _LINES:
+        part = kept.loc[kept["sink_tokens"] == tokens].sort_values("channels", kind="stable")
+        at = [sizes.index(size) for size in part["channels"].tolist()]
+        axes.plot(at, part["loss_nats"].to_numpy(float), color=colour, marker=mark, markersize=4.5, label=label)
+    random = conditions.loc[conditions["kept"] == "random"]
+    if len(random):
+        at = [sizes.index(size) for size in random["channels"].tolist()]
+        axes.scatter(at, random["loss_nats"], color=QUIET, marker="x", s=20, label="random of that size")
+    for name, colour, style in (("clean", GREEN, "--"), ("weights", QUIET, ":")):
+        level = conditions.loc[conditions["kept"] == name, "loss_nats"].to_numpy(float)
+        if len(level):
+            label = "not rounded" if name == "clean" else "weights rounded only"
+            axes.axhline(level[0], color=colour, linestyle=style, linewidth=1, label=label)
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    legend(axes, columns=2)
+    return finished(figure)
+
+
+def noise_by_layer(sqnr: pd.DataFrame) -> Figure:
+    """Signal-to-noise ratio of ordinary tokens by layer, a panel a site, as rounded and with the sinks kept.
+
+    Args:
+        sqnr: site, layer, ordinary_sqnr_db, kept_sqnr_db.
+    """
+    sites = list(dict.fromkeys(sqnr["site"].tolist()))
+    columns = min(2, max(len(sites), 1))
+    lines = -(-len(sites) // columns)
+    figure = canvas(width=7.4, height=0.6 + 2.0 * max(lines, 1))
+    first = None
+    for place, site in enumerate(sites, start=1):
+        part = sqnr.loc[sqnr["site"] == site].sort_values("layer", kind="stable")
+        axes = panel(
+            figure,
+            place=(lines, columns, place),
+            xlabel="layer" if place > len(sites) - columns else "",
+            ylabel="dB" if place % columns == 1 or columns == 1 else "",
+        )
+        for column, label, colour, mark in (
+            ("ordinary_sqnr_db", "everything rounded", COLOURS[0], MARKS[0]),
+            ("kept_sqnr_db", "sink tokens kept", COLOURS[1], MARKS[1]),
+        ):
+            values = part[column].replace([np.inf, -np.inf], np.nan).to_numpy(float)
+            axes.plot(part["layer"], values, color=colour, marker=mark, markersize=3, label=label)
+        axes.set_title(visible(site), fontsize=9.5, loc="left", color=INK)
+        whole_numbers(axes, y=False)
+        first = first or axes
+    if first is not None:
+        legend(first, columns=2, over=figure)
+    return finished(figure)
+
+
+def _summary(run: Run) -> pd.Series:
+    return run.need("summary", columns=["verdict", "sentence", "format"]).iloc[0]
+
+
+def _title(run: Run) -> str:
+    table = run.optional("summary", columns=["verdict", "format"])
+    if table is None or table.empty:
+        return "What a low-precision format costs"
+    row = table.iloc[0]
+    said = {
+        "keep": "a small set keeps the loss",
+        "keep a part": "a small set keeps part of the loss",
+        "no small set": "no small set helps",
+        "nothing to keep": "nothing to keep",
+    }
+    return f"{visible(row['format'])}: {said.get(str(row['verdict']), visible(row['verdict']))}"
+
+
+def _judged(run: Run) -> pd.DataFrame:
+    conditions = run.need("conditions", columns=_COLUMNS)
+    return conditions.loc[conditions["part"] == "judge"]
+
+
+def _loss_curve(run: Run) -> tuple[str, Figure]:
+    see = (
+        "Loss on the half of the text that nothing was chosen on. Lines that fall to the dashed one give back all that "
+        "the format costs; crosses are random tokens and channels of the chosen number, and should stay where nothing "
+        "is kept."
+    )
+    return see, loss_by_channels(_judged(run))
+
+
+def _noise(run: Run) -> tuple[str, Figure]:
+    see = (
+        "How far the signal of ordinary tokens stands above what rounding adds, 6 dB a bit. Where the two lines part, "
+        "the sink token sets the scale that all others are rounded with."
+    )
+    return see, noise_by_layer(run.need("sqnr", columns=["site", "layer", "ordinary_sqnr_db", "kept_sqnr_db"]))
+
+
+def _what(row: pd.Series) -> str:
+    names = {
+        "clean": "nothing is rounded",
+        "weights": "only the weights are rounded",
+        "all": "everything is rounded",
+        "tokens": "sink tokens kept",
+        "inputs": f"{row.get('inputs', 0)} inputs of linear layers left alone",
+        "channels": f"{row['channels']} channels a site kept",
+        "both": f"sink tokens and {row['channels']} channels a site kept",
+    }
+    return names.get(str(row["kept"]), str(row["kept"]))
+
+
+def _condition_table(run: Run) -> tuple[str, PageTable]:
+    judged = _judged(run)
+    named = judged.loc[judged["kept"] != "random"]
+    random = judged.loc[judged["kept"] == "random"]
+    bounds = zip(named["closed_low"].to_numpy(float), named["closed_high"].to_numpy(float), strict=True)
+    shown = named.assign(
+        what=[_what(row) for _, row in named.iterrows()],
+        closed=[percent(share) for share in named["closed_share"].to_numpy(float)],
+        interval=[interval(low, high, shown=percent) for low, high in bounds],
+    )
+    heads = {"what": "what is kept", "loss_nats": "loss, nats", "perplexity": "perplexity", "change_nats": "cost, nats"}
+    see = "Held-out loss of every condition, and the share of the gap between all rounded and nothing rounded."
+    if len(random):
+        shares = random["closed_share"].to_numpy(float)
+        see += f" {len(random)} random sets close {percent(shares.min())} to {percent(shares.max())}."
+    table = shown_table(shown, heads | {"closed": "gap closed", "interval": "95%"}, most=40)
+    return see + more(len(shown), "conditions", most=40), table
+
+
+def _channel_table(run: Run) -> tuple[str, PageTable]:
+    names = ["site", "layer", "tokens", "rank", "channel", "largest", "over_median"]
+    table = run.need("channels", columns=names)
+    top = table.loc[table["rank"] == 1].sort_values("over_median", ascending=False, kind="stable")
+    see = (
+        "The largest channel of each site and layer, over all tokens and over those that are no sinks; the one that "
+        "stands out most comes first." + more(len(top), "channels")
+    )
+    heads = {name: name.replace("_", " ") for name in names if name != "rank"}
+    return see, shown_table(top, heads | {"over_median": "times the median channel"})
+
+
+def _headline(run: Run) -> list[str]:
+    said = [visible(_summary(run)["sentence"], limit=900)]
+    sinks, tokens = run.optional("sinks", columns=["position"]), run.optional("tokens", columns=["sequence"])
+    if sinks is not None and tokens is not None and len(tokens):
+        a_sequence = len(sinks) / tokens["sequence"].nunique()
+        said.append(
+            f"Sink tokens a sequence: {number(a_sequence)}, of {number(len(tokens) / tokens['sequence'].nunique())}."
+        )
+    if (run.folder / "llm_compressor.json").exists():
+        said.append("The lists for llm-compressor are in llm_compressor.json, in the run's folder.")
+    return said
+
+
+QUANTISE = Page(
+    title=_title,
+    headline=_headline,
+    figures=(
+        Drawn(key="kept", title="What keeping tokens and channels gives back", make=_loss_curve, data=_judged),
+        Drawn(key="noise", title="Where the noise is", make=_noise, data=whole("sqnr")),
+    ),
+    tables=(
+        Listed(key="condition-table", title="Conditions", make=_condition_table),
+        Listed(key="channel-table", title="Largest channels", make=_channel_table),
+    ),
+)

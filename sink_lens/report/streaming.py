@@ -1,0 +1,145 @@
+"""The page of ``streaming``: the loss beyond a cache by how many first tokens it keeps."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, shown_table, whole
+from sink_lens.report.style import BLUE, COLOURS, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
+from sink_lens.text import interval, percent, visible
+
+_COLUMNS = ["part", "kept", "tokens", "loss_nats"]
+_MOST_BLOCKS = 32
+
+
+def loss_by_kept(losses: pd.DataFrame) -> Figure:
+    """Loss beyond the window by the number of kept first tokens, between no cache limit and other tokens.
+
+    Args:
+        losses: kept, tokens, loss_nats; rows of one part of the text.
+    """
+    first = losses.loc[losses["kept"].str.isdecimal()].sort_values("tokens", kind="stable")
+    places = {name: at for at, name in enumerate(first["kept"].tolist())}
+    figure = canvas(width=5.6, height=3.2)
+    axes = panel(figure, xlabel="first tokens kept", ylabel="loss beyond the window, nats")
+    axes.plot(range(len(first)), first["loss_nats"].to_numpy(float), color=BLUE, marker="o", markersize=5)
+    for name, label, colour, style in (
+        ("full", "a full cache", GREEN, "--"),
+        ("sink_mask", "the sink tokens kept", ORANGE, ":"),
+    ):
+        level = losses.loc[losses["kept"] == name, "loss_nats"].to_numpy(float)
+        if len(level):
+            axes.axhline(level[0], color=colour, linestyle=style, linewidth=1.2, label=label)
+    random = losses.loc[losses["kept"] == "random"]
+    at = [places.get(f"{count:g}", 0) for count in random["tokens"].to_numpy(float)]
+    if len(random):
+        axes.scatter(at, random["loss_nats"], color=QUIET, marker="x", s=22, label="random tokens kept")
+    axes.set_xticks(range(len(first)), first["kept"].tolist())
+    legend(axes, columns=3)
+    return finished(figure)
+
+
+def loss_by_position(positions: pd.DataFrame, *, window: int) -> Figure:
+    """Loss by position, in blocks of neighbouring positions, a line for each set of kept tokens.
+
+    Args:
+        positions: kept, position, loss_nats.
+        window: size of the cache, drawn as a line.
+    """
+    figure = canvas(width=7.4, height=3.4)
+    axes = panel(figure, xlabel="position", ylabel="loss, nats")
+    last = int(positions["position"].max()) + 1 if len(positions) else 1
+    step = max(1, last // _MOST_BLOCKS)
+    names = list(dict.fromkeys(positions["kept"].tolist()))
+    for place, name in enumerate(names):
+        part = positions.loc[positions["kept"] == name]
+        block = part["position"].to_numpy() // step
+        mean = part["loss_nats"].groupby(block).mean()
+        label = {"full": "full cache", "sink_mask": "sink tokens"}.get(name, f"first {name}")
+        style = "--" if name == "full" else "-"
+        axes.plot((mean.index + 0.5) * step, mean, color=COLOURS[place % len(COLOURS)], linestyle=style, label=label)
+    axes.axvline(window, color=QUIET, linewidth=0.8)
+    legend(axes, columns=4)
+    return finished(figure)
+
+
+def _title(run: Run) -> str:
+    table = run.optional("summary", columns=["recommended", "window"])
+    if table is None or table.empty:
+        return "A cache that evicts"
+    row = table.iloc[0]
+    n = int(row["recommended"])
+    many = {0: "no first token", 1: "the first token"}.get(n, f"the first {n} tokens")
+    return f"A cache of {row['window']} tokens: keep {many}"
+
+
+def _judged(run: Run) -> pd.DataFrame:
+    losses = run.need("losses", columns=_COLUMNS)
+    return losses.loc[losses["part"] == "judge"]
+
+
+def _headline(run: Run) -> list[str]:
+    row = run.need("summary", columns=["sentence", "positions", "sink_mask_tokens", "sink_mask_loss_nats"]).iloc[0]
+    said = [visible(row["sentence"], limit=900)]
+    if not np.isnan(float(row["sink_mask_loss_nats"])):
+        said.append(
+            f"Keeping the sink tokens instead ({row['sink_mask_tokens']:.3g} a sequence) gives "
+            f"{row['sink_mask_loss_nats']:.3g} nats."
+        )
+    stay = row["positions"] == "stay"
+    said.append(
+        "Every token stays at its position."
+        if stay
+        else "A token's position is its place in the cache, as in StreamingLLM (arXiv 2309.17453)."
+    )
+    return said
+
+
+def _kept_curve(run: Run) -> tuple[str, Figure]:
+    see = (
+        "Loss at the positions where the cache has evicted something, on the half of the text that nothing was chosen "
+        "on. All caches have the same size: more first tokens are fewer of the newest."
+    )
+    return see, loss_by_kept(_judged(run))
+
+
+def _position_curve(run: Run) -> tuple[str, Figure]:
+    see = "Loss by position; the line is the size of the cache. Before it nothing is evicted and all lines are one."
+    positions = run.need("positions", columns=["kept", "position", "loss_nats"])
+    return see, loss_by_position(positions, window=int(run.config.get("window", 0)))
+
+
+def _loss_table(run: Run) -> tuple[str, PageTable]:
+    judged = _judged(run)
+    pairs = [("change_low", "change_high"), ("closed_low", "closed_high")]
+    if not {name for pair in pairs for name in pair} <= set(judged.columns):
+        return "Loss beyond the window.", shown_table(judged, {"kept": "kept", "loss_nats": "loss, nats"})
+    (cost, closed) = (zip(*(judged[name].to_numpy(float) for name in pair), strict=True) for pair in pairs)
+    shown = judged.assign(
+        cost_interval=[interval(low, high) for low, high in cost],
+        closed=[percent(share) for share in judged["closed_share"].to_numpy(float)],
+        closed_interval=[interval(low, high, shown=percent) for low, high in closed],
+    )
+    heads = {
+        "kept": "kept",
+        "tokens": "tokens a sequence",
+        "loss_nats": "loss, nats",
+        "perplexity": "perplexity",
+        "change_nats": "over a full cache, nats",
+        "cost_interval": "95%",
+        "closed": "gap closed",
+        "closed_interval": "95% of it",
+    }
+    return "Held-out loss beyond the window, against a full cache at the same positions.", shown_table(shown, heads)
+
+
+STREAMING = Page(
+    title=_title,
+    headline=_headline,
+    figures=(
+        Drawn(key="kept", title="How many first tokens?", make=_kept_curve, data=_judged),
+        Drawn(key="positions", title="Where the loss rises", make=_position_curve, data=whole("positions")),
+    ),
+    tables=(Listed(key="loss-table", title="Losses", make=_loss_table),),
+)

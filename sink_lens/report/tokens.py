@@ -1,0 +1,348 @@
+"""The page of ``sink-lens tokens``: which tokens are sinks, which are massive, and which dimensions are large."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.errors import RunError
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.style import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    MARKS,
+    ORANGE,
+    QUIET,
+    canvas,
+    finished,
+    legend,
+    logarithmic,
+    panel,
+    whole_numbers,
+)
+from sink_lens.text import listed, number, percent, plural, token
+
+_SCORES = {"attention": ("fair shares of attention", ORANGE), "norm": ("norm over the sequence's median", BLUE)}
+"""Score -> its axis and colour."""
+_GROUPS = (("marked", ORANGE, "o"), ("others", BLUE, "s"))
+_MOST_DIMENSIONS = 6
+
+
+def score_histogram(histogram: pd.DataFrame, thresholds: pd.DataFrame) -> Figure:
+    """How many tokens have which score, one panel a score, with the gap shaded and the threshold as a line.
+
+    Args:
+        histogram: by, low, high, tokens.
+        thresholds: by, threshold, gap_low, gap_high.
+    """
+    figure = canvas(width=9.0, height=3.0)
+    for place, (by, (label, colour)) in enumerate(_SCORES.items(), start=1):
+        bins = histogram.loc[histogram["by"] == by]
+        axes = panel(figure, place=(1, 2, place), xlabel=label, ylabel="tokens" if place == 1 else "")
+        low, high = bins["low"].to_numpy(float), bins["high"].to_numpy(float)
+        axes.bar(low, bins["tokens"].to_numpy(float), width=high - low, align="edge", color=colour, alpha=0.8)
+        for row in thresholds.loc[thresholds["by"] == by].to_dict("records"):
+            if np.isfinite(row["gap_low"]):
+                axes.axvspan(row["gap_low"], row["gap_high"], color=QUIET, alpha=0.15, linewidth=0, label="gap")
+            if np.isfinite(row["threshold"]):
+                shown = f"threshold {number(row['threshold'])}"
+                axes.axvline(row["threshold"], color=QUIET, linestyle="--", linewidth=1.4, label=shown)
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_yticks([0, 1, 10, 100, 1000, 10000], ["0", "1", "10", "100", "1,000", "10,000"])
+        axes.set_ylim(0, 1.5 * max(float(bins["tokens"].max() or 1), 1.0))
+        logarithmic(axes, axis="x")
+        legend(axes, columns=2)
+    return finished(figure)
+
+
+def rate_by_position(positions: pd.DataFrame) -> Figure:
+    """Share of the tokens at each position that are sinks, and that are massive.
+
+    Args:
+        positions: position, sink_rate, massive_rate.
+    """
+    figure = canvas(width=7.4)
+    axes = panel(figure, xlabel="position", ylabel="share of sequences, %")
+    lines = (("sink_rate", "sinks", ORANGE, "o"), ("massive_rate", "massive activations", BLUE, "x"))
+    for name, label, colour, mark in lines:
+        rate = 100 * positions[name].to_numpy(float)
+        axes.plot(positions["position"], rate, color=colour, marker=mark, markersize=3.5, linewidth=0.8, label=label)
+    axes.set_ylim(-2, 102)
+    whole_numbers(axes, y=False)
+    legend(axes, columns=2)
+    return finished(figure)
+
+
+def dimension_coverage(dimensions: pd.DataFrame, *, coverage: float) -> Figure:
+    """Share of tokens on which each listed dimension is an outlier, by layer: one panel a kind of token.
+
+    Args:
+        dimensions: kind, dimension, layer, coverage.
+        coverage: the share from which a dimension is listed.
+    """
+    kinds = ("residual", "sink token")
+    layers = range(int(dimensions["layer"].to_numpy(int).max(initial=0)) + 1)
+    figure = canvas(width=9.0, height=3.2)
+    for place, kind in enumerate(kinds, start=1):
+        part = dimensions.loc[dimensions["kind"] == kind]
+        ylabel = "share of these tokens, %" if place == 1 else ""
+        where = "ordinary tokens" if kind == "residual" else "marked tokens"
+        axes = panel(figure, place=(1, 2, place), xlabel=f"layer ({where})", ylabel=ylabel)
+        for index, dimension in enumerate(_widest(part)):
+            rows = part.loc[part["dimension"] == dimension].set_index("layer")["coverage"].reindex(layers, fill_value=0)
+            axes.plot(
+                layers,
+                100 * rows.to_numpy(float),
+                color=COLOURS[index % len(COLOURS)],
+                marker=MARKS[index % len(MARKS)],
+                markersize=3.5,
+                label=str(dimension),
+            )
+        axes.axhline(100 * coverage, color=QUIET, linestyle=":", linewidth=1)
+        axes.set_ylim(0, 104)
+        whole_numbers(axes, y=False)
+        legend(axes, columns=6)
+    return finished(figure)
+
+
+def kurtosis_by_layer(layers: pd.DataFrame) -> Figure:
+    """Excess kurtosis of a token's dimensions by layer, at marked tokens and at the others.
+
+    Args:
+        layers: layer, kind, kurtosis.
+    """
+    figure = canvas()
+    axes = panel(figure, xlabel="layer", ylabel="excess kurtosis")
+    for kind, colour, mark in _GROUPS:
+        part = layers.loc[layers["kind"] == kind]
+        if np.isfinite(part["kurtosis"].to_numpy(float)).any():
+            axes.plot(part["layer"], part["kurtosis"], color=colour, marker=mark, markersize=3.5, label=kind)
+    axes.set_yscale("symlog", linthresh=1)
+    most = np.nanmax(layers["kurtosis"].to_numpy(float), initial=1.0)
+    ticks = [tick for tick in (0, 1, 10, 100, 1000, 10000) if tick <= 10 * most]
+    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+    whole_numbers(axes, y=False)
+    legend(axes, columns=2)
+    return finished(figure)
+
+
+def gradient_by_layer(gradients: pd.DataFrame) -> Figure:
+    """Gradient norm over the sequence's median: median by layer, and by position.
+
+    Args:
+        gradients: layer, position, marked, gradient_ratio.
+    """
+    figure = canvas(width=9.0, height=3.0)
+    left = panel(figure, place=(1, 2, 1), xlabel="layer", ylabel="gradient norm ÷ median")
+    for kind, colour, mark in _GROUPS:
+        part = gradients.loc[gradients["marked"] == (kind == "marked")].groupby("layer")["gradient_ratio"].median()
+        if len(part):
+            left.plot(part.index, part.to_numpy(float), color=colour, marker=mark, markersize=3.5, label=kind)
+    right = panel(figure, place=(1, 2, 2), xlabel="position")
+    layers = sorted(set(gradients["layer"].tolist()))
+    for index, layer in enumerate([layers[0], layers[len(layers) // 2], layers[-1]]):
+        part = gradients.loc[gradients["layer"] == layer].groupby("position")["gradient_ratio"].median()
+        colour = (GREEN, BLUE, QUIET)[index]
+        right.plot(part.index, part.to_numpy(float), color=colour, linewidth=1, label=f"after layer {layer}")
+    for axes in (left, right):
+        axes.axhline(1, color=QUIET, linewidth=0.8, linestyle=":")
+        logarithmic(axes, axis="y")
+        whole_numbers(axes, y=False)
+        legend(axes, columns=3)
+    return finished(figure)
+
+
+def dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
+    """The residual sinks and the dimensions of marked tokens, in sentences.
+
+    Args:
+        dimensions: kind, dimension, layer, coverage, ratio.
+    """
+    said = []
+    for kind, on in (("residual", "tokens that are not marked"), ("sink token", "marked tokens")):
+        part = dimensions.loc[dimensions["kind"] == kind]
+        names = _widest(part, most=len(part))
+        if names:
+            best = part.loc[part["coverage"].idxmax()]
+            name = "residual sinks" if kind == "residual" else "dimensions of marked tokens"
+            said.append(
+                f"{name}: {listed(names)}; {int(best['dimension'])} is an outlier on {percent(best['coverage'])} of "
+                f"the {on} after layer {int(best['layer'])}, at {number(best['ratio'])} times their median magnitude"
+            )
+        elif kind == "residual":
+            said.append("no residual sink: no dimension is an outlier on most tokens")
+    return said
+
+
+def _widest(part: pd.DataFrame, *, most: int = _MOST_DIMENSIONS) -> list[int]:
+    """Dimensions by their largest coverage."""
+    order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"].to_numpy(int).tolist()
+    return list(dict.fromkeys(order))[:most]
+
+
+def _title(run: Run) -> str:
+    table = run.optional("agreement", columns=["kind", "tokens", "sinks", "massive"])
+    if table is None:
+        return "Sink tokens"
+    row: dict[Any, Any] = table.loc[table["kind"] == "all"].iloc[0].to_dict()
+    if not row["sinks"] and not row["massive"]:
+        return "No sink and no massive activation"
+    sinks, massive = plural(int(row["sinks"]), "sink"), plural(int(row["massive"]), "massive activation")
+    return f"{sinks} and {massive} among {int(row['tokens']):,} tokens"
+
+
+def _headline(run: Run) -> list[str]:
+    said: list[str] = []
+    thresholds = run.optional("thresholds", columns=["statement"])
+    if thresholds is not None:
+        said += [f"{text[0].upper()}{text[1:]}." for text in thresholds["statement"].astype(str)]
+    agreement = run.optional("agreement", columns=["kind", "sinks", "massive", "both", "sink_only", "massive_only"])
+    if agreement is not None:
+        said += _agreed(agreement)
+    dimensions = run.optional("dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"])
+    if dimensions is not None:
+        said += [f"{text[0].upper()}{text[1:]}." for text in dimension_sentences(dimensions)]
+    gradients = run.optional("gradients", columns=["layer", "marked", "gradient_ratio"])
+    if gradients is not None and bool(gradients["marked"].any()):
+        means = gradients.loc[gradients["marked"]].groupby("layer")["gradient_ratio"].median()
+        said.append(
+            f"The gradient of the loss at marked tokens is {number(means.min())} to {number(means.max())} times the "
+            f"median of their sequence, by layer (largest after layer {int(means.idxmax())})."
+        )
+    return said
+
+
+def _agreed(agreement: pd.DataFrame) -> list[str]:
+    rows = {str(row["kind"]): row for row in agreement.to_dict("records")}
+    row = rows["all"]
+    if not row["sinks"] and not row["massive"]:
+        return []
+    said = f"{row['both']} tokens are both, {row['sink_only']} are sinks only and {row['massive_only']} massive only"
+    where = [
+        f"{rows[kind]['sinks']} of the sinks are {name}"
+        for kind, name in (("first", "at position 0"), ("delimiter", "later delimiters"), ("other", "other tokens"))
+        if kind in rows and rows[kind]["sinks"]
+    ]
+    return [f"{said}{'; ' if where else ''}{listed(where)}."]
+
+
+def _histogram(run: Run) -> tuple[str, Figure]:
+    histogram = run.need("histogram", columns=["by", "low", "high", "tokens"])
+    thresholds = run.need("thresholds", columns=["by", "threshold", "gap_low", "gap_high"])
+    see = (
+        "Both scores are 1 at an ordinary token. A token is marked where a gap parts the scores; without a gap, none "
+        "is. A sink receives attention, a massive activation is large: a model can have one without the other."
+    )
+    return see, score_histogram(histogram, thresholds)
+
+
+def _positions(run: Run) -> tuple[str, Figure]:
+    table = run.need("positions", columns=["position", "sink_rate", "massive_rate"])
+    return "Where in the sequence the marked tokens are.", rate_by_position(table)
+
+
+def _coverage(run: Run) -> tuple[str, Figure]:
+    table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage"])
+    if table.empty:
+        raise RunError("no dimension is an outlier on most tokens of a kind, so there is nothing to draw.")
+    see = (
+        f"A dimension is an outlier on a token where it is over {run.config.get('dimension_factor', 20):g} times the "
+        "token's median magnitude. Residual sinks (left) are outliers on most ordinary tokens; those of marked tokens "
+        "(right) are something else."
+    )
+    return see, dimension_coverage(table, coverage=float(run.config.get("coverage", 0.5)))
+
+
+def _kurtosis(run: Run) -> tuple[str, Figure]:
+    table = run.need("layers", columns=["layer", "kind", "kurtosis"])
+    see = "Kurtosis is 0 where a token's dimensions are Gaussian. A mean over all tokens hides which tokens raise it."
+    return see, kurtosis_by_layer(table)
+
+
+def _gradient(run: Run) -> tuple[str, Figure]:
+    table = run.need("gradients", columns=["layer", "position", "marked", "gradient_ratio"])
+    see = (
+        f"Gradient of the mean loss with respect to each token's stream, over the median of its sequence; medians over "
+        f"{plural(len(set(table['sequence'].tolist())), 'sequence')}."
+    )
+    return see, gradient_by_layer(table)
+
+
+def _marked(run: Run) -> tuple[str, PageTable]:
+    table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
+    shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
+    heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
+    heads |= {"massive": "massive", "share_score": "fair shares", "received": "attention", "norm_ratio": "norm ratio"}
+    heads |= {"sink_layers": "sink in layers", "massive_layers": "massive in layers", "dimensions": "dimensions"}
+    see = "Every marked token, the most attended first." if len(table) else "No token is marked."
+    return see + more(len(table), "sink_tokens"), shown_table(_told(shown), heads)
+
+
+def _ids(run: Run) -> tuple[str, PageTable]:
+    table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
+    heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
+    heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
+    heads |= {"median_norm": "norm ratio, median", "largest_norm": "largest "}
+    see = "Tokens after position 0 by id: the most often marked first, then the most attended."
+    return see + more(len(table), "token_ids"), shown_table(_told(table), heads)
+
+
+def _told(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(text=[token(text) for text in table["text"]])
+
+
+def _dimensions(run: Run) -> tuple[str, PageTable]:
+    table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage", "value", "ratio"])
+    best = table.loc[table.groupby(["kind", "dimension"])["coverage"].idxmax()]
+    best = best.sort_values(["kind", "coverage"], ascending=[True, False], kind="stable")
+    heads = {"kind": "at", "dimension": "dimension", "coverage": "coverage", "layer": "largest after layer"}
+    heads |= {"value": "mean magnitude", "ratio": "over the median"}
+    see = "Each dimension in the layer of its largest coverage." if len(best) else "No dimension is listed."
+    return see + more(len(best), "dimensions"), shown_table(best, heads)
+
+
+def _maxima(run: Run) -> tuple[str, PageTable]:
+    table = run.need("maxima", columns=["layer", "site", "max_abs", "position", "text"])
+    best = table.loc[table.groupby("site", sort=False)["max_abs"].idxmax()]
+    heads = {"site": "site", "max_abs": "largest magnitude", "layer": "layer", "dimension": "coordinate"}
+    heads |= {"text": "token", "position": "position", "sink": "sink", "massive": "massive"}
+    return "The layer with the largest value of each site; maxima.parquet has all layers.", shown_table(
+        _told(best), heads
+    )
+
+
+def _agreement(run: Run) -> tuple[str, PageTable]:
+    table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
+    heads = {"kind": "tokens", "tokens": "all", "sinks": "sinks", "massive": "massive", "both": "both"}
+    heads |= {"sink_only": "sinks only", "massive_only": "massive only", "jaccard": "agreement"}
+    return "Agreement is the tokens that are both over those that are at least one.", shown_table(table, heads)
+
+
+TOKENS = Page(
+    title=_title,
+    headline=_headline,
+    figures=(
+        Drawn(key="scores", title="Is there a gap?", make=_histogram, data=whole("histogram")),
+        Drawn(key="positions", title="At which positions", make=_positions, data=whole("positions")),
+        Drawn(key="dimensions", title="Which dimensions are large", make=_coverage, data=whole("dimensions")),
+        Drawn(key="kurtosis", title="Kurtosis by layer", make=_kurtosis, data=whole("layers")),
+        Drawn(
+            key="gradients",
+            title="Gradient by layer and position",
+            make=_gradient,
+            data=whole("gradients"),
+            when=lambda run: bool(run.config.get("gradient_sequences", 1)),
+        ),
+    ),
+    tables=(
+        Listed(key="agreement-table", title="Sinks and massive activations", make=_agreement),
+        Listed(key="sink-tokens", title="Marked tokens", make=_marked),
+        Listed(key="token-ids", title="By token", make=_ids),
+        Listed(key="dimension-table", title="Dimensions", make=_dimensions),
+        Listed(key="maxima-table", title="Largest activations", make=_maxima),
+    ),
+)
+"""The page of a run of kind "tokens"."""

@@ -1,0 +1,534 @@
+"""``sink_tokens``: for every token whether it is a sink or a massive activation, and which dimensions are large.
+
+One pass of the plain model gives the attention that each token receives, its norm, its largest dimensions, the
+dimensions that are large on most tokens, kurtosis and largest activations. A backward pass on a few sequences gives the
+norm of the gradient by position.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..activations.attention import choose_kernel
+from ..activations.forward import check_tokens
+from ..activations.record import stream
+from ..activations.sink_mask import LEAST, Norms, Received, parts, said
+from ..activations.views import LayerView, Reading
+from ..configuration import with_fields
+from ..data.tokens import TokenBatch, decode_tokens
+from ..engine.gradients import position_gradients
+from ..measures import sink_tokens as measures
+from ..measures.sink_tokens import ScoreGap
+from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
+from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
+from ..models.sites import SITES
+from ..records import create_run, display
+from ..text import span
+from .tokens_config import TokensConfig
+
+MAXIMA = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "mlp_out", "resid_post")
+"""Sites whose largest activation is read, in the order of a layer."""
+MEASURED = {"sink": "attention", "massive": "norm"}
+"""What a token can be -> the score that decides it."""
+EXPECTS = (
+    *("tokens", "sink_tokens", "token_ids", "positions", "dimensions", "layers", "maxima", "histogram", "thresholds"),
+    "agreement",
+)
+_BINS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkTokens:
+    """A finished ``sink-lens tokens``; everything in it also lies in its run folder."""
+
+    folder: Path
+    tables: Mapping[str, pd.DataFrame] = field(repr=False)
+    """The run's tables by name."""
+    sink: Bool[Tensor, "batch position"] = field(repr=False)
+    """The tokens that are sinks."""
+    massive: Bool[Tensor, "batch position"] = field(repr=False)
+    """The tokens that are massive."""
+    headline: tuple[str, ...]
+    """The result in sentences."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the sink tokens and the massive ones."""
+        return self.tables["sink_tokens"]
+
+    def _repr_html_(self) -> str:
+        return display.html(self.headline, self.tables["agreement"], folder=self.folder)
+
+
+def sink_tokens(
+    model: ModelLike | TokensConfig,
+    *,
+    config: TokensConfig | None = None,
+    tokens: TokenBatch | str | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **fields: Any,
+) -> SinkTokens:
+    """Find a model's sink tokens, massive activations and residual sinks, and write a run folder.
+
+    Args:
+        model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
+        config: the configuration; the default one if None.
+        tokens: the sequences, instead of those of the configuration.
+        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
+        overwrite: replace the run that the folder holds.
+        progress: show bars.
+        **fields: fields of ``TokensConfig``, such as ``sequences=8``; they win over those of ``config``.
+
+    Raises:
+        InputError: a value that cannot be used, or tokens that the model cannot take.
+        KernelError: ``kernel="fused"`` was requested but is not exact.
+        RunError: the folder is in use, or holds another run.
+
+    Reference: arXiv 2402.17762 (massive activations), 2601.22966 (residual sinks), 2603.17771 (gradients).
+    """
+    given = fields | ({"tokens": tokens} if isinstance(tokens, str) else {})
+    if isinstance(model, TokensConfig):
+        config = with_fields(TokensConfig, model, given, where="tokens")
+        lens = model_of(config)
+    else:
+        named = isinstance(model, str | Path)
+        name = str(model) if named else as_lens(model).name
+        config = with_fields(TokensConfig, config, given | {"model": name}, where="tokens")
+        lens = model_of(config) if named else as_lens(model)
+    batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
+    check_tokens(lens, batch)
+    kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
+    with create_run(
+        Path(out) if out is not None else default_folder(lens.name),
+        kind="tokens",
+        config=dataclasses.asdict(config),
+        provenance=provenance_of(lens, batch, kernel=kernel) | {"seeds": {"tokens": batch.seed}},
+        expects=EXPECTS,
+        overwrite=overwrite,
+    ) as writer:
+        found = _measured(lens, batch, config=config, progress=progress)
+        frames = _tables(lens, batch, found, config=config)
+        if config.gradient_sequences:
+            frames["gradients"] = _gradients(lens, batch, found, config=config, progress=progress)
+        for name, frame in frames.items():
+            (writer.write_csv if name in ("thresholds", "agreement") else writer.write_table)(name, frame)
+    headline = tuple(frames["thresholds"]["statement"])
+    return SinkTokens(folder=writer.folder, tables=frames, sink=found.sink, massive=found.massive, headline=headline)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """What the pass gave, one number a token and layer, and the decisions."""
+
+    scores: dict[str, Float[Tensor, "batch position"]]
+    """``attention`` and ``norm`` -> score."""
+    received: Float[Tensor, "layer batch position"]
+    """Mean attention of the sampled later queries, over heads."""
+    shares: Float[Tensor, "layer batch position"]
+    """The same in fair shares."""
+    ratios: Float[Tensor, "layer batch position"]
+    """Norm ratio."""
+    kurtosis: Float[Tensor, "layer batch position"]
+    dimensions: Mapping[tuple[int, int], tuple[int, ...]]
+    """(sequence, position) -> outlier dimensions where the token's norm ratio is largest."""
+    outliers: pd.DataFrame
+    """layer, sequence, position, dimension, value, ratio: entries over the factor."""
+    maxima: pd.DataFrame
+    """layer, site, value, sequence, position, dimension."""
+    gaps: dict[str, ScoreGap | None]
+    thresholds: dict[str, float]
+    sink: Bool[Tensor, "batch position"]
+    massive: Bool[Tensor, "batch position"]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """What one forward pass collects beside the numbers of ``Received`` and ``Norms``."""
+
+    config: TokensConfig
+    where: Int[Tensor, " sample"]
+    received: Received
+    norms: Norms
+    top: Tensor | None = None
+    """Energy of the strongest dimensions of each token in its strongest layer, then their indices, then all energy."""
+    outliers: list[pd.DataFrame] = field(default_factory=list)
+    maxima: list[pd.DataFrame] = field(default_factory=list)
+
+    def readings(self, lens: LensModel) -> list[Reading]:
+        """The readings of one pass."""
+        sites = [name for name in MAXIMA if SITES[name].address(lens.family) is not None]
+        attention = Reading(name="attention", sites=("rows",), function=self._attention)
+        state = Reading(name="state", sites=("resid_post",), function=self._state)
+        return [attention, state, *(self._largest(site) for site in sites)]
+
+    def _attention(self, view: LayerView) -> Tensor:
+        """Attention that each token receives from the sampled later queries: as it is, and in fair shares."""
+        shares = self.received.add(view)
+        rows = self.received.rows.to(shares.device)
+        reach = None if view.reach is None or view.reach > shares.shape[2] else view.reach
+        seen = self.received.seen[reach] & view.valid[:, rows][:, :, None]
+        count = seen.sum(1)
+        visible = (rows + 1).clamp(min=1, max=reach)[:, None]
+        sums = [torch.where(seen, part, 0.0).sum(1) / count for part in (shares / visible, shares)]
+        return torch.stack(sums, dim=-1)
+
+    def _state(self, view: LayerView) -> Tensor:
+        """Norm ratio and kurtosis; keeps the strongest dimensions and the entries over the factor."""
+        h = view["resid_post"].float()
+        ratio = self.norms.add(view)
+        self._strongest(h, ratio)
+        over = measures.residual_outliers(h, valid=view.valid, factor=self.config.dimension_factor)
+        at = over.nonzero(as_tuple=True)
+        magnitude = h.abs()
+        median = magnitude.median(-1).values[at[:2]]
+        columns = {
+            "layer": view.layer,
+            "sequence": self.where[at[0].cpu()].numpy(),
+            "position": at[1].cpu().numpy(),
+            "dimension": at[2].cpu().numpy(),
+            "value": h[at].cpu().numpy().astype(float),
+            "ratio": (magnitude[at] / median).cpu().numpy().astype(float),
+        }
+        self.outliers.append(pd.DataFrame(columns))
+        kurtosis = measures.token_kurtosis(h).masked_fill(~view.valid, math.nan)
+        return torch.stack([ratio, kurtosis], dim=-1)
+
+    def _strongest(self, h: Tensor, ratio: Tensor) -> None:
+        """Keep each token's strongest dimensions in the layer where its norm ratio is largest so far."""
+        energy = h.square()
+        values, index = energy.topk(min(self.config.max_outliers, h.shape[-1]), dim=-1)
+        found = torch.cat([values, index.to(values.dtype), energy.sum(-1, keepdim=True)], dim=-1)
+        assert self.norms.largest is not None
+        better = (ratio >= self.norms.largest)[..., None]
+        self.top = found if self.top is None else torch.where(better, found, self.top.to(found.device))
+
+    def _largest(self, site: str) -> Reading:
+        def largest(view: LayerView) -> None:
+            x = view[site]
+            flat = x.flatten(2).abs().masked_fill(~view.valid[..., None], -1.0)
+            value, place = flat.flatten(1).max(1)
+            position, dimension = place // flat.shape[2], place % flat.shape[2]
+            columns = {
+                "layer": view.layer,
+                "site": site,
+                "value": value.float().cpu().numpy().astype(float),
+                "sequence": self.where.numpy(),
+                "position": position.cpu().numpy(),
+                "dimension": dimension.cpu().numpy(),
+            }
+            self.maxima.append(pd.DataFrame(columns))
+
+        return Reading(name=f"largest:{site}", sites=(site,), function=largest)
+
+    def outlier_dimensions(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """(sequence, position) -> the fewest dimensions that hold the asked share of the token's energy."""
+        assert self.top is not None
+        count = (self.top.shape[-1] - 1) // 2
+        values, index, total = self.top.cpu().double().split([count, count, 1], dim=-1)
+        held = values.cumsum(-1) >= self.config.energy_frac * total
+        needed = held.int().argmax(-1) + 1
+        enough = held.any(-1)
+        found: dict[tuple[int, int], tuple[int, ...]] = {}
+        for row, position in enough.nonzero().tolist():
+            dimensions = index[row, position, : int(needed[row, position])].long().tolist()
+            found[int(self.where[row]), position] = tuple(dimensions)
+        return found
+
+
+def _measured(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool) -> _Found:
+    """Run the pass and decide which tokens are marked."""
+    size = (batch.n_sequences, batch.n_positions)
+    scores = {by: torch.full(size, math.nan) for by in LEAST}
+    layers = {
+        name: torch.full((lens.n_layers, *size), math.nan) for name in ("received", "shares", "ratios", "kurtosis")
+    }
+    dimensions: dict[tuple[int, int], tuple[int, ...]] = {}
+    outliers, maxima = [], []
+    with tqdm(total=batch.n_sequences, desc="reading", unit="seq", disable=not progress, leave=False) as bar:
+        for where, part in parts(batch, batch_size=config.batch_size):
+            one = _Pass(config=config, where=where, received=Received.of(lens, part), norms=Norms())
+            rows, kernel = one.received.rows, config.kernel
+            streamed = stream(
+                lens,
+                part,
+                one.readings(lens),
+                rows=rows,
+                kernel=kernel,  # type: ignore[arg-type]  # checked by TokensConfig
+                batch_size=part.n_sequences,
+            )
+            width = part.n_positions
+            for name, reading, place in (
+                ("received", "attention", 0),
+                ("shares", "attention", 1),
+                ("ratios", "state", 0),
+                ("kurtosis", "state", 1),
+            ):
+                layers[name][:, where, :width] = streamed.stacked(reading)[..., place].float()
+            scores["attention"][where, :width] = one.received.scores(part.valid)
+            scores["norm"][where, :width] = one.norms.scores(part.valid)
+            dimensions |= one.outlier_dimensions()
+            outliers += one.outliers
+            maxima += one.maxima
+            bar.update(part.n_sequences)
+    given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
+    least = {"attention": config.least_share, "norm": config.least_norm}
+    gaps = {by: measures.score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST}
+    thresholds: dict[str, float] = {}
+    for by, gap in gaps.items():
+        threshold = given[by]
+        thresholds[by] = threshold if threshold is not None else math.inf if gap is None else gap.threshold
+    return _Found(
+        scores=scores,
+        **layers,
+        dimensions=dimensions,
+        outliers=pd.concat(outliers, ignore_index=True),
+        maxima=pd.concat(maxima, ignore_index=True),
+        gaps=gaps,
+        thresholds=thresholds,
+        sink=scores["attention"] >= thresholds["attention"],
+        massive=scores["norm"] >= thresholds["norm"],
+    )
+
+
+def _tables(lens: LensModel, batch: TokenBatch, found: _Found, *, config: TokensConfig) -> dict[str, pd.DataFrame]:
+    """Every table but the gradients."""
+    decoded = decode_tokens(batch, lens.tokenizer)
+    special = frozenset(() if lens.tokenizer is None else lens.tokenizer.all_special_ids)
+    at = (decoded["sequence"].to_numpy(), decoded["position"].to_numpy())
+    every = decoded.assign(
+        kind=[
+            "first" if position == 0 else "delimiter" if is_delimiter(text, token_id, special) else "other"
+            for position, text, token_id in zip(decoded["position"], decoded["text"], decoded["token_id"], strict=True)
+        ],
+        sink=found.sink.numpy()[at],
+        massive=found.massive.numpy()[at],
+        share_score=found.scores["attention"].numpy()[at].astype(float),
+        norm_ratio=found.scores["norm"].numpy()[at].astype(float),
+        received=found.received.nanmean(0).numpy()[at].astype(float),
+    )
+    return {
+        "tokens": decoded,
+        "sink_tokens": _marked(every, found),
+        "token_ids": _by_id(every),
+        "positions": _by_position(every),
+        "dimensions": dimension_table(found.outliers, every, coverage=config.coverage),
+        "layers": _layers(found, batch),
+        "maxima": _maxima(found.maxima, every),
+        "histogram": _histogram(found),
+        "thresholds": _thresholds(found, config),
+        "agreement": _agreement(every),
+    }
+
+
+def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
+    """Whether a token has no letter and no digit, or is special: punctuation, white space, BOS within a sequence."""
+    return token_id in special or not any(character.isalnum() for character in text)
+
+
+def _marked(every: pd.DataFrame, found: _Found) -> pd.DataFrame:
+    """The sinks and massive tokens, with their layers and dimensions."""
+    table = every.loc[every["sink"] | every["massive"]].reset_index(drop=True)
+    places = list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
+    sink_layers = [_layers_over(found.shares, place, found.thresholds["attention"]) for place in places]
+    massive_layers = [_layers_over(found.ratios, place, found.thresholds["norm"]) for place in places]
+    table["sink_layers"] = np.where(table["sink"], pd.Series(sink_layers, dtype="object"), "")
+    table["massive_layers"] = np.where(table["massive"], pd.Series(massive_layers, dtype="object"), "")
+    table["dimensions"] = [",".join(map(str, found.dimensions.get(place, ()))) for place in places]
+    front = ["sequence", "position", "token_id", "text", "kind", "sink", "massive", "norm_ratio", "received"]
+    return table[[*front, "share_score", "sink_layers", "massive_layers", "dimensions"]]
+
+
+def _layers_over(values: Tensor, place: tuple[int, int], threshold: float) -> str:
+    """The layers in which a token's value is at least the threshold."""
+    over = values[:, place[0], place[1]] >= threshold
+    return span(over.nonzero().flatten().tolist())
+
+
+def _rates(part: pd.DataFrame) -> dict[str, Any]:
+    return {
+        "tokens": len(part),
+        "sink_rate": part["sink"].to_numpy(float).mean(),
+        "massive_rate": part["massive"].to_numpy(float).mean(),
+        "median_share": np.median(part["share_score"].to_numpy(float)),
+        "largest_share": part["share_score"].to_numpy(float).max(),
+        "median_norm": np.median(part["norm_ratio"].to_numpy(float)),
+        "largest_norm": part["norm_ratio"].to_numpy(float).max(),
+    }
+
+
+def _by_id(every: pd.DataFrame) -> pd.DataFrame:
+    """The rate by token id after the first position, the most often marked first."""
+    later = every.loc[every["position"] > 0]
+    rows = [
+        {"token_id": token_id, "text": part["text"].iloc[0], "kind": part["kind"].iloc[0]} | _rates(part)
+        for token_id, part in later.groupby("token_id", sort=True)
+    ]
+    columns = ["token_id", "text", "kind", *_rates(every)]
+    table = pd.DataFrame(rows, columns=columns)
+    marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
+    order = table.assign(marked=marked).sort_values(["marked", "largest_share"], ascending=False, kind="stable")
+    return order.reset_index(drop=True).reindex(columns=columns)
+
+
+def _by_position(every: pd.DataFrame) -> pd.DataFrame:
+    rows = [{"position": position} | _rates(part) for position, part in every.groupby("position", sort=True)]
+    return pd.DataFrame(rows)
+
+
+def dimension_table(outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float) -> pd.DataFrame:
+    """Dimensions that are outliers on most tokens of a kind in some layer, at every layer where they are one at all.
+
+    Args:
+        outliers: layer, sequence, position, dimension, value, ratio: entries over the factor.
+        every: sequence, position, sink, massive: every token.
+        coverage: share of the tokens on which a dimension must be an outlier, in at least one layer.
+    """
+    marked = every["sink"].to_numpy(bool) | every["massive"].to_numpy(bool)
+    places, of_entries = (
+        list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
+        for table in (every.loc[marked], outliers)
+    )
+    at = set(places)
+    on_marked = np.array([place in at for place in of_entries], dtype=bool)
+    frames = []
+    for kind, rows, tokens in (
+        ("residual", outliers.loc[~on_marked], int((~marked).sum())),
+        ("sink token", outliers.loc[on_marked], int(marked.sum())),
+    ):
+        found = rows.assign(value=rows["value"].abs()).groupby(["dimension", "layer"], sort=True)
+        table = found.agg(on=("value", "size"), value=("value", "mean"), ratio=("ratio", "mean")).reset_index()
+        table["coverage"] = table["on"] / max(tokens, 1)
+        widest = table.groupby("dimension")["coverage"].transform("max")
+        table = table.loc[widest >= coverage].assign(kind=kind, tokens=tokens)
+        frames.append(table)
+    columns = ["kind", "dimension", "layer", "coverage", "tokens", "value", "ratio"]
+    return pd.concat(frames, ignore_index=True).reindex(columns=columns)
+
+
+def _layers(found: _Found, batch: TokenBatch) -> pd.DataFrame:
+    """Kurtosis, norm ratio and attention by layer, at marked tokens and at the others."""
+    marked = found.sink | found.massive
+    valid = batch.valid.cpu()
+    frames = []
+    for name, where in (("marked", marked), ("others", valid & ~marked), ("all", valid)):
+        numbers = {
+            column: [float(layer[where].nanmean()) if bool(where.any()) else math.nan for layer in values]
+            for column, values in (
+                ("kurtosis", found.kurtosis),
+                ("norm_ratio", found.ratios),
+                ("received", found.received),
+                ("share", found.shares),
+            )
+        }
+        columns: dict[str, Any] = {"layer": range(len(found.kurtosis)), "kind": name, "tokens": int(where.sum())}
+        frames.append(pd.DataFrame(columns | numbers))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _maxima(maxima: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
+    """The largest magnitude at each layer and site over all sequences, and at which token."""
+    best = maxima.loc[maxima.groupby(["layer", "site"])["value"].idxmax()]
+    columns = ["sequence", "position", "token_id", "text", "kind", "sink", "massive"]
+    joined = best.merge(every[columns], on=["sequence", "position"], how="left", validate="many_to_one")
+    order = joined["site"].map({site: place for place, site in enumerate(MAXIMA)})
+    joined = joined.assign(order=order).sort_values(["layer", "order"], kind="stable")
+    front = ["layer", "site", "value", "dimension", *columns]
+    return joined[front].rename(columns={"value": "max_abs"}).reset_index(drop=True)
+
+
+def _histogram(found: _Found) -> pd.DataFrame:
+    """How many tokens have which score, in bins of equal ratio."""
+    frames = []
+    for by, scores in found.scores.items():
+        known = scores[~scores.isnan()].numpy().astype(float)
+        edges = np.geomspace(max(known.min() * 0.99, 1e-6), max(known.max(), 1.0) * 1.01, _BINS + 1)
+        count, _ = np.histogram(np.maximum(known, edges[0]), bins=edges)
+        frames.append(pd.DataFrame({"by": by, "low": edges[:-1], "high": edges[1:], "tokens": count}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _thresholds(found: _Found, config: TokensConfig) -> pd.DataFrame:
+    """The thresholds with the gap that decided, and in words."""
+    rows = []
+    given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
+    for by, gap in found.gaps.items():
+        marked = found.scores[by] >= found.thresholds[by]
+        statement = said(gap, found.scores[by], by=by)
+        if given[by] is not None:
+            statement = f"by {by}: {int(marked.sum()):,} tokens are at {given[by]:g} or above, the threshold asked for"
+        rows.append(
+            {
+                "by": by,
+                "threshold": found.thresholds[by] if math.isfinite(found.thresholds[by]) else math.nan,
+                "asked": given[by] is not None,
+                "gap": gap is not None,
+                "gap_low": math.nan if gap is None else gap.low,
+                "gap_high": math.nan if gap is None else gap.high,
+                "within": 0 if gap is None else gap.within,
+                "marked": int(marked.sum()),
+                "tokens": int((~found.scores[by].isnan()).sum()),
+                "statement": statement,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _agreement(every: pd.DataFrame) -> pd.DataFrame:
+    """How far sinks and massive tokens are the same ones, by kind of token."""
+    rows = []
+    for kind in ("first", "delimiter", "other", "all"):
+        part = every if kind == "all" else every.loc[every["kind"] == kind]
+        sink, massive = part["sink"].to_numpy(bool), part["massive"].to_numpy(bool)
+        both, either = int((sink & massive).sum()), int((sink | massive).sum())
+        rows.append(
+            {
+                "kind": kind,
+                "tokens": len(part),
+                "sinks": int(sink.sum()),
+                "massive": int(massive.sum()),
+                "both": both,
+                "sink_only": int((sink & ~massive).sum()),
+                "massive_only": int((massive & ~sink).sum()),
+                "jaccard": both / either if either else math.nan,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _gradients(
+    lens: LensModel, batch: TokenBatch, found: _Found, *, config: TokensConfig, progress: bool
+) -> pd.DataFrame:
+    """Gradient norm over the median of the sequence, by layer and position, at marked tokens and at the others."""
+    count = min(config.gradient_sequences, batch.n_sequences)
+    some = dataclasses.replace(batch, tokens=batch.tokens[:count], lengths=batch.lengths[:count])
+    norms = position_gradients(lens, some, progress=progress)
+    valid = some.valid.cpu()
+    # The last token is never scored after itself: its gradient comes from its own loss alone, which is not there.
+    valid = valid & (torch.arange(valid.shape[1]) < some.lengths.cpu()[:, None] - 1)
+    ratios = torch.stack([measures.norm_ratios(layer, valid=valid) for layer in norms])
+    marked = (found.sink | found.massive)[:count]
+    sequence, position = valid.nonzero(as_tuple=True)
+    frames = []
+    for layer, ratio in enumerate(ratios):
+        columns = {
+            "layer": layer,
+            "sequence": sequence.numpy(),
+            "position": position.numpy(),
+            "marked": marked[sequence, position].numpy(),
+            "gradient_ratio": ratio[sequence, position].numpy().astype(float),
+        }
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True)

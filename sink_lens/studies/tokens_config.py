@@ -1,0 +1,77 @@
+"""What ``sink-lens tokens`` is asked: one frozen record, written whole into ``run.json``, and read without torch."""
+
+from dataclasses import dataclass, field
+
+from ..chain.config import KERNELS
+from ..configuration import check_choices, check_least
+from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
+from ..errors import InputError
+from ..models.bundled import DEFAULT_MODEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensConfig:
+    """Model, sequences, and what counts as a sink, a massive activation and a residual sink."""
+
+    model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
+    """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
+    text: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
+    prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
+    """A prompt, one sequence; repeat for several. Instead of text."""
+    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})
+    """Text, uniformly random ids, or one id repeated."""
+    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
+    """The first token: what the tokenizer does, BOS, or no BOS."""
+    sequences: int = 32
+    """How many sequences."""
+    length: int = field(default=256, metadata={"metavar": "T"})
+    """Tokens a sequence, BOS included."""
+    sink_threshold: float | None = None
+    """A token is a sink where it receives this many times its fair share of attention. Default: the middle of a gap."""
+    massive_threshold: float | None = None
+    """A token is massive where its norm is this many times the median of its sequence. Default: the middle of a gap."""
+    gap: float = 1.5
+    """A gap parts the scores of tokens where its upper edge is at least this many times its lower one."""
+    least_share: float = 2.5
+    """Where a gap decides, the sinks have at least this median score."""
+    least_norm: float = 4.0
+    """Where a gap decides, the massive tokens have at least this median norm ratio."""
+    energy_frac: float = 0.8
+    """The outlier dimensions of a token are the fewest that hold this share of its energy."""
+    max_outliers: int = 8
+    """Where more dimensions than this are needed for that energy, the token has no outlier dimensions."""
+    dimension_factor: float = 20.0
+    """A dimension is an outlier on a token where it is over this many times the token's median magnitude."""
+    coverage: float = 0.5
+    """A residual sink is a dimension that is an outlier on at least this share of the tokens that are not marked."""
+    gradient_sequences: int = 4
+    """Sequences whose gradient by position is taken; 0 for none."""
+    kernel: str = field(default="auto", metadata={"choices": KERNELS})
+    """Attention kernel of the measuring pass."""
+    batch_size: int | None = None
+    """Sequences a forward pass. Default: by length."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """float32, bfloat16, float16 or float64. Default: float32."""
+    seed: int = 0
+    """Seed of random tokens."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_choices(self)
+        check_described(self)
+        check_least(self, 1, "batch_size", "max_outliers")
+        check_least(self, 0, "gradient_sequences")
+        for name in ("energy_frac", "coverage"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name)}; need a share above 0, at most 1")
+        for name in ("gap", "dimension_factor", "least_share", "least_norm", "sink_threshold", "massive_threshold"):
+            value = getattr(self, name)
+            if value is not None and not value > 1:
+                raise InputError(f"{name} is {value}; need a number above 1, which is the ordinary token's")

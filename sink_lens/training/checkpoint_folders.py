@@ -1,0 +1,75 @@
+"""Checkpoints that ``sink-lens train`` did not write: folders of them, and lists of models, by the step of each."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from ..errors import InputError, RunError
+
+Checkpoints = str | Path | Sequence[str | Path] | Mapping[int, str | Path | PreTrainedModel]
+"""A folder of checkpoints, names or paths that end in their step, or step -> what ``load`` takes."""
+
+_STEP = re.compile(r"(\d+)$")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+
+
+def checkpoints_in(source: Checkpoints) -> dict[int, str | Path | PreTrainedModel]:
+    """Step -> what ``load`` takes, in the order of the steps.
+
+    A folder's checkpoints are its subfolders, or those of its ``checkpoints``, that hold weights (safetensors) and a
+    config.json and whose name ends in a number (``checkpoint-500``, ``step_1000``), and GGUF files named like that.
+
+    Raises:
+        RunError: the folder has no checkpoint.
+        InputError: a name without a number, or a step that two have.
+    """
+    if isinstance(source, Mapping):
+        if not source:
+            raise InputError("no checkpoint was given; need a step and a model at least")
+        return dict(sorted(source.items()))
+    if not isinstance(source, str | Path):
+        return _by_step(source)
+    folder = Path(source)
+    found = [path for one in (folder, folder / "checkpoints") if one.is_dir() for path in one.iterdir()]
+    models = [path for path in found if _is_model(path) and _STEP.search(path.name.removesuffix(".gguf"))]
+    if not models:
+        raise RunError(
+            f"{folder} is no run and has no checkpoint; need a run of sink-lens train, or folders with config.json and "
+            "safetensors whose names end in their step, such as checkpoint-500. Give the folder that holds them."
+        )
+    return _by_step(models)
+
+
+def tokens_seen(checkpoint: object, *, step: int, step_tokens: int | None) -> int | None:
+    """The tokens that a checkpoint had been trained on: as said, else as the Trainer counted; None where unknown."""
+    if step_tokens is not None:
+        return step * step_tokens
+    try:
+        state = json.loads((Path(str(checkpoint)) / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    seen = state.get("num_input_tokens_seen") if isinstance(state, dict) else None
+    return seen if isinstance(seen, int) and (seen > 0 or step == 0) else None
+
+
+def _is_model(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix == ".gguf"
+    return (path / "config.json").is_file() and any(True for name in _WEIGHTS for _ in path.glob(name))
+
+
+def _by_step(models: Sequence[str | Path]) -> dict[int, str | Path | PreTrainedModel]:
+    found: dict[int, str | Path] = {}
+    for model in models:
+        name = str(model).rstrip("/").removesuffix(".gguf")
+        number = _STEP.search(name.rpartition("/")[2])
+        if number is None:
+            raise InputError(f"{model} does not say its step; need a name that ends in a number, as checkpoint-500")
+        step = int(number[1])
+        if step in found:
+            raise InputError(f"{found[step]} and {model} are both of step {step}; need each step once")
+        found[step] = model
+    return dict(sorted(found.items()))

@@ -1,0 +1,148 @@
+"""``sink_mask`` finds what was planted in the models of the zoo, and nothing where nothing was."""
+
+import logging
+
+import pytest
+import torch
+
+from sink_lens import from_text, load, sink_mask, wrap
+from sink_lens.activations.record import capture
+from sink_lens.activations.sink_mask import sink_scores
+from sink_lens.data.corpora import bundled_text
+from sink_lens.data.tokens import from_tensor
+from sink_lens.errors import InputError
+from sink_lens.measures.sink_tokens import earlier_keys, fair_shares, share_score
+from sink_lens.models.tiny import TINY_FAMILIES, tiny
+from sink_lens.models.zoo import ZOO, build
+
+WITH_SINK = [
+    (name, family)
+    for name in ("embedding", "bos_neuron", "variance", "slow_growth", "key_bias", "delimiter", "direction")
+    for family in ZOO[name].families
+]
+WITHOUT = [
+    *((name, family) for name in ("spike", "sigmoid", "sink_logit") for family in ZOO[name].families),
+    *(("untrained", family) for family in TINY_FAMILIES),
+    ("broken_key_sink", "llama"),
+]
+
+
+def drawn(model, *, length=64, seed=0):
+    return model.draw(8, length=length, generator=torch.Generator().manual_seed(seed))
+
+
+def f1(found, truth):
+    return 2 * int((found & truth).sum()) / (int(found.sum()) + int(truth.sum()))
+
+
+@pytest.mark.parametrize(("name", "family"), WITH_SINK)
+def test_planted_sinks_are_found(name, family):
+    model = build(name, family=family)
+    tokens = drawn(model)
+    assert f1(sink_mask(wrap(model.model), tokens), model.sinks(tokens)) >= 0.95
+
+
+@pytest.mark.parametrize(("name", "family"), WITHOUT)
+def test_a_model_without_a_sink_has_no_false_positive(name, family):
+    model = build(name, family=family)
+    assert not sink_mask(wrap(model.model), drawn(model)).any()
+
+
+@pytest.mark.parametrize("family", ZOO["spike"].families)
+def test_a_massive_activation_that_is_no_sink_is_marked_by_its_norm_alone(family):
+    model = build("spike", family=family)
+    tokens, lens = drawn(model), wrap(model.model)
+    found = sink_mask(lens, tokens, by="norm")
+    assert torch.equal(found, tokens == model.bos_id)
+    assert not sink_mask(lens, tokens).any()
+
+
+def test_a_sink_that_is_not_massive_is_marked_by_attention_alone():
+    model = build("key_bias", family="llama")
+    tokens, lens = drawn(model), wrap(model.model)
+    assert torch.equal(sink_mask(lens, tokens), model.sinks(tokens))
+    assert not sink_mask(lens, tokens, by="norm").any()
+
+
+def test_the_gap_is_stated_and_so_is_its_absence(caplog):
+    with caplog.at_level(logging.INFO, logger="sink_lens"):
+        found = build("bos_neuron", family="llama")
+        sink_mask(wrap(found.model), drawn(found))
+        none = build("untrained", family="llama")
+        sink_mask(wrap(none.model), drawn(none))
+    with_gap, without = [record.message for record in caplog.records if record.message.startswith("by attention")]
+    assert with_gap.startswith("by attention: 8 of 512 tokens are at 1")
+    assert "threshold" in with_gap
+    assert without.startswith("by attention: no gap, so no token is marked; the largest of 512 is 1.")
+
+
+def test_a_threshold_is_taken_as_it_is():
+    model = build("untrained", family="llama")
+    lens, tokens = wrap(model.model), drawn(model)
+    scores = sink_scores(lens, tokens)
+    assert torch.equal(sink_mask(lens, tokens, threshold=1.05), scores >= 1.05)
+
+
+@pytest.mark.parametrize("by", ["attention", "norm"])
+def test_padding_other_sequences_and_batch_size_change_no_score(by):
+    model = build("delimiter")
+    lens, tokens = wrap(model.model), drawn(model, length=48)
+    lengths = torch.tensor([48, 30, 5, 1, 2, 17, 48, 33])
+    together = sink_scores(lens, from_tensor(tokens, lengths=lengths), by=by)
+    smaller = sink_scores(lens, from_tensor(tokens, lengths=lengths), by=by, batch_size=1)
+    for row, length in enumerate(lengths.tolist()):
+        assert together[row, length:].isnan().all()
+        assert not together[row, :length].isnan().any()
+        torch.testing.assert_close(together[row, :length], smaller[row, :length])
+        if length > 1:
+            alone = sink_scores(lens, tokens[row : row + 1, :length], by=by)
+            torch.testing.assert_close(together[row, :length], alone[0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_mask_is_false_at_padding():
+    model = build("delimiter")
+    batch = from_tensor(drawn(model), lengths=torch.full((8,), 40))
+    found = sink_mask(wrap(model.model), batch)
+    assert found.shape == batch.tokens.shape
+    assert found.dtype == torch.bool
+    assert not found[:, 40:].any()
+    assert found[:, :40].any()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_oss", "mistral"])
+def test_the_scores_are_those_of_the_bridges_pattern(family):
+    lens = wrap(tiny(family))
+    tokens = torch.randint(5, lens.d_vocab, (3, 40), generator=torch.Generator().manual_seed(0))
+    pattern = capture(lens, tokens, sites=["pattern"], path="bridge")
+    positions = torch.arange(1, 40)
+    shares, layers = torch.zeros(3, 39, 40), torch.zeros(39, 40)
+    for layer in range(lens.n_layers):
+        reach = lens.reach(layer)
+        reach = None if reach is None or reach > 40 else reach
+        rows = pattern["pattern", layer][:, :, positions].float()
+        shares += fair_shares(rows, row_positions=positions, reach=reach)
+        layers += earlier_keys(positions, n_keys=40, reach=reach)
+    every = torch.ones(3, 39, dtype=torch.bool)
+    expected = share_score(shares / layers.clamp(min=1), seen=layers > 0, row_positions=positions, row_valid=every)
+    torch.testing.assert_close(sink_scores(lens, tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_marked_is_refused():
+    lens = wrap(tiny("llama"))
+    with pytest.raises(InputError, match=r"by is 'size'; need attention .* or norm"):
+        sink_mask(lens, torch.ones(1, 8, dtype=torch.int64), by="size")
+    with pytest.raises(InputError, match="a sequence has a single token; need at least 2"):
+        sink_mask(lens, torch.ones(2, 1, dtype=torch.int64))
+    with pytest.raises(InputError, match="the batch size is 0"):
+        sink_mask(lens, torch.ones(2, 8, dtype=torch.int64), batch_size=0)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("by", ["attention", "norm"])
+@pytest.mark.parametrize("bos", ["with", "without"])
+def test_the_first_tokens_of_the_default_model_are_marked_and_no_others(by, bos):
+    lens = load()
+    tokens = from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos=bos)
+    found = sink_mask(lens, tokens, by=by)
+    assert found[:, 0].all()
+    assert not found[:, 1:].any()

@@ -1,0 +1,231 @@
+"""``quantise`` on a model whose sink sets the scale: it is found, judged on other text, and beaten by no random set."""
+
+import json
+import types
+
+import pandas as pd
+import pytest
+import torch
+
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits.quantisation import format_of, rounded
+from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import BOS_ID, TINY_FAMILIES, planted, tiny, tiny_tokenizer
+from sink_lens.records import read_run
+from sink_lens.studies import quantisation as module
+from sink_lens.studies.config import QuantiseConfig, StreamingConfig
+from sink_lens.studies.quantisation import compressor_fragment, quantise, random_channels, random_tokens, worst_inputs
+
+
+def speaking(*, sink=True, sharp=4.0, sequences=8, length=32):
+    """A planted model and text that it has written itself, so that any damage raises its loss."""
+    truth = planted(sink=sink)
+    with torch.no_grad():
+        truth.model.lm_head.weight.mul_(sharp)
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randint(3, 300, (sequences, 3), generator=generator)
+    tokens = torch.cat([torch.full((sequences, 1), BOS_ID), first], dim=1)
+    with torch.no_grad():
+        while tokens.shape[1] < length:
+            logits = truth.model(tokens).logits[:, -1]
+            logits[:, :3] = -torch.inf  # no special token
+            tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1, generator=generator)], dim=1)
+    lens = wrap(truth.model, tokenizer=tiny_tokenizer(adds_bos=True))
+    return lens, from_tensor(tokens, tokenizer=lens.tokenizer), truth
+
+
+STREAM = {"sites": ("resid_post",), "channels": (1, 2), "controls": 3, "progress": False}
+
+
+def test_a_sink_that_sets_the_scale_of_the_stream_is_what_must_be_kept(tmp_path):
+    lens, tokens, truth = speaking()
+    study = quantise(lens, tokens=tokens, out=tmp_path / "run", **STREAM)
+    row = study.tables["summary"].iloc[0]
+    assert row["verdict"] == "keep"
+    assert (row["sink_tokens"], row["channels"]) == (1.0, 0)
+    assert row["cost_low"] > 0.5
+    assert row["closed_low"] > 0.9 > 0.3 > row["random_most"]
+    assert study.headline.startswith("Keep the sink tokens (1 a sequence) in 16 bit: int8_tensor costs")
+    channels = study.tables["channels"]
+    top = channels[(channels["tokens"] == "all") & (channels["rank"] == 1) & (channels["layer"] > truth.layer)]
+    assert set(top["channel"]) == {truth.outlier_dimension}
+    sqnr = study.tables["sqnr"].set_index("layer")
+    late = sqnr[sqnr.index > truth.layer]
+    assert (late["kept_sqnr_db"] > late["ordinary_sqnr_db"] + 10).all()
+    assert (late["sqnr_db"] > late["ordinary_sqnr_db"]).all()  # the sink's own energy hides the noise
+
+
+def test_without_the_sink_there_is_nothing_to_keep_and_nothing_more_is_run(tmp_path):
+    lens, tokens, _ = speaking(sink=False)
+    study = quantise(lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"format": "int8_token"}))
+    row = study.tables["summary"].iloc[0]
+    assert row["verdict"] == "nothing to keep"
+    assert study.headline.startswith("Nothing to keep: int8_token costs")
+    assert set(study.tables["conditions"]["kept"]) == {"clean", "all"}
+    assert study.tables["conditions"]["closed_share"].isna().all()
+    assert study.decision["llm_compressor"]["QuantizationModifier"]["ignore"] == ["lm_head"]
+
+
+def test_the_run_says_what_was_kept_and_holds_the_lists_for_llm_compressor(tmp_path):
+    lens, tokens, _ = speaking()
+    study = quantise(
+        lens, tokens=tokens, out=tmp_path / "run", format="int4_tensor", channels=[1, 4], controls=2, progress=False
+    )
+    conditions = study.tables["conditions"]
+    assert {"clean", "all", "tokens", "channels", "both", "inputs", "random"} == set(conditions["kept"])
+    judged = conditions[conditions["part"] == "judge"].set_index(["kept", "channels", "inputs"])
+    assert judged.loc[("clean", 0, 0), "closed_share"].item() == 1.0
+    assert judged.loc[("all", 0, 0), "closed_share"].item() == 0.0
+    everything = judged.loc[("inputs", 0, 16), "closed_share"].item()  # 16 of 20 inputs are left alone
+    assert everything > 0.7
+    chosen = conditions[(conditions["part"] == "choose") & (conditions["kept"] == "inputs")]
+    reached = chosen[chosen["closed_share"] >= 0.9]["inputs"]
+    wanted = int(reached.iloc[0]) if len(reached) else int(chosen.loc[chosen["closed_share"].idxmax(), "inputs"])
+    fragment = json.loads((tmp_path / "run" / "llm_compressor.json").read_text())
+    assert fragment == study.decision["llm_compressor"]
+    assert study.decision["ignored"] == wanted
+    ignored = fragment["QuantizationModifier"]["ignore"][1:]
+    worst = worst_inputs(study.tables["sqnr"], wanted)
+    assert ("model.layers.0.mlp.down_proj" in ignored) == (("neurons", 0) in worst)
+    assert read_run(tmp_path / "run").missing == []
+
+
+def test_sets_are_judged_on_sequences_that_they_were_not_chosen_on(tmp_path, monkeypatch):
+    lens, tokens, _ = speaking()
+    parts = []
+
+    def run(lens, part, *args, **rest):
+        parts.append(part)
+        return types.SimpleNamespace(loss=torch.linspace(1, 2, part.n_sequences) + len(parts) * 0.1)
+
+    monkeypatch.setattr(module, "run_with", run)
+    quantise(lens, tokens=tokens, out=tmp_path / "run", **STREAM)
+    first, second = ({one.hash for one in some} for some in (parts[:3], parts[-3:]))
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert sum(part.n_sequences for part in (parts[0], parts[-1])) == 8
+
+
+def conditions(rows):
+    names = ["part", "kept", "sink_tokens", "channels", "inputs", "closed_share"]
+    return pd.DataFrame(rows, columns=names).assign(closed_low=0.5, closed_high=1.0)
+
+
+def test_the_smallest_set_that_reaches_the_goal_is_chosen_else_the_best():
+    rows = [
+        ("choose", "tokens", True, 0, 0, 0.8),
+        ("choose", "channels", False, 1, 0, 0.5),
+        ("choose", "both", True, 1, 0, 0.93),
+        ("choose", "channels", False, 2, 0, 0.99),
+        ("judge", "tokens", True, 0, 0, 1.0),
+        ("choose", "inputs", False, 0, 1, 0.2),
+        ("choose", "inputs", False, 0, 2, 0.4),
+    ]
+    found = module._chosen(conditions(rows), goal=0.9)
+    assert (found["set"]["kept"], found["set"]["channels"], found["inputs"]["inputs"]) == ("both", 1, 2)
+    assert module._chosen(conditions(rows), goal=0.995)["set"]["channels"] == 2
+
+
+def test_random_tokens_are_as_many_others():
+    sinks = torch.zeros(3, 10, dtype=torch.bool)
+    sinks[0, 0], sinks[1, [0, 4]] = True, True
+    valid = torch.arange(10)[None] < torch.tensor([[10], [4], [10]])
+    generator = torch.Generator().manual_seed(0)
+    draws = [random_tokens(sinks & valid, valid=valid, generator=generator) for _ in range(20)]
+    for drawn in draws:
+        assert drawn.sum(1).tolist() == [1, 1, 0]
+        assert not (drawn & sinks).any()
+        assert not (drawn & ~valid).any()
+    assert torch.stack(draws).any(0)[0, 1:].sum() > 5
+
+
+def test_random_channels_are_as_many_others():
+    sizes = {("z", 0): torch.zeros(6), ("z", 1): torch.zeros(6)}
+    generator = torch.Generator().manual_seed(0)
+    found = random_channels(sizes, taken={"z": {0: [1, 2], 1: [5]}}, n=3, generator=generator)
+    assert set(found["z"][0]) <= {0, 3, 4, 5}
+    assert len(set(found["z"][0])) == len(set(found["z"][1])) == 3
+    assert 5 not in found["z"][1]
+
+
+def test_the_noise_of_a_site_is_that_of_its_rounded_values(tmp_path):
+    lens, tokens, _ = speaking()
+    study = quantise(lens, tokens=tokens, out=tmp_path / "run", **(STREAM | {"sites": ("z",)}))
+    found = study.tables["sqnr"].set_index("layer").loc[2]
+    kept = {}
+    hook = lens.layer(2).self_attn.o_proj.register_forward_pre_hook(lambda module, args: kept.update(z=args[0]))
+    with torch.no_grad():
+        lens.plain(tokens.tokens[:4])  # the half that sets are chosen on
+    hook.remove()
+    x = kept["z"].double()
+    off = rounded(kept["z"], format_of("int8_tensor")).double() - x
+    decibels = 10 * torch.log10(x.square().sum() / off.square().sum())
+    ordinary = 10 * torch.log10(x[:, 1:].square().sum() / off[:, 1:].square().sum())
+    assert found["sqnr_db"] == pytest.approx(float(decibels), abs=1e-3)
+    assert found["ordinary_sqnr_db"] == pytest.approx(float(ordinary), abs=1e-3)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_every_family_can_be_asked(family, tmp_path):
+    lens = wrap(tiny(family))
+    tokens = torch.randint(3, 300, (4, 16), generator=torch.Generator().manual_seed(0))
+    fields = {"cache": "int4_token", "channels": [2], "controls": 1, "format": "fp8_e4m3_token", "progress": False}
+    study = quantise(lens, tokens=from_tensor(tokens), out=tmp_path / "run", **fields)
+    sites = ["attn_in", "z", "mlp_in", *(["neurons"] if lens.family.down else []), "k", "v"]
+    assert study.tables["sqnr"]["site"].drop_duplicates().tolist() == sites
+    assert study.tables["summary"].iloc[0]["clean_loss_nats"] > 0
+
+
+def test_the_lists_name_modules_of_the_model():
+    for family in ("llama", "gpt2", "phi3", "olmo2", "opt"):
+        lens = wrap(tiny(family))
+        left = [("neurons", 1), ("attn_in", 0), ("z", 0), ("mlp_in", 2)]
+        found = compressor_fragment(lens, left=left, smooth=True)
+        for path in found["QuantizationModifier"]["ignore"][1:]:
+            assert lens.plain.get_submodule(path).weight.ndim == 2
+        mappings = found["SmoothQuantModifier"]["mappings"]
+        assert len(mappings) == (0 if family == "olmo2" else 2)  # no norm before its attention or MLP
+        assert compressor_fragment(lens, left=[], smooth=False)["SmoothQuantModifier"]["mappings"] == []
+    found = compressor_fragment(wrap(tiny("llama")), left=[("attn_in", 0)], smooth=True)
+    names = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+    assert found["QuantizationModifier"]["ignore"] == ["lm_head", *names]
+    assert found["SmoothQuantModifier"]["mappings"][0] == [
+        ["re:.*q_proj$", "re:.*k_proj$", "re:.*v_proj$"],
+        "re:.*input_layernorm$",
+    ]
+
+
+def test_rounded_weights_are_no_part_of_the_gap_that_is_closed(tmp_path):
+    lens, tokens, _ = speaking()
+    study = quantise(lens, tokens=tokens, out=tmp_path / "run", weights="int4_token", **STREAM)
+    judged = study.tables["conditions"].query("part == 'judge'").set_index("kept")
+    assert judged.loc["weights", "loss_nats"] > judged.loc["clean", "loss_nats"]
+    assert judged.loc["weights", "closed_share"] == pytest.approx(1)
+
+
+def test_what_cannot_be_asked_is_refused(tmp_path):
+    lens, tokens, _ = speaking(length=8)
+    for fields, said in (
+        ({"format": "int2_tensor"}, "format is 'int2_tensor'; need one of int8_tensor"),
+        ({"channels": (0,)}, r"channels are \[0\]; need numbers from 1 on"),
+        ({"goal": 1.5}, "goal is 1.5"),
+        ({"sites": ("k",), "cache": "int8_token"}, "k or v is named as a site"),
+        ({"sites": ("z", "z")}, "a site is named twice"),
+    ):
+        with pytest.raises(InputError, match=said):
+            QuantiseConfig(**fields)
+    with pytest.raises(InputError, match="has no site 'stream'"):
+        quantise(lens, tokens=tokens, sites=["stream"], out=tmp_path / "run", progress=False)
+    with pytest.raises(InputError, match="quantise was given a StreamingConfig; need one QuantiseConfig"):
+        quantise(StreamingConfig(), out=tmp_path / "run")
+    quantised = type(lens)(
+        bridge=lens.bridge,
+        plain=lens.plain,
+        tokenizer=lens.tokenizer,
+        family=lens.family,
+        name="it",
+        notes=("the weights were read from a.gguf",),
+    )
+    with pytest.raises(InputError, match="the weights of it come from a quantised file"):
+        quantise(quantised, tokens=tokens, weights="int8_token", out=tmp_path / "run", progress=False)

@@ -1,0 +1,196 @@
+"""``sink-lens tokens``: its tables on models with planted sinks, what is printed, and what is refused."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from sink_lens import cli, read_run, wrap
+from sink_lens.data.tokens import from_tensor
+from sink_lens.errors import InputError
+from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+from sink_lens.models.zoo import build
+from sink_lens.report.html import content
+from sink_lens.schema import TABLES
+from sink_lens.studies.token_scan import dimension_table, is_delimiter, sink_tokens
+from sink_lens.studies.tokens_config import TokensConfig
+
+
+@pytest.fixture(scope="module")
+def delimiters(tmp_path_factory):
+    """A model with several sinks a sequence, its sequences, and the run."""
+    model = build("delimiter")
+    tokens = model.draw(8, length=48, generator=torch.Generator().manual_seed(1))
+    folder = tmp_path_factory.mktemp("runs") / "delimiters"
+    return model, tokens, sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=folder, progress=False)
+
+
+def test_the_tables_name_the_planted_tokens_their_layers_and_their_dimension(delimiters):
+    model, tokens, found = delimiters
+    truth = model.sinks(tokens)
+    table = found.tables["sink_tokens"]
+    assert set(zip(table["sequence"], table["position"], strict=True)) == set(map(tuple, truth.nonzero().tolist()))
+    assert torch.equal(found.massive, truth)
+    ((dimension,),) = {tuple(dimensions) for dimensions in model.truth.outliers.values()}
+    assert set(table["dimensions"]) == {str(dimension)}
+    sinks = table.loc[table["sink"]]
+    first, last = min(model.truth.locked), max(model.truth.locked)
+    assert set(sinks["sink_layers"]) == {f"{first}-{last}" if first < last else str(first)}
+    assert set(table["massive_layers"]) == {f"{min(model.truth.outliers)}-{max(model.truth.outliers)}"}
+    assert (sinks["received"] > 0.1).all()
+
+
+def test_rates_by_token_and_by_position(delimiters):
+    model, tokens, found = delimiters
+    ids = found.tables["token_ids"].set_index("token_id")
+    for token in model.delimiters:
+        assert ids.loc[token, "massive_rate"] == 1
+        assert ids.loc[token, "tokens"] == int((tokens[:, 1:] == token).sum())
+    assert (ids.drop(index=list(model.delimiters))[["sink_rate", "massive_rate"]] == 0).all(axis=None)
+    positions = found.tables["positions"].set_index("position")["massive_rate"]
+    for position, rate in positions.items():
+        assert rate == pytest.approx(float(model.sinks(tokens)[:, position].float().mean()))
+
+
+def test_every_table_is_there_and_the_page_shows_it(delimiters):
+    _, _, found = delimiters
+    assert set(read_run(found.folder).tables) == {table.name for table in TABLES["tokens"]}
+    page = content(read_run(found.folder))
+    assert "massive activations among 384 tokens" in page.title
+    assert [figure.key for figure in page.figures if figure.missing] == []
+    assert [table.key for table in page.tables if table.missing] == []
+
+
+def test_a_model_without_sinks_says_so(tmp_path):
+    model = build("untrained", family="llama")
+    tokens = model.draw(6, length=32, generator=torch.Generator().manual_seed(0))
+    found = sink_tokens(wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", progress=False)
+    assert not found.sink.any()
+    assert not found.massive.any()
+    assert [text.split(";")[0] for text in found.headline] == [
+        "by attention: no gap, so no token is marked",
+        "by norm: no gap, so no token is marked",
+    ]
+    assert len(found.tables["sink_tokens"]) == 0
+    page = content(read_run(found.folder))
+    assert page.title == "No sink and no massive activation"
+    assert [figure.key for figure in page.figures if figure.missing] == ["dimensions"]
+
+
+def test_a_residual_sink_is_told_from_a_sink_tokens_dimension(tmp_path):
+    # The planted model's neuron writes its dimension at BOS. A constant of 30 in another dimension of every ordinary
+    # token's embedding is large on all of them; their other dimensions are about 0.2.
+    model = planted()
+    free = (model.outlier_dimension + 1) % model.model.config.hidden_size
+    with torch.no_grad():
+        model.model.model.embed_tokens.weight[3:, free] = 30.0
+    tokens = torch.randint(3, 290, (4, 40), generator=torch.Generator().manual_seed(0))
+    tokens[:, 0] = model.model.config.bos_token_id
+    found = sink_tokens(
+        wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", massive_threshold=2.0, progress=False
+    )
+    table = found.tables["dimensions"]
+    residual = table.loc[table["kind"] == "residual"]
+    assert set(residual["dimension"]) == {free}
+    assert (residual["coverage"] == 1).all()
+    assert set(residual["layer"]) == set(range(len(model.model.model.layers)))
+
+
+def test_coverage_by_hand():
+    # Four tokens, one of them marked. Dimension 7 is an outlier on two of the three others after layer 1 and on one
+    # after layer 0; dimension 8 on the marked one alone.
+    every = pd.DataFrame({"sequence": 0, "position": range(4), "sink": [True, False, False, False], "massive": False})
+    rows = [(1, 1, 7, -40.0, 21.0), (1, 2, 7, 20.0, 25.0), (0, 2, 7, 3.0, 30.0), (1, 0, 8, 9.0, 50.0)]
+    outliers = pd.DataFrame(rows, columns=["layer", "position", "dimension", "value", "ratio"]).assign(sequence=0)
+    table = dimension_table(outliers, every, coverage=0.5)
+    assert table.to_dict("records") == [
+        {"kind": "residual", "dimension": 7, "layer": 0, "coverage": 1 / 3, "tokens": 3, "value": 3.0, "ratio": 30.0},
+        {"kind": "residual", "dimension": 7, "layer": 1, "coverage": 2 / 3, "tokens": 3, "value": 30.0, "ratio": 23.0},
+        {"kind": "sink token", "dimension": 8, "layer": 1, "coverage": 1.0, "tokens": 1, "value": 9.0, "ratio": 50.0},
+    ]
+    assert dimension_table(outliers.iloc[:0], every, coverage=0.5).empty
+
+
+def test_maxima_are_those_of_the_tensors(delimiters):
+    model, tokens, found = delimiters
+    seen = {}
+    layer = model.model.model.layers[2]
+    handle = layer.register_forward_hook(lambda module, args, output: seen.update(out=output))
+    with torch.no_grad():
+        model.model(tokens)
+    handle.remove()
+    out = seen["out"][0] if isinstance(seen["out"], tuple) else seen["out"]
+    maxima = found.tables["maxima"]
+    row = maxima.loc[(maxima["layer"] == 2) & (maxima["site"] == "resid_post")].iloc[0]
+    assert row["max_abs"] == pytest.approx(float(out.abs().max()), rel=1e-5)
+    assert abs(float(out[row["sequence"], row["position"], row["dimension"]])) == pytest.approx(
+        row["max_abs"], rel=1e-5
+    )
+
+
+def test_delimiters_have_no_letter_and_no_digit_or_are_special():
+    assert is_delimiter(".", 5, frozenset())
+    assert is_delimiter("\n\n", 5, frozenset())
+    assert is_delimiter("<s>", 1, frozenset({1}))
+    assert not is_delimiter(" the", 5, frozenset())
+    assert not is_delimiter("3", 5, frozenset())
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    tiny("llama").save_pretrained(tmp_path / "MODEL")
+    tiny_tokenizer().save_pretrained(tmp_path / "MODEL")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TQDM_DISABLE", "0")  # --json sets it
+    return "MODEL"
+
+
+def run(*arguments):
+    given = ["tokens", *map(str, arguments), "--device", "cpu"]
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, given)
+
+
+def test_the_command_prints_the_thresholds_the_agreement_and_where_the_report_is(model):
+    done = run(model, "--sequences", 4, "--length", 32, "--out", "run")
+    assert done.exit_code == 0, done.output
+    assert "by attention: " in done.output
+    assert "by norm: " in done.output
+    assert "only massive" in done.output
+    assert "residual sink" in done.output
+    assert done.stdout.splitlines()[-1] == "report: run/report.html"
+
+
+def test_prompts_of_different_lengths_are_taken(model):
+    prompts = ["--prompt", "one two three four five six seven", "--prompt", "a b c"]
+    done = run(model, *prompts, "--out", "run", "--quiet")
+    assert done.exit_code == 0, done.output
+    tokens = read_run("run").tables["tokens"]
+    assert tokens.groupby("sequence")["position"].max().tolist() == (tokens["sequence"].value_counts() - 1).tolist()
+
+
+def test_json_is_json_and_has_the_thresholds(model):
+    done = run(model, "--sequences", 4, "--length", 32, "--out", "run", "--json", "--gradient-sequences", 0)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [row["by"] for row in found["thresholds"]] == ["attention", "norm"]
+    assert {"run", "report", "agreement", "dimensions", "layers", "maxima", "token_ids"} <= set(found)
+    assert "gradients" not in read_run("run").tables
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"gap": 1.0}, "gap is 1.0; need a number above 1"),
+        ({"sink_threshold": 0.5}, "sink_threshold is 0.5; need a number above 1"),
+        ({"coverage": 0.0}, "coverage is 0.0; need a share above 0"),
+        ({"gradient_sequences": -1}, "gradient_sequences is -1; need at least 0"),
+        ({"kernel": "slow"}, "kernel is 'slow'; need one of auto, fused, eager"),
+        ({"max_outliers": 0}, "max_outliers is 0; need at least 1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(fields, text):
+    with pytest.raises(InputError) as error:
+        TokensConfig(**fields)
+    assert str(error.value).startswith(text)

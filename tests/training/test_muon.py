@@ -1,0 +1,109 @@
+"""Muon for the matrices of the layers, AdamW for the rest."""
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sink_lens.errors import InputError
+from sink_lens.models.headnorm import undecayed
+from sink_lens.training.loop import Loop
+from sink_lens.training.model import model_of
+from sink_lens.training.muon import MuonWithAdamW
+from sink_lens.training.trainer import train
+
+from .tiny_run import config_of, data
+
+
+def optimizer_of(model):
+    return MuonWithAdamW(model, lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95), undecayed=undecayed(model))
+
+
+def stepped(model, optimizer, *, n=1):
+    for seed in range(n):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+def test_every_parameter_is_in_one_of_both_and_moves_as_torchs_own_does():
+    ours, theirs = model_of(config_of()), model_of(config_of())
+    stepped(ours, optimizer_of(ours))
+    named = dict(theirs.named_parameters())
+    matrices = {name for name, one in named.items() if one.ndim == 2 and ".layers." in name}
+    assert len(matrices) == 2 * 7
+    muon = torch.optim.Muon(
+        [named[name] for name in matrices], lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    rest = [
+        {"params": [one for name, one in named.items() if name not in matrices and one.ndim > 1], "weight_decay": 0.1},
+        {"params": [one for one in named.values() if one.ndim == 1], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(rest, lr=1e-2, betas=(0.9, 0.95))
+    stepped(theirs, muon)
+    adamw.step()
+    for name, one in ours.named_parameters():
+        assert torch.equal(one, named[name]), name
+
+
+def test_going_on_from_its_state_is_going_on():
+    whole, parted = model_of(config_of()), model_of(config_of())
+    stepped(whole, optimizer_of(whole), n=3)
+    first = optimizer_of(parted)
+    stepped(parted, first, n=2)
+    second = optimizer_of(parted)
+    second.load_state_dict(first.state_dict())
+    generator = torch.Generator().manual_seed(2)
+    for parameter in parted.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    second.step()
+    for one, other in zip(whole.parameters(), parted.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_schedule_reaches_both():
+    optimizer = optimizer_of(model_of(config_of()))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    optimizer.step()
+    schedule.step()
+    assert {group["lr"] for group in optimizer.param_groups} == {5e-3}
+    assert [group["lr"] for part in optimizer._parts for group in part.param_groups] == [5e-3] * 3
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "muon"}, {"norm": "single_scale"}, {"attention": "off_by_one"}])
+def test_a_variant_trains_and_is_another_training(changes, tmp_path):
+    plain = train(config_of(), out=tmp_path / "plain", progress=False, data=data())
+    varied = train(config_of(**changes), out=tmp_path / "varied", progress=False, data=data())
+    losses = [frame["eval_loss"].dropna() for frame in (plain.log, varied.log)]
+    assert losses[1].iloc[-1] < losses[1].iloc[0]
+    assert not losses[0].equals(losses[1])
+    again = train(config_of(**changes), out=tmp_path / "again", progress=False, data=data())
+    columns = ["step", "loss", "eval_loss", "lr"]
+    pd.testing.assert_frame_equal(again.log[columns], varied.log[columns])
+
+
+def test_muon_is_not_sharded():
+    with pytest.raises(InputError, match="fsdp is asked for with the optimizer muon"):
+        config_of(optimizer="muon", fsdp=True, device=None)
+
+
+def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    config = config_of(optimizer="muon")
+    whole = train(config, out=tmp_path / "whole", progress=False, data=data())
+    own = Loop.training_step
+
+    def stopped(self, *given, **named):
+        if self.state.global_step == 7:
+            raise KeyboardInterrupt
+        return own(self, *given, **named)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Loop, "training_step", stopped)
+        train(config, out=tmp_path / "parted", progress=False, data=data())
+    parted = train(config, out=tmp_path / "parted", progress=False, data=data())
+    columns = ["step", "loss", "eval_loss", "lr"]
+    pd.testing.assert_frame_equal(parted.log[columns], whole.log[columns])
+    weights = (load_file(str(run.checkpoints[12] / "model.safetensors")) for run in (whole, parted))
+    first, second = weights
+    assert all(torch.equal(one, second[name]) for name, one in first.items())
