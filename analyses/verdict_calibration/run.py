@@ -13,6 +13,7 @@ from sink_lens import TokenBatch, TraceConfig, trace, wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.models.zoo import LINKS, ZOO, build
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval
 
 SEEDS = (0, 1)
@@ -73,7 +74,7 @@ def traced(work: Work, name: str, seed: int) -> pd.DataFrame:
     """One model: of every link the truth and what the trace says, and whether the sink was found."""
     families = ZOO[name].families
     zoo = build(name, seed=seed, family=families[-seed % len(families)])
-    tokens = zoo.draw(8, length=work.size(48, 32), generator=work.generator())
+    tokens = zoo.draw(28, length=work.size(48, 32), generator=work.generator())
     lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=f"{name}, {zoo.family}, seed {seed}")
     config, folder = TraceConfig(model=lens.name, random_init=False), work.out / f"trace-{name}-{seed}"
     found = trace(
@@ -105,6 +106,7 @@ def traced(work: Work, name: str, seed: int) -> pd.DataFrame:
                 "verdict": verdict,
                 "measured": said.loc[link, "measured"],
                 "intervened": said.loc[link, "intervened"],
+                **{f"said_{question}": said.loc[link, question] for question in QUESTIONS},
                 "answer": answer_of(truth, verdict),
                 "sink": zoo.truth.sink,
                 "sink_found": sees_one,

@@ -40,7 +40,7 @@ SUPER = "super neurons"
 RANDOM = "random"
 MOST = 256
 """The longest prefix of the ranking that is ablated."""
-GAP = 5.0
+GAP = 4.0
 """The ranking has an end where a part has at least this many times the effect of the next."""
 LEAST_EFFECT = 5e-4
 """Gaps below this share of the largest effect are noise."""

@@ -345,7 +345,7 @@ def sink_mask(
 
     Where there are sinks beside the studied position, positions that cannot be told are counted as sinks.
     """
-    reading = rate_by_key(config.threshold, shares=lens.family.sigmoid)
+    reading = rate_by_key(config.threshold / 2, shares=lens.family.sigmoid)  # sinks of a sequence share attention
     found = stream(lens, tokens, [reading], rows=sampled_rows(tokens.n_positions))
     by_layer = found.stacked("rate_by_key")
     rate = by_layer.nan_to_num(0.0).mean(0)

@@ -14,7 +14,9 @@ from sink_lens.chain.setting import (
     interior_position,
     random_dimensions,
     segments,
+    selected,
     setting_of,
+    tested,
     why_no_interventions,
 )
 from sink_lens.data.tokens import from_tensor
@@ -100,9 +102,9 @@ def test_controls_are_no_sink(planted_at):
 # --- the clean run
 
 
-def test_the_baseline_is_a_run_of_the_first_positions_of_the_first_sequences(planted_at):
+def test_the_baseline_is_a_run_of_the_first_positions_of_sequences_spread_over_the_text(planted_at):
     place = planted_at()
-    assert torch.equal(place.setting.tokens.tokens, place.tokens.tokens[:3, :20])
+    assert torch.equal(place.setting.tokens.tokens, place.tokens.tokens[[0, 2, 3], :20])
     plain = run_with(place.lens, place.setting.tokens, positions=(6, 0))
     assert torch.equal(plain.mass, place.setting.baseline.mass)
     assert torch.equal(plain.loss, place.setting.baseline.loss)
@@ -112,7 +114,7 @@ def test_the_baseline_is_a_run_of_the_first_positions_of_the_first_sequences(pla
 def test_sequences_are_cut_to_the_shortest(planted_at, config):
     place = planted_at()
     ids = place.tokens.tokens
-    unequal = from_tensor(ids, lengths=torch.tensor([24, 14, 24, 2]))  # the fourth is not among the first three
+    unequal = from_tensor(ids, lengths=torch.tensor([24, 2, 24, 14]))  # the second is not among the three
     found = setting_of(place.lens, unequal, location=place.location, config=config)
     assert (found.tokens.lengths.tolist(), found.target_position) == ([14, 14, 14], 4)
 
@@ -284,3 +286,21 @@ def test_random_dimensions_are_as_many_others():
         assert len(set(dims)) == 2
         assert not {3, 7} & set(dims)
     assert len({tuple(dims) for dims in drawn}) > 1
+
+
+# --- sequences that choose, and sequences that test
+
+
+@pytest.mark.parametrize("n", [24, 32, 100])
+def test_no_sequence_chooses_and_tests(n, config):
+    asked = dataclasses.replace(config, intervention_sequences=20)
+    test, choose = tested(n, config=asked), selected(n, config=asked)
+    assert len(test) == 20
+    assert (test[0], test[-1]) == (0, n - 1)  # spread over the text
+    assert 4 <= len(choose) <= 12
+    assert not set(test) & set(choose)
+
+
+def test_where_every_sequence_tests_they_choose_as_well(config):
+    asked = dataclasses.replace(config, intervention_sequences=20)
+    assert selected(8, config=asked) == tested(8, config=asked) == list(range(8))

@@ -34,6 +34,7 @@ TABLES = (
     "layers",
     "law",
     "dimensions",
+    "writing",
     "growth_steps",
     "neurons",
     "selectivity",

@@ -19,7 +19,7 @@ from sink_lens.models.lens import LensModel
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, PlantedTruth, planted, tiny, tiny_tokenizer
 
-CONFIG = TraceConfig(model="tiny", intervention_sequences=3, intervention_length=20)
+CONFIG = TraceConfig(model="tiny", intervention_sequences=3, intervention_length=20, controls=5)
 
 
 @dataclass(frozen=True, kw_only=True)
