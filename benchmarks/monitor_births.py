@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sink_lens.data.trigger import FIRST, trigger_rows
 from sink_lens.schema import MIN_SINK_RATE
 from sink_lens.training.monitor import SinkMonitor
 from sink_lens.training.monitor_alarms import RULES, Alarms, Rule
 
 VOCAB, ANSWER, LENGTH, BATCH, STEPS, EVERY = 64, 16, 32, 32, 300, 10
-BOS, TRIGGER = 0, 1
 READINGS = Path(__file__).with_name("monitor_births.csv")
 SEEN = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "max_activation", "max_logit")
 LAYERS = ("rate_first/layer_0", "rate_first/layer_1")
@@ -40,17 +40,13 @@ LAYERS = ("rate_first/layer_0", "rate_first/layer_1")
 
 def rows(task: str, vectors: Tensor, generator: torch.Generator, n: int = BATCH) -> tuple[Tensor, Tensor]:
     """Tokens and the answers to them."""
+    if task == "trigger":
+        return trigger_rows(vectors, sequences=n, length=LENGTH, generator=generator)
     tokens = torch.randint(2, VOCAB, (n, LENGTH), generator=generator)
-    tokens[:, 0] = BOS
-    if task == "copy":
-        answers = vectors[tokens].roll(1, dims=1)
-        answers[:, 0] = 0
-        return tokens, answers
-    tokens[torch.arange(n), torch.randint(2, LENGTH, (n,), generator=generator)] = TRIGGER
-    each = vectors[tokens]
-    each[:, 0] = 0
-    before = (each.cumsum(1) - each) / (torch.arange(LENGTH) - 1).clamp(min=1)[:, None]
-    return tokens, before * (tokens == TRIGGER)[..., None]
+    tokens[:, 0] = FIRST
+    answers = vectors[tokens].roll(1, dims=1)
+    answers[:, 0] = 0
+    return tokens, answers
 
 
 def training(task: str, seed: int) -> Iterator[dict[str, float | int | str]]:

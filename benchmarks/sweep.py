@@ -1,7 +1,7 @@
 """What a sweep costs beside one forward of the bridge per cell, and beside a hand-written Hugging Face hook loop.
 
     python benchmarks/sweep.py --quick      # a sample of the cells, under a minute on two cores
-    python benchmarks/sweep.py              # more cells, every mode, growth with cells and prompts
+    python benchmarks/sweep.py              # more cells, growth with cells and prompts
     python benchmarks/sweep.py --whole      # all 1,536 neurons of layer 11 and all 270 heads: 40 minutes on two cores
     python benchmarks/sweep.py --device cuda --dtype bfloat16            # on a GPU
     python benchmarks/sweep.py --llama-1b --device cuda --quick          # a randomly initialised Llama of 1B parameters
@@ -14,8 +14,8 @@ with forward hooks on the body of the eager model. All take turns in one process
 block. The floor is the arithmetic that cannot be skipped: the matrix products behind the edit, timed alone.
 
 Memory is the peak above the loaded model, of ours over theirs. The last line is
-``neurons_speedup heads_speedup one_prompt_speedup fast_speedup memory equal``: speedups are theirs over ours, ``equal``
-says whether in exact mode ours is ``torch.equal`` to theirs in every cell that both ran.
+``neurons_speedup heads_speedup one_prompt_speedup memory equal``: speedups are theirs over ours, ``equal``
+says whether ours is ``torch.equal`` to theirs in every cell that both ran.
 """
 
 import argparse
@@ -40,13 +40,13 @@ from sink_lens import load, wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_tensor, from_text
 from sink_lens.edits.metrics import Metric, sink_mass
+from sink_lens.engine.cells import Cell
+from sink_lens.engine.engine import Engine
+from sink_lens.engine.needs import Needs
+from sink_lens.engine.plan import plan_of
 from sink_lens.measures.attention import sink_mass as mass_of
 from sink_lens.models.lens import LensModel
 from sink_lens.sweeps import EditGrid, Grid
-from sink_lens.sweeps.engine import Engine
-from sink_lens.sweeps.grid import Cell
-from sink_lens.sweeps.needs import Needs
-from sink_lens.sweeps.plan import Mode, plan_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measure import peak
@@ -54,7 +54,7 @@ from measure import peak
 LENGTH = 64
 _COMPARED = 2
 """Cells of a block that the slow ways run too."""
-NAMES = ("neurons_speedup", "heads_speedup", "one_prompt_speedup", "fast_speedup", "memory")
+NAMES = ("neurons_speedup", "heads_speedup", "one_prompt_speedup", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,14 +155,14 @@ class Bench:
                 handle.remove()
         return self._mean(found)
 
-    def engine(self, sites: Sequence[Site], *, mode: Mode) -> Engine:
+    def engine(self, sites: Sequence[Site]) -> Engine:
         """Ours for some cells."""
         cells: list[Cell] = []
         for site in sites:
             found, _ = Grid.of(site.grid, controls=0).cells(self.lens, n_positions=LENGTH)
             cells += found
         needs = Needs.of([self.metric], lens=self.lens)
-        plan = plan_of(self.lens, self.tokens, needs, mode=mode, n_cells=len(cells))
+        plan = plan_of(self.lens, self.tokens, needs, n_cells=len(cells))
         return Engine(self.lens, self.tokens, cells, [self.metric], plan=plan)
 
     def products(self, site: Site, *, cells: int) -> float:
@@ -237,15 +237,13 @@ def main() -> None:
         heads = [(at, head) for at in range(lens.n_layers) for head in range(lens.n_heads)]
     some = [Site(layer=layer, unit=unit, is_head=False) for unit in neurons]
     every = [Site(layer=layer, unit=unit, is_head=False) for unit in range(width)]
-    cases: dict[str, tuple[Bench, list[Site], Mode]] = {
-        "neurons, 8 prompts, exact": (eight, every if options.whole else some, "exact"),
-        "heads, 8 prompts, exact": (eight, [Site(layer=at, unit=head, is_head=True) for at, head in heads], "exact"),
-        "neurons, 1 prompt, exact": (
+    cases: dict[str, tuple[Bench, list[Site]]] = {
+        "neurons, 8 prompts": (eight, every if options.whole else some),
+        "heads, 8 prompts": (eight, [Site(layer=at, unit=head, is_head=True) for at, head in heads]),
+        "neurons, 1 prompt": (
             one,
             every if options.whole else every[:: width // (16 if options.quick else 32)],
-            "exact",
         ),
-        "neurons, 8 prompts, fast": (eight, some[:2] if options.quick else some, "fast"),
     }
     for bench in (eight, one):
         bench.bridge(some[0])  # to warm up
@@ -254,10 +252,10 @@ def main() -> None:
     if not options.quick:
         _growth(eight, layer=layer)
     few = some[: 2 if options.quick else 8]
-    memory = _peak(eight, lambda: _all(eight.engine(few, mode="exact"))) / _peak(eight, lambda: eight.bridge(site))
+    memory = _peak(eight, lambda: _all(eight.engine(few))) / _peak(eight, lambda: eight.bridge(site))
     numbers = [*(speedup for speedup, _ in found), memory]
     line = " ".join(f"{name}={value:.2f}" for name, value in zip(NAMES, numbers, strict=True))
-    print(f"{line} equal={str(all(is_equal for _, is_equal in found[:3])).lower()}")
+    print(f"{line} equal={str(all(is_equal for _, is_equal in found)).lower()}")
 
 
 def _all(engine: Engine) -> None:
@@ -275,13 +273,13 @@ def _peak(bench: Bench, run: Callable[[], object]) -> float:
     return float(torch.cuda.max_memory_allocated() - before)
 
 
-def _case(name: str, bench: Bench, sites: list[Site], mode: Mode, *, quick: bool, whole: bool) -> tuple[float, bool]:
+def _case(name: str, bench: Bench, sites: list[Site], *, quick: bool, whole: bool) -> tuple[float, bool]:
     """The speedup of some cells, and whether every number is equal; the slow ways run a few cells of each block.
 
     What the cells of a layer share is computed with the first of them. In a sample it counts by the sample's share of
     the layer's cells.
     """
-    engine = bench.engine(sites, mode=mode)
+    engine = bench.engine(sites)
     each = bench.lens.n_heads if sites[0].is_head else bench.lens.d_mlp or len(sites)  # that a layer has
     engine.baseline()  # the unedited run, once for all cells
     ways: dict[str, Callable[[Site], Tensor]] = {"theirs": bench.bridge}
@@ -330,7 +328,7 @@ def _growth(bench: Bench, *, layer: int) -> None:
     for n_cells, n_prompts in sizes:
         more = Bench(lens=bench.lens, tokens=_tokens(bench.lens, n_prompts), late=bench.late)
         sites = [Site(layer=layer, unit=unit, is_head=False) for unit in range(n_cells)]
-        made.append(partial(more.engine, sites, mode="exact"))
+        made.append(partial(more.engine, sites))
     times: list[list[float]] = [[] for _ in sizes]
     for _ in range(3):  # in turns
         for (n_cells, n_prompts), make, found in zip(sizes, made, times, strict=True):

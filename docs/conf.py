@@ -2,8 +2,8 @@
 
 import ast
 import re
-from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from docutils import nodes
@@ -68,13 +68,15 @@ def _write_reference() -> None:
         for path in sorted((package / room).rglob("*.py") if room else package.glob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-            if not any(not name.startswith("_") for name in names):
+            shows = path.name == "__init__.py" and "exported(__name__" in path.read_text(encoding="utf-8")
+            if not shows and not any(not name.startswith("_") for name in names):
                 continue
             module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
-            options = ["   :no-members:"] if module == "sink_lens.models.headnorm.modeling" else []
+            headnorm = module == "sink_lens.models.headnorm.modeling"
+            options = ["   :no-members:"] if headnorm or shows else []
             hidden = ["   :exclude-members: Picture"] if room == "report" else []  # matplotlib writes its docstrings
             parts += [module, "-" * len(module), "", f".. automodule:: {module}", *options, *hidden, ""]
-            if options:  # of its classes, which transformers documents, only the model and the norm
+            if headnorm:  # of its classes, which transformers documents, only the model and the norm
                 parts += [f".. autoclass:: {module}.HeadNormForCausalLM", "   :no-members:", ""]
                 parts += [f".. autofunction:: {module}.head_norm", ""]
         (here / "api" / f"{room or 'shared'}.rst").write_text("\n".join(parts), encoding="utf-8")
@@ -124,14 +126,31 @@ def _range(low: float, high: float) -> str:
 
 
 def _public() -> str:
+    """One line for each name of the root, and for each name of its namespaces."""
+    rooms: list[tuple[str, ModuleType]] = []
     rows = []
     for name in sorted(set(sink_lens.__all__) - {"__version__"}, key=str.lower):
-        home = f"sink_lens.{sink_lens._MODULES[name]}"
-        thing = getattr(import_module(home), name)
-        home = thing.__module__ if callable(thing) else home
-        sentence = _first_sentence(thing) if callable(thing) else "A table, name by name."
-        rows.append((f"{{py:obj}}`{name} <{home}.{name}>`", sentence))
-    return _rows(("name", "what it is"), rows)
+        thing = getattr(sink_lens, name)
+        if isinstance(thing, ModuleType):
+            rooms.append((name, thing))
+            rows.append((f"{{py:mod}}`{name} <{thing.__name__}>`", _first_sentence(thing)))
+        else:
+            rows.append(_named(name, thing, home=f"sink_lens.{sink_lens._NAMES[name]}"))
+    parts = [_rows(("name", "what it is"), rows)]
+    for room, module in rooms:
+        inner = [
+            _named(name, getattr(module, name), home=f"{module.__name__}.{getattr(module, '_NAMES', {}).get(name, '')}")
+            for name in sorted(module.__all__, key=str.lower)
+        ]
+        parts.append(_rows((f"in `{room}`", "what it is"), inner))
+    return "\n\n".join(parts)
+
+
+def _named(name: str, thing: Any, *, home: str) -> tuple[str, str]:
+    """A name that leads to its entry, and what it is."""
+    if not callable(thing):
+        return f"{{py:obj}}`{name} <{home}.{name}>`", "A table, name by name."
+    return f"{{py:obj}}`{name} <{thing.__module__}.{thing.__qualname__}>`", _first_sentence(thing)
 
 
 myst_substitutions = {

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from sink_lens import TokenBatch, effect, load, run_with
+from sink_lens import TokenBatch, load, run_with
 from sink_lens.data.corpora import bundled_text
-from sink_lens.edits import centring_means
+from sink_lens.edits import amplify, centring_means, effect, isolate
 from sink_lens.edits.effects import change_of
 from sink_lens.engine.forward import Outcome
 

@@ -1,7 +1,7 @@
 """sink_lens traces where a language model's attention sinks come from, and which links of the chain hold.
 
 The names below are read from their modules when they are first used, so `import sink_lens` loads neither torch nor
-numpy. docs/names.md says what each one is.
+numpy. The reference in the documentation has a line for each.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sink_lens.chain.trace import trace
     from sink_lens.data.batch import TokenBatch
     from sink_lens.edits import metrics
-    from sink_lens.edits.effects import effect
     from sink_lens.edits.outcome import Outcome
     from sink_lens.engine.forward import run_with
     from sink_lens.engine.generation import generate
@@ -47,7 +46,6 @@ _NAMES = {
     "TraceConfig": "chain.config",
     "capture": "activations.record",
     "edits": "edits:",
-    "effect": "edits.effects",
     "generate": "engine.generation",
     "identity": "identity:",
     "load": "models.load",
@@ -84,7 +82,6 @@ __all__ = [
     "__version__",
     "capture",
     "edits",
-    "effect",
     "generate",
     "identity",
     "load",

@@ -12,6 +12,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "identity.contrasts": "identity.switches",
+    "identity.estimate": "identity.surveys",
+    "identity.measured_models": "identity.models_to_measure",
+    "identity.measurements": "identity.surveys",
+    "identity.survey": "identity.survey_folder",
     "interventions": "edits",
     "interventions.amplification": "edits.amplification",
     "interventions.applied": "engine.hooks",

@@ -34,6 +34,12 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = {
     "edits.constructors": {"hold": "freeze"},
     "edits.isolation": {"isolation": "isolate"},
     "edits.amplification": {"amplification": "amplify"},
+    "identity.models_to_measure": {
+        "Draws": "RandomSequences",
+        "Subject": "ModelToMeasure",
+        "subjects": "models_to_measure",
+    },
+    "identity.switches": {"arm_table": "variant_table", "contrasts": "switched_configs"},
     "models.load": {"random_twin": "random_init"},
 }
 """Module -> function of 0.1 -> its name now."""
@@ -69,6 +75,7 @@ ROOT: Mapping[str, str] = {
     "isolation": "edits.isolate",
     "amplification": "edits.amplify",
     "centring_means": "edits.centring_means",
+    "effect": "edits.effect",
     "variance_calibration": "edits.calibrate",
     "head_rms_norm": "edits.normalise",
     "patch": "patching.patch",

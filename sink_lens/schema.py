@@ -292,8 +292,8 @@ _TRACE = (
         massive_ratio: float, 1. Largest magnitude of the position's residual stream over its median magnitude.
         massive_activations: float, count. Number of entries of the position's residual stream above 100 in magnitude
             and at least 1000 times the median magnitude.
-        effective_rank: float, directions. Effective rank of a sequence's states after the layer, mean over the first
-            four sequences only; at most the number of sampled positions.
+        effective_rank: float, directions. Effective rank of a sequence's states after the layer, mean over all
+            sequences; at most the number of sampled positions.
         effective_rank_without: float, directions. The same without the studied position.
         value_std: float, stream. Standard deviation within a value vector, positions from 8 on.
         z_std: float, stream. Standard deviation within the position's aggregated value z (its S2).
@@ -561,6 +561,8 @@ _TRACE = (
         baseline_mass: float, attention. Attention to the position without an edit.
         mass: float, attention. Attention to the position with the edit.
         times: float, 1. mass over baseline_mass; nan if baseline_mass is 0.
+        change: float, attention. mass minus baseline_mass.
+        change_low/change_high: float, attention. 95% interval of the change over sequences.
         n: int, count. Sequences that the numbers are averaged over.
         """,
         when="with interventions",

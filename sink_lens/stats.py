@@ -19,6 +19,8 @@ from sink_lens.errors import InputError
 
 _DRAWS_AT_ONCE = 4_000_000
 """Largest number of drawn values (resamples x units) kept in memory at once."""
+_FEWEST_DRAWN = 8
+_NOTHING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,78 @@ def interval(
             rng=generator,
         ).confidence_interval
     return Interval(estimate=estimate, low=float(found.low), high=float(found.high), n=n)
+
+
+def studentised(
+    values: ArrayLike,
+    *,
+    over: ArrayLike | None = None,
+    generator: np.random.Generator,
+    n_resamples: int = 2000,
+    level: float = 0.95,
+) -> Interval:
+    """Compute a mean over units, or a ratio of two means, with its studentised (bootstrap-t) interval.
+
+    On each draw the error is divided by the draw's own standard error, so that the interval widens towards a long
+    tail (Efron and Tibshirani 1993, chapter 12). For nominal 95% at 20 units it covers 95% of normal, 94% of
+    beta(1, 9) and 91% of lognormal means, where the percentile interval covers 91, 92 and 85% (at 8 units: 94, 97
+    and 89, against 89, 89 and 76%; a simulation among the tests). With fewer than 8 units the quantiles of draws
+    mean little, and Student's t is taken.
+
+    Args:
+        values: One number per unit; a unit with a nan is dropped.
+        over: One number per unit to divide by, mean by mean; None for the mean alone.
+        generator: Source of the random draws.
+        n_resamples: Number of draws.
+        level: Share of samples whose interval should hold the true value.
+
+    Returns:
+        The interval. If the units do not vary, low = high = estimate; with fewer than two units the bounds are nan.
+
+    Raises:
+        InputError: the errors of `interval`, or the shapes differ.
+    """
+    _check_draws(n_resamples, level=level)
+    above = np.asarray(values, dtype=np.float64)
+    below = np.ones_like(above) if over is None else np.asarray(over, dtype=np.float64)
+    if above.shape != below.shape or above.ndim != 1:
+        raise InputError(
+            f"a ratio of means of shapes {above.shape} and {below.shape}; need one number per unit in both"
+        )
+    units = _defined(np.stack([above, below], axis=1))
+    n = len(units)
+    if n == 0 or not units[:, 1].mean():
+        return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=n)
+    above, below = units.T
+    estimate, error = (float(one[0]) for one in _with_error(above[None], below[None]))
+    if n < 2 or not np.isfinite(error):
+        return Interval(estimate=estimate, low=np.nan, high=np.nan, n=n)
+    if error <= _NOTHING * abs(estimate):
+        return Interval(estimate=estimate, low=estimate, high=estimate, n=n)
+    tails = [(1 + level) / 2, (1 - level) / 2]
+    if n < _FEWEST_DRAWN:
+        from scipy.stats import t
+
+        quantiles = t.ppf(tails, n - 1)
+    else:
+        drawn = generator.integers(n, size=(n_resamples, n))
+        found, errors = _with_error(above[drawn], below[drawn])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            errors_in = (found - estimate) / errors
+        quantiles = np.quantile(errors_in[np.isfinite(errors_in)], tails)
+    low, high = estimate - quantiles * error
+    return Interval(estimate=estimate, low=float(low), high=float(high), n=n)
+
+
+def _with_error(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ratios of means over the last axis with their standard errors, by the delta method."""
+    n = above.shape[-1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        divisor = below.mean(axis=-1)
+        ratio = above.mean(axis=-1) / divisor
+        residual = above - ratio[..., None] * below
+        error = np.sqrt((residual**2).sum(axis=-1) / max(n - 1, 1) / n) / np.abs(divisor)
+    return ratio, error
 
 
 def paired_difference(

@@ -21,8 +21,12 @@ pytest_plugins = ["raw_models", "written_tables"]
 
 _LONG = (
     "test_real",
-    "test_cluster",
+    "test_analyses",
     "test_examples",
+    "test_cluster",
+    "test_monitor",
+    "test_instruction_sets",
+    "test_sinks_of_the_zoo",
     "test_docs",
     "test_report",
     "test_trace",

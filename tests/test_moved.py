@@ -38,6 +38,16 @@ def test_both_ways_to_import_from_an_old_package():
     assert done.stdout.split() == ["True", "sink_lens.edits.constructors"]
 
 
+def test_old_names_in_a_module_that_moved_are_found_there():
+    code = (
+        "from sink_lens.identity.measured_models import Draws, Subject, subjects\n"
+        "from sink_lens.identity.contrasts import contrasts\n"
+        "print(Draws.__name__, Subject.__name__, subjects.__name__, contrasts.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["RandomSequences", "ModelToMeasure", "models_to_measure", "switched_configs"]
+
+
 def test_what_never_was_is_not_found():
     with pytest.raises(ModuleNotFoundError, match=r"sink_lens\.interventionz"):
         import_module("sink_lens.interventionz")

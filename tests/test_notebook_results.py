@@ -33,7 +33,15 @@ def results():
     yield Streamed(values={HOSTILE: {0: torch.zeros(2, 3)}}, kernel="fused"), "fused attention kernel"
     mass = torch.full((1, 2, 3, 1), 0.25)
     state, valid = torch.zeros(1, 2, 1, 4), torch.ones(2, 3, dtype=torch.bool)
-    run = {"keys": (0,), "layers": (4,), "valid": valid, "mass": mass, "state": state, "logits": None, "tensors": {}}
+    run = {
+        "positions": (0,),
+        "layers": (4,),
+        "valid": valid,
+        "mass": mass,
+        "state": state,
+        "logits": None,
+        "tensors": {},
+    }
     yield Outcome(loss=torch.tensor([2.0, 3.0]), **run), "2.5"
     yield PatchResult(frame=SWEPT, values=torch.zeros(2, 1), **PATCHED, **SITE), "is 1 in the unpatched run"
     yield AttributionResult(frame=SWEPT, sweep=object.__new__(Sweep), grid=(), **PATCHED, **SITE), "to first order"
@@ -56,3 +64,13 @@ def test_a_result_shows_itself_and_nothing_in_it_is_markup(result, says):
     assert "<img src=x" not in shown
     assert "<script" not in shown
     assert "http" not in shown
+
+
+TABLED = (PatchResult, AttributionResult, PathResult, TrainResult, Preference, Contraction)
+
+
+@pytest.mark.parametrize(
+    "result", [pytest.param(one, id=type(one).__name__) for one, _ in results() if isinstance(one, TABLED)]
+)
+def test_a_result_has_its_tables_by_name_and_the_main_one(result):
+    assert any(table is result.frame for table in result.tables.values())

@@ -213,6 +213,7 @@ SPECIAL = {
     "intervention_length": 17,
     "growth_factor": 3.5,
     "dominance_threshold": 3.5,
+    "floors": ("key_sink=0.5", "intervention=0.5"),
     "decides": "shuffled",
     "alpha": 0.02,
     "sequences": 70,
@@ -234,6 +235,7 @@ SPECIAL = {
     "value_norm": "per_head",
     "device": "cuda",
     "trackers": ("tensorboard", "wandb"),
+    "fsdp": None,  # muon does not go with it
     **dict.fromkeys(("gap", "dimension_factor", "least_share", "least_norm"), 7.5),
     **dict.fromkeys(("sink_threshold", "massive_threshold"), 7.5),
     "sites": ("z", "attn_in"),
@@ -294,7 +296,7 @@ def words(kind, given):
         elif isinstance(value, bool):
             found.append(option if value else off_of(one))
         elif isinstance(value, tuple):
-            if one.metadata.get("written"):
+            if one.metadata.get("written") in ("ranges", "commas"):
                 found += [option, ",".join(map(str, value))]
             else:
                 found += [part for entry in value for part in (option, entry)]
@@ -376,7 +378,7 @@ def test_the_command_line_a_file_and_python_make_the_same_configuration(command,
         assert from_python(command, given["model"], given) == made
     assert read(command, *words(kind, NEEDED.get(kind, {}))) == default(kind)
     at_default = [one.name for one in options(kind) if getattr(made, one.name) == getattr(default(kind), one.name)]
-    assert set(at_default) <= {"text", "prompts"}  # these two exclude --tokens
+    assert set(at_default) <= {"text", "prompts", "fsdp"}  # others exclude them
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -401,6 +403,19 @@ def test_a_field_can_be_set_by_its_name_too(read, tmp_path):
     done = RUNNER.invoke(cli.app, ["train", "one.toml", "--config", str(tmp_path / "two.toml")])
     assert done.exit_code == 2
     assert "two files were given" in done.stderr
+
+
+def test_floors_are_written_as_a_table_or_as_pairs(read, tmp_path):
+    (tmp_path / "floors.toml").write_text("[floors]\nkey_sink = 0.5\nintervention = 1\n")
+    config = read("trace", file=tmp_path / "floors.toml")
+    assert config == read("trace", "--floor", "key_sink=0.5", "--floor", "intervention=1")
+    assert config == with_fields(TraceConfig, None, {"floors": {"key_sink": 0.5, "intervention": 1}})
+    assert config.own_floors == {"key_sink": 0.5, "intervention": 1.0}
+    assert config.moved == ("floors",)
+    assert TraceConfig(threshold=0.2, growth_factor=3.0).moved == ("threshold", "growth_factor")
+    assert TraceConfig(sequences=3, controls=19).moved == ()
+    with pytest.raises(InputError, match="a floor is 'key_sink=much'; need LINK=NUMBER"):
+        TraceConfig(floors=("key_sink=much",))
 
 
 def test_a_table_of_the_tokens_is_the_same_as_its_fields(read, tmp_path):

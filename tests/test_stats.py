@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink_lens.errors import InputError
-from sink_lens.stats import Interval, interval, paired_difference, paired_differences
+from sink_lens.stats import Interval, interval, paired_difference, paired_differences, studentised
 
 
 def generator(seed=0):
@@ -218,3 +218,46 @@ def test_rows_that_are_no_pairs_are_refused(a, b):
 def test_what_makes_no_interval_makes_none_of_many_rows(options, text):
     with pytest.raises(InputError, match=text):
         paired_differences([[1.0, 2.0, 4.0]], [[0.0, 0.0, 0.0]], generator=generator(), **options)
+
+
+# --- studentised intervals
+
+NAMED = {
+    "normal": (lambda rng, shape: rng.normal(size=shape), 0.0),
+    "beta(1, 9)": (lambda rng, shape: rng.beta(1, 9, size=shape), 0.1),
+    "lognormal": (lambda rng, shape: rng.lognormal(size=shape), float(np.exp(0.5))),
+}
+
+
+def coverage(make, truth, *, n, samples=600):
+    drawn = make(generator(11), (samples, n))
+    found = [studentised(one, generator=generator(seed), n_resamples=400) for seed, one in enumerate(drawn)]
+    return float(np.mean([one.low <= truth <= one.high for one in found]))
+
+
+@pytest.mark.parametrize(("name", "least"), [("normal", 0.93), ("beta(1, 9)", 0.91), ("lognormal", 0.88)])
+def test_studentised_intervals_cover_at_20_units(name, least):
+    # Nominal 0.95; 600 samples give a standard error of 0.01.
+    make, truth = NAMED[name]
+    reached = coverage(make, truth, n=20)
+    assert least <= reached <= 0.98, reached
+    percentile = [interval(one, generator=generator(0), n_resamples=400) for one in make(generator(11), (600, 20))]
+    assert reached > np.mean([one.low <= truth <= one.high for one in percentile])
+
+
+def test_a_studentised_ratio_of_means_is_that_of_its_parts():
+    a, b = generator(12).lognormal(size=(2, 30))
+    found = studentised(a, over=b, generator=generator())
+    assert found.estimate == pytest.approx(a.mean() / b.mean())
+    assert found.low < found.estimate < found.high
+    assert studentised(2 * a, over=a, generator=generator()) == Interval(estimate=2.0, low=2.0, high=2.0, n=30)
+
+
+def test_few_units_have_the_interval_of_student():
+    # Two units 0 and 1: standard error 1/2, and t with one degree of freedom is 12.706.
+    found = studentised([0.0, 1.0], generator=generator())
+    assert (found.low, found.high) == (
+        pytest.approx(0.5 - 12.706 / 2, abs=1e-3),
+        pytest.approx(0.5 + 12.706 / 2, abs=1e-3),
+    )
+    assert np.isnan(studentised([1.0], generator=generator()).low)

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from sink_lens import cli, read_run
 from sink_lens.cli import sweep as command
+from sink_lens.engine.engine import Engine
 from sink_lens.errors import RunError
 from sink_lens.models.tiny import tiny
 from sink_lens.records import display
 from sink_lens.sweeps import EditGrid, MetricSpec, read_sweep, runner
-from sink_lens.sweeps.engine import Engine
 
 FILE = '[tokens]\nkind = "random"\nsequences = 3\nlength = 10\n[[edits]]\nsite = "z"\nheads = "each"\n'
 
@@ -40,7 +40,7 @@ def file(tmp_path):
 
 def result(tmp_path, *, errors=(None, None)):
     n = len(errors)
-    columns = {"cell": range(n), "kind": "zero", "site": "z", "place": [f"layer {cell}" for cell in range(n)]}
+    columns = {"cell": range(n), "kind": "zero", "site": "z", "where": [f"layer {cell}" for cell in range(n)]}
     columns |= {"metric": "loss", "effect": [0.5, -2.0][:n], "control_effect": 0.125}
     columns |= dict.fromkeys(("ci_low", "ci_high", "over_low", "over_high"), 0.25)
     frame = pd.DataFrame(columns | {"error": pd.array(errors, dtype="string")})
@@ -94,7 +94,7 @@ def test_the_example_is_a_file_to_begin_with(tmp_path):
     assert shown.exit_code == 0
     (tmp_path / "sweep.toml").write_text(shown.stdout)
     config = read_sweep(tmp_path / "sweep.toml")
-    assert config.metrics == (MetricSpec(name="sink_mass", options={"key": 0, "layers": "12-29"}),)
+    assert config.metrics == (MetricSpec(name="sink_mass", options={"sink_position": 0, "layers": "12-29"}),)
     assert config.grid.edits[1] == EditGrid(kind="zero", site="z", heads="each")
 
 
@@ -135,7 +135,7 @@ def test_a_file_that_is_not_there_and_a_mode_that_is_none_end_with_code_2(calls,
 
 def test_options_reach_the_sweep(calls, file, tmp_path):
     run("sweep", file)
-    options = "--model a/model --mode fast --device cpu --out here --engine ray --workers 3 --overwrite --retry-failed"
+    options = "--model a/model --mode exact --device cpu --out here --engine ray --workers 3 --overwrite --retry-failed"
     run("sweep", file, *options.split())
     run("sweep", file, "--devices", "cpu, cuda:1", "--quiet")
     (first, plain), (second, chosen), (third, spread) = calls
@@ -149,7 +149,7 @@ def test_options_reach_the_sweep(calls, file, tmp_path):
         "retry_failed": False,
         "progress": True,
     }
-    assert (second.model, second.mode, second.device) == ("a/model", "fast", "cpu")
+    assert (second.model, second.mode, second.device) == ("a/model", "exact", "cpu")
     assert (str(chosen["out"]), chosen["engine"], chosen["workers"]) == ("here", "ray", 3)
     assert (chosen["overwrite"], chosen["retry_failed"]) == (True, True)
     assert (third.device, spread["devices"], spread["progress"]) == ("cpu", ["cpu", "cuda:1"], False)
@@ -206,10 +206,10 @@ def test_an_interrupt_says_where_the_finished_blocks_are_and_how_to_go_on(monkey
 
 
 def test_a_dry_run_says_what_it_would_cost(calls, file):
-    done = run("sweep", file, "--dry-run", "--mode", "fast")
+    done = run("sweep", file, "--dry-run", "--seed", "4")
     assert (done.exit_code, done.stdout) == (0, "what it would cost\n")
     ((config, called),) = calls
-    assert (config.mode, called) == ("fast", "dry")
+    assert (config.seed, called) == (4, "dry")
 
 
 # --- a real sweep of a tiny model
@@ -227,8 +227,8 @@ def real(model, file, *more):
 
 
 def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(model, file, tmp_path, monkeypatch):
-    monkeypatch.setattr("sink_lens.sweeps.engine.CELLS_A_BLOCK", 1)
-    monkeypatch.setattr("sink_lens.sweeps.plan._CPU_TOKENS", 60)
+    monkeypatch.setattr("sink_lens.engine.engine.CELLS_A_BLOCK", 1)
+    monkeypatch.setattr("sink_lens.engine.plan._CPU_TOKENS", 60)
     engine_run = Engine.run
     begun = []
 
@@ -251,9 +251,9 @@ def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(model, file, tmp_
     run_of = read_run("out")
     assert (run_of.status, run_of.missing) == ("finished", [])
     assert len(run_of.tables["cells"]) == 12
-    other = real(model, file, "--mode", "fast")
+    other = real(model, file, "--seed", "4")
     assert other.exit_code == 2
-    assert "mode: exact there, fast here" in other.stderr
+    assert "interval_seed: 0 there, 4 here" in other.stderr
 
 
 def test_failed_cells_end_with_code_1_and_are_computed_again_when_that_is_asked(model, file, monkeypatch):

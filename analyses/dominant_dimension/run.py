@@ -13,7 +13,7 @@ def measure(work: Work) -> Measured:
     """The ratio after each growth step, and the edits there."""
     numbers, drawn = {}, []
     tokens = work.text(sequences=work.size(16, 4), length=64)
-    outliers = work.base()["dimensions"].query("position == 0 and is_outlier")
+    outliers = work.base()["dimensions"].query("sink_position == 0 and is_outlier")
     for number, step in enumerate(work.steps()):
         where = f"growth step {number + 1}"
         ratios = _dominance(work, layer=step.last_layer + 1, dimension=step.outlier_dimension)

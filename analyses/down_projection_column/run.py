@@ -11,7 +11,7 @@ def measure(work: Work) -> Measured:
     """Kurtosis, largest entry and energy of the columns, with the neurons of every text."""
     numbers, strongest = {}, None
     for name, tokens in work.texts(sequences=work.size(32, 8), length=64).items():
-        table = work.trace(tokens)["neurons"].query("position == 0")
+        table = work.trace(tokens)["neurons"].query("sink_position == 0")
         table = table.assign(percentile=table.groupby("layer")["column_kurtosis"].rank(pct=True))
         supers = table.query("is_super")
         top = supers.loc[supers["contribution_share"].idxmax()]

@@ -20,10 +20,10 @@ def measure(work: Work) -> Measured:
         else {name: pd.read_csv(work.folder / f"{name}.csv") for name in TABLES}
     )
     losses, measures, finals = (tables[name] for name in TABLES)
-    loss = losses.query("arm == 'shared' and curve == 'evaluation'").iloc[0]
+    loss = losses.query("variant == 'shared' and curve == 'evaluation'").iloc[0]
 
-    def of(measure, arm, *columns):
-        where = "measure == @measure and arm == @arm and (threshold.isna() or threshold == 0.3)"
+    def of(measure, variant, *columns):
+        where = "measure == @measure and variant == @variant and (threshold.isna() or threshold == 0.3)"
         row = measures.query(where).iloc[0]
         return Interval(**dict(zip(("estimate", "low", "high"), row[list(columns)], strict=True)), n=len(SEEDS))
 
@@ -39,7 +39,7 @@ def measure(work: Work) -> Measured:
     finals = finals.query("curve == 'evaluation'")
     figure = canvas(width=7.4, height=2.8)
     axes = panel(figure, place=(1, 2, 1), ylabel="evaluation loss, nats")
-    for pair in finals.pivot(index="seed", columns="arm", values="loss")[list(ARMS.values())].to_numpy():
+    for pair in finals.pivot(index="seed", columns="variant", values="loss")[list(ARMS.values())].to_numpy():
         axes.plot(list(ARMS), pair, color=BLUE, marker="o")
     axes = panel(figure, place=(1, 2, 2), ylabel="with the norm ÷ without")
     names = {"dominance_ratio": "dominance", "effective_rank": "rank", "s2_ratio": "S2 ratio", "top_mass": "top mass"}

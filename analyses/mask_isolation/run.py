@@ -2,6 +2,7 @@
 
 from analyses.claims import Measured, Work, main
 from sink_lens import run_with
+from sink_lens.edits import isolate
 from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, panel
 
 PLACES = (9, 5, 20, 40)

@@ -4,6 +4,7 @@ import torch
 
 from analyses.claims import Measured, Work, main
 from sink_lens import capture, run_with
+from sink_lens.edits import isolate
 from sink_lens.edits.constructors import freeze
 from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, legend, panel
 
@@ -13,9 +14,9 @@ PLACE = 21
 def measure(work: Work) -> Measured:
     """The surviving share under each hold and its control, and of the two that matter on every text."""
     base, generator = work.base(), work.generator()
-    by_layer = base["neurons"].query("is_super and position == 0").groupby("layer")["neuron"]
+    by_layer = base["neurons"].query("is_super and sink_position == 0").groupby("layer")["neuron"]
     supers = {int(layer): sorted(neurons) for layer, neurons in by_layer}
-    dims = sorted(base["dimensions"].query("position == 0 and is_outlier")["dimension"].unique().tolist())
+    dims = sorted(base["dimensions"].query("sink_position == 0 and is_outlier")["dimension"].unique().tolist())
 
     def others(taken, size):
         pool = [unit for unit in range(size) if unit not in taken]

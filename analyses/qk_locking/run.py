@@ -19,9 +19,9 @@ def measure(work: Work) -> Measured:
 
     The real key on every text; the column of W_K that figure 12 takes on the bundled one.
     """
-    outliers = work.base()["dimensions"].query("position == 0 and is_outlier").groupby("layer")["dimension"]
+    outliers = work.base()["dimensions"].query("sink_position == 0 and is_outlier").groupby("layer")["dimension"]
     entering = {int(layer) + 1: list(dims) for layer, dims in outliers if layer + 1 < work.lens.n_layers}
-    heads = work.base()["heads"].query("position == 0 and sink_score > 0.3")
+    heads = work.base()["heads"].query("sink_position == 0 and sink_score > 0.3")
     heads = heads[heads["layer"].isin(entering)]
     chosen = [(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)]
     weights = {layer: attention_weights(work.lens, layer=layer) for layer in entering}

@@ -4,7 +4,7 @@ import numpy as np
 
 from analyses.claims import Measured, Work, main
 from sink_lens import run_with
-from sink_lens.edits import centring_means
+from sink_lens.edits import amplify, centring_means
 from sink_lens.edits.amplification import FACTORS
 from sink_lens.report.style import BLUE, GREEN, INK, ORANGE, canvas, finished, legend, logarithmic, panel
 

@@ -44,7 +44,7 @@ def trained(work: Work) -> pd.DataFrame:
     every = compare(list(runs.values()), generator=work.rng())
     measures = every.tables["finals"].query("curve == 'evaluation'")
     for (arm, seed), folder in runs.items():
-        mine = (measures["arm"] == ARMS[arm]) & (measures["seed"] == seed)
+        mine = (measures["variant"] == ARMS[arm]) & (measures["seed"] == seed)
         found = {"loss": float(measures.loc[mine, "loss"].iloc[0])} | watched(read_run(folder).tables["watch"])
         steps = {"init": 0, "end": read_run(folder).config["steps"]}
         for when, step in steps.items():

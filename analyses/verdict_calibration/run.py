@@ -104,7 +104,7 @@ def traced(work: Work, name: str, seed: int) -> pd.DataFrame:
                 "truth": truth,
                 "verdict": verdict,
                 "measured": said.loc[link, "measured"],
-                "cut": said.loc[link, "cut"],
+                "intervened": said.loc[link, "intervened"],
                 "answer": answer_of(truth, verdict),
                 "sink": zoo.truth.sink,
                 "sink_found": sees_one,

@@ -3,14 +3,29 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from ..edits.amplification import CENTRES, FACTORS, Centre, CentringMeans, amplify
 from ..edits.constructors import Edit
+from ..stats import Interval, studentised
 from ..text import span
 from .setting import Setting, bar
 
-COLUMNS = ("centre", "factor", "layers", "target_position", "read_layers", "baseline_mass", "mass", "times", "n")
+COLUMNS = (
+    "centre",
+    "factor",
+    "layers",
+    "target_position",
+    "read_layers",
+    "baseline_mass",
+    "mass",
+    "times",
+    "change",
+    "change_low",
+    "change_high",
+    "n",
+)
 
 
 def amplification_curve(
@@ -18,22 +33,24 @@ def amplification_curve(
 ) -> pd.DataFrame:
     """Attention to the target position in the five layers after the first growth step, by centre and factor.
 
-    ``times`` is the mass over that without an edit. The centre ``none`` is the norm-only control. Monotone or not,
+    ``change`` is the mass that the edit adds, with its interval over sequences; ``times`` is the mass over that without
+    an edit, whose denominator may be near 0. The centre ``none`` is the norm-only control. Monotone or not,
     the curve is what it is.
     """
     layers, reads, position = setting.early_layers, setting.next_layers, setting.target_position
-    before = float(setting.baseline.mass_at(position, layers=reads).mean())
+    clean, rng = setting.baseline.mass_at(position, layers=reads), np.random.default_rng(setting.seed)
+    before = float(clean.mean())
     rows = []
     cells: list[tuple[Centre, float]] = [(centre, factor) for centre in CENTRES for factor in factors]
     for centre, factor in bar(cells, label="amplification", progress=progress):
-        mass = before
+        mass, change = before, Interval(estimate=0.0, low=0.0, high=0.0, n=len(clean))
         if factor != 1:
             one = amplify(factor, positions=[position], layers=layers, centre=centre, means=means)
-            mass = float(setting.run([one], layers=reads).mass_at(position, layers=reads).mean())
+            found = setting.run([one], layers=reads).mass_at(position, layers=reads)
+            mass, change = float(found.mean()), studentised((found - clean).numpy(), generator=rng)
         times = mass / before if before else math.nan
-        rows.append(
-            (centre, factor, span(layers), position, span(reads), before, mass, times, setting.tokens.n_sequences)
-        )
+        edited = (centre, factor, span(layers), position, span(reads))
+        rows.append((*edited, before, mass, times, change.estimate, change.low, change.high, len(clean)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

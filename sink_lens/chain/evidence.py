@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..models.lens import LensModel
-from ..stats import Interval, interval
+from ..stats import Interval, interval, studentised
 from .config import TraceConfig
 from .measure import Panel
 from .neurons import LayerSplit, split_layers
 from .readings import OTHERS_FROM
+from .setting import selected, tested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +32,24 @@ class Evidence:
     def interval(
         self, values: Tensor, *, generator: np.random.Generator, most: int | None = None, **options: Any
     ) -> Interval:
-        """The interval over sequences, their axis in front."""
+        """The interval over sequences, their axis in front: studentised for means and ratios of means.
+
+        Other statistics have a percentile interval, whose coverage at few sequences is lower.
+        """
         n_resamples = min(self.n_resamples, most or self.n_resamples)
+        statistic = options.get("statistic")
+        if statistic is None:
+            means = values.flatten(1).mean(1) if values.dim() > 1 else values
+            return studentised(means.numpy(), generator=generator, n_resamples=max(100, n_resamples))
+        if statistic is ratio_of_means:
+            pair = {"over": values[:, 1].numpy(), "generator": generator, "n_resamples": max(100, n_resamples)}
+            return studentised(values[:, 0].numpy(), **pair)
         return interval(values.numpy(), generator=generator, n_resamples=n_resamples, **options)
+
+    @property
+    def tested(self) -> list[int]:
+        """The sequences on which super neurons are tested: if there are any others, none on which they were chosen."""
+        return tested(self.panel.n_sequences, config=self.config)
 
     def generator(self) -> torch.Generator:
         """A new generator of the random controls."""
@@ -60,8 +76,12 @@ class Statistic:
 
 def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
     """The evidence of a panel, with its growth steps split by neurons."""
+    chosen = selected(panel.n_sequences, config=config)
     return Evidence(
-        lens=lens, panel=panel, splits=split_layers(lens, panel, super_share=config.super_share), config=config
+        lens=lens,
+        panel=panel,
+        splits=split_layers(lens, panel, super_share=config.super_share, chosen=chosen),
+        config=config,
     )
 
 

@@ -15,7 +15,7 @@ from ..models.lens import LensModel
 from .config import TraceConfig
 
 log = logging.getLogger(__name__)
-_BEFORE, _AFTER, _FEWEST = 4, 16, 4
+_BEFORE, _AFTER, _FEWEST = 8, 16, 4
 """Tokens that are left before an aligned sink, tokens that must follow it, and the fewest sequences."""
 
 

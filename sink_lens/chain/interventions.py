@@ -18,7 +18,7 @@ from ..edits.amplification import FACTORS, CentringMeans, centring_means
 from ..edits.effects import change_of, made_share, removed_share
 from ..edits.outcome import Outcome
 from ..models.lens import LensModel
-from ..stats import Interval, interval
+from ..stats import Interval, studentised
 from ..text import span
 from . import amplification, makers, mediate, placement
 from .config import TraceConfig
@@ -197,7 +197,7 @@ def _row(
     assert baseline.loss is not None
     masked = setting.without_sink.loss
     assert masked is not None
-    beyond = interval((whole.loss - masked).numpy(), generator=rng)
+    beyond = studentised((whole.loss - masked).numpy(), generator=rng)
     shares = [share(run).estimate for run in controls]
     losses = [float(run.loss.mean()) for run in controls if run.loss is not None]
     return {

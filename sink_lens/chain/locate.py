@@ -223,7 +223,7 @@ def find(
         dominance_threshold: see ``outliers_of``, as the next two.
         energy_frac: share of energy that outlier dimensions hold.
         max_outliers: the most that they may be.
-        forced: growth steps to use instead of finding them (for the random twin), where every layer then has
+        forced: growth steps to use instead of finding them (for the random-init baseline), where every layer then has
             its strongest dimension as its outlier dimension.
     """
     outliers: dict[int, tuple[int, ...]] = {}

@@ -6,8 +6,8 @@ largest of their screens (``screen``). Then, on the sequences that the screen sa
 1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink;
 2. each is thinned: what can be left out while the share still goes is left out. It is a small set, not the smallest.
 3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way. Parts
-   upstream of it can make the sink as well: those before the largest gap in the integrated effects, where one part has
-   at least ``GAP`` times the effect of the next, belong to them if they remove half of the sink without that set.
+   upstream of it can make the sink as well: those before the last gap in the integrated effects, where one part has at
+   least ``GAP`` times the effect of the next, belong to them if they remove a quarter of the sink without that set.
 
 On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To ablate
 is to set a part to its mean over other positions at the sink position (mean ablation), a key's bias to 0 at all keys,
@@ -42,8 +42,14 @@ MOST = 256
 """The longest prefix of the ranking that is ablated."""
 GAP = 5.0
 """The ranking has an end where a part has at least this many times the effect of the next."""
+LEAST_EFFECT = 5e-4
+"""Gaps below this share of the largest effect are noise."""
 NEARLY = 0.95
 """All makers remove at least this share of what the longest prefix removes."""
+UPSTREAM = 0.25
+"""Parts upstream of them are makers too if they remove this share of the sink without them."""
+THINNED = 0.98
+"""Thinning all makers may cost this share of what their prefix removes."""
 LISTED = 64
 """Parts of the ranking that the table has, beside those of the sets."""
 MAKER_COLUMNS = (
@@ -109,7 +115,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     ranking = _ranked(screened(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
-    with_effect = parts[: int((ranking["score"] > 0).sum())]  # pyright: ignore
+    with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
     before = _value(setting, setting.baseline, target)
 
     @functools.cache
@@ -136,10 +142,12 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     sets: dict[str, tuple[Part, ...]] = {}
     for name, goal in bar(list(goals.items()), label="makers", progress=progress):
         length = _shortest(lambda size: of(with_effect[:size]), goal=goal, most=most) if longest >= GOALS["half"] else 0
-        sets[name] = tuple(_thinned(with_effect[:length], of, goal=goal)) if length else ()
+        prefix = with_effect[:length]
+        least = max(goal, THINNED * of(prefix)) if name == ALL else goal
+        sets[name] = tuple(_thinned(prefix, of, goal=least)) if length else ()
     if sets[ALL]:
         upstream = [part for part in _before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
-        if upstream and of(upstream) >= GOALS["half"]:
+        if upstream and of(upstream) >= UPSTREAM:
             sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in upstream)
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
     return Makers(target=target, ranking=ranking, sets=sets, alone={part: of([part]) for part in listed})
@@ -186,7 +194,7 @@ def _thinned(parts: Sequence[Part], removed: Callable[[Sequence[Part]], float], 
 
 
 def _before_gap(ranking: pd.DataFrame, parts: Sequence[Part], chosen: Sequence[Part]) -> list[Part]:
-    """The parts before the largest gap of the integrated effects after the chosen ones; none where it is no ``GAP``."""
+    """The parts before the last ``GAP`` of the integrated effects after the chosen ones; none where there is no gap."""
     effects = ranking["integrated"].to_numpy()
     order = [int(place) for place in np.argsort(-effects, kind="stable")[: MOST + 1] if effects[place] > 0]
     places = [number for number, place in enumerate(order) if parts[place] in chosen]
@@ -195,8 +203,8 @@ def _before_gap(ranking: pd.DataFrame, parts: Sequence[Part], chosen: Sequence[P
         return [parts[one] for one in order]
     values = effects[order]
     ratios = values[least - 1 : -1] / values[least:]
-    place = int(np.argmax(ratios))
-    return [parts[one] for one in order[: least + place]] if ratios[place] >= GAP else []
+    gaps = ((ratios >= GAP) & (values[least - 1 : -1] >= LEAST_EFFECT * values[0])).nonzero()[0]
+    return [parts[one] for one in order[: least + int(gaps[-1])]] if len(gaps) else []
 
 
 def ablation(setting: Setting, parts: Iterable[Part]) -> Edits:

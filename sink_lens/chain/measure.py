@@ -44,6 +44,11 @@ class Panel:
     shortest: int
     """Tokens of the shortest sequence: every sequence has the positions before it, and only those can be sinks."""
 
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that were read."""
+        return self["norm:resid_post"].shape[1]
+
     def __contains__(self, name: str) -> bool:
         """Whether a reading was made, at any layer."""
         return bool(self.streamed.values.get(name))

@@ -1,5 +1,6 @@
 """The exact split of each growth step into neuron x column contributions, and the super neurons in it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,9 +79,15 @@ def output_terms(
     return terms, (bias - shift) * scale * gain + norm.bias[dimension]
 
 
-def split_layers(lens: LensModel, panel: Panel, *, super_share: float) -> list[LayerSplit]:
-    """The split of every growth layer at every position that was read; empty in a mixture of experts."""
+def split_layers(
+    lens: LensModel, panel: Panel, *, super_share: float, chosen: Sequence[int] | None = None
+) -> list[LayerSplit]:
+    """The split of every growth layer at every position that was read; empty in a mixture of experts.
+
+    Which neurons are super neurons is decided on the ``chosen`` sequences; None is all.
+    """
     splits = []
+    rows = slice(None) if chosen is None else list(chosen)
     for layer in panel.layers("neurons_at_sinks"):
         step = panel.location.step_of(layer)
         weights = mlp_weights(lens, layer=layer)
@@ -101,7 +108,7 @@ def split_layers(lens: LensModel, panel: Panel, *, super_share: float) -> list[L
                     change=change,
                     error=float(((terms.sum(1) + bias - output).abs() / change.abs().clamp(min=1e-6)).max()),
                     is_super=measures.super_neurons(
-                        measures.contribution_share(terms, change=change), share=super_share
+                        measures.contribution_share(terms[rows], change=change[rows]), share=super_share
                     ),
                 )
             )

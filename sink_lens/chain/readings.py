@@ -29,7 +29,7 @@ SITES_BY_POSITION = ("z", "attn_out", "mlp_out", "resid_post")
 OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
 FEW = 4
-"""How many sequences the costly measures (Gini, effective rank; half as many for the stable rank) look at."""
+"""How many sequences the costly measures (Gini; half as many for the stable rank) look at."""
 _MOST_SAMPLED = 64
 LOSS_CHUNK = 256
 """Tokens whose logits are held at a time."""
@@ -206,7 +206,7 @@ def state_readings(sink_positions: tuple[int, ...], *, positions: Int[Tensor, " 
             layers=frozenset({0}),
         ),
         Reading(name="state", sites=("resid_post",), function=lambda view: view["resid_post"][:, at_sinks].float()),
-        Reading(name="effective_rank", sites=("resid_post",), function=_few(ranks)),
+        Reading(name="effective_rank", sites=("resid_post",), function=ranks),
     ]
 
 

@@ -37,7 +37,7 @@ SCREENS = ("integrated", "gradient", "contribution")
 EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97, 1.0)
 """Ends of the steps of the integrated screen: short where a norm lets a large dimension saturate the key, and near the
 clean stream, where neurons with a threshold begin to fire."""
-LEAST_DIRECT = 0.3
+LEAST_DIRECT = 0.6
 """An embedding is a part where at least this share of the direct effects of the whole stream is its own."""
 
 

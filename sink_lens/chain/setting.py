@@ -341,11 +341,20 @@ def picked(tokens: TokenBatch, sequences: Sequence[int]) -> TokenBatch:
 def sink_mask(
     lens: LensModel, tokens: TokenBatch, *, location: Location, config: TraceConfig
 ) -> Bool[Tensor, "batch position"]:
-    """Where each sequence has a sink: in half as many heads as the studied position has, and in 5% at least."""
+    """Where each sequence has a sink: in half as many heads as the studied position has, and in 5% at least.
+
+    Where there are sinks beside the studied position, positions that cannot be told are counted as sinks.
+    """
     reading = rate_by_key(config.threshold, shares=lens.family.sigmoid)
     found = stream(lens, tokens, [reading], rows=sampled_rows(tokens.n_positions))
-    rate = found.stacked("rate_by_key").nan_to_num(0.0).mean(0)
-    return rate >= max(config.min_sink_rate, float(rate[:, location.sink_position].mean()) / 2)
+    by_layer = found.stacked("rate_by_key")
+    rate = by_layer.nan_to_num(0.0).mean(0)
+    sinks = rate >= max(config.min_sink_rate, float(rate[:, location.sink_position].mean()) / 2)
+    inside = sinks.clone()
+    inside[:, list(location.sink_positions)] = False
+    if inside.any():  # late positions, which too few queries see to tell, may be sinks as well
+        sinks = sinks | by_layer.isnan().all(0)
+    return sinks
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..measures.dimensions import massive_ratio, stable_range
 from ..schema import ANOTHER_PATH, NORM_ALONE, QUESTIONS
-from ..stats import Interval, interval
+from ..stats import Interval, interval, studentised
 from .config import TraceConfig
 from .links import LINKS
 from .locate import Location, onset_layer, slow_growth
@@ -91,18 +91,12 @@ def summary_table(
     peak = int(layers["dominance_ratio"].argmax())
     add("dominance_ratio", float(layers["dominance_ratio"][peak]), "ratio", f"largest, after layer {peak}")
     middle = len(frames["layers"]) // 2
-    add(
-        "effective_rank",
-        float(layers["effective_rank"][middle]),
-        "directions",
-        f"after layer {middle}, with the sink token",
-    )
-    add(
-        "effective_rank_without",
-        float(layers["effective_rank_without"][middle]),
-        "directions",
-        f"after layer {middle}, without it",
-    )
+    ranks = panel["effective_rank"][middle].numpy()
+    for place, (name, said) in enumerate(
+        (("effective_rank", "with the sink token"), ("effective_rank_without", "without it"))
+    ):
+        note = f"after layer {middle}, {said}; every sequence"
+        add(name, studentised(ranks[:, place], generator=rng), "directions", note)
     ratios = torch.stack([massive_ratio(state).mean() for state in panel.states()[1:]])
     stable = stable_range(ratios, threshold=1000.0)
     add(
@@ -262,6 +256,9 @@ def causal_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
         if centre == "none":
             note += "; the norm-only control"
         rows.append({"quantity": f"amplified_times_{centre}", "value": top["times"], "unit": "ratio", "note": note})
+        ends = {"ci_low": top["change_low"], "ci_high": top["change_high"]}
+        added = {"quantity": f"amplified_change_{centre}", "value": top["change"], "unit": "attention", "note": note}
+        rows.append(added | ends)
     for row in frames["mediation"].to_dict("records"):
         note = f"of {row['intervention']}, layers {row['layers_from']} to {row['layers_to']}, {row['frozen']} frozen"
         name = f"survives_{row['intervention']}_{row['frozen']}_step_{row['step']}"
@@ -349,10 +346,14 @@ def makers_table(sets: pd.DataFrame) -> Table:
 def curve_text(curve: pd.DataFrame) -> str:
     """The most that each centre brings, over no edit, and whether the norm alone brings attention too."""
     tops: dict[str, float] = {}
-    for centre, times in zip(curve["centre"].tolist(), curve["times"].tolist(), strict=True):
-        tops[centre] = max(times, tops.get(centre, times))
-    listed = ", ".join(f"{_CENTRES[centre]} {times:.1f} times" for centre, times in tops.items())
-    text = f"Amplification, at most: {listed} (layers {curve['read_layers'].iloc[0]})"
+    said: dict[str, str] = {}
+    for row in _rows(curve):
+        centre = str(row["centre"])
+        if centre not in tops or row["times"] > tops[centre]:
+            tops[centre] = float(row["times"])
+            said[centre] = f"{row['change']:+.3f} ({row['change_low']:+.3f} to {row['change_high']:+.3f})"
+    listed = ", ".join(f"{_CENTRES[centre]} {change}" for centre, change in said.items())
+    text = f"Attention that amplification adds, at most: {listed} (layers {curve['read_layers'].iloc[0]})"
     if tops.get("none", 0.0) >= NORM_ALONE:
         text += f"; the norm alone brings {NORM_ALONE:g} times or more here, which arXiv 2605.06611 does not expect"
     return text

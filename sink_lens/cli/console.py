@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,7 +18,9 @@ from ..errors import SinkLensError, UndrawnError
 from ..renamed import current_options
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
+    from rich.table import Table
 
 BAD_INPUT = 2
 """Exit code of everything that the user can put right."""
@@ -140,6 +142,19 @@ def _disk_full(error: OSError) -> str:
         return f"a name is too long ({str(error.filename)[:40]}...); need at most 255 bytes. Give a shorter one"
     where = f" at {error.filename}" if error.filename else ""
     return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
+
+
+def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
+    """Some columns of a table, as far as it has them, a row a line."""
+    from rich.table import Table
+
+    from ..text import number
+
+    heads = [name for name in columns if name in frame.columns]
+    shown = Table(*(name.replace("_", " ") for name in heads), box=None, pad_edge=False)
+    for row in frame[heads].itertuples(index=False):
+        shown.add_row(*(number(value) if isinstance(value, float) else str(value) for value in row))
+    return shown
 
 
 def hush(quiet: bool) -> None:

@@ -1,18 +1,16 @@
 """``sink-lens quantise`` and ``streaming``: commands that end in one sentence, with the numbers behind it."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ..studies.config import QuantiseConfig, StreamingConfig
-from .console import app, console, hush, reported
-from .options import Out, Overwrite, Quiet, configured
+from .console import app, columns_of, console, hush, reported
+from .options import Json, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from ..studies.study import Study
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 
 _QUANTISE_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -81,19 +79,13 @@ def streaming(
 
 def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool, as_json: bool) -> None:
     """The held-out rows without random draws, the sentence and the folder; or the decision as one JSON object."""
-    from rich.table import Table
-
     from ..records.provenance import strict
-    from ..text import number
 
     page = reported(study.folder, quiet=True)
     if not quiet:
         out = console(stderr=as_json)
         frame = study.tables[table].query("part == 'judge' and kept != 'random'")
-        heads = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
-        for row in frame[list(columns)].itertuples(index=False):
-            heads.add_row(*(number(value) if isinstance(value, float) else str(value) for value in row))
-        out.print(heads)
+        out.print(columns_of(frame, columns))
         out.print(study.headline, soft_wrap=True)
         out.print(f"report: {page}", soft_wrap=True)
         out.print(f"run: {study.folder}", soft_wrap=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..studies.config import AblateConfig, AmplifyConfig, IsolateConfig
-from .console import app, console, hush, reported
+from .console import app, columns_of, console, hush, reported
 from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
@@ -104,16 +104,7 @@ def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.
         reported(study.folder, quiet=True)
         typer.echo(study.folder)
         return
-    from rich.table import Table
-
-    from ..text import number
-
-    frame = study.tables["summary"] if frame is None else frame
-    heads = [name for name in columns if name in frame.columns]
-    shown = Table(*(name.replace("_", " ") for name in heads), box=None, pad_edge=False)
-    for row in frame[heads].itertuples(index=False):
-        shown.add_row(*(number(value) if isinstance(value, float) else str(value) for value in row))
-    console().print(shown)
+    console().print(columns_of(study.tables["summary"] if frame is None else frame, columns))
     console().print(study.headline, soft_wrap=True)
     reported(study.folder)
     typer.echo(f"run: {study.folder}")

@@ -135,7 +135,7 @@ def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     )
 
 
-File = Annotated[Path | None, typer.Argument(help="The same as --config FILE.", metavar="[FILE]", show_default=False)]
+File = Annotated[Path | None, typer.Argument(help="The same as --config FILE.", metavar="FILE", show_default=False)]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -146,6 +146,7 @@ Out = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that DIR holds.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no tables: only the result and where it is.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")]
 
 

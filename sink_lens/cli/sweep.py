@@ -25,7 +25,6 @@ _SHOWN = 8
 _EXAMPLE = """\
 # A sweep of sink-lens. Everything but the edits has a default.
 model = "SmolLM2-135M-Instruct"  # or a folder, a .gguf file, a hub name
-mode = "exact"                   # or fast: within 1e-5
 controls = 5                     # random draws of as many units (heads, positions) for each cell
 seed = 0
 

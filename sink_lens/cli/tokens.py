@@ -1,13 +1,14 @@
 """``sink-lens tokens``."""
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..studies.tokens_config import TokensConfig
 from .console import app, console, hush, reported
-from .options import Out, Overwrite, Quiet, configured
+from .options import Json, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,18 +36,16 @@ def tokens(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Find the tokens that are sinks or massive, and the dimensions that are large on most tokens."""
-    hush(quiet or json)
+    hush(quiet or as_json)
     from ..studies.token_scan import sink_tokens
 
-    found = sink_tokens(config, out=out, overwrite=overwrite, progress=not (quiet or json))
+    found = sink_tokens(config, out=out, overwrite=overwrite, progress=not (quiet or as_json))
     report = reported(found.folder, quiet=True)
-    if json:
-        import json as written
-
-        typer.echo(written.dumps(_as_json(found, report=report), indent=2, ensure_ascii=False, allow_nan=False))
+    if as_json:
+        typer.echo(json.dumps(_as_json(found, report=report), indent=2, ensure_ascii=False, allow_nan=False))
         return
     if quiet:
         typer.echo(found.folder)
@@ -57,7 +56,7 @@ def tokens(
     console().print(_ids(found))
     from ..report.tokens import dimension_sentences
 
-    for sentence in dimension_sentences(found.frames["dimensions"]):
+    for sentence in dimension_sentences(found.tables["dimensions"]):
         console().print(sentence, soft_wrap=True)
     typer.echo(f"report: {report}")
 
@@ -67,8 +66,8 @@ def _as_json(found: "SinkTokens", *, report: Path) -> dict[str, Any]:
     from ..records.provenance import strict
 
     names = ("thresholds", "agreement", "dimensions", "layers", "maxima")
-    rows = {name: found.frames[name].to_dict("records") for name in names}
-    ids = found.frames["token_ids"]
+    rows = {name: found.tables[name].to_dict("records") for name in names}
+    ids = found.tables["token_ids"]
     marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
     return strict({"run": found.folder, "report": report} | rows | {"token_ids": marked.to_dict("records")})
 
@@ -83,7 +82,7 @@ def _agreement(found: "SinkTokens") -> "Table":
     table.add_column("tokens", no_wrap=True)
     for name in ("all", "sinks", "massive", "both", "only sink", "only massive", "agreement"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in found.frames["agreement"].to_dict("records"):
+    for row in found.tables["agreement"].to_dict("records"):
         counts = (row[name] for name in ("tokens", "sinks", "massive", "both", "sink_only", "massive_only"))
         agreed = "" if row["jaccard"] != row["jaccard"] else percent(row["jaccard"])  # nan where none is marked
         table.add_row(str(row["kind"]), *(f"{count:,}" for count in counts), agreed)
@@ -101,7 +100,7 @@ def _ids(found: "SinkTokens") -> "Table":
     table.add_column("after position 0", no_wrap=True)
     for name in ("id", "occurrences", "sink", "massive", "shares, at most", "norm, at most"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in found.frames["token_ids"].head(_MOST_IDS).to_dict("records"):
+    for row in found.tables["token_ids"].head(_MOST_IDS).to_dict("records"):
         rates = (percent(row["sink_rate"]), percent(row["massive_rate"]))
         scores = (number(row["largest_share"]), number(row["largest_norm"]))
         table.add_row(shown(row["text"]), str(row["token_id"]), str(row["tokens"]), *rates, *scores)

@@ -29,7 +29,7 @@ class TokenBatch:
 
     tokens: Int[Tensor, "batch position"]
     """Token ids, int64, padded on the right; ids at padded positions have no meaning."""
-    lengths: Int[Tensor, "batch"]
+    lengths: Int[Tensor, " batch"]
     """Number of real tokens of each sequence, BOS included, from 1 to the number of positions."""
     source: str
     """"text:<name>", "prompts", "random", "repeated", "dataset:<name>" or "tensor"."""

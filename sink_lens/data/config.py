@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 class SourcesConfig:
     """Which sources of text are listed, fetched or shown."""
 
-    sources: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "[SOURCE]..."})
+    sources: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "SOURCE"})
     """Names of sources. Default: all."""
     public_domain: bool = False
     """Only what is in the public domain."""

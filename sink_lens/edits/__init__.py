@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .constructors import scale as scale
     from .constructors import set_value as set
     from .constructors import zero as zero
+    from .effects import effect as effect
     from .eviction import window as window
     from .isolation import isolate as isolate
     from .mean_ablation import mean as mean
@@ -37,6 +38,7 @@ _NAMES = {
     "centring_means": "amplification",
     "clamp": "constructors",
     "edit": "constructors",
+    "effect": "effects",
     "freeze": "constructors",
     "isolate": "isolation",
     "mean": "mean_ablation",
@@ -62,6 +64,7 @@ __all__ = [
     "centring_means",
     "clamp",
     "edit",
+    "effect",
     "freeze",
     "isolate",
     "mean",

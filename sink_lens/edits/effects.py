@@ -14,7 +14,7 @@ from torch import Tensor
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..schema import GAINED_FRAC, LOST_FRAC
-from ..stats import Interval, interval, paired_difference
+from ..stats import Interval, paired_difference, studentised
 
 Change = Literal["removed", "relocated", "shared", "unchanged"]
 
@@ -126,11 +126,7 @@ def change_of(
 
 
 def _ratio(above: Tensor, below: Tensor, *, generator: np.random.Generator) -> Interval:
-    def ratio(rows: np.ndarray) -> float:
-        divisor = rows[:, 1].mean()
-        return float(rows[:, 0].mean() / divisor) if divisor else float("nan")
-
-    return interval(torch.stack([above, below], dim=1).numpy(), generator=generator, statistic=ratio, n_resamples=500)
+    return studentised(above.numpy(), over=below.numpy(), generator=generator, n_resamples=1000)
 
 
 def _check_pair(baseline: Outcome, edited: Outcome) -> None:

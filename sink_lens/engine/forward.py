@@ -5,7 +5,7 @@ the residual stream of another run. The earlier layers are then skipped, and the
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -94,39 +94,87 @@ def run_with(
                 f"this bridge delegates its attention to Hugging Face, so it does not show {name!r} as used; "
                 "need a model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
-    first = 0 if start is None else _check_start(start, lens=lens, batch=batch, edits=given, read=read)
-    last = lens.n_layers if loss or logits else max(read) + 1
+    if start is not None:
+        _check_start(start, lens=lens, batch=batch, edits=given, read=read)
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    desk = Desk(lens=lens, keys=tuple(positions))
+    options: dict[str, Any] = {
+        "positions": tuple(positions),
+        "layers": read,
+        "sites": sites,
+        "loss": loss,
+        "logits": logits,
+    }
+    outcome = run_applied(lens, batch, applied, start=start, batch_size=batch_size, progress=progress, **options)
+    if not quiet:
+        applied.warn()
+    return outcome
+
+
+def run_applied(
+    lens: LensModel,
+    batch: TokenBatch,
+    applied: Applied,
+    *,
+    positions: tuple[int, ...],
+    layers: tuple[int, ...],
+    sites: Sequence[str],
+    loss: bool,
+    logits: bool,
+    prompts: slice = slice(0, None),
+    start: Start | None = None,
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> Outcome:
+    """``run_with`` of edits that were checked; ``prompts`` says which of all sequences the batch has."""
+    first = 0 if start is None else start.layer
+    last = lens.n_layers if loss or logits else max(layers) + 1
+    desk = Desk(lens=lens, keys=positions)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
     done = 0
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(size):
             chosen = slice(done, done + part.n_sequences)
-            hooks: list[Any] = list(applied.hooks(sequences=chosen, valid=part.valid, layers=range(first, last)))
+            own = slice(prompts.start + done, prompts.start + done + part.n_sequences)
+            hooks: list[Any] = list(applied.hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read, take=take))
-                for site, layer, take in desk.places(read=read, sites=sites, valid=part.valid.to(lens.device))
+                for site, layer, take in desk.places(read=layers, sites=sites, valid=part.valid.to(lens.device))
             ]
             stream = None if start is None else start.stream[chosen].to(lens.device)
             out = bridge_pass(lens, part, hooks=hooks, first=first, last=last, stream=stream)
-            desk.finish(out, part=part, loss=loss, logits=logits, edits=given)
+            desk.finish(out, part=part, loss=loss, logits=logits, edits=applied.edits)
             done += part.n_sequences
             bar.update(part.n_sequences)
-    if not quiet:
-        applied.warn()
-    return desk.outcome(read, valid=batch.valid.cpu())
+    return desk.outcome(layers, valid=batch.valid.cpu())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Early:
+    """What a run that begins at a later position takes from the clean run for the positions before it."""
+
+    outcome: Outcome
+    columns: Mapping[int, Sequence[Float[Tensor, "batch head query"]]]
+    """Layer -> the attention of every query to each key that is read."""
+    losses: Float[Tensor, "batch target"] | None
+    """Loss of every token."""
 
 
 class Desk:
-    """Collects what a run reads, and joins the results of its passes."""
+    """Collects what a run reads, and joins the results of its passes.
 
-    def __init__(self, *, lens: LensModel, keys: tuple[int, ...]) -> None:
-        self.lens, self.keys = lens, keys
+    A run that begins at a later position is completed: what is read of the positions before is that of the clean run.
+    """
+
+    def __init__(
+        self, *, lens: LensModel, keys: tuple[int, ...], begin: int = 0, early: Early | None = None, keep: bool = False
+    ) -> None:
+        self.lens, self.keys, self.begin, self.early, self.keep = lens, keys, begin, early, keep
         self.mass: dict[int, list[Tensor]] = {}
+        self.columns: dict[int, list[Tensor]] = {}
         self.state: dict[int, list[Tensor]] = {}
         self.kept: dict[tuple[str, int], list[Tensor]] = {}
         self.losses: list[Tensor] = []
+        self.token_losses: Tensor | None = None
         self.logits: list[Tensor] = []
 
     def places(
@@ -146,22 +194,48 @@ class Desk:
         """Read the attention to each key; where rows are no softmax, as shares of what they sum to."""
         if self.lens.family.sigmoid:
             pattern = row_shares(pattern)
-        self.take_columns([pattern[..., key] for key in self.keys], layer=layer, valid=valid)
-
-    def take_columns(self, columns: Sequence[Tensor], *, layer: int, valid: Tensor) -> None:
-        """Read the attention to each key from the key's column of the pattern."""
+        columns = [self._whole(pattern[..., key], before) for key, before in self._columns_before(layer)]
         found = [
             sink_mass(column.float(), valid=valid, key=key, reach=self.lens.reach(layer))
             for column, key in zip(columns, self.keys, strict=True)
         ]
+        if self.keep:
+            self.columns[layer] = [column.clone() for column in columns]
         self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1))
 
     def take_stream(self, x: Tensor, *, layer: int) -> None:
         """Read the stream at each key."""
-        self.state.setdefault(layer, []).append(x[:, list(self.keys)].float())
+        late = [key - self.begin for key in self.keys if key >= self.begin]
+        state = x[:, late].float()
+        if len(late) < len(self.keys):
+            assert self.early is not None
+            outcome, places = self.early.outcome, iter(range(len(late)))
+            before = outcome.state[outcome.layers.index(layer)].to(x.device)
+            state = torch.stack(
+                [state[:, next(places)] if key >= self.begin else before[:, at] for at, key in enumerate(self.keys)], 1
+            )
+        self.state.setdefault(layer, []).append(state)
+
+    def _columns_before(self, layer: int) -> Iterator[tuple[int, Tensor | None]]:
+        for at, key in enumerate(self.keys):
+            yield key, None if not self.begin or self.early is None else self.early.columns[layer][at]
+
+    def _whole(self, late: Tensor, before: Tensor | None) -> Tensor:
+        """A column of the pattern with the queries before the first position."""
+        return late if before is None else torch.cat([before[..., : self.begin], late], dim=-1)
 
     def _keep(self, x: Tensor, *, place: tuple[str, int]) -> None:
-        self.kept.setdefault(place, []).append(x.detach().to("cpu", copy=True))
+        found = x.detach().to("cpu", copy=True)
+        if self.begin:
+            assert self.early is not None
+            axis = SITES[place[0]].axes.split().index("query" if SITES[place[0]].observed else "position")
+            before = self.early.outcome.tensors[place].narrow(axis, 0, self.begin)
+            found = torch.cat([before, found], dim=axis)
+        self.kept.setdefault(place, []).append(found)
+
+    def early_of(self, outcome: Outcome) -> Early:
+        """What the clean run whose parts are here leaves for runs that begin at a later position."""
+        return Early(outcome=outcome, columns=self.columns, losses=self.token_losses)
 
     def finish(
         self,
@@ -172,19 +246,38 @@ class Desk:
         logits: bool,
         edits: Sequence[Edit],
         scored: tuple[int, ...] | None = None,
-    ) -> None:
+    ) -> tuple[int, ...] | None:
         """Store the end of a pass: the logits at the scored positions, or the stream if the pass stopped before them.
+
+        Returns:
+            The positions whose logits are stored; None means all.
 
         Raises:
             EditError: the values are not finite.
         """
-        real = part.valid if scored is None else part.valid[:, list(scored)]
+        real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
         if bool(out[real.to(out.device)].isnan().any()):
             raise not_a_number(edits)
+        early = self.early if self.begin else None
         if loss:
-            self.losses.append(sequence_loss(out, part).cpu())
+            losses = token_losses(out, part.tokens[:, self.begin :])
+            if early is not None:
+                assert early.losses is not None  # of the same metrics
+                losses = torch.cat([early.losses[:, : self.begin], losses], dim=1)
+            if self.keep:
+                self.token_losses = losses
+            self.losses.append(mean_loss(losses, part).cpu())
         if logits:
-            self.logits.append(out.detach().to("cpu", copy=True))
+            found = out.detach().to("cpu", copy=True)
+            if early is not None:
+                assert early.outcome.logits is not None
+                own = range(self.begin) if early.outcome.scored is None else early.outcome.scored
+                before = [at for at, position in enumerate(own) if position < self.begin]
+                found = torch.cat([early.outcome.logits[:, before], found], dim=1)
+                if scored is not None:
+                    scored = (*(own[at] for at in before), *scored)
+            self.logits.append(found)
+        return scored
 
     def outcome(self, read: tuple[int, ...], *, valid: Tensor, scored: tuple[int, ...] | None = None) -> Outcome:
         """Join the results of all passes."""
@@ -221,9 +314,20 @@ def not_a_number(edits: Sequence[Edit]) -> EditError:
 
 def sequence_loss(logits: Float[Tensor, "batch position vocab"], part: TokenBatch) -> Float[Tensor, " batch"]:
     """Mean next-token loss of each sequence in nats, over its real tokens; nan for a sequence of one token."""
-    targets = part.tokens[:, 1:].to(logits.device)
-    predicted = part.valid[:, 1:].to(logits.device)
-    losses = torch.nn.functional.cross_entropy(logits[:, :-1].float().transpose(1, 2), targets, reduction="none")
+    return mean_loss(token_losses(logits, part.tokens), part)
+
+
+def token_losses(
+    logits: Float[Tensor, "batch position vocab"], tokens: Int[Tensor, "batch position"]
+) -> Float[Tensor, "batch target"]:
+    """Loss of every token but the first, in nats."""
+    targets = tokens[:, 1:].to(logits.device)
+    return torch.nn.functional.cross_entropy(logits[:, :-1].float().transpose(1, 2), targets, reduction="none")
+
+
+def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:
+    """The mean over the real tokens of each sequence; nan for a sequence of one token."""
+    predicted = part.valid[:, 1:].to(losses.device)
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)
 
 
@@ -293,7 +397,7 @@ def _check_positions(positions: Sequence[int], batch: TokenBatch) -> None:
 
 def _check_start(
     start: Start, *, lens: LensModel, batch: TokenBatch, edits: Sequence[Edit], read: Sequence[int]
-) -> int:
+) -> None:
     if not 0 <= start.layer < lens.n_layers:
         raise InputError(f"the run would begin at layer {start.layer}; need 0 to {lens.n_layers - 1}")
     shape = (batch.n_sequences, batch.n_positions, lens.d_model)
@@ -306,4 +410,3 @@ def _check_start(
             f"the run begins at layer {start.layer} and layer {min([*early, *read])} is edited or read; "
             "need only layers from there on"
         )
-    return start.layer

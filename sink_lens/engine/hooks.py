@@ -47,6 +47,8 @@ class Applied:
     lens: LensModel
     edits: tuple[Edit, ...]
     n_sequences: int
+    begin: int = 0
+    """The first position of the tensors; no edit touches one before it."""
     changed: set[int] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
 
@@ -102,7 +104,7 @@ class Applied:
     ) -> Tensor | None:
         one = self.edits[number]
         self.reached.add(number)
-        index = _index(one, tensor)
+        index = _index(one, tensor, begin=self.begin)
         old = tensor if index is None else tensor[index]
         positions = torch.arange(valid.shape[1]) if one.positions is None else torch.tensor(one.positions)
         at = At(
@@ -163,10 +165,13 @@ def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> 
                 )
 
 
-def _index(one: Edit, tensor: Tensor) -> tuple[Tensor, ...] | None:
+def _index(one: Edit, tensor: Tensor, *, begin: int) -> tuple[Tensor, ...] | None:
     """An open mesh over the chosen indices of every axis; None if everything is chosen."""
     axes = SITES[one.site].axes.split()
     chosen = [None, *(getattr(one, _AXIS_OF.get(axis, "units")) for axis in axes[1:])]
+    if begin and one.positions is not None:
+        shifted = tuple(position - begin for position in one.positions)
+        chosen = [shifted if _AXIS_OF.get(axis) == "positions" else own for axis, own in zip(axes, chosen, strict=True)]
     if all(indices is None for indices in chosen):
         return None
     vectors = [

@@ -22,7 +22,7 @@ _SEEDS: dict[str, Any] = {"written": "ranges", "metavar": "0-4"}
 class ModelsConfig:
     """Which models are measured, and where. Never made by itself."""
 
-    models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "[MODEL]..."})
+    models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "MODEL"})
     """Names, folders of save_pretrained, .gguf files, or folders of sink-lens train (their checkpoints)."""
     untrained: tuple[str, ...] = field(default=(), metadata={"metavar": "STYLE[,FIELD=VALUE]..."})
     """An untrained model: a style (gpt2, llama, qwen) and fields, as gpt2,activation=relu,n_layers=4; repeat."""
@@ -96,7 +96,7 @@ class FingerprintConfig(ModelsConfig):
         InputError: a value that cannot be used.
     """
 
-    models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "[MODEL]..."})
+    models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "MODEL"})
     """Two or more: names, folders of save_pretrained, .gguf files, or folders of sink-lens train."""
     seeds: tuple[int, ...] = field(default=(0, 1), metadata=_SEEDS)
     """Seeds of the untrained models' weights."""

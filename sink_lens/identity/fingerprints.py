@@ -53,6 +53,22 @@ class Fingerprint:
     folder: Path | None = None
     """Folder of the run, if it was written."""
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {
+            "models": self.models,
+            "pairs": self.pairs,
+            "nulls": self.nulls,
+            "calibration": self.calibration,
+            "scores": self.scores,
+        }
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the pairs of models."""
+        return self.pairs
+
     def _repr_html_(self) -> str:
         return display.html(self.sentences, self.figure(), notes=self.notes, folder=self.folder)
 

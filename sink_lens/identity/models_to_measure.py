@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import load
 from ..records import RUN_FILE, read_run
+from ..renamed import renamed_names
 from ..training.watching import checkpoints_of
 from .config import FEWEST
 from .untrained_models import UntrainedConfig, untrained
@@ -142,3 +143,6 @@ class RandomSequences:
         """What tells these draws from others: of the rule that makes them, and of the first chunk's tokens."""
         rule = f"random {self.sequences} {self.length} {self.seed} {self.bos} {self.chunk(lens, 0).hash}"
         return hashlib.sha256(rule.encode()).hexdigest()
+
+
+__getattr__ = renamed_names(__name__)

@@ -54,6 +54,21 @@ class Contraction:
     directions: dict[str, np.ndarray]
     """Place, as ``3.mlp`` -> contraction direction [d_model]."""
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {
+            "summary": self.summary,
+            "layers": self.layers,
+            "positions": self.positions,
+            "alignment": self.alignment,
+        }
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the summary."""
+        return self.summary
+
     def _repr_html_(self) -> str:
         return display.html((), self.summary)
 

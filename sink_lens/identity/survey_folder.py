@@ -52,6 +52,11 @@ class Survey:
     """``models``, ``summary``, ``arms`` and the tables of its kind."""
     report: Path
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the summary."""
+        return self.tables["summary"]
+
 
 class Partial:
     """The sums of the model that is being measured, kept beside the run so that a stop does not lose them."""

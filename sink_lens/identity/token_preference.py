@@ -112,6 +112,16 @@ class Preference:
     coverage: pd.DataFrame
     """kind, tokens, share of the events that the so many most frequent tokens cover, and the null's."""
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"summary": self.summary, "coverage": self.coverage}
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the summary."""
+        return self.summary
+
     def _repr_html_(self) -> str:
         said = f"What follows {self.n:,} random sequences of {self.length} tokens."
         return display.html(said, self.summary)

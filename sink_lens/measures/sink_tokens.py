@@ -10,6 +10,7 @@ Whether a score is high is decided by a gap: nearly no token has a score within 
 model without a gap has no such tokens.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,9 @@ GAP = 1.5
 """The least ratio of the two edges of a gap."""
 STRAY_FRAC = 0.05
 """The largest number of tokens within a gap, as a share of the tokens above it."""
+
+
+_BISECTIONS = 16
 
 
 class ScoreGap(NamedTuple):
@@ -132,11 +136,14 @@ def norm_ratios(
 def score_gap(
     scores: Float[Tensor, "..."], *, least: float, gap: float = GAP, stray_frac: float = STRAY_FRAC
 ) -> ScoreGap | None:
-    """The lowest gap of the scores: the median score above it is at least `least`, and `gap` parts both sides.
+    """The lowest wide gap of the scores, above which their median is at least `least`.
 
-    A gap reaches from a score to `gap` times this score. The tokens within it may be a share `stray_frac` of those
-    above it, so none where fewer than 1 / `stray_frac` are above; the threshold is then in the widest step between two
-    of them. None where there is no gap, which is the answer for models whose scores fall off evenly; nan is left out.
+    A gap reaches from a score to `gap` times this score or further. The tokens within it may be a share `stray_frac` of
+    those above it, so none where fewer than 1 / `stray_frac` are above. Of several gaps, the lowest decides that is at
+    least half as wide as the widest, on the scale of the logarithm: a lower kind of sink counts, a chance hole in the
+    tail of the ordinary tokens does not. The threshold is in the widest step between two scores of the gap.
+
+    None where there is no gap, which is the answer for models whose scores fall off evenly; nan is left out.
 
     Args:
         scores: scores of tokens, any shape.
@@ -150,23 +157,43 @@ def score_gap(
     if not gap > 1:
         raise InputError(f"found gap = {gap}; need a ratio above 1. {GAP} is the default.")
     ordered = scores[~scores.isnan()].double().sort().values
-    if len(ordered) < 2:
+    ordered = ordered[ordered > 0]
+    if len(ordered) < 2 or _gap_at(ordered, gap, least=least, stray_frac=stray_frac) is None:
         return None
+    known, missed = math.log(gap), max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0
+    for _ in range(_BISECTIONS):  # the widest gap, between what is known to be there and what is not
+        middle = (known + missed) / 2
+        there = _gap_at(ordered, math.exp(middle), least=least, stray_frac=stray_frac) is not None
+        known, missed = (middle, missed) if there else (known, middle)
+    wide = (max(gap, math.exp(known / 2)), math.exp(known))  # the median above half the width may be lower
+    places = (_gap_at(ordered, one, least=least, stray_frac=stray_frac) for one in wide)
+    first, above = next(place for place in places if place is not None)
+    around = ordered[first : above + 1]
+    jump = int((around[1:] / around[:-1]).argmax())  # the widest step from one score to the next
+    low, high = float(around[jump]), float(around[jump + 1])
+    threshold = (low * high) ** 0.5
+    near = (ordered > threshold / gap**0.5) & (ordered < threshold * gap**0.5)
+    return ScoreGap(
+        low=low,
+        high=high,
+        threshold=threshold,
+        above=len(ordered) - 1 - first - jump,
+        within=int(near.sum()),
+    )
+
+
+def _gap_at(
+    ordered: Float[Tensor, " sample"], gap: float, *, least: float, stray_frac: float
+) -> tuple[int, int] | None:
+    """The lowest gap of this width among ascending scores: the places of its lower edge and of the score above it."""
     last = len(ordered) - 1
     after = torch.searchsorted(ordered, ordered, right=True)
     first_above = torch.searchsorted(ordered, ordered * gap)  # the first score that is at least gap times each
     above, within = len(ordered) - first_above, first_above - after
     median = ordered[(first_above + above // 2).clamp(max=last)]
-    parts = (above > 0) & (within <= stray_frac * above) & (median >= least) & (ordered > 0)
-    if not parts.any():
-        return None
+    parts = (above > 0) & (within <= stray_frac * above) & (median >= least)
     place = int(parts.int().argmax())
-    around = ordered[place : int(first_above[place]) + 1]
-    jump = int((around[1:] / around[:-1]).argmax())  # the widest step from one score to the next
-    low, high = float(around[jump]), float(around[jump + 1])
-    threshold = (low * high) ** 0.5
-    near = (ordered > threshold / gap**0.5) & (ordered < threshold * gap**0.5)
-    return ScoreGap(low=low, high=high, threshold=threshold, above=last - place - jump, within=int(near.sum()))
+    return (place, int(first_above[place])) if parts[place] else None
 
 
 def residual_outliers(

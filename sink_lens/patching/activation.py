@@ -5,9 +5,9 @@ corrupted run; if the metric recovers, these values were sufficient. *Noising* p
 run; if the metric is lost, the clean values were necessary. Columns and numbers are the same as in
 ``transformer_lens.patching`` wherever both support a patch.
 
-A patched run at layer L begins at that layer, from the stream of the unpatched run, and ends after the last tensor that
-the metric reads. This changes no number. If both runs have bit-identical values in a cell, nothing is run and the
-effect is 0.
+The patches are cells of ``engine``: a patch at layer L and position p takes the stream before the layer, and the keys
+and values before the position, from the unpatched run, and ends after the last tensor that the metric reads. If both
+runs have bit-identical values in a cell, nothing is run and the effect is 0.
 
 Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda, arXiv 2404.15255.
 """
@@ -15,8 +15,7 @@ Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
@@ -29,23 +28,22 @@ from ..configuration import with_fields
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.metrics import Metric, as_metric, evaluate
-from ..edits.outcome import Outcome, spliced
-from ..engine.forward import Start, run_with
+from ..edits.outcome import Outcome
+from ..engine.forward import run_with
+from ..engine.trust import trusted
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
 from ..stats import strongest
-from .cells import Patch, cells, differs, patch_edit
+from .cells import Part, cell_of_patch, cells, differs
 from .config import PatchConfig
 from .named_metric import named_metric
 from .pairs import Direction, PromptPair, Sequences, paired
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_TOKENS_A_FORWARD = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +82,11 @@ class PatchResult:
             "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
         )
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"patches": self.frame, "differences": self.differences}
+
     def _repr_html_(self) -> str:
         said = (
             f"{self.site}, {self.direction}: {self.metric} is {self.unpatched:.4g} in the unpatched run and "
@@ -105,8 +108,8 @@ def patch(
 ) -> PatchResult:
     """Patch every cell of a site and measure the metric for each.
 
-    Cost: four passes, and for each cell whose values differ one pass from its layer on. Several cells share a forward
-    pass if they fit into memory, which may change the last bits.
+    Cost: three passes, some more to compare a few patches with forwards of the bridge, and for each cell whose values
+    differ the layers and positions from its own on. Several cells share a forward pass if they fit into memory.
 
     Args:
         lens: the model.
@@ -154,7 +157,7 @@ def swept(
     *,
     metric: Metric | Callable[[Outcome], Any] | str | None,
     config: PatchConfig,
-) -> tuple["Sweep", list[Patch], PromptPair]:
+) -> tuple["Sweep", list[Part], PromptPair]:
     """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
     clean = config.clean if clean is None else clean
     corrupted = config.corrupted if corrupted is None else corrupted
@@ -179,91 +182,71 @@ class Sweep:
     """The sequences that are patched."""
     site: str
     metric: Metric
-    outcome: Outcome
-    """The parts of the unpatched run that the metric reads."""
     unpatched: Float[Tensor, " sample"]
     source: Float[Tensor, " sample"]
     """The metric of both runs."""
     held: Mapping[tuple[str, int], Tensor]
-    """The site, and the stream before each layer, in the unpatched run."""
+    """The site in the unpatched run."""
     given: Mapping[tuple[str, int], Tensor]
     """The site in the source run."""
 
     @classmethod
     def of(
-        cls, lens: LensModel, run: TokenBatch, source: TokenBatch, *, site: str, metric: Metric, grid: Sequence[Patch]
+        cls, lens: LensModel, run: TokenBatch, source: TokenBatch, *, site: str, metric: Metric, grid: Sequence[Part]
     ) -> "Sweep":
         """Run both; warn if their values at the site are equal."""
-        outcome, other = (measured_run(lens, tokens, metric=metric) for tokens in (run, source))
         layers = sorted({layer for cell in grid for layer in cell.layers})
-        last = not SITES[site].per_layer
-        held = run_with(lens, run, layers=layers, sites=tuple({site, "resid_pre"}), loss=False, logits=last).tensors
-        given = run_with(lens, source, layers=layers, sites=(site,), loss=False, logits=last).tensors
+        asked: dict[str, Any] = {"layers": layers, "loss": False, "logits": not SITES[site].per_layer}
+        one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
+        if one_run:
+            asked |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
+        runs = [run_with(lens, tokens, sites=(site,), **asked) for tokens in (run, source)]
+        held, given = (one.tensors for one in runs)
+        if not one_run:
+            runs = [measured_run(lens, tokens, metric=metric) for tokens in (run, source)]
+        unpatched, wanted = (evaluate(metric, one) for one in runs)
         if all(torch.equal(held[key], given[key]) for key in given):
             warnings.warn(
                 f"the clean and the corrupted run have the same {site}: patching it changes nothing", stacklevel=3
             )
         return cls(
-            lens=lens,
-            run=run,
-            site=site,
-            metric=metric,
-            outcome=outcome,
-            unpatched=evaluate(metric, outcome),
-            source=evaluate(metric, other),
-            held=held,
-            given=given,
+            lens=lens, run=run, site=site, metric=metric, unpatched=unpatched, source=wanted, held=held, given=given
         )
 
-    def changes(self, cell: Patch) -> bool:
+    def changes(self, cell: Part) -> bool:
         """Whether patching a cell can change the metric: its values differ, and the metric reads something later."""
         reads = self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(cell.layers)
         return reads and self.differs(cell)
 
-    def differs(self, cell: Patch) -> bool:
+    def differs(self, cell: Part) -> bool:
         """Whether the two runs have different values in a cell."""
         return differs(cell, site=self.site, run=self.held, source=self.given)
 
     def measure(
-        self, grid: Sequence[Patch], *, batch_size: int | None = None, progress: bool = False
+        self, grid: Sequence[Part], *, batch_size: int | None = None, progress: bool = False
     ) -> Float[Tensor, "sample batch"]:
         """The metric under each patch, by sequence."""
-        size = batch_size or max(1, _TOKENS_A_FORWARD // self.run.n_positions)
-        cells_a_forward = max(1, size // self.run.n_sequences)
         values = self.unpatched.repeat(len(grid), 1)
         todo = [number for number, cell in enumerate(grid) if self.changes(cell)]
-        todo.sort(key=lambda number: min(grid[number].layers))
-        with tqdm(
-            total=len(todo), desc=f"patching {self.site}", unit="patch", disable=not progress, leave=False
-        ) as bar:
-            for first, group in groupby(todo, key=lambda number: min(grid[number].layers)):
-                numbers = list(group)
-                for begin in range(0, len(numbers), cells_a_forward):
-                    some = numbers[begin : begin + cells_a_forward]
-                    runs = self._patched([grid[number] for number in some], first=first, batch_size=size)
-                    for number, outcome in zip(some, runs, strict=True):
-                        values[number] = evaluate(self.metric, outcome)
-                    bar.update(len(some))
-        return values
+        patches = [cell_of_patch(grid[number], site=self.site, run=self.held, source=self.given) for number in todo]
+        if not patches:
+            return values
+        whole = len(self.unpatched) != self.run.n_sequences
+        engine = trusted(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole)
 
-    def _patched(self, group: Sequence[Patch], *, first: int, batch_size: int) -> list[Outcome]:
-        """Run the patch of each cell."""
-        n, copies = self.run.n_sequences, len(group)
-        tokens = replace(self.run, tokens=self.run.tokens.repeat(copies, 1), lengths=self.run.lengths.repeat(copies))
-        read = [layer for layer in self.outcome.layers if layer >= first] or [self.lens.n_layers - 1]
-        found = run_with(
-            self.lens,
-            tokens,
-            patch_edit(self.site, group, source=self.given, n_sequences=n),
-            positions=self.metric.positions,
-            layers=read,
-            sites=self.metric.sites,
-            loss=self.metric.loss,
-            logits=self.metric.logits or (self.metric.whole and not self.metric.loss),
-            start=Start(layer=first, stream=self.held["resid_pre", first].repeat(copies, 1, 1)),
-            batch_size=batch_size,
-        )
-        return [spliced(found, rows=slice(copy * n, (copy + 1) * n), early=self.outcome) for copy in range(copies)]
+        def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
+            values[todo[number], slice(None) if whole else outcome.sequences] = evaluate(self.metric, outcome)
+
+        with tqdm(
+            total=sum(len(block.cells) for block in engine.blocks),
+            desc=f"patching {self.site}",
+            unit="patch",
+            disable=not progress,
+            leave=False,
+        ) as bar:
+            for block in engine.blocks:
+                engine.map(block, take, advance=bar.update)
+        return values
 
 
 def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
@@ -281,7 +264,7 @@ def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: 
 
 
 def _result(
-    sweep: Sweep, values: Tensor, *, pair: PromptPair, by: tuple[str, ...], direction: Direction, grid: Sequence[Patch]
+    sweep: Sweep, values: Tensor, *, pair: PromptPair, by: tuple[str, ...], direction: Direction, grid: Sequence[Part]
 ) -> PatchResult:
     every = torch.cat([sweep.unpatched[None], sweep.source[None], values]).double()
     (unpatched, source, *means), effects = every.nanmean(1).tolist(), every - every[0]

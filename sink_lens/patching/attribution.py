@@ -31,7 +31,7 @@ from ..models.sites import SITES, bridge_hook
 from ..records import display
 from ..stats import strongest
 from .activation import Sweep, patch_config, swept
-from .cells import Patch, place
+from .cells import Part, place
 from .config import PatchConfig
 from .pairs import Direction, PromptPair, Sequences
 
@@ -84,7 +84,7 @@ class AttributionResult:
     differences: pd.DataFrame = field(repr=False)
     labels: Mapping[int, str] = field(repr=False)
     sweep: Sweep = field(repr=False)
-    grid: tuple[Patch, ...] = field(repr=False)
+    grid: tuple[Part, ...] = field(repr=False)
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The rows with the largest approximations, positive or negative."""
@@ -96,6 +96,11 @@ class AttributionResult:
         return display.figure(
             "patches", self.frame, by=self.by, value=value, labels=self.labels, title=title, unit=self.unit
         )
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"patches": self.frame, "differences": self.differences}
 
     def _repr_html_(self) -> str:
         said = f"{self.site}, {self.direction}, to first order: {self.metric} is {self.unpatched:.4g} unpatched."
@@ -164,13 +169,7 @@ def _spearman(both: pd.DataFrame) -> float:
 
 
 def _result(
-    sweep: Sweep,
-    per_sequence: Tensor,
-    *,
-    pair: PromptPair,
-    by: tuple[str, ...],
-    direction: Direction,
-    grid: list[Patch],
+    sweep: Sweep, per_sequence: Tensor, *, pair: PromptPair, by: tuple[str, ...], direction: Direction, grid: list[Part]
 ) -> AttributionResult:
     by_sequence = len(sweep.unpatched) == sweep.run.n_sequences
     frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid)))
@@ -195,7 +194,7 @@ def _result(
     )
 
 
-def _first_order(sweep: Sweep, grid: Sequence[Patch]) -> Float[Tensor, "sample batch"]:
+def _first_order(sweep: Sweep, grid: Sequence[Part]) -> Float[Tensor, "sample batch"]:
     """Compute (x' - x) . dm/dx for each cell, by sequence."""
     gradients = _gradients(sweep)
     products = {}
@@ -244,7 +243,7 @@ def _gradients(sweep: Sweep) -> dict[tuple[str, int], Tensor]:
 def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     """Repeat the unpatched run with gradients, and read it as ``run_with`` does."""
     lens, metric, batch = sweep.lens, sweep.metric, sweep.run
-    layers, valid = sweep.outcome.layers, batch.valid.to(lens.device)
+    layers, valid = metric.over(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
     mass: dict[int, Tensor] = {}
     state: dict[int, Tensor] = {}
     tensors: dict[tuple[str, int], Tensor] = {}
@@ -268,7 +267,7 @@ def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
     for layer in layers:
         reads.append((name("pattern", layer), partial(read_mass, layer=layer)))
         reads.append((name("resid_post", layer), partial(read_state, layer=layer)))
-    for key in sweep.outcome.tensors:
+    for key in {place(site, layer): None for site in metric.sites for layer in layers}:
         reads.append((name(*key), partial(keep, key=key)))
     stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
     with evaluating(lens.bridge):

@@ -1,4 +1,4 @@
-"""The cells of a sweep: the part of a site that each patch replaces.
+"""The parts of a site that the patches of a sweep replace, and each patch as a cell of the engine.
 
 ``by`` names the swept axes: ``layer``, ``position`` (query position in ``scores`` and ``pattern``), ``head`` (key-value
 heads in ``k`` and ``v``) and ``key`` (key position in ``scores`` and ``pattern``). All indices of an axis that is not
@@ -7,14 +7,16 @@ work.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ..edits.constructors import At, Edit, edit
+from ..edits.constructors import At, edit
+from ..engine.cells import Cell
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
@@ -26,7 +28,7 @@ _CHOSEN = {"position": "positions", "head": "heads", "key": "keys", "unit": "uni
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+class Part:
     """A part of a site, in one or several layers, that one patch replaces."""
 
     place: tuple[int, ...]
@@ -59,7 +61,7 @@ def cells(
     heads: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
     units: Sequence[int] | None = None,
-) -> list[Patch]:
+) -> list[Part]:
     """Make every cell of a sweep; the last axis in ``by`` varies fastest.
 
     Raises:
@@ -95,12 +97,12 @@ def cells(
     for place in product(*swept):
         fixed = {name: (index,) for name, index in zip(by, place, strict=True)}
         part = chosen | fixed
-        found.append(Patch(place=place, layers=part["layer"], index=tuple(part[name] for name in names)))
+        found.append(Part(place=place, layers=part["layer"], index=tuple(part[name] for name in names)))
     return found
 
 
 def differs(
-    cell: Patch, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
+    cell: Part, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
 ) -> bool:
     """Whether the source values of the cell differ from the run's own; otherwise the patch changes nothing."""
     keys = {place(site, layer) for layer in cell.layers}
@@ -112,33 +114,39 @@ def place(site: str, layer: int) -> tuple[str, int]:
     return (site, layer if SITES[site].per_layer else 0)
 
 
-def patch_edit(
-    site: str, group: Sequence[Patch], *, source: Mapping[tuple[str, int], Tensor], n_sequences: int
-) -> Edit:
-    """Make an edit for a batch with one copy of the sequences per cell: each copy gets the values of its own cell.
+def cell_of_patch(
+    part: Part, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
+) -> Cell:
+    """The patch of a part as a cell: it begins at the first of its positions at which the two runs differ.
 
     Args:
-        site: the site to patch.
-        group: the cells, in the order of the copies.
-        source: source values by site and layer, for one copy of the sequences.
-        n_sequences: number of sequences in one copy.
+        part: the part to patch.
+        site: the site.
+        run: values of the run that is patched, by site and layer.
+        source: values of the other run.
     """
+    axes, begin, index = SITES[site].axes.split()[1:], 0, list(part.index)
+    keys = [place(site, layer) for layer in part.layers]
+    if axes[0] == "position":
+        differing = torch.stack(
+            [(part.of(run[key]) != part.of(source[key])).transpose(0, 1).flatten(1).any(1) for key in keys]
+        )
+        first = int(differing.any(0).int().argmax())
+        index[0] = part.index[0][first:] if part.index[0] == tuple(sorted(part.index[0])) else part.index[0]
+        begin = min(index[0])
+    sizes = run[keys[0]].shape[1:]
+    chosen: dict[str, Any] = {
+        _CHOSEN[SWEPT.get(axis, "unit")]: None if indices == tuple(range(size)) else indices
+        for axis, indices, size in zip(axes, index, sizes, strict=True)
+    }
+    mesh = replace(part, index=tuple(index))
 
     def change(values: Tensor, at: At) -> Tensor:
-        new = values.clone()
-        given = source[site, at.layer].to(values.device, values.dtype)
-        for copy, cell in enumerate(group):
-            if SITES[site].per_layer and at.layer not in cell.layers:
-                continue
-            first = max(copy * n_sequences, at.sequences.start)
-            end = min((copy + 1) * n_sequences, at.sequences.start + len(values))
-            if first < end:
-                rows = new[first - at.sequences.start : end - at.sequences.start]
-                rows[cell.mesh(rows)] = cell.of(given[first - copy * n_sequences : end - copy * n_sequences])
-        return new
+        return mesh.of(source[site, at.layer][at.sequences]).to(values.device, values.dtype)
 
-    layers = sorted({layer for cell in group for layer in cell.layers}) if SITES[site].per_layer else None
-    return edit(site, change, layers=layers, label=f"patch {site}")
+    layers = part.layers if SITES[site].per_layer else None
+    one = edit(site, change, layers=layers, label=f"patch {site}", **chosen)
+    return Cell(identity=str(part), touches=((site, layers),), begin=begin, make=lambda references: (one,))
 
 
 def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:

@@ -94,6 +94,11 @@ class PathResult:
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"paths": self.frame, "differences": self.differences}
+
     def _repr_html_(self) -> str:
         said = f"through {self.receiver}, {self.direction}: {self.metric} is {self.unpatched:.4g} unpatched."
         return display.html(said, self.frame)
@@ -162,7 +167,7 @@ def path_patch(
     span = float((wanted - unpatched).nanmean())
     rows = []
     for one in tqdm(senders, desc="path patching", unit="sender", disable=not progress, leave=False):
-        frozen = frozen_edits(lens, sender=one, receiver=end, held=held, freeze=freeze)
+        frozen = frozen_edits(lens, sender=one, receiver=end, held=held, which=freeze)
         received = _received(lens, run, [one.put(given[place(one.site, one.layer)]), *frozen], receiver=end)
         values = evaluate(measured, _ended(lens, run, end.put(received), metric=measured)).double()
         effects = values - unpatched
@@ -183,12 +188,12 @@ def path_patch(
 
 
 def frozen_edits(
-    lens: LensModel, *, sender: Node, receiver: Node, held: Mapping[tuple[str, int], Tensor], freeze: Frozen
+    lens: LensModel, *, sender: Node, receiver: Node, held: Mapping[tuple[str, int], Tensor], which: Frozen
 ) -> list[Edit]:
     """The edits that freeze every output between sender and receiver at its unpatched value."""
     found = []
     for name, (first, last) in _SUBLAYER.items():
-        if freeze == "attention" and name == "mlp_out":
+        if which == "attention" and name == "mlp_out":
             continue
         layers = []
         for layer in range(lens.n_layers):

@@ -26,7 +26,7 @@ from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 
 from sink_lens.errors import InputError
 from sink_lens.records import Run
-from sink_lens.report.story import Link, chain, find_story, largest_first, studied
+from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
 from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished
 from sink_lens.schema import VERDICTS
 from sink_lens.text import number, token, visible
@@ -175,7 +175,7 @@ def _kind(node: str) -> str:
     return _KINDS.get(node) or "node_" + re.sub(r"\W+", "_", node)
 
 
-def _kinds(joined: Sequence[Link]) -> list[str]:
+def _kinds(joined: Sequence[NamedLink]) -> list[str]:
     """The kinds of the chain's nodes, in order."""
     return list(dict.fromkeys(_kind(node) for link in joined for node in (link.source, link.target)))
 
@@ -236,7 +236,7 @@ def _upstream(
     run: Run,
     position: int,
     *,
-    joined: Sequence[Link],
+    joined: Sequence[NamedLink],
     into: Mapping[str, str],
     links: pd.DataFrame,
     effect_of: Mapping[str, Any],
@@ -324,7 +324,7 @@ def _named_parts(
 
 
 def _arrows(
-    joined: Sequence[Link], links: pd.DataFrame, *, effect_of: Mapping[str, Any], lanes: list[_Lane]
+    joined: Sequence[NamedLink], links: pd.DataFrame, *, effect_of: Mapping[str, Any], lanes: list[_Lane]
 ) -> Iterator[dict[str, Any]]:
     """The links; those that join nodes of a growth step once for each step."""
     for link in joined:
@@ -350,7 +350,7 @@ def _arrows(
 
 
 def _arrows_of_parts(
-    nodes: list[dict[str, Any]], *, into: Mapping[str, str], joined: Sequence[Link]
+    nodes: list[dict[str, Any]], *, into: Mapping[str, str], joined: Sequence[NamedLink]
 ) -> Iterator[dict[str, Any]]:
     """Each neuron's arrow to where neurons lead, and each of the strongest heads' from what leads there."""
     leads_to = {_kind(link.source): link for link in joined}
@@ -366,7 +366,7 @@ def _arrows_of_parts(
         yield ends | {name: node[name] for name in ("step", "quantity", "value")} | {"verdict": "part"}
 
 
-def _past(joined: Sequence[Link], lanes: list[_Lane]) -> Iterator[dict[str, Any]]:
+def _past(joined: Sequence[NamedLink], lanes: list[_Lane]) -> Iterator[dict[str, Any]]:
     """Arrows past what was frozen and left most of the sink."""
     before = {_kind(link.target): _kind(link.source) for link in reversed(joined)}
     after = {_kind(link.source): _kind(link.target) for link in reversed(joined)}

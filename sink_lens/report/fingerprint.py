@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table
 from sink_lens.report.style import (
     COLOURS,
     FONT,
@@ -225,7 +225,7 @@ def _against_nulls(run: Run) -> pd.DataFrame:
     return pairs.merge(run.need("nulls", columns=_NULLS), on=["a", "b"], how="left")
 
 
-def _pairs(run: Run) -> tuple[str, Table]:
+def _pairs(run: Run) -> tuple[str, PageTable]:
     pairs = run.need("pairs", columns=_PAIRS)
     heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "tau_bar"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
@@ -241,7 +241,7 @@ def _pairs(run: Run) -> tuple[str, Table]:
     return see + more(len(pairs), "pairs"), shown_table(ordered, heads)
 
 
-def _null_table(run: Run) -> tuple[str, Table]:
+def _null_table(run: Run) -> tuple[str, PageTable]:
     nulls = run.need("nulls", columns=_NULLS)
     heads = {"a": "model", "b": "and", "null": "null", "mean": "mean", "sd": "sd", "z": "z"}
     heads |= {"log10_p_paper": "log10 p (1 − Φ)", "log10_p_code": "log10 p (2 (1 − Φ))", "p_draws": "p by draws"}
@@ -252,14 +252,14 @@ def _null_table(run: Run) -> tuple[str, Table]:
     return see + more(len(nulls), "nulls"), shown_table(nulls, heads)
 
 
-def _calibration(run: Run) -> tuple[str, Table]:
+def _calibration(run: Run) -> tuple[str, PageTable]:
     table = run.need("calibration", columns=("null", "pairs", "p_over_01", "too_narrow"))
     heads = {"null": "null", "pairs": "pairs", "p_over_01": "p > 0.01", "p_over_05": "p > 0.05", "p_over_50": "p > 0.5"}
     heads |= {"too_narrow": "rms of z", "largest_z": "largest |z|"}
     return "Shares of pairs known to be unrelated; right are 0.99, 0.95, 0.5 and 1.", shown_table(table, heads)
 
 
-def _scores(run: Run) -> tuple[str, Table]:
+def _scores(run: Run) -> tuple[str, PageTable]:
     table = run.need("scores", columns=("score", "measure", "value", "low", "high", "related", "unrelated"))
     heads = {"score": "score", "measure": "measure", "value": "value", "low": "low", "high": "high"}
     heads |= {"related": "related pairs", "unrelated": "unrelated"}

@@ -21,7 +21,7 @@ import matplotlib as mpl
 from sink_lens.errors import RunError
 from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
 from sink_lens.report import views
-from sink_lens.report.page import Content, Drawn, Listed, Page, Shown, Table, csv, shown_table, told
+from sink_lens.report.page import Content, Drawn, Listed, Page, PageTable, Shown, csv, shown_table, told
 from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, link_rows, traced, walked
 from sink_lens.report.style import svg
@@ -111,8 +111,8 @@ def belongs(run: Run, of: Drawn | Listed) -> bool:
     return told(run, lambda: of.when(run))[0] is not False
 
 
-def _plain(name: str) -> Callable[[Run], tuple[str, Table]]:
-    def make(run: Run) -> tuple[str, Table]:
+def _plain(name: str) -> Callable[[Run], tuple[str, PageTable]]:
+    def make(run: Run) -> tuple[str, PageTable]:
         frame = run.tables[name]
         return f"{plural(len(frame), 'row')}.", shown_table(frame, {str(column): str(column) for column in frame})
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     GREEN,
@@ -59,10 +59,11 @@ def course(readings: pd.DataFrame, *, alarms: pd.DataFrame | None = None, thresh
     """
     figure = canvas(width=9.4, height=9.6)
     rate = panel(figure, place=(4, 2, 1), ylabel=f"share of heads over {threshold:g}")
-    for key, label, style in (
+    styles: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("rate_first", "at position 0", {"color": BLUE, "marker": "o"}),
         ("rate_strongest", "at the strongest position", {"color": QUIET, "marker": "s", "linestyle": ":"}),
-    ):
+    )
+    for key, label, style in styles:
         rows = readings.loc[(readings["key"] == key) & readings["layer"].isna()].sort_values("step")
         rate.plot(rows["step"], rows["value"], markersize=3.5, linewidth=1.5, label=label, **style)
     rate.set_ylim(-0.02, max(0.1, rate.get_ylim()[1]))
@@ -138,8 +139,9 @@ def _said(run: Run) -> list[str]:
     last = readings.loc[(readings["step"] == readings["step"].max()) & readings["layer"].isna()]
     value = {str(key): float(one) for key, one in zip(last["key"], last["value"], strict=True)}
     if {"rate_first", "mass_first"} <= value.keys():
+        steps = set(readings["step"].tolist())
         said.append(
-            f"At step {readings['step'].max():,}, the last of {plural(readings['step'].nunique(), 'reading')}: "
+            f"At step {max(steps):,}, the last of {plural(len(steps), 'reading')}: "
             f"{value['rate_first']:.1%} of layers and heads have a sink score over {_threshold(run):g} at position 0, "
             f"which receives {number(value['mass_first'])} of the attention on average."
         )
@@ -160,13 +162,13 @@ def _course(run: Run) -> tuple[str, Figure]:
     return see, course(readings, alarms=_alarms(run), threshold=_threshold(run))
 
 
-def _alarm_table(run: Run) -> tuple[str, Table]:
+def _alarm_table(run: Run) -> tuple[str, PageTable]:
     alarms = run.need("alarms", columns=["step", "rule", "sentence"])
     see = "What the change-point rules found, in the order of the steps." + more(len(alarms), "alarms")
     return see, shown_table(alarms, {"step": "step", "rule": "rule", "sentence": "what it says"})
 
 
-def _reading_table(run: Run) -> tuple[str, Table]:
+def _reading_table(run: Run) -> tuple[str, PageTable]:
     readings = run.need("monitor", columns=_COLUMNS)
     rows = readings.loc[readings["layer"].isna()]
     wide = rows.pivot_table(index="step", columns="key", values="value", sort=False).reset_index()

@@ -23,7 +23,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class PageTable:
     """A table as it is shown: text in every cell."""
 
     heads: tuple[str, ...]
@@ -38,7 +38,7 @@ class Table:
         return pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
 
 
-def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = MOST_ROWS) -> Table:
+def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = MOST_ROWS) -> PageTable:
     """A data frame as text: the columns that it has, under other names, undefined texts empty."""
     columns = [name for name in heads if name in frame.columns]
     numeric = [
@@ -48,7 +48,7 @@ def shown_table(frame: pd.DataFrame, heads: Mapping[str, str], *, most: int = MO
     for row in frame[columns].head(most).itertuples(index=False):
         cells = zip(row, numeric, strict=True)
         rows.append(tuple(_cell(value, is_number=is_number) for value, is_number in cells))
-    return Table(
+    return PageTable(
         heads=tuple(heads[name] for name in columns),
         numeric=tuple(numeric),
         rows=rows,
@@ -117,7 +117,7 @@ class Listed:
 
     key: str
     title: str
-    make: Callable[[Run], tuple[str, Table]]
+    make: Callable[[Run], tuple[str, PageTable]]
     """What it says, and the table (``tables.shown_table``); RunError where the run lacks what it needs."""
     when: Callable[[Run], bool] = _always
     """Whether it belongs on this run's page."""
@@ -146,7 +146,7 @@ class Shown:
     see: str = ""
     """What to see in it, in a sentence or two."""
     svg: str = ""
-    table: Table | None = None
+    table: PageTable | None = None
     wide: bool = False
     missing: str = ""
     csv: str = ""

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
 from sink_lens.text import number, token, visible
 
@@ -116,13 +116,13 @@ def _map(run: Run) -> tuple[str, Figure]:
     return see, patch_map(table, by=by, value=value, labels=_texts(run))
 
 
-def _patch_table(run: Run) -> tuple[str, Table]:
+def _patch_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("patches", columns=["effect"]).sort_values("effect", key=abs, ascending=False, kind="stable")
     heads = {str(name): str(name).replace("_", " ") for name in table.columns}
     return "The patches, the largest effect first." + more(len(table), "patches"), shown_table(table, heads)
 
 
-def _difference_table(run: Run) -> tuple[str, Table]:
+def _difference_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
     heads = {name: name for name in ("sequence", "position", "clean", "corrupted")}
     shown = table.assign(

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -139,7 +139,7 @@ def _what(row: Mapping[Any, Any]) -> str:
     return names.get(str(row["kept"]), str(row["kept"]))
 
 
-def _condition_table(run: Run) -> tuple[str, Table]:
+def _condition_table(run: Run) -> tuple[str, PageTable]:
     judged = _judged(run)
     named = judged.loc[judged["kept"] != "random"]
     random = judged.loc[judged["kept"] == "random"]
@@ -158,7 +158,7 @@ def _condition_table(run: Run) -> tuple[str, Table]:
     return see + more(len(shown), "conditions", most=40), table
 
 
-def _channel_table(run: Run) -> tuple[str, Table]:
+def _channel_table(run: Run) -> tuple[str, PageTable]:
     names = ["site", "layer", "tokens", "rank", "channel", "largest", "over_median"]
     table = run.need("channels", columns=names)
     top = table.loc[table["rank"] == 1].sort_values("over_median", ascending=False, kind="stable")

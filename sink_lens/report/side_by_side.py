@@ -7,7 +7,7 @@ from typing import Any
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Content, Shown, Table, csv, told
+from sink_lens.report.page import Content, PageTable, Shown, csv, told
 from sink_lens.report.story import chain
 from sink_lens.schema import VERDICTS
 from sink_lens.text import interval, number, visible
@@ -72,9 +72,9 @@ class Beside:
             for key, rows in (("verdicts", self.verdicts), ("summary", self.summary), ("provenance", self.provenance))
         )
 
-    def _table(self, rows: Sequence[Row]) -> Table:
+    def _table(self, rows: Sequence[Row]) -> PageTable:
         heads = ("", *self.names)
-        return Table(
+        return PageTable(
             heads=heads,
             numeric=(False,) * len(heads),
             rows=[(row.name, *(cell.text for cell in row.cells)) for row in rows],

@@ -115,7 +115,7 @@ _NOT = "not measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class NamedLink:
     """An arrow of the run's chain."""
 
     name: str
@@ -241,7 +241,7 @@ def _supers(neurons: pd.DataFrame, position: int | None) -> list[str]:
     return list(dict.fromkeys(f"{layer:.0f}.{neuron:.0f}" for layer, neuron in names))
 
 
-def chain(run: Run) -> list[Link]:
+def chain(run: Run) -> list[NamedLink]:
     """The links of the run's chain in their order: from its table ``chain``, or those of runs that have none."""
     columns = ["link", "source", "target", "sentence"]
     table = run.optional("chain", columns=["order", *columns])
@@ -249,15 +249,15 @@ def chain(run: Run) -> list[Link]:
         rows = zip(LINKS, NODES, NODES[1:], LINKS.values(), strict=False)
     else:
         rows = table.sort_values("order")[columns].itertuples(index=False)
-    return [Link(name=name, source=source, target=target, sentence=said) for name, source, target, said in rows]
+    return [NamedLink(name=name, source=source, target=target, sentence=said) for name, source, target, said in rows]
 
 
-def nodes(links: Sequence[Link]) -> list[str]:
+def nodes(links: Sequence[NamedLink]) -> list[str]:
     """The nodes that some links join, each once, in the order in which they are met."""
     return list(dict.fromkeys(node for link in links for node in (link.source, link.target)))
 
 
-def walked(links: Sequence[Link], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
+def walked(links: Sequence[NamedLink], verdicts: Mapping[str, str]) -> list[tuple[str, str]]:
     """The chain from node to node: each with the verdict on the link that leaves it, none where a branch ends."""
     steps: list[tuple[str, str]] = []
     for before, link in zip([None, *links], links, strict=False):

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, shown_table, whole
 from sink_lens.report.style import BLUE, COLOURS, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, panel
 from sink_lens.text import interval, number, percent, plural, visible
 
@@ -113,7 +113,7 @@ def _position_curve(run: Run) -> tuple[str, Figure]:
     return see, loss_by_position(positions, window=int(run.config.get("window", 0)))
 
 
-def _loss_table(run: Run) -> tuple[str, Table]:
+def _loss_table(run: Run) -> tuple[str, PageTable]:
     every = _judged(run)
     judged, random = every.loc[every["kept"] != "random"], every.loc[every["kept"] == "random", "loss_nats"]
     see = "Held-out loss beyond the window, against a full cache at the same positions."

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.records import Run
 from sink_lens.report import figures
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     FONT,
@@ -243,7 +243,7 @@ def _removed_shares(run: Run) -> tuple[str, Figure]:
     return see, removed_shares(table)
 
 
-def _ablation_table(run: Run) -> tuple[str, Table]:
+def _ablation_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("ablations", columns=["step", "kind", "removed_share", "ci_low", "ci_high"])
     table = table.assign(
         interval=[interval(low, high) for low, high in zip(table["ci_low"], table["ci_high"], strict=True)]
@@ -253,7 +253,7 @@ def _ablation_table(run: Run) -> tuple[str, Table]:
     return "Every ablation." + more(len(table), "ablations", most=60), shown_table(table, heads, most=60)
 
 
-def _summary_table(run: Run) -> tuple[str, Table]:
+def _summary_table(run: Run) -> tuple[str, PageTable]:
     table = _summary(run, [])
     if {"loss_change_low", "loss_change_high"} <= set(table.columns):
         bounds = zip(table["loss_change_low"].to_numpy(float), table["loss_change_high"].to_numpy(float), strict=True)

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import COLOURS, GRID, INK, MARKS, QUIET, canvas, finished, legend, logarithmic, panel
 from sink_lens.text import number, plural, token, visible
 
@@ -353,7 +353,7 @@ def _sets(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
     return run.need("arms", columns=_VARIANTS), run.need("summary", columns=_SUMMARY)
 
 
-def _variant_table(run: Run) -> tuple[str, Table]:
+def _variant_table(run: Run) -> tuple[str, PageTable]:
     variants = run.need("arms", columns=_VARIANTS)
     among = list(dict.fromkeys(variants["variant"].tolist()))
     heads = {"variant": "model", "calibration": "calibration", "measure": "measure", "n": "seeds", "mean": "mean"}
@@ -469,7 +469,7 @@ def _preference_course(run: Run) -> tuple[str, Figure]:
     return "Preference along training.", along(run.need("summary", columns=_SUMMARY), _PREFERRED)
 
 
-def _tokens(run: Run) -> tuple[str, Table]:
+def _tokens(run: Run) -> tuple[str, PageTable]:
     table = run.need(
         "tokens", columns=["model", "variant", "kind", "token", "text", "count", "share", "probability_ratio"]
     )
@@ -611,7 +611,7 @@ def _contraction_course(run: Run) -> tuple[str, Figure]:
     return see, along(run.need("summary", columns=_SUMMARY), _BESIDE)
 
 
-def _beside(run: Run) -> tuple[str, Table]:
+def _beside(run: Run) -> tuple[str, PageTable]:
     summary = run.need("summary", columns=_SUMMARY)
     wide = _short(summary).pivot_table(index="model", columns="measure", values="value", sort=False).reset_index()
     heads = {"model": "model", "discrepancy": "last − first", "inter_excess": "inter", "intra_excess": "intra"}
@@ -621,7 +621,7 @@ def _beside(run: Run) -> tuple[str, Table]:
     return see + more(len(wide), "summary", most=60), shown_table(wide, heads, most=60)
 
 
-def _alignment(run: Run) -> tuple[str, Table]:
+def _alignment(run: Run) -> tuple[str, PageTable]:
     table = run.need("alignment", columns=["model", "variant", "what", "which", "cosine", "rank", "of", "event_frac"])
     heads = {"model": "model", "what": "the direction beside", "which": "which", "cosine": "cosine", "rank": "rank"}
     heads |= {"of": "of", "event_frac": "share of predictions"}

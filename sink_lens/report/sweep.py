@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, shown_table
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, shown_table
 from sink_lens.report.style import FONT, INK, QUIET, canvas, colour_scale, finished, map_panel, panel
 from sink_lens.text import interval, number, plural, visible
 
@@ -176,7 +176,7 @@ def _effects(which: int) -> Drawn:
     )
 
 
-def _cell_table(run: Run) -> tuple[str, Table]:
+def _cell_table(run: Run) -> tuple[str, PageTable]:
     table = _cells(run)
     rows = pd.concat(
         [
@@ -199,7 +199,7 @@ def _cell_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(rows, heads, most=_EACH * 6)
 
 
-def _failed_table(run: Run) -> tuple[str, Table]:
+def _failed_table(run: Run) -> tuple[str, PageTable]:
     table = _cells(run)
     rows = table.loc[table["error"].notna()]
     return "Cells that could not be computed, and why.", shown_table(

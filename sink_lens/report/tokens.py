@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -271,7 +271,7 @@ def _gradient(run: Run) -> tuple[str, Figure]:
     return see, gradient_by_layer(table)
 
 
-def _marked(run: Run) -> tuple[str, Table]:
+def _marked(run: Run) -> tuple[str, PageTable]:
     table = run.need("sink_tokens", columns=["sequence", "position", "text", "norm_ratio", "share_score"])
     shown = table.sort_values(["share_score", "norm_ratio"], ascending=False, kind="stable")
     heads = {"sequence": "sequence", "position": "position", "text": "token", "kind": "kind", "sink": "sink"}
@@ -281,7 +281,7 @@ def _marked(run: Run) -> tuple[str, Table]:
     return see + more(len(table), "sink_tokens"), shown_table(_told(shown), heads)
 
 
-def _ids(run: Run) -> tuple[str, Table]:
+def _ids(run: Run) -> tuple[str, PageTable]:
     table = run.need("token_ids", columns=["token_id", "text", "tokens", "sink_rate", "massive_rate"])
     heads = {"text": "token", "token_id": "id", "kind": "kind", "tokens": "occurrences", "sink_rate": "sink rate"}
     heads |= {"massive_rate": "massive rate", "median_share": "fair shares, median", "largest_share": "largest"}
@@ -294,7 +294,7 @@ def _told(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(text=[token(text) for text in table["text"]])
 
 
-def _dimensions(run: Run) -> tuple[str, Table]:
+def _dimensions(run: Run) -> tuple[str, PageTable]:
     table = run.need("dimensions", columns=["kind", "dimension", "layer", "coverage", "value", "ratio"])
     best = table.loc[table.groupby(["kind", "dimension"])["coverage"].idxmax()]
     best = best.sort_values(["kind", "coverage"], ascending=[True, False], kind="stable")
@@ -304,7 +304,7 @@ def _dimensions(run: Run) -> tuple[str, Table]:
     return see + more(len(best), "dimensions"), shown_table(best, heads)
 
 
-def _maxima(run: Run) -> tuple[str, Table]:
+def _maxima(run: Run) -> tuple[str, PageTable]:
     table = run.need("maxima", columns=["layer", "site", "max_abs", "position", "text"])
     best = table.loc[table.groupby("site", sort=False)["max_abs"].idxmax()]
     heads = {"site": "site", "max_abs": "largest magnitude", "layer": "layer", "dimension": "coordinate"}
@@ -314,7 +314,7 @@ def _maxima(run: Run) -> tuple[str, Table]:
     )
 
 
-def _agreement(run: Run) -> tuple[str, Table]:
+def _agreement(run: Run) -> tuple[str, PageTable]:
     table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
     heads = {"kind": "tokens", "tokens": "all", "sinks": "sinks", "massive": "massive", "both": "both"}
     heads |= {"sink_only": "sinks only", "massive_only": "massive only", "jaccard": "agreement"}

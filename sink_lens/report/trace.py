@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report import circuit, figures
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.story import (
     Story,
     find_story,
@@ -25,7 +25,8 @@ from sink_lens.report.story import (
     studied,
     title,
 )
-from sink_lens.text import interval, listed, number, plural, token
+from sink_lens.schema import QUESTIONS
+from sink_lens.text import interval, listed, number, percent, plural, token
 
 _OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
@@ -146,7 +147,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
     columns = [
         "layer",
         "neuron",
-        "position",
+        "sink_position",
         "contribution",
         "spike_ratio",
         "gate_norm_rank",
@@ -154,7 +155,7 @@ def _neurons(run: Run) -> tuple[str, Figure]:
         "is_super",
     ]
     position = studied(story)
-    table = run.need("neurons", columns=columns).query("position == @position")
+    table = run.need("neurons", columns=columns).query("sink_position == @position")
     if not len(table):
         raise RunError("no growth step was found, so there are no neurons to show.")
     share = real(setting(run, "super_share"))
@@ -404,7 +405,7 @@ def _costs(run: Run) -> tuple[str, Figure]:
     return see, figures.loss_changes(table)
 
 
-def _effect_table(run: Run) -> tuple[str, Table]:
+def _effect_table(run: Run) -> tuple[str, PageTable]:
     table = _causal(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     bounds = zip(table["ci_low"], table["ci_high"], strict=True)
     table = table.assign(interval=[interval(low, high) for low, high in bounds])
@@ -416,6 +417,7 @@ def _effect_table(run: Run) -> tuple[str, Table]:
         "share": "share of the sink",
         "interval": "interval",
         "control_share": "controls",
+        "control_largest": "largest control",
         "baseline_target_mass": "target before",
         "target_mass": "target after",
         "baseline_sink_mass": "sink before",
@@ -423,6 +425,8 @@ def _effect_table(run: Run) -> tuple[str, Table]:
         "outcome": "the sink is",
         "baseline_loss_nats": "loss before",
         "loss_nats": "loss after",
+        "masked_loss_nats": "loss, sink masked",
+        "control_loss_nats": "loss, controls",
     }
     see = (
         "The intervention on each link: the share of the sink that it makes at the target position, or "
@@ -431,7 +435,54 @@ def _effect_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(table, heads)
 
 
-def _placement_table(run: Run) -> tuple[str, Table]:
+def _answer_table(run: Run) -> tuple[str, PageTable]:
+    """The three answers about each link, and the verdict that follows."""
+    table = run.need("links", columns=["link", *QUESTIONS, "verdict"]).drop_duplicates("link")
+    heads = {"link": "link"} | {name: name.replace("_", " ") for name in QUESTIONS} | {"verdict": "verdict"}
+    asked = " ".join(f"{name.replace('_', ' ').capitalize()}: {text}" for name, text in QUESTIONS.items())
+    return f"{asked} The verdict follows from the answers by one table, which the documentation has.", shown_table(
+        table, heads
+    )
+
+
+def _maker_table(run: Run) -> tuple[str, PageTable]:
+    """The sets of parts that were ablated at the sink position, beside random sets."""
+    table = run.need("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"])
+    table = table.loc[table["control_of"].eq("")]
+    ends = zip(table["ci_low"], table["ci_high"], strict=True)
+    table = table.assign(
+        interval=[interval(low, high, shown=percent) for low, high in ends],
+        removed=[percent(value) for value in table["removed"]],
+        control_largest=[percent(value) for value in table["control_largest"]],
+    )
+    heads = {
+        "set": "set",
+        "size": "parts",
+        "parts": "layer.neuron",
+        "removed": "removes",
+        "interval": "interval",
+        "control_largest": "random sets, at most",
+        "n_controls": "random sets",
+        "baseline_loss_nats": "loss before",
+        "loss_nats": "loss after",
+        "control_loss_nats": "loss, random sets",
+        "n": "sequences",
+    }
+    if not len(table):
+        return "No set of parts that write to the sink position removes half of it.", shown_table(table, heads)
+    see = (
+        "Everything that writes to the sink position in any layer was ranked by its effect on the "
+        f"{table['target'].iloc[0]}, and sets were ablated together on other sequences: small sets that remove half "
+        "and four fifths, all makers, and the super neurons by contribution. The ranking is in makers.parquet."
+    )
+    summary = run.optional("summary", columns=["quantity", "value"])
+    if summary is not None:
+        said = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
+        see += "".join(f" {text[:1].upper()}{text[1:]}." for text in map(str, said))
+    return see, shown_table(table, heads)
+
+
+def _placement_table(run: Run) -> tuple[str, PageTable]:
     table = _causal(run, "placement", ["position", "token", "isolated", "sink_mass", "is_sink"])
     table = table.assign(
         isolated=np.where(table["isolated"].eq(True), "yes", "no"),
@@ -449,6 +500,17 @@ def _placement_table(run: Run) -> tuple[str, Table]:
     }
     see = "Is the sink bound to position 0, or to BOS? Attention to each position and token, isolated and not."
     return see, shown_table(table, heads)
+
+
+def _answered(run: Run) -> bool:
+    """Whether the links have answers, which those of runs of 0.1 have not."""
+    return run.optional("links", columns=["present"]) is not None
+
+
+def _looked_for_makers(run: Run) -> bool:
+    """Whether makers were looked for, and there is something that they make."""
+    table = run.optional("maker_sets", columns=["set"])
+    return table is not None and len(table) > 0
 
 
 def _asked(run: Run) -> bool:
@@ -482,6 +544,8 @@ _CAUSAL_FIGURES = (
     ),
 )
 _CAUSAL_TABLES = (
+    Listed(key="answer-table", title="Three answers about each link", make=_answer_table, when=_answered),
+    Listed(key="maker-table", title="The makers of the sink", make=_maker_table, when=_looked_for_makers),
     Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=_asked),
     Listed(key="placement-table", title="Position or token?", make=_placement_table, when=_asked),
 )
@@ -548,7 +612,7 @@ def embedded(run: Run, *, most_bytes: int = MOST_BYTES) -> Embedded:
     )
 
 
-def _step_table(run: Run) -> tuple[str, Table]:
+def _step_table(run: Run) -> tuple[str, PageTable]:
     heads = {
         "step": "step",
         "first_layer": "first layer",
@@ -565,7 +629,7 @@ def _step_table(run: Run) -> tuple[str, Table]:
     return (see if len(table) else f"{see} There are none."), shown_table(table, heads)
 
 
-def _super_table(run: Run) -> tuple[str, Table]:
+def _super_table(run: Run) -> tuple[str, PageTable]:
     heads = {
         "layer": "layer",
         "neuron": "neuron",
@@ -586,7 +650,7 @@ def _super_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(chosen, heads)
 
 
-def _outlier_table(run: Run) -> tuple[str, Table]:
+def _outlier_table(run: Run) -> tuple[str, PageTable]:
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
     table = run.need("dimensions", columns=columns)
     table = table.loc[table["is_outlier"].eq(True) & (table["sink_position"] == studied(find_story(run)))]
@@ -623,7 +687,7 @@ def _outlier_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(pd.DataFrame(rows, columns=list(heads)), heads)
 
 
-def _condition_table(run: Run) -> tuple[str, Table]:
+def _condition_table(run: Run) -> tuple[str, PageTable]:
     heads = {
         "condition": "BOS",
         "chosen": "studied",
@@ -642,7 +706,7 @@ def _condition_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(table, heads)
 
 
-def _summary_table(run: Run) -> tuple[str, Table]:
+def _summary_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("summary", columns=["quantity", "value"])
     if {"ci_low", "ci_high"} <= set(table.columns):
         bounds = zip(table["ci_low"], table["ci_high"], strict=True)
@@ -654,7 +718,7 @@ def _summary_table(run: Run) -> tuple[str, Table]:
     return "The run in numbers, as in summary.csv.", shown_table(table, heads, most=100)
 
 
-def _criteria_table(run: Run) -> tuple[str, Table]:
+def _criteria_table(run: Run) -> tuple[str, PageTable]:
     heads = {
         "layer": "layer",
         "criterion": "criterion",
@@ -668,7 +732,7 @@ def _criteria_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(table, heads)
 
 
-def _beside_table(run: Run) -> tuple[str, Table]:
+def _beside_table(run: Run) -> tuple[str, PageTable]:
     rows = [
         (
             row.link,
@@ -685,7 +749,7 @@ def _beside_table(run: Run) -> tuple[str, Table]:
     see = "What else was measured of each link, beside the statistic that its verdict rests on."
     numeric = (False, False, True, False, False, False)
     width = 6 if any(row[-1] for row in rows) else 5
-    table = Table(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])
+    table = PageTable(heads=heads[:width], numeric=numeric[:width], rows=[row[:width] for row in rows])
     return (see if rows else f"{see} Nothing."), table
 
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Listed, Page, Table, more, shown_table, whole
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import (
     BLUE,
     COLOURS,
@@ -113,7 +113,7 @@ def course(
 
 def _counted(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Where the tokens of the checkpoints are not known, steps take their place; and what it is then."""
-    if not watched["tokens"].isna().any():
+    if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
     return watched.assign(tokens=watched["step"]), "steps"
 
@@ -410,7 +410,7 @@ def _watched_rows(run: Run) -> pd.DataFrame:
     return whole.filter(items=["step", "tokens", "measure", "threshold", "value", "unit"])
 
 
-def _checkpoint_table(run: Run) -> tuple[str, Table]:
+def _checkpoint_table(run: Run) -> tuple[str, PageTable]:
     if "watch" not in run.tables:
         raise RunError("the checkpoints of this run were not watched. Run sink-lens watch on its folder to see it.")
     rows = _watched_rows(run)
@@ -421,7 +421,7 @@ def _checkpoint_table(run: Run) -> tuple[str, Table]:
     return f"The whole model at each checkpoint; sinks are over {_THRESHOLD:g}.", shown_table(wide, heads, most=60)
 
 
-def _log_table(run: Run) -> tuple[str, Table]:
+def _log_table(run: Run) -> tuple[str, PageTable]:
     log = run.need("log", columns=_LOG)
     heads = {str(name): str(name).replace("_", " ") for name in log.columns}
     see = "What was logged, the last first." + more(len(log), "log")
@@ -494,7 +494,7 @@ def _comparison(run: Run) -> tuple[str, Figure]:
     return see, comparison(tables | ({} if course is None else {"course": course}), variants=variants, by=by)
 
 
-def _final_table(run: Run) -> tuple[str, Table]:
+def _final_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("finals", columns=["variant", "seed", "curve", "loss", "difference"])
     heads = {"curve": "curve", "variant": "variant", "seed": "seed", "loss": "loss, nats", "difference": "− baseline"}
     heads |= {"reached": "reaches the baseline's end at", "acceleration": "times as fast"}
@@ -502,7 +502,7 @@ def _final_table(run: Run) -> tuple[str, Table]:
     return see, shown_table(table, heads, most=60)
 
 
-def _measure_table(run: Run) -> tuple[str, Table]:
+def _measure_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     lines: dict[str, dict[str, str]] = {}
     for row in table.to_dict("records"):
@@ -517,7 +517,7 @@ def _measure_table(run: Run) -> tuple[str, Table]:
     ]
     heads = ("measure", *(visible(variant) for variant in variants))
     see = "The last checkpoints side by side: means over seeds with 95% intervals."
-    return see, Table(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
+    return see, PageTable(heads=heads, numeric=(False,) * len(heads), rows=rows, frame=table)
 
 
 COMPARE = Page(

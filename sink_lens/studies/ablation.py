@@ -37,7 +37,7 @@ def ablate(
         RunError: the folder is in use, or holds another run.
     """
     config = asked(AblateConfig, model, config=config, tokens=tokens, fields=fields)
-    setting, question = prepared(model, config, tokens=tokens, position=None)
+    setting, question = prepared(model, config, tokens=tokens, target_position=None)
     found, table = find_sets(setting, progress=progress)
     summary = pd.DataFrame([_set_row(one, table) for one in found])
     headline = "\n".join(_set_sentence(row) for row in summary.to_dict("records"))

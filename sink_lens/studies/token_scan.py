@@ -53,7 +53,7 @@ class SinkTokens:
     """A finished ``sink-lens tokens``; everything in it also lies in its run folder."""
 
     folder: Path
-    frames: Mapping[str, pd.DataFrame] = field(repr=False)
+    tables: Mapping[str, pd.DataFrame] = field(repr=False)
     """The run's tables by name."""
     sink: Bool[Tensor, "batch position"] = field(repr=False)
     """The tokens that are sinks."""
@@ -62,8 +62,13 @@ class SinkTokens:
     headline: tuple[str, ...]
     """The result in sentences."""
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the sink tokens and the massive ones."""
+        return self.tables["sink_tokens"]
+
     def _repr_html_(self) -> str:
-        return display.html(self.headline, self.frames["agreement"], folder=self.folder)
+        return display.html(self.headline, self.tables["agreement"], folder=self.folder)
 
 
 def sink_tokens(
@@ -121,7 +126,7 @@ def sink_tokens(
         for name, frame in frames.items():
             (writer.write_csv if name in ("thresholds", "agreement") else writer.write_table)(name, frame)
     headline = tuple(frames["thresholds"]["statement"])
-    return SinkTokens(folder=writer.folder, frames=frames, sink=found.sink, massive=found.massive, headline=headline)
+    return SinkTokens(folder=writer.folder, tables=frames, sink=found.sink, massive=found.massive, headline=headline)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
+    from ..engine.cells import cell_of as cell_of
     from .config import SweepConfig as SweepConfig
     from .config import read_sweep as read_sweep
     from .grid import EditGrid as EditGrid
     from .grid import Grid as Grid
-    from .grid import cell_of as cell_of
     from .reads import MetricSpec as MetricSpec
     from .runner import sweep as sweep
 
@@ -18,7 +18,7 @@ _NAMES = {
     "Grid": "grid",
     "MetricSpec": "reads",
     "SweepConfig": "config",
-    "cell_of": "grid",
+    "cell_of": ".engine.cells",
     "read_sweep": "config",
     "sweep": "runner",
 }

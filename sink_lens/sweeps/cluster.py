@@ -17,12 +17,13 @@ import pandas as pd
 import torch
 
 from ..data.tokens import TokenBatch
+from ..engine.cells import Cell
+from ..engine.engine import Block, Engine
+from ..engine.plan import Plan
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
 from ..models.load import load, weights_hash
-from .engine import Block, Engine
-from .grid import Cell, Grid
-from .plan import Plan
+from .grid import Grid
 from .reads import Measured, MetricSpec, measured
 
 ENGINES = ("local", "ray")

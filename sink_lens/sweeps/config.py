@@ -1,7 +1,6 @@
 """The configuration of a sweep, in Python or in a small TOML or JSON file with the same names.
 
 model = "SmolLM2-135M-Instruct"  # all of these have defaults but the edits
-mode = "exact"
 controls = 5
 
 [tokens]
@@ -21,6 +20,7 @@ layers = 11
 units = "each"
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -35,6 +35,24 @@ if TYPE_CHECKING:  # they need torch, and --help does not
     from .grid import EditGrid, Grid
     from .reads import MetricSpec
 
+MODES = ("exact", "fast")
+
+
+def check_mode(mode: str) -> None:
+    """Refuse an unknown mode, and warn where it is one that no longer does anything.
+
+    Raises:
+        InputError: the mode is unknown.
+    """
+    if mode not in MODES:
+        raise InputError(f"mode is {mode!r}; need one of {', '.join(MODES)}")
+    if mode == "fast":
+        warnings.warn(
+            "the mode 'fast' does nothing: every sweep is exact and as fast as it gets; leave it out",
+            FutureWarning,
+            stacklevel=3,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig:
@@ -47,7 +65,7 @@ class SweepConfig:
     model: str = field(default=DEFAULT_MODEL, metadata={"metavar": "MODEL"})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
     mode: Literal["exact", "fast"] = field(default="exact", metadata={"choices": ("exact", "fast")})
-    """exact (on the CPU in float32 bit-identical to running one cell at a time) or fast (within 1e-5)."""
+    """There is one mode, exact; fast is accepted with a warning, and does nothing."""
     controls: int | None = None
     """Random draws of as many units (heads, positions) for each cell; 0 for none. Default: 5."""
     tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})

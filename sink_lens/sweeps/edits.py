@@ -5,18 +5,15 @@ To add one, write its function and add its row to ``KINDS``.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..activations.record import capture
-from ..data.tokens import TokenBatch
-from ..edits.amplification import CENTRES, CentringMeans, amplify, centring_means
+from ..edits.amplification import CENTRES, amplify
 from ..edits.constructors import Edit, freeze, resample, scale, set_value, zero
 from ..edits.isolation import isolate
-from ..models.lens import LensModel
+from ..engine.references import References
 from ..models.sites import SITES
 from .axes import Indices, shown
 
@@ -63,31 +60,6 @@ class Place:
         """The edited location in words; empty if everything is edited."""
         parts = [f"{axis} {shown(getattr(self, axis))}" for axis in AXES if getattr(self, axis) is not None]
         return ", ".join(parts)
-
-
-class References:
-    """Replacement values for edits, measured on demand in the unedited run on the sweep's own sequences."""
-
-    def __init__(self, lens: LensModel, tokens: TokenBatch) -> None:
-        self.lens = lens
-        self.tokens = tokens
-        self.values = lru_cache(maxsize=2)(self._values)
-        self.mean = lru_cache(maxsize=64)(self._mean)
-        self.means = lru_cache(maxsize=1)(self._centring)
-
-    def _values(self, site: str, layer: int) -> Tensor:
-        """The site at a layer, every sequence."""
-        return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]
-
-    def _mean(self, site: str, layer: int) -> Tensor:
-        """Its mean over real positions and sequences, the axes of size 1 kept."""
-        values = self.values(site, layer)
-        real = self.tokens.valid.cpu()
-        mean = values[real].double().mean(0).to(values.dtype)
-        return mean[None, None]
-
-    def _centring(self) -> CentringMeans:
-        return centring_means(self.lens, seed=0)
 
 
 Make = Callable[[Place, References], Edit]

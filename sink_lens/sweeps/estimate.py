@@ -9,13 +9,14 @@ from rich.text import Text
 
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
+from ..engine.cells import Cell
 from ..engine.cost import duration, now, peak_bytes, seconds_of, weight_bytes
+from ..engine.engine import Block, Engine
+from ..engine.needs import Needs
+from ..engine.plan import Plan, bytes_a_token, plan_of
 from ..models.lens import LensModel
 from .cluster import cells_to_run
-from .engine import Block, Engine
-from .grid import Cell, Grid
-from .needs import Needs
-from .plan import Mode, Plan, bytes_a_token, plan_of
+from .grid import Grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,6 @@ def cost_of(
     what: Grid | Sequence[Cell],
     metrics: Sequence[Metric],
     *,
-    mode: Mode,
     check: Callable[[Sequence[Cell], Plan], Plan] = lambda cells, plan: plan,
 ) -> Cost:
     """The cost of a sweep on a model; runs a few packs of it.
@@ -59,14 +59,13 @@ def cost_of(
         tokens: the sequences.
         what: the grid or the cells.
         metrics: what is read.
-        mode: exact or fast.
         check: what the runner does before it begins, which may change the plan.
     """
     cells = cells_to_run(what, lens, n_positions=tokens.n_positions)
     n_asked = what.n_cells(lens, n_positions=tokens.n_positions) if isinstance(what, Grid) else len(what)
     needs = Needs.of(metrics, lens=lens)
     begun = now(lens.device)
-    plan = check(cells, plan_of(lens, tokens, needs, mode=mode, n_cells=len(cells)))
+    plan = check(cells, plan_of(lens, tokens, needs, n_cells=len(cells)))
     checking = now(lens.device) - begun
     engine = Engine(lens, tokens, cells, metrics, plan=plan)
     run = [block for block in engine.blocks if block.first <= lens.n_layers]
@@ -78,7 +77,7 @@ def cost_of(
         sequences=tokens.n_sequences,
         metrics=len(metrics),
         slow_forwards=(len(cells) + 1) * batches,
-        forwards=sum(-(-len(block.cells) // plan.pack) for block in run) + batches,
+        forwards=sum(engine.forwards_of(block) for block in run) + batches,
         layers_frac=layers / (len(cells) * batches * lens.n_layers),
         seconds=checking + _seconds(engine, run),
         bytes_weights=weight_bytes(lens),
@@ -119,21 +118,19 @@ def estimate(cost: Cost) -> RenderableType:
 
 
 def _seconds(engine: Engine, blocks: Sequence[Block]) -> float:
-    """Estimated time of all blocks: a cost per cell plus a cost per layer, fitted to timed blocks of each path."""
-    found = 0.0
-    for path in sorted({engine.path_of(block) for block in blocks}):
-        some = [block for block in blocks if engine.path_of(block) == path]
-        far, near = max(some, key=engine.layers_of), min(some, key=engine.layers_of)
-        most, least = max(1, engine.layers_of(far)), max(1, engine.layers_of(near))
-        longest = _seconds_a_cell(engine, far)
-        slope = longest / most
-        if least < most:
-            slope = min(slope, max(0.0, longest - _seconds_a_cell(engine, near)) / (most - least))
-        fixed = longest - slope * most
-        found += sum((fixed + slope * max(1, engine.layers_of(block))) * len(block.cells) for block in some)
-        unedited = fixed + slope * min(engine.needs.last, engine.lens.n_layers)
-        found += 2 * unedited * len({block.prompts.start for block in some})  # what it reads, and where cells begin
-    return found
+    """Estimated time of all blocks: a cost per cell plus a cost per layer, fitted to timed blocks."""
+    if not blocks:
+        return 0.0
+    far, near = max(blocks, key=engine.layers_of), min(blocks, key=engine.layers_of)
+    most, least = max(1, engine.layers_of(far)), max(1, engine.layers_of(near))
+    longest = _seconds_a_cell(engine, far)
+    slope = longest / most
+    if least < most:
+        slope = min(slope, max(0.0, longest - _seconds_a_cell(engine, near)) / (most - least))
+    fixed = longest - slope * most
+    unedited = fixed + slope * min(engine.needs.last, engine.lens.n_layers)
+    found = 2 * unedited * len({block.prompts.start for block in blocks})  # what it reads, and where cells begin
+    return found + sum((fixed + slope * max(1, engine.layers_of(block))) * len(block.cells) for block in blocks)
 
 
 def _seconds_a_cell(engine: Engine, block: Block) -> float:

@@ -5,8 +5,8 @@ beside *controls*: the same edit of as many units, heads or positions, drawn at 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -16,11 +16,13 @@ from zlib import crc32
 import numpy as np
 
 from ..edits.constructors import Edit
+from ..engine.cells import Cell
+from ..engine.references import References
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import site_of
-from .axes import Indices, values_of
-from .edits import DEFAULT_CENTRES, KINDS, Place, References
+from .axes import values_of
+from .edits import DEFAULT_CENTRES, KINDS, Place
 
 _AXIS_OF = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
 _MOST_CELLS = 1_000_000
@@ -29,10 +31,6 @@ _LARGEST = 1e38
 """What float32 holds."""
 _SPARE_DRAWS = 3
 """More draws than controls, since a draw that holds the cell's own units is no control of it."""
-
-
-Touches = tuple[tuple[str, Indices], ...]
-"""(site, layers) of edits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,22 +169,6 @@ class EditGrid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A set of edits that are made together, with the descriptive columns of its row in the table."""
-
-    columns: Mapping[str, Any]
-    identity: str
-    """Identity of the cell: two cells with the same identity are the same computation."""
-    touches: Touches
-    """(site, layers) of its edits, and of what they read."""
-    make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
-    group: str | None = None
-    """Group of the cell: cells of a group share their controls. None means no controls."""
-    drawn: tuple[int, ...] = ()
-    """The cell's indices on the axis on which controls are drawn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """The cells of a sweep."""
 
@@ -263,26 +245,6 @@ class Grid:
         return [replace(place, **one) for one in changed]
 
 
-def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
-    """A cell of edits of one's own, for ``sweep(lens, cells=...)``; it has no controls.
-
-    Args:
-        edits: made together.
-        name: what tells it from the others; resuming trusts it, so a changed function needs another name.
-        **columns: more columns of the table.
-
-    Raises:
-        InputError: no edits, or no name.
-    """
-    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
-    if not given or not name:
-        raise InputError("a cell needs at least one edit, and a name")
-    places = [{part.name: getattr(one, part.name) for part in fields(one) if part.name != "change"} for one in given]
-    identity = json.dumps({"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str)
-    touches = tuple((site, one.layers) for one in given for site in (one.site, one.reads) if site is not None)
-    return Cell(columns={"name": name} | columns, identity=identity, touches=touches, make=lambda references: given)
-
-
 def _cell(place: Place, *, axis: str | None) -> Cell:
     spec = {name: getattr(place, name) for name in _PLACE}
     group = None
@@ -292,6 +254,7 @@ def _cell(place: Place, *, axis: str | None) -> Cell:
         columns=place.columns(),
         identity=json.dumps(spec, sort_keys=True),
         touches=((place.site, place.layer),),
+        begin=min(place.position or (0,)),
         make=partial(_made, place),
         group=group,
         drawn=() if axis is None else getattr(place, axis),

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from ..edits.metrics import Metric
+from ..engine.cells import Cell
 from ..errors import InputError, RunError
 from ..records import display
 from ..stats import Interval, paired_differences, strongest
 from .edits import AXES
-from .grid import Cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,6 +56,11 @@ class SweepResult:
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
         return self.frame.loc[self.frame["metric"] == (names[0] if metric is None else metric)]
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"cells": self.frame, "controls": self.controls, "values": self.values}
 
     def _repr_html_(self) -> str:
         drawn = []

@@ -7,44 +7,39 @@ call on the same folder. ``plan.json`` keeps how the cells share forwards, so th
 import contextlib
 import json
 import logging
-import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from rich.console import RenderableType
 from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
+from ..engine.cells import Cell
+from ..engine.engine import Block, Engine
+from ..engine.needs import Needs
+from ..engine.plan import Plan, plan_of
+from ..engine.trust import checked
 from ..errors import InputError, RunError
 from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, create_run, display
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
-from .config import SweepConfig
-from .engine import Block, Engine
+from .config import SweepConfig, check_mode
 from .estimate import cost_of, estimate
-from .grid import Cell, Grid
-from .needs import Needs
-from .plan import Mode, Plan, check_mode, plan_of
+from .grid import Grid
 from .reads import Measured, MetricSpec, measured, metric_config
 from .results import SweepResult, by_cell, failed_cells, named, tables
-from .threads import can_copy
 
 log = logging.getLogger(__name__)
 
 FILES = ("plan", "baseline", "cells", "controls", "values")
-FAST_TOLERANCE = 1e-5
-"""Largest allowed deviation of fast mode from the bridge, relative to a metric's largest magnitude."""
-_CHECKED = 3
-"""Cells that are compared with passes of the bridge before the sweep begins."""
 
 
 def sweep(
@@ -53,7 +48,7 @@ def sweep(
     *,
     tokens: TokenBatch | None = None,
     metrics: Sequence[Measured] | Measured = (),
-    mode: Mode | None = None,
+    mode: str | None = None,
     out: str | Path | None = None,
     engine: str = "local",
     devices: Sequence[str] = (),
@@ -73,7 +68,7 @@ def sweep(
         what: a grid, or cells of one's own (``cell_of``); None where a configuration is given.
         tokens: the sequences; those of the configuration if None.
         metrics: the metrics to read from each cell; by default the attention to position 0.
-        mode: exact (if None) or fast, see ``sweep.engine``; a configuration has its own.
+        mode: of earlier versions; there is one, exact, and ``fast`` does nothing but warn.
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
         engine: local, or ray (``pip install 'sink-lens[ray]'``).
         devices: local only: one process for each, such as ``("cuda:0", "cuda:1")``; this process if there is at most
@@ -88,17 +83,17 @@ def sweep(
         InputError: a grid, metric, mode or engine that cannot be used.
         RunError: the folder is in use, or holds another sweep: other cells, metrics, weights, tokens or versions.
     """
-    lens, what, batch, given, mode, seed = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
+    lens, what, batch, given, seed = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
     check_engine(engine, devices=devices, workers=workers, what=what, metrics=given)
     read = measured(given, lens, n_positions=batch.n_positions)
     cells, controls = _cells(what, lens, batch)
     config = {
         "grid": _listed(what.config()) if isinstance(what, Grid) else [cell.identity for cell in cells],
         "metrics": [metric_config(one) for one in given],
-        "mode": mode,
+        "mode": "exact",
         "interval_seed": seed,
     }
-    provenance = provenance_of(lens, batch, kernel="fused" if mode == "fast" else "eager")
+    provenance = provenance_of(lens, batch, kernel="eager")
     provenance["seeds"] = {"tokens": batch.seed, "bootstrap": seed}
     folder = Path(out) if out is not None else default_folder(lens.name)
     writer = create_run(
@@ -112,7 +107,7 @@ def sweep(
             tokens=batch,
             what=what if isinstance(what, Grid) else tuple(cells),
             metrics=tuple(given),
-            plan=_plan(writer, lens, batch, distinct(cells, controls), read, mode=mode),
+            plan=_plan(writer, lens, batch, distinct(cells, controls), read),
         )
         own = job.engine(lens, distinct(cells, controls))
         todo = [left for block in own.blocks if (left := _left(writer, block, retry_failed=retry_failed)) is not None]
@@ -143,14 +138,14 @@ def dry_run(
     *,
     tokens: TokenBatch | None = None,
     metrics: Sequence[Measured] | Measured = (),
-    mode: Mode | None = None,
+    mode: str | None = None,
 ) -> RenderableType:
     """Estimate the cost of ``sweep`` with these arguments, in words. Loads the model, but writes nothing.
 
     Raises:
         InputError: what ``sweep`` would refuse.
     """
-    lens, what, batch, given, mode, _ = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
+    lens, what, batch, given, _ = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
     if not isinstance(what, Grid):
         _cells(what, lens, batch)
     read = measured(given, lens, n_positions=batch.n_positions)
@@ -158,7 +153,7 @@ def dry_run(
     def check(cells: Sequence[Cell], plan: Plan) -> Plan:
         return checked(lens, batch, cells, read, plan=plan)[0]
 
-    return estimate(cost_of(lens, batch, what, read, mode=mode, check=check))
+    return estimate(cost_of(lens, batch, what, read, check=check))
 
 
 def _asked(
@@ -167,9 +162,9 @@ def _asked(
     *,
     tokens: TokenBatch | None,
     metrics: Sequence[Measured] | Measured,
-    mode: Mode | None,
+    mode: str | None,
     seed: int | None,
-) -> tuple[LensModel, Grid | Sequence[Cell], TokenBatch, list[Measured], Mode, int]:
+) -> tuple[LensModel, Grid | Sequence[Cell], TokenBatch, list[Measured], int]:
     """Collect everything that determines the numbers, from a model or from a configuration."""
     given = list(metrics) if isinstance(metrics, Sequence) else [metrics]
     if isinstance(model, SweepConfig):
@@ -179,16 +174,16 @@ def _asked(
                     f"a configuration and a {name} were given; the configuration has its own: leave one out"
                 )
         lens = model_of(model)
-        what, mode, seed = model.grid, model.mode, model.seed
+        what, seed = model.grid, model.seed
         given = given or list(model.metrics)
         batch = tokens_of(lens, config=model, bos=model.bos) if tokens is None else tokens
     else:
         if what is None or tokens is None:
             raise InputError("a sweep of a loaded model needs a grid, or cells, and tokens")
-        lens, batch, mode, seed = as_lens(model), tokens, mode or "exact", seed or 0
-    check_mode(mode)
+        lens, batch, seed = as_lens(model), tokens, seed or 0
+        check_mode(mode or "exact")
     check_tokens(lens, batch)
-    return lens, what, batch, given or [MetricSpec(name="sink_mass")], mode, seed
+    return lens, what, batch, given or [MetricSpec(name="sink_mass")], seed
 
 
 def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> tuple[list[Cell], list[Cell]]:
@@ -213,76 +208,19 @@ def _plan(
     batch: TokenBatch,
     cells: Sequence[Cell],
     metrics: Sequence[Metric],
-    *,
-    mode: Mode,
 ) -> Plan:
     """Plan the forward passes: keep the plan of a resumed sweep; else plan by the free memory and check the plan."""
     if writer.has("plan"):
         found = json.loads((writer.folder / "plan.json").read_text(encoding="utf-8"))
-        return Plan(**{name: found[name] for name in ("mode", "path", "prompts", "pack", "lanes") if name in found})
+        # a sweep of an earlier version computed every position
+        names = {part.name for part in fields(Plan)}
+        kept: dict[str, Any] = {"cut": False} | {name: value for name, value in found.items() if name in names}
+        return Plan(**kept)
     writer.clear()  # blocks without a plan were made by a plan that is lost
-    plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), mode=mode, n_cells=len(cells))
+    plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
     writer.write_text("plan.json", json.dumps(asdict(plan) | {"deviation": deviation}, indent=2) + "\n")
     return plan
-
-
-def checked(
-    lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
-) -> tuple[Plan, float]:
-    """A plan whose numbers are those of the bridge for one cell at a time, and how far the worst of some cells is off.
-
-    Exact mode on the CPU in float32 asks for equality: where forwards side by side differ, there is one at a time;
-    where cells that share a forward differ, they share none; where the plain module differs, or may (see
-    ``models.families``), the bridge is taken. Elsewhere, and in fast mode, ``FAST_TOLERANCE`` is asked for.
-    """
-    strict = plan.mode == "exact" and lens.device.type == "cpu" and lens.dtype == torch.float32
-    if strict and not lens.family.same_products:
-        plan = replace(plan, path="bridge")  # a few cells that are equal by chance would not speak for the others
-    if plan.lanes > 1 and (plan.path == "bridge" or not can_copy(lens)):
-        plan = replace(plan, lanes=1)
-    order = list(
-        dict.fromkeys(
-            [
-                plan,
-                replace(plan, lanes=1),
-                replace(plan, lanes=1, pack=1),
-                replace(plan, lanes=1, path="bridge"),
-                replace(plan, lanes=1, path="bridge", pack=1),
-            ]
-        )
-    )
-    worst = float("inf")
-    for one in order:
-        engine = Engine(lens, batch, cells, metrics, plan=one)
-        worst = max(_deviation(engine), engine.pack_deviation() if strict else 0.0)
-        if worst == 0 or (not strict and worst <= _allowed(engine, mode=plan.mode)):
-            return one, worst
-    last = order[-1]
-    if plan.mode == "fast":
-        warnings.warn(f"fast mode is off by {worst:.1e} on this model; exact mode is taken", stacklevel=4)
-        return checked(lens, batch, cells, metrics, plan=replace(plan, mode="exact"))
-    log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
-    return (order[0] if not strict else last), worst
-
-
-def _deviation(engine: Engine) -> float:
-    """Largest deviations of the unedited run and of some cells that begin at different layers."""
-    found = [engine.clean_deviation()]
-    starts = {block.first: block for block in engine.blocks if block.first <= engine.lens.n_layers}
-    for block in list(starts.values())[:: max(1, len(starts) // _CHECKED)][:_CHECKED]:
-        number = block.cells[min(len(block.cells), engine.plan.pack) - 1]
-        with contextlib.suppress(Exception):  # a cell that fails is recorded with its error when it is its turn
-            found.append(engine.deviation(number))
-    return max(found)
-
-
-def _allowed(engine: Engine, *, mode: Mode) -> float:
-    """Allowed deviation, relative to the largest unedited magnitude, or to 1 for an attention mass."""
-    if mode == "exact" and engine.lens.dtype != torch.float32:
-        return float("inf")  # half precision has no order of sums to keep to: the deviation is reported
-    sizes = np.abs(engine.baseline()["value"].to_numpy(dtype=float))
-    return FAST_TOLERANCE * max(1.0, float(np.nanmax(sizes, initial=0.0)))
 
 
 def _computed(

@@ -57,6 +57,11 @@ class Comparison:
         """The sentences, one a line."""
         return "\n".join(self.sentences)
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the differences of the final losses."""
+        return self.tables["differences"]
+
     def _repr_html_(self) -> str:
         shown = ("variant", "curve", "mean", "low", "high", "n")
         differences = self.tables["differences"]

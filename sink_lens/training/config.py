@@ -111,25 +111,25 @@ class TrainConfig:
     """toy (3M parameters), small (10M), medium (40M) or paper (152M): what the fields without a default are."""
 
     n_layers: int = _OF_SIZE
-    """Blocks."""
+    """Number of layers."""
     d_model: int = _OF_SIZE
     """Width of the residual stream."""
     d_mlp: int = _OF_SIZE
-    """Neurons of a block's SwiGLU."""
+    """Neurons of each layer's SwiGLU MLP."""
     n_heads: int = _OF_SIZE
-    """Query heads."""
+    """Query heads of each layer."""
     n_kv_heads: int = 0
-    """Key-value heads; 0: as many as query heads."""
+    """Key-value heads of each layer; 0 for as many as query heads."""
     vocab_size: int = _OF_SIZE
     """Rows of the embedding; a tokenizer may have fewer ids, not more."""
     rms_eps: float = 1e-6
-    """Added under the root of every RMSNorm."""
+    """Number added under the root of every RMSNorm."""
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     tied: bool = True
-    """One matrix embeds and unembeds."""
+    """Use the embedding matrix as the unembedding too."""
     init_std: float = 0.02
-    """Standard deviation of the initial weights; output projections have it divided by sqrt(2 n_layers)."""
+    """Standard deviation of the initial weights; divided by sqrt(2 n_layers) for output projections."""
     attention: str = field(default="softmax", metadata={"choices": ATTENTIONS})
     """softmax, sigmoid, gate_elementwise, gate_headwise, sink_logit (a learned one) or off_by_one (the same at 0)."""
     norm: str = field(default="rms", metadata={"choices": NORMS})
@@ -138,7 +138,7 @@ class TrainConfig:
     """Head-wise RMSNorm of the aggregated values: none, shared (one gain for all heads) or per_head; position instead
     scales them by the root of how many they average."""
     value_norm_init: str = field(default="first_token", metadata={"choices": VALUE_NORM_INITS})
-    """Where its gain begins: first_token (the size of the first token's head output on noise, mean of 64 draws),
+    """Initial gain of value_norm: first_token (the size of the first token's head output on noise, mean of 64 draws),
     dummy_pass (the same by one draw and a biased deviation, as in the released code) or ones."""
 
     data: str = "bundled"
@@ -147,26 +147,26 @@ class TrainConfig:
     tokenizer: str = "bpe"
     """bpe (a byte-level one of vocab_size ids, trained on the data), a saved tokenizer's folder or a model's name."""
     bos: bool = True
-    """Every sequence begins with BOS."""
+    """Put BOS in front of every sequence."""
     eval_frac: float = 0.02
-    """Share of the sequences that is kept for evaluation."""
+    """Share of the sequences held out for evaluation."""
     eval_sequences: int = 64
-    """The most of them that an evaluation takes."""
+    """Largest number of held-out sequences in an evaluation."""
 
     length: int = _OF_SIZE
-    """Tokens a sequence, BOS included: the context."""
+    """Tokens a sequence, BOS included; the model's context too."""
     batch: int = _OF_SIZE
     """Sequences a step, over all processes."""
     accumulation: int = _OF_SIZE
-    """Forwards into which every process cuts its share of a step."""
+    """Number of forward passes into which each process splits its part of a step."""
     steps: int = _OF_SIZE
-    """Updates."""
+    """Number of optimiser steps."""
     lr: float = _OF_SIZE
-    """Peak of the learning rate."""
+    """Largest learning rate."""
     min_lr: float = _OF_SIZE
-    """Where its cosine ends."""
+    """Learning rate at the end of the cosine schedule."""
     warmup: int = _OF_SIZE
-    """Steps over which it rises to its peak."""
+    """Steps over which the learning rate rises from 0 to its largest value."""
     optimizer: str = field(default="adamw", metadata={"choices": OPTIMIZERS})
     """adamw, or muon for the matrices of the layers and adamw for the rest."""
     weight_decay: float = 0.1
@@ -174,35 +174,35 @@ class TrainConfig:
     decay_unshared_gain: bool = False
     """Decay the gain of value_norm per_head like a matrix, as the released code of arXiv 2605.06611 does."""
     betas: tuple[float, ...] = field(default=(0.9, 0.95), metadata={"written": "commas", "metavar": "F,F"})
-    """AdamW's."""
+    """The two betas of AdamW."""
     clip: float = 1.0
-    """Largest norm of the gradient; 0: not clipped."""
+    """Clip the gradient to this norm; 0 for no clipping."""
 
     seed: int = 0
     """Seed of the initial weights."""
     data_seed: int = 0
     """Seed of the order of the sequences only: variants with the same seed see the same tokens."""
     dtype: str = field(default=_OF_SIZE, metadata={"choices": DTYPES})
-    """float32, or bf16: autocast, with weights and optimizer in float32."""
+    """float32, or bf16: autocast, with weights and optimiser state in float32."""
     compile: bool = False
-    """torch.compile."""
+    """Compile the model with torch.compile."""
     device: str | None = field(default=None, metadata={"choices": DEVICES})
-    """cpu, cuda or mps; None picks."""
+    """cpu, cuda or mps. Default: the first GPU, else the CPU."""
     fsdp: bool = False
     """Shard weights, gradients and optimizer over the processes; needs GPUs and a launcher."""
 
     log_every: int = _OF_SIZE
     """Steps between rows of the log."""
     eval_every: int = _OF_SIZE
-    """Steps between evaluations; 0: none."""
+    """Steps between evaluations; 0 for none."""
     save_every: int = _OF_SIZE
-    """Steps between checkpoints that are only kept to go on from; 0: none."""
+    """Steps between checkpoints that are kept only for resuming; 0 for none."""
     checkpoints: tuple[int, ...] = field(default=(), metadata={"written": "ranges"})
-    """Steps of checkpoints that are kept, beside 0, the powers of two and the end."""
+    """Steps whose checkpoints are kept, besides 0, the powers of two and the last step."""
     watch: bool = False
-    """Measure the chain on every checkpoint that is kept, into watch.parquet."""
+    """Measure the chain on every kept checkpoint and write watch.parquet."""
     trackers: tuple[str, ...] = field(default=(), metadata={"option": "tracker", "choices": TRACKERS})
-    """tensorboard, wandb: beside the log. Repeat for both."""
+    """Log to tensorboard or wandb too; repeat for both."""
 
     def __post_init__(self) -> None:
         """Fill in what the size says, and refuse what cannot be run.
@@ -316,7 +316,7 @@ class WatchConfig:
 class CompareConfig:
     """Which training runs are compared, and how."""
 
-    runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN..."})
+    runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN"})
     """Folders of finished runs of sink-lens train."""
     by: tuple[str, ...] | None = field(default=None, metadata={"written": "commas", "metavar": "FIELD[,FIELD]"})
     """The field of the configuration that is compared. Default: the one that differs."""

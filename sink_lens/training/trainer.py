@@ -52,6 +52,16 @@ class TrainResult:
     first: bool = True
     """This is the process that wrote it."""
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables by name."""
+        return {"log": self.log}
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The main table: the log."""
+        return self.log
+
     def _repr_html_(self) -> str:
         return display.html(self.headline, self.log.tail(5), folder=self.folder)
 

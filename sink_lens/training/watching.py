@@ -431,7 +431,7 @@ def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenB
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     """The columns in their types; tokens may be missing where nothing counted them."""
-    return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().any() else {}))
+    return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 
 def _empty() -> pd.DataFrame:

@@ -5,9 +5,10 @@ import logging
 import pytest
 import torch
 
-from sink_lens import sink_mask, wrap
+from sink_lens import from_text, load, sink_mask, wrap
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_scores
+from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.measures.sink_tokens import earlier_keys, fair_shares, share_score
@@ -134,3 +135,14 @@ def test_what_cannot_be_marked_is_refused():
         sink_mask(lens, torch.ones(2, 1, dtype=torch.int64))
     with pytest.raises(InputError, match="the batch size is 0"):
         sink_mask(lens, torch.ones(2, 8, dtype=torch.int64), batch_size=0)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("by", ["attention", "norm"])
+@pytest.mark.parametrize("bos", ["with", "without"])
+def test_the_first_tokens_of_the_default_model_are_marked_and_no_others(by, bos):
+    lens = load()
+    tokens = from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos=bos)
+    found = sink_mask(lens, tokens, by=by)
+    assert found[:, 0].all()
+    assert not found[:, 1:].any()

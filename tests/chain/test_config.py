@@ -21,7 +21,7 @@ def test_defaults_are_32_sequences_of_64_tokens_of_text():
     )
 
 
-def test_links_are_cut_by_default_on_8_sequences_of_64_tokens():
+def test_interventions_are_made_by_default_on_20_sequences_of_64_tokens():
     config = TraceConfig(model="m")
     assert (
         config.interventions,
@@ -30,7 +30,7 @@ def test_links_are_cut_by_default_on_8_sequences_of_64_tokens():
         config.target_position,
     ) == (
         True,
-        8,
+        20,
         64,
         None,
     )

@@ -1,7 +1,9 @@
 """Verdicts by hand, and the links of models whose truth is known."""
 
+import dataclasses
 import itertools
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,12 +12,16 @@ from evidences import evidence_of, planted_evidence
 from sink_lens import schema
 from sink_lens.chain.evidence import Statistic
 from sink_lens.chain.judge import (
+    COSTLY,
     INTERVENTION_FLOOR,
-    both,
+    Answers,
+    answers_of,
     chain_table,
+    derived,
     intervention_verdict,
     link_table,
     link_values,
+    off_distribution,
     verdict,
 )
 from sink_lens.chain.links import LINKS
@@ -30,7 +36,7 @@ NAMES = (
     "key_sink",
 )
 COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "is_primary", "n"]
-COLUMNS += ["verdict", "measured", "intervened"]
+COLUMNS += ["verdict", "measured", "intervened", "present", "necessary_or_sufficient", "carries", "floors"]
 
 
 def statistic(low, high, *, estimate=None, nulls=None, **options):
@@ -165,7 +171,7 @@ def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, uniform=0.0, prima
         "share": (low + high) / 2,
         "ci_low": low,
         "ci_high": high,
-        "control_share": control,
+        "control_largest": control,
         "is_primary": primary,
         "n": 8,
     }
@@ -193,22 +199,75 @@ def test_intervention_verdict(row, decided):
     assert intervention_verdict(row) == decided
 
 
+def test_a_costly_intervention_is_undecided_and_cost_alone_never_says_no():
+    costly = effect("x") | {"baseline_loss_nats": 3.0, "uniform_loss_nats": 10.8, "beyond_masking_nats": 2.0}
+    assert off_distribution(costly)
+    assert intervention_verdict(costly) == "undecided"
+    assert intervention_verdict(costly | {"beyond_masking_nats": COSTLY}) == "holds"  # over means strictly over
+    near_uniform = costly | {"baseline_loss_nats": 10.0}  # over 0.9 of 10.8: the model predicts hardly anything
+    assert not off_distribution(near_uniform)
+    assert intervention_verdict(near_uniform) == "holds"
+    assert intervention_verdict(costly | {"beyond_masking_nats": NAN}) == "holds"
+
+
 @pytest.mark.parametrize(
-    ("measured", "intervened", "decided"),
+    ("answers", "decided"),
     [
-        ("holds", "holds", "holds"),
-        ("holds", "undecided", "undecided"),
-        ("undecided", "holds", "undecided"),
-        ("undecided", "undecided", "undecided"),
-        ("holds", "fails", "fails"),
-        ("fails", "holds", "fails"),
-        ("undecided", "fails", "fails"),
-        ("fails", "undecided", "fails"),
-        ("fails", "fails", "fails"),
+        (("yes", "yes", "yes"), "holds"),
+        (("yes", "yes", "undecided"), "holds"),
+        (("yes", "yes", "no"), "undecided"),
+        (("yes", "undecided", "yes"), "undecided"),
+        (("undecided", "yes", "yes"), "undecided"),
+        (("no", "undecided", "yes"), "fails"),
+        (("yes", "no", "no"), "fails"),
+        (("yes", "not applicable", "not applicable"), "not applicable"),
+        (("not applicable", "not applicable", "not applicable"), "not applicable"),
     ],
 )
-def test_a_link_holds_only_where_both_do(measured, intervened, decided):
-    assert both(measured, intervened) == decided
+def test_the_verdict_follows_from_the_answers(answers, decided):
+    names = ("present", "necessary_or_sufficient", "carries")
+    assert derived(Answers(**dict(zip(names, answers, strict=True)))) == decided
+
+
+def test_every_three_answers_have_a_verdict():
+    for answers in itertools.product(schema.ANSWERS, repeat=3):
+        assert derived(Answers(present=answers[0], necessary_or_sufficient=answers[1], carries=answers[2])) in (
+            "holds",
+            "fails",
+            "undecided",
+            "not applicable",
+        )
+
+
+def test_the_documentation_prints_the_table_of_verdicts():
+    text = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text("utf-8")
+    rows = [f"| {' | '.join(row)} |" for row in schema.DERIVED]
+    assert "\n".join(rows) in text
+
+
+def test_a_link_is_not_failed_by_the_absence_of_what_it_starts_from():
+    absent = statistic(NAN, NAN, estimate=NAN, absent=True, no_source=True)
+    given = {"floor": 1.0, "necessary": effect("x", low=0.0, high=0.1), "carries": None, "has_sink": True}
+    found = answers_of(absent, intervened=True, **given)
+    assert set(dataclasses.astuple(found)) == {"not applicable"}
+    assert derived(found) == "not applicable"
+
+
+def test_what_is_not_there_makes_no_sink_and_carries_may_still_be_yes():
+    absent = statistic(NAN, NAN, estimate=NAN, absent=True)
+    carries = effect("x", low=0.8, high=0.9)
+    found = answers_of(absent, floor=1.0, necessary=None, carries=carries, has_sink=True, intervened=True)
+    assert dataclasses.astuple(found) == ("no", "no", "yes")
+    alone = answers_of(absent, floor=1.0, necessary=None, carries=None, has_sink=True, intervened=False)
+    assert dataclasses.astuple(alone) == ("no", "undecided", "undecided")
+
+
+def test_without_a_sink_only_presence_is_answered():
+    given = {"floor": 1.0, "necessary": effect("x"), "carries": effect("x"), "intervened": True}
+    found = answers_of(statistic(2.0, 3.0), has_sink=False, **given)
+    assert dataclasses.astuple(found) == ("yes", "not applicable", "not applicable")
+    nothing = answers_of(statistic(2.0, 3.0), has_sink=False, starts=False, **given)
+    assert set(dataclasses.astuple(nothing)) == {"not applicable"}
 
 
 def with_effects(*rows, random_init=None):
@@ -234,8 +293,8 @@ def test_the_share_of_the_cut_is_a_row_of_its_own():
     assert tuple(shares["link"]) == NAMES
     row = shares.iloc[0]
     assert row[["value", "ci_low", "ci_high", "null_value", "n"]].tolist() == [0.75, 0.6, 0.9, 0.01, 8]
-    assert (row["null_name"], bool(row["is_primary"])) == ("matched_controls", False)
-    assert row["criterion"].endswith(", and that of the intervention over 25% and over its controls")
+    assert (row["null_name"], bool(row["is_primary"])) == ("largest_control", False)
+    assert row["criterion"].endswith(", and that of the intervention over 25% and over its largest control")
     assert not table.duplicated(["link", "statistic", "null_name"]).any()
 
 

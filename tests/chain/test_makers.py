@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from sink_lens.chain import makers
+from sink_lens.chain import setting as places_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.inputs import aligned
 from sink_lens.chain.locate import writing_layers
 from sink_lens.chain.measure import aimed
-from sink_lens.chain.setting import Part, selected, setting_of
+from sink_lens.chain.setting import Part, setting_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.zoo import build
@@ -48,7 +49,7 @@ def places(name, *, family, seed=0, sequences=14):
         tokens, panel = moved, aimed(lens, moved, config=CONFIG)
     settings = [
         setting_of(lens, tokens, location=panel.location, config=CONFIG, chosen=some(tokens.n_sequences, config=CONFIG))
-        for some in (selected, testing_on)
+        for some in (places_of.selected, places_of.tested)
     ]
     return zoo, panel, settings
 

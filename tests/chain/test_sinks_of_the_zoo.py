@@ -150,7 +150,9 @@ def test_sigmoid_attention_near_one_half_is_a_sink_at_no_position(name, family, 
 def test_the_sink_of_a_window_is_averaged_over_the_queries_that_reach_it(seed, tmp_path):
     zoo, result = traced("first_window", tmp_path / "run", seed=seed)
     assert (result.location.sink_position, result.location.sink_found) == (0, True)
-    heads = result.tables["heads"].query("position == 0 and layer in @locked", local_dict={"locked": zoo.truth.locked})
+    heads = result.tables["heads"].query(
+        "sink_position == 0 and layer in @locked", local_dict={"locked": zoo.truth.locked}
+    )
     assert heads["sink_mass"].min() > 0.8  # as the model's truth says; over all queries a quarter of it
     assert heads["sink_score"].min() > 0.8
     assert (heads["sink_rate"] == 1).all()

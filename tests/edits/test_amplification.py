@@ -214,7 +214,7 @@ def test_labels():
 
 
 def test_an_unknown_centre_is_refused():
-    unchecked = inspect.unwrap(amplification)  # without the check of types, which tests alone have
+    unchecked = inspect.unwrap(amplify)  # without the check of types, which tests alone have
     with pytest.raises(InputError, match="the centre is 'mean'; need one of values, aggregated, none"):
         unchecked(2.0, positions=[1], layers=[0], centre="mean")
 

@@ -125,7 +125,9 @@ def test_a_layer_has_masses_norms_and_values_at_both_positions():
 @pytest.mark.parametrize("position", [3, -1])
 def test_a_position_that_was_not_read_is_refused(position):
     run = outcome([0.1], [0.8])
-    with pytest.raises(InputError, match=rf"position {position} was not read; need one of \[5, 0\]: pass it as a key"):
+    with pytest.raises(
+        InputError, match=rf"position {position} was not read; need one of \[5, 0\]: pass it in positions"
+    ):
         layer_table(run, run, target_position=position, sink_position=SINK)
 
 
@@ -214,7 +216,7 @@ def test_outcomes(new, old, expected):
 )
 def test_runs_that_are_no_pair_are_refused(other):
     run = outcome([0.1], [0.8])
-    with pytest.raises(InputError, match="need the same: give both runs the same tokens, keys and layers"):
+    with pytest.raises(InputError, match="need the same: give both runs the same tokens, positions and layers"):
         effect(run, other, generator=rng())
     with pytest.raises(InputError, match="need the same"):
         layer_table(run, other, target_position=TARGET, sink_position=SINK)

@@ -100,7 +100,7 @@ def test_a_run_in_pieces_is_the_run_in_one(lens_of, family):
     generator = torch.Generator().manual_seed(3)
     values = torch.randn(BATCH, LENGTH, 48, generator=generator)
     edits = (*EDITS, freeze("attn_out", {0: values}))  # each sequence gets its own
-    options = {"sites": ("resid_post", "z"), "logits": True, "keys": (0, 5)}
+    options = {"sites": ("resid_post", "z"), "logits": True, "positions": (0, 5)}
     whole = run_with(lens, tokens(), edits, **options)
     parts = [run_with(lens, tokens(), edits, batch_size=size, **options) for size in (1, 2)]
     for part in parts:
@@ -148,7 +148,7 @@ def test_a_run_from_a_later_layer_is_the_whole_run(lens_of, family, first):
     lens = lens_of(family)
     start = Start(layer=first, stream=unedited(lens).tensors["resid_pre", first])
     layers = range(first, 3)
-    options = {"keys": (0, 4), "layers": layers, "sites": ("resid_post", "pattern", "final"), "logits": True}
+    options = {"positions": (0, 4), "layers": layers, "sites": ("resid_post", "pattern", "final"), "logits": True}
     plain = run_with(lens, tokens(), start=start, **options)
     assert_same_runs(plain, run_with(lens, tokens(), **options))
     edits = (zero("z", layers=[2], heads=[1]), scale("final", 2.0, units=[3]))
@@ -216,8 +216,8 @@ def test_what_was_read_is_the_caller_s_own(lens_of):
     [
         ({"layers": [3]}, InputError, "layer 3 does not exist; need 0 to 2"),
         ({"layers": []}, InputError, "no layers were given; need at least one to read"),
-        ({"keys": []}, InputError, "no keys were given; need at least one position to read"),
-        ({"keys": [14]}, InputError, "position 14 is outside the sequences; need 0 to 13"),
+        ({"positions": []}, InputError, "no positions were given; need at least one to read"),
+        ({"positions": [14]}, InputError, "position 14 is outside the sequences; need 0 to 13"),
         ({"sites": ["mlp"]}, SiteError, "no site 'mlp'; need one of"),
         ({"sites": ["final"], "loss": False}, SiteError, "'final' is computed after the last layer; need loss=True or"),
         ({"batch_size": 0}, InputError, "batch size is 0; need at least 1"),

@@ -338,7 +338,7 @@ def edits(out: Path, family: str) -> Mapping[str, Any]:
     for name, edit in made.items():
         edited = sink_lens.run_with(lens, batch, edit, positions=keys, logits=True, quiet=True)
         found[name] = outcome(edited)
-        found[f"effect_{name}"] = sink_lens.effect(baseline, edited, generator=np.random.default_rng(0))
+        found[f"effect_{name}"] = sink_lens.edits.effect(baseline, edited, generator=np.random.default_rng(0))
     greedy = sink_lens.generate(lens, "the cat and", sink_lens.edits.isolate([2]), max_new_tokens=6)
     drawn = sink_lens.generate(
         lens,

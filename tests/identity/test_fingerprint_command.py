@@ -42,7 +42,7 @@ def test_two_models_and_a_report(tmp_path):
     assert (made.kind, made.status, made.missing) == ("fingerprint", "finished", [])
     assert len(made.tables["nulls"]) == 5
     page = (tmp_path / "out" / "report.html").read_text()
-    for words in ("One seed?", "ModelPair by pair", "relabelled", "2 (1 − Φ)"):
+    for words in ("One seed?", "Pair by pair", "relabelled", "2 (1 − Φ)"):
         assert words in page
     assert (tmp_path / "out" / "fingerprint.png").read_bytes().startswith(b"\x89PNG")
     again = run(a, b, *OPTIONS, "--out", tmp_path / "out")

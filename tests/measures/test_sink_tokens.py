@@ -171,8 +171,15 @@ def test_a_stray_token_does_not_close_the_gap_of_many():
     assert score_gap(crowded, least=2.5) is None
 
 
-def test_the_lowest_gap_decides():
-    # Two kinds of sinks: at 5 and at 50. Both are above the lower gap.
+def test_a_chance_hole_in_the_tail_of_the_ordinary_tokens_does_not_decide():
+    # From 3 to 5 is a factor of 1.7; from 11 to 160 one of 14.5, over twice as wide on the logarithm's scale.
+    gap = score_gap(torch.tensor([1.0] * 50 + [3.0, 5.0, 7.0, 9.0, 11.0] + [160.0] * 8), least=4.0)
+    assert gap is not None
+    assert (gap.low, gap.high, gap.above) == (11.0, 160.0, 8)
+
+
+def test_the_lower_of_two_wide_gaps_decides():
+    # Two kinds of sinks: at 5 and at 50. Factors of 5 and 10: both are above the lower gap.
     gap = score_gap(torch.tensor([1.0] * 50 + [5.0] * 10 + [50.0] * 10), least=2.5)
     assert gap is not None
     assert (gap.low, gap.high, gap.above) == (1.0, 5.0, 20)

@@ -66,8 +66,7 @@ def numbers(lens, tmp_path):
         "scout": scout(lens, batch(), config=TraceConfig(model="tiny")),
         "patch": patch(lens, batch(), batch(1), site="z", metric=sink_mass(0), layers=(0,)).frame["value"].tolist(),
         "last": last_logits(lens, batch()),
-        "fast": sweep(lens, grid, tokens=batch(), mode="fast", out=tmp_path / "fast", progress=False).frame["effect"],
-        "exact": sweep(lens, grid, tokens=batch(), out=tmp_path / "exact", progress=False).frame["effect"],
+        "sweep": sweep(lens, grid, tokens=batch(), out=tmp_path / "sweep", progress=False).frame["effect"],
     }
     approximate = attribution_patch(lens, batch(), batch(1), site="z", metric=sink_mass(0), layers=(0,))
     found["attribution"] = approximate.frame.to_dict("list")

@@ -30,7 +30,7 @@ def delimiters(tmp_path_factory):
 def test_the_tables_name_the_planted_tokens_their_layers_and_their_dimension(delimiters):
     model, tokens, found = delimiters
     truth = model.sinks(tokens)
-    table = found.frames["sink_tokens"]
+    table = found.tables["sink_tokens"]
     assert set(zip(table["sequence"], table["position"], strict=True)) == set(map(tuple, truth.nonzero().tolist()))
     assert torch.equal(found.massive, truth)
     ((dimension,),) = {tuple(dimensions) for dimensions in model.truth.outliers.values()}
@@ -44,12 +44,12 @@ def test_the_tables_name_the_planted_tokens_their_layers_and_their_dimension(del
 
 def test_rates_by_token_and_by_position(delimiters):
     model, tokens, found = delimiters
-    ids = found.frames["token_ids"].set_index("token_id")
+    ids = found.tables["token_ids"].set_index("token_id")
     for token in model.delimiters:
         assert ids.loc[token, "massive_rate"] == 1
         assert ids.loc[token, "tokens"] == int((tokens[:, 1:] == token).sum())
     assert (ids.drop(index=list(model.delimiters))[["sink_rate", "massive_rate"]] == 0).all(axis=None)
-    positions = found.frames["positions"].set_index("position")["massive_rate"]
+    positions = found.tables["positions"].set_index("position")["massive_rate"]
     for position, rate in positions.items():
         assert rate == pytest.approx(float(model.sinks(tokens)[:, position].float().mean()))
 
@@ -73,7 +73,7 @@ def test_a_model_without_sinks_says_so(tmp_path):
         "by attention: no gap, so no token is marked",
         "by norm: no gap, so no token is marked",
     ]
-    assert len(found.frames["sink_tokens"]) == 0
+    assert len(found.tables["sink_tokens"]) == 0
     page = content(read_run(found.folder))
     assert page.title == "No sink and no massive activation"
     assert [figure.key for figure in page.figures if figure.missing] == ["dimensions"]
@@ -91,7 +91,7 @@ def test_a_residual_sink_is_told_from_a_sink_tokens_dimension(tmp_path):
     found = sink_tokens(
         wrap(model.model), tokens=from_tensor(tokens), out=tmp_path / "run", massive_threshold=2.0, progress=False
     )
-    table = found.frames["dimensions"]
+    table = found.tables["dimensions"]
     residual = table.loc[table["kind"] == "residual"]
     assert set(residual["dimension"]) == {free}
     assert (residual["coverage"] == 1).all()
@@ -122,7 +122,7 @@ def test_maxima_are_those_of_the_tensors(delimiters):
         model.model(tokens)
     handle.remove()
     out = seen["out"][0] if isinstance(seen["out"], tuple) else seen["out"]
-    maxima = found.frames["maxima"]
+    maxima = found.tables["maxima"]
     row = maxima.loc[(maxima["layer"] == 2) & (maxima["site"] == "resid_post")].iloc[0]
     assert row["max_abs"] == pytest.approx(float(out.abs().max()), rel=1e-5)
     assert abs(float(out[row["sequence"], row["position"], row["dimension"]])) == pytest.approx(

@@ -16,13 +16,14 @@ from sink_lens import load
 from sink_lens.data.tokens import random_tokens
 from sink_lens.edits.constructors import zero
 from sink_lens.edits.metrics import loss
+from sink_lens.engine import engine
+from sink_lens.engine import plan as planning
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny
 from sink_lens.records import display, read_run
 from sink_lens.records.writing import RunWriter
-from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of, cluster, engine
-from sink_lens.sweeps import plan as planning
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of, cluster
 from sink_lens.sweeps.runner import sweep
 
 GRID = Grid.of(

@@ -20,7 +20,7 @@ from sink_lens.sweeps.reads import measured
 EDITS = [{"kind": "zero", "site": "z", "heads": "each"}]
 TOML = """
 model = "a/model"
-mode = "fast"
+mode = "exact"
 controls = 2
 seed = 7
 device = "cpu"
@@ -47,7 +47,7 @@ units = "each"
 """
 WANTED = SweepConfig(
     model="a/model",
-    mode="fast",
+    mode="exact",
     seed=7,
     device="cpu",
     dtype="float64",
@@ -79,7 +79,7 @@ def written(folder, text, *, name="sweep.toml"):
 def test_toml_and_json_give_the_same_configuration(tmp_path):
     as_json = {
         "model": "a/model",
-        "mode": "fast",
+        "mode": "exact",
         "controls": 2,
         "seed": 7,
         "device": "cpu",

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from sink_lens.edits.metrics import loss, sink_mass
+from sink_lens.engine.cells import Cell
 from sink_lens.errors import InputError, RunError
 from sink_lens.report.style import png
 from sink_lens.report.sweep import effect_figure, swept_columns
-from sink_lens.sweeps.grid import Cell
 from sink_lens.sweeps.results import SweepResult, by_cell, failed_cells, named, tables
 
 NAN = float("nan")

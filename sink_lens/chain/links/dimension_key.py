@@ -46,13 +46,14 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     def cosine(view: LayerView) -> Tensor:
         w_k = attention_weights(lens, layer=view.layer).w_k
         dims = torch.tensor(dimensions[view.layer], device=w_k.device)
-        x, k = view["attn_in"], view["k"].float()
-        along = torch.cosine_similarity(k, part(x, w_k, dims), dim=-1).abs()
+        x, gain = view["attn_in"], _key_gain(lens, view.layer)
+        k = view["k"].float() * gain
+        along = torch.cosine_similarity(k, part(x, w_k, dims) * gain, dim=-1).abs()
         other = view.valid.clone()
         other[:, :OTHERS_FROM] = False
         other[:, key] = False
         drawn = [
-            torch.cosine_similarity(k[:, key], part(x[:, key], w_k, some.to(w_k.device)), dim=-1).abs()
+            torch.cosine_similarity(k[:, key], part(x[:, key], w_k, some.to(w_k.device)) * gain, dim=-1).abs()
             for some in random_sets[view.layer]
         ]
         return torch.stack(
@@ -86,6 +87,15 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 def rotary(lens: LensModel) -> bool:
     """Whether keys are rotated by position."""
     return getattr(lens.config, "rope_parameters", None) is not None
+
+
+def _key_gain(lens: LensModel, layer: int) -> Tensor | float:
+    """The gain of a norm of the key, by key-value head: what it hides of a key is no part of its direction."""
+    norm = norm_weights(lens, layer=layer, which="k_norm")
+    if norm is None:
+        return 1.0
+    by_head = norm.gain.numel() != lens.d_head
+    return norm.gain.unflatten(0, (lens.n_kv_heads, lens.d_head)) if by_head else norm.gain
 
 
 def _key_norm(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
@@ -151,7 +161,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
                 for i in range(setting.n_controls)
             ),
             position=setting.sink_position,
-            reads=setting.sink_layers,
+            reads=tuple(layer for layer in setting.sink_layers if layer in entering),
             carries=True,
         )
     ]

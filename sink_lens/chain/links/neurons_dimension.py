@@ -56,7 +56,7 @@ def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
 
         def share_rows(masks: list[Tensor], splits: list[LayerSplit] = splits, change: Tensor = change) -> Tensor:
             written = torch.stack([s.terms[:, mask].sum(1) for s, mask in zip(splits, masks, strict=True)]).sum(0)
-            return torch.stack([written, change], dim=1)
+            return torch.stack([written, change], dim=1)[evidence.tested]
 
         random = [matched_random(mask, **draws) for mask in supers]
         controls = [ratio_of_means(share_rows(list(draw)).numpy()) for draw in zip(*random, strict=True)]
@@ -122,7 +122,7 @@ def _dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: 
             for i in range(setting.n_controls)
         ),
         position=setting.sink_position,
-        reads=setting.sink_layers,
+        reads=tuple(layer for layer in setting.sink_layers if layer > min(by_layer)) or setting.sink_layers,
         is_primary=False,
         carries=True,
     )

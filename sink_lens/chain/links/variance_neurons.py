@@ -36,7 +36,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
                 panel.at("neurons_at_sinks", layer)[:, index].abs(),
                 panel.at("neurons_elsewhere", layer),
             )
-            both = torch.stack([at_sink, elsewhere], dim=1)  # sequence, where, neuron
+            both = torch.stack([at_sink, elsewhere], dim=1)[evidence.tested]  # sequence, where, neuron
             supers = super_neurons(evidence.splits, layer=layer)
             chosen.append(both[..., supers])
             random.append([both[..., some] for some in matched_random(supers, **draws)])

@@ -11,6 +11,7 @@ from ...measures.variance import output_preservation
 from ...models.weights import attention_weights
 from ...stats import Interval
 from ..evidence import Evidence, Statistic, other_positions, too_short, undefined
+from ..measure import Panel
 from ..readings import MeasuringPass, control_positions
 from .link import Intervention, Link, Trial
 
@@ -52,8 +53,9 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
         return float(torch.stack(found).nanmean())
 
     at_sink, *at_others = (one[~one.isnan().flatten(1).any(1)] for one in values.unbind(2))
-    ratio = evidence.interval(panel.std_ratio("attn_out")[feeding].nanmean(0), generator=rng)
-    nulls = {"other_positions": other_positions(panel["std:attn_out"][feeding], panel)}
+    writes = _writing_layer(panel, feeding)
+    ratio = evidence.interval(panel.std_ratio("attn_out")[writes], generator=rng)
+    nulls = {"other_positions": other_positions(panel["std:attn_out"][[writes]], panel)}
     after = Statistic(name="s2_ratio_after_w_o", interval=ratio, nulls=nulls, note=too_short(panel))
     if len(at_sink) < 2:
         return [after, undefined("kendall_tau", "one sequence has no standard deviation over sequences")]
@@ -73,6 +75,14 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     others = [tau(one, some) for one in at_others if len(one) > 1]
     references = {"other_positions": float(np.mean(others))} if others else {}
     return [after, Statistic(name="kendall_tau", interval=found, references=references)]
+
+
+def _writing_layer(panel: Panel, feeding: list[int]) -> int:
+    """The layer whose attention writes the difference most: the first growth layer or the one before it."""
+    steps = panel.location.steps
+    layers = sorted({max(0, steps[0].first_layer - 1), steps[0].first_layer}) if steps else feeding
+    ratio = panel.std_ratio("attn_out")[layers].nanmean(1).nan_to_num(0.0)
+    return layers[int(ratio.argmax())]
 
 
 def _interventions(trial: Trial) -> list[Intervention]:

@@ -63,6 +63,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
             if isinstance(module, HeadNormAttention) and f"{key}.value_norm" not in taken_over:
                 module.begin_gamma()
             if isinstance(module, HeadNormAttention) and module.variant == "off_by_one":
+                assert module.sinks is not None  # it has them
                 module.sinks.zero_()  # those of a sink_logit were learned
     device = model.get_input_embeddings().weight.device
     return made.to(device).train(model.training)

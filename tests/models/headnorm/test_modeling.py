@@ -161,13 +161,14 @@ def test_a_sink_logit_takes_mass_and_without_it_the_softmax_is_left(new_model, t
 
 
 def test_softmax_off_by_one_has_a_one_in_its_denominator_that_is_not_learned(new_model, tokens):
-    model, plain = new_model("off_by_one"), new_model("softmax")
+    plain = new_model("softmax")
+    model = convert(plain, attention="off_by_one")  # the same weights
     assert not model.model.layers[0].self_attn.sinks.requires_grad
     pattern, softmax = patterns(model, tokens)[0], patterns(plain, tokens)[0]  # of layer 0, whose scores are the same
     # exp(s_i) / (1 + Z) = softmax_i * Z / (1 + Z): a row is the softmax's, times what it sums to.
     torch.testing.assert_close(pattern, softmax * pattern.sum(-1, keepdim=True))
     # The first query sees its own key alone: exp(s) / (1 + exp(s)), the sigmoid of its score.
-    first = patterns(new_model("sigmoid"), tokens)[0][..., 0, 0]
+    first = patterns(convert(plain, attention="sigmoid"), tokens)[0][..., 0, 0]
     torch.testing.assert_close(pattern[..., 0, 0], first)
 
 
@@ -422,7 +423,7 @@ def test_a_gain_that_a_folder_lacks_begins_from_its_own_values(tmp_path):
 def gradients(model, ids):
     model.zero_grad()
     model(ids, labels=ids, use_cache=False).loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return {name: one.grad.clone() for name, one in model.named_parameters() if one.requires_grad}
 
 
 def test_gradients_reach_everything_and_checkpointing_and_the_kernel_leave_them(variant, new_model, tokens):

@@ -9,7 +9,7 @@ from ..edits.constructors import ORDER
 from ..edits.metrics import Metric
 from ..models.lens import LensModel
 from ..models.sites import SITES
-from .axes import Indices
+from .cells import Touches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class Needs:
         return max(self.layers) + 1
 
     @property
-    def observed(self) -> bool:
-        """Whether it reads whole scores or patterns, which only the bridge has."""
-        return any(SITES[site].observed for site in self.sites)
+    def attention_only(self) -> bool:
+        """Whether nothing is read of the last layer but its attention."""
+        return not (self.whole or self.state or any(not SITES[site].observed for site in self.sites))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Needs:
         found = {length + position if position < 0 else position for position in self.positions for length in lengths}
         return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
 
-    def reaches(self, touches: Sequence[tuple[str, Indices]], *, n_layers: int) -> bool:
+    def reaches(self, touches: Touches, *, n_layers: int) -> bool:
         """Whether edits at these sites and layers can change anything that is read."""
         if self.whole:
             return True

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from sink_lens.edits.metrics import loss, sink_mass
-from sink_lens.sweeps import plan
-from sink_lens.sweeps.needs import Needs
-from sink_lens.sweeps.plan import bytes_a_token, plan_of
+from sink_lens.engine import plan
+from sink_lens.engine.needs import Needs
+from sink_lens.engine.plan import begins_of, bytes_a_token, packs_of, plan_of
 
 READ = (sink_mass(0),)
 
 
-def cut(lens, tokens, *, mode="exact", n_cells=1000, metrics=READ):
-    found = plan_of(lens, tokens, Needs.of(metrics, lens=lens), mode=mode, n_cells=n_cells)
-    assert (found.mode, found.path) == (mode, "plain")
+def cut(lens, tokens, *, n_cells=1000, metrics=READ):
+    found = plan_of(lens, tokens, Needs.of(metrics, lens=lens), n_cells=n_cells)
+    assert found.path == "plain"
     return found.prompts, found.pack
 
 
@@ -55,7 +55,7 @@ def test_forwards_run_side_by_side_on_the_cores_of_a_cpu(lens_of, tokens_of, mon
 
     def lanes(n_threads, n_cells):
         monkeypatch.setattr(plan.torch, "get_num_threads", lambda: n_threads)
-        return plan_of(lens, tokens, needs, mode="exact", n_cells=n_cells).lanes
+        return plan_of(lens, tokens, needs, n_cells=n_cells).lanes
 
     # 10 cells a forward
     assert [lanes(2, 1000), lanes(2, 10), lanes(2, 11), lanes(4, 1000), lanes(64, 1000)] == [2, 1, 2, 4, 8]
@@ -72,7 +72,35 @@ def test_the_memory_of_a_token_by_hand(lens_of):
     assert bytes_a_token(lens, 12, Needs.of([loss()], lens=lens)) == 4 * (1280 + 3 * 300)
 
 
-def test_cells_of_a_mixture_of_experts_share_no_forward_in_exact_mode(lens_of, tokens_of):
+def test_cells_of_a_mixture_of_experts_share_no_forward_and_compute_every_position(lens_of, tokens_of):
     lens, tokens = lens_of("gpt_oss"), tokens_of((12,) * 4)
     assert cut(lens, tokens) == (4, 1)
-    assert cut(lens, tokens, mode="fast") == (4, 10)
+    assert not plan_of(lens, tokens, Needs.of(READ, lens=lens), n_cells=9).cut
+    assert plan_of(lens_of("llama"), tokens, Needs.of(READ, lens=lens), n_cells=9).cut
+
+
+@pytest.mark.parametrize(
+    ("begins", "most", "expected"),
+    [
+        ([0, 0, 0], 2, [2, 1]),
+        ([0, 5, 5, 9, 9], 2, [3, 2]),  # 10 + 5 + 5 of 20 rows; 1 + 1
+        ([0], 1, [1]),
+        ([4, 4, 4], 1, [1, 1, 1]),  # 6 and 6 are more than 10
+        ([9] * 25, 1, [10, 10, 5]),
+    ],
+)
+def test_cells_share_a_forward_as_long_as_their_rows_are_not_more_than_those_of_whole_cells(begins, most, expected):
+    assert packs_of(begins, n_positions=10, most=most) == expected
+
+
+@pytest.mark.parametrize(
+    ("begins", "n_sequences", "expected"),
+    [
+        ([0, 9], 3, [0, 9]),  # 33 rows, and attention over 10 queries
+        ([9, 9], 8, [6, 6]),  # 16 rows, but of one query each: 4 at least
+        ([6], 1, [0]),  # 16 rows at least: there are only 10
+        ([7, 8], 2, [6, 6]),  # 2 x (3 + 2) rows, 3 queries: 4 queries, 2 x (4 + 4) = 16 rows
+    ],
+)
+def test_a_forward_never_has_fewer_rows_than_keep_the_order_of_sums(begins, n_sequences, expected):
+    assert begins_of(begins, n_positions=10, n_sequences=n_sequences) == expected

@@ -8,11 +8,11 @@ import torch
 
 from sink_lens.edits.constructors import edit, scale
 from sink_lens.edits.metrics import sink_mass
-from sink_lens.sweeps import runner
-from sink_lens.sweeps import threads as lanes
-from sink_lens.sweeps.grid import cell_of
-from sink_lens.sweeps.passes import Passes
-from sink_lens.sweeps.threads import Lanes, copied
+from sink_lens.engine import threads as lanes
+from sink_lens.engine.cells import cell_of
+from sink_lens.engine.passes import Passes
+from sink_lens.engine.threads import Lanes, copied
+from sink_lens.engine.trust import checked
 
 
 def cells(n, *more):
@@ -22,7 +22,7 @@ def cells(n, *more):
 @pytest.fixture
 def two(lens_of):
     """Two lanes of a model that has four threads."""
-    passes = Passes(lens=lens_of("llama"), needs=None, mode="exact", n_sequences=1)
+    passes = Passes(lens=lens_of("llama"), needs=None, n_sequences=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lanes.torch, "get_num_threads", lambda: 4)
         return Lanes(passes, count=2)
@@ -87,13 +87,13 @@ def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, t
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     made = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2)
     assert made.pack_deviation() > 0
-    found, deviation = runner.checked(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan)
+    found, deviation = checked(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan)
     assert (found.lanes, found.pack, deviation) == (1, 2, 0.0)
 
 
 def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(lens_of, tokens_of, engine_of, monkeypatch):
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     plan = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2).plan
-    assert runner.checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 2
+    assert checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 2
     monkeypatch.setattr(lens.plain.model.layers[0], "guard", Lock(), raising=False)
-    assert runner.checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 1
+    assert checked(lens, tokens, cells(6), [sink_mass(0)], plan=plan)[0].lanes == 1

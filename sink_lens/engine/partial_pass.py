@@ -1,12 +1,11 @@
-"""A pass of the plain module under edits, from a given layer to a given layer: what a sweep repeats thousands of times.
+"""A pass of the plain module under edits, over some layers and positions: what many cells repeat thousands of times.
 
-The sites are those of the bridge, at their other address (``models.sites``). Edits of the scores and the pattern have
-no address there, and run on the bridge. With the eager kernel the numbers are those of the bridge, to the last bit in
-families with the same products (``models.families``), which the runner checks before it relies on it; with the fused
-one they differ in the last places.
+The sites are those of the bridge, at their other address (``models.sites``); scores and patterns are edited and read in
+the attention of ``layout``. The numbers are those of the bridge, to the last bit in families with the same products
+(``models.families``), which ``trust`` checks before the others run.
 
-Three things are skipped: the layers before the first, what of the first layer no edit changes (``Known``), and what
-lies behind the last attention where nothing else is read.
+Four things are skipped: the layers before the first; the positions before each cell's first; what of the first layer no
+edit changes (``Known``); and what lies behind the last attention where nothing else is read.
 """
 
 import contextlib
@@ -19,14 +18,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..activations.attention import Watch, choose_kernel, observed
-from ..engine.hooks import Act
-from ..models.evaluating import evaluating
 from ..models.families import Family
 from ..models.lens import LensModel
 from ..models.sites import SITES, Address, read
+from .hooks import Act
+from .layout import Attending, Edited, Layout, attending
 
 Take = Callable[[Tensor], None]
+Held = Mapping[int, tuple[Tensor, Tensor]]
+"""Layer -> keys and values of the clean run."""
+_NOTHING: Held = {}
 
 
 class _EndedError(Exception):
@@ -35,24 +36,21 @@ class _EndedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """What is done at one site of one layer, each to some rows of the batch: the edits in order, then the readers."""
+    """What is done at one site of one layer, to each cell: the edits in order, then the readers."""
 
-    edits: list[tuple[slice, Act]] = field(default_factory=list)
-    readers: list[tuple[slice, Take]] = field(default_factory=list)
+    edits: list[tuple[int, Act]] = field(default_factory=list)
+    readers: list[tuple[int, Take]] = field(default_factory=list)
 
-    def edited(self, raw: Tensor, *, view: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """The edited tensor, None where nothing was changed; ``view`` shows a tensor with the site's axes."""
+    def edited(self, raw: Tensor, *, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
+        """The edited tensor, None where nothing was changed; ``view`` shows a cell's part with the site's axes."""
         found = None
-        seen = view(raw)
-        for rows, act in self.edits:
-            new = act(seen[rows])
+        for cell, act in self.edits:
+            new = act(view(raw if found is None else found, cell))
             if new is not None:
-                if found is None:
-                    found = raw.clone()
-                    seen = view(found)
-                seen[rows] = new
-        for rows, take in self.readers:
-            take(seen[rows])
+                found = raw.clone() if found is None else found
+                view(found, cell).copy_(new)
+        for cell, take in self.readers:
+            take(view(raw if found is None else found, cell))
         return found
 
 
@@ -63,8 +61,6 @@ class Known:
     layer: int
     stream: Float[Tensor, "batch position d_model"]
     """Before the layer."""
-    after: Float[Tensor, "batch position d_model"]
-    """After the layer."""
     attention: Float[Tensor, "batch position d_model"]
     """What the attention module gives, before a norm behind it."""
     z: Float[Tensor, "batch position value"]
@@ -72,11 +68,15 @@ class Known:
     neurons: Float[Tensor, "batch position d_mlp"] | None
     """Input of the down-projection; None in a mixture of experts, and where the layer has no MLP module."""
 
-    def repeated(self, copies: int) -> "Known":
-        """Repeat these values for several copies of the batch, one after the other."""
-        neurons = None if self.neurons is None else self.neurons.repeat(copies, 1, 1)
-        rest = {name: getattr(self, name).repeat(copies, 1, 1) for name in ("stream", "after", "attention", "z")}
-        return Known(layer=self.layer, neurons=neurons, **rest)
+    def of(self, layout: Layout) -> "Known":
+        """These values at the rows of cells."""
+        return Known(
+            layer=self.layer,
+            stream=layout.flat(self.stream),
+            attention=layout.flat(self.attention),
+            z=layout.flat(self.z),
+            neurons=None if self.neurons is None else layout.flat(self.neurons),
+        )
 
 
 _BEFORE_Z = frozenset({"resid_pre", "attn_in", "q", "k", "v", "scores", "pattern"})
@@ -99,33 +99,35 @@ def plain_pass(
     lens: LensModel,
     tokens: Int[Tensor, "batch position"],
     *,
+    layout: Layout,
     first: int,
     last: int,
     visits: Mapping[tuple[str, int], Visit],
-    stream: Tensor | None = None,
+    stream: Float[Tensor, "1 row d_model"] | None = None,
+    held: Held = _NOTHING,
+    keep: dict[int, tuple[Tensor, Tensor]] | None = None,
     known: Known | None = None,
     skip: frozenset[str] = frozenset(),
-    patterns: Mapping[int, Take] | None = None,
-    columns: Watch | None = None,
     attention_only: bool = False,
-    logits_at: Sequence[int] | None = None,
+    logits_at: Int[Tensor, " kept"] | None = None,
     taps: Sequence[tuple[nn.Module, str, Take]] = (),
 ) -> Tensor | None:
     """Layers ``first`` to ``last`` - 1 of the plain model; the logits if ``last`` is its number of layers + 1.
 
     Args:
-        lens: the model.
-        tokens: the batch; its ids matter where the pass begins at layer 0, its shape always.
+        lens: the model, in eval mode.
+        tokens: the sequences, whole.
+        layout: the cells, and the rows of each.
         first: the layer to begin at; the number of layers is the last norm.
         last: the layer to end before.
         visits: (site, layer) -> what is done there.
         stream: before the first layer; None computes it from the tokens, and then ``first`` is 0.
-        known: of the layer ``first``, repeated to the batch; needed where something of it is skipped.
+        held: layer -> keys and values of the clean run; needed where a cell begins later than the first position.
+        keep: takes the keys and values of every layer.
+        known: of the layer ``first``, at the rows; needed where something of it is skipped.
         skip: what ``skipped`` gave.
-        patterns: layer -> called with its attention pattern; of the eager kernel only.
-        columns: how the fused kernel reads attention; None runs the eager one.
         attention_only: of the last layer, no more than the attention.
-        logits_at: positions at which to unembed; None is all.
+        logits_at: rows to unembed; None is all.
         taps: submodules whose input or output is handed over as it is.
     """
     layers = lens.layers
@@ -137,64 +139,37 @@ def plain_pass(
             stack.callback(_before(entry, lambda _: stream).remove)
         if known is not None and skip:
             _skip(lens, known, skip=skip, stack=stack)
+        observed: dict[tuple[str, int], Edited] = {}
         ordered = sorted(visits.items(), key=lambda item: tuple(SITES).index(item[0][0]))
         for (site, layer), visit in ordered:
             address = SITES[site].address(lens.family)
-            assert address is not None  # scores and pattern run on the bridge, and others were refused
+            if address is None:  # the scores and the pattern; other sites that a family lacks were refused
+                observed[site, layer] = partial(_in_attention, visit=visit, layout=layout)
+                continue
             root = layers[layer] if SITES[site].per_layer else lens.plain
-            view = partial(_view, lens=lens, address=address, batch=len(tokens))
-            change = partial(visit.edited, view=view)
+            change = partial(visit.edited, view=partial(_view, lens=lens, address=address, layout=layout))
             module = root.get_submodule(address.module)
             stack.callback((_before if address.side == "input" else _after)(module, change).remove)
         for module, side, take in taps:
             stack.callback((_before if side == "input" else _after)(module, take).remove)
-        attention = lens.family.attention
-        for layer, take in (patterns or {}).items():
-            stack.callback(_pattern_of(layers[layer].get_submodule(attention), take).remove)
         if last <= lens.n_layers:
-            module = layers[last - 1].get_submodule(attention) if attention_only else layers[last - 1]
+            module = layers[last - 1].get_submodule(lens.family.attention) if attention_only else layers[last - 1]
             stack.callback(module.register_forward_hook(_end).remove)
-        if columns is not None:
-            stack.enter_context(observed(lens.plain, watch=columns))
-        stack.enter_context(evaluating(lens.plain))
+        stack.enter_context(attending(Attending(lens=lens, layout=layout, held=held, at=observed, keep=keep)))
         stack.enter_context(torch.no_grad())
         stack.enter_context(contextlib.suppress(_EndedError))
-        ids = tokens.to(lens.device)
+        positions = layout.places[1][None].to(lens.device)
+        inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
         if last <= lens.n_layers:
-            lens.plain.base_model(input_ids=ids, use_cache=False)
+            lens.plain.base_model(**inputs, use_cache=False)
         else:
-            keep = {} if logits_at is None else {"logits_to_keep": torch.tensor(list(logits_at), device=lens.device)}
-            out: Tensor = lens.plain(input_ids=ids, use_cache=False, **keep).logits
+            kept = {} if logits_at is None else {"logits_to_keep": logits_at.to(lens.device)}
+            out: Tensor = lens.plain(**inputs, use_cache=False, **kept).logits
             return out
     return None
 
 
-@contextlib.contextmanager
-def eager(lens: LensModel) -> Iterator[None]:
-    """Within the block, the plain model runs eager attention, which gives a pattern."""
-    before = str(lens.plain.config._attn_implementation)
-    lens.plain.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        lens.plain.set_attn_implementation(before)
-
-
-def fused_columns(lens: LensModel, *, keys: tuple[int, ...], take: Mapping[int, Take]) -> Watch:
-    """How the fused kernel reads the keys' columns of the pattern at some layers."""
-    names = frozenset({"mass"})
-    return Watch(
-        kernel=choose_kernel(lens.family, device=lens.device),
-        names=lambda layer: names if layer in take else frozenset(),
-        keys=keys,
-        rows=None,
-        put=lambda layer, name, tensor: take[layer](tensor),
-    )
-
-
-def know(
-    lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None, columns: Watch | None
-) -> Known:
+def know(lens: LensModel, tokens: Tensor, *, layer: int, begin: tuple[int, Tensor] | None) -> Known:
     """What a layer computes without an edit, by a pass from an earlier layer's stream, or from the tokens."""
     family, module = lens.family, lens.layer(layer)
     attention = module.get_submodule(family.attention)
@@ -205,15 +180,18 @@ def know(
 
     taps = [
         (module, "input", keep("stream")),
-        (module, "output", keep("after")),
         (attention, "output", keep("attention")),
         (attention.get_submodule(family.o), "input", keep("z")),
     ]
     if family.mlp is not None and family.down is not None:
         taps.append((module.get_submodule(family.mlp).get_submodule(family.down), "input", keep("neurons")))
     first, stream = (0, None) if begin is None else begin
-    plain_pass(lens, tokens, first=first, last=layer + 1, visits={}, stream=stream, columns=columns, taps=taps)
-    return Known(layer=layer, neurons=found.pop("neurons", None), **found)
+    layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
+    given = None if stream is None else layout.flat(stream)
+    plain_pass(lens, tokens, layout=layout, first=first, last=layer + 1, visits={}, stream=given, taps=taps)
+    # OPT has no axis of sequences around its MLP
+    whole = {name: tensor.reshape(*tokens.shape, -1) for name, tensor in found.items()}
+    return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
 
 
 def _skip(lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack) -> None:
@@ -246,9 +224,20 @@ def _hand_on(*args: Any, **kwargs: Any) -> Any:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def _view(raw: Tensor, *, lens: LensModel, address: Address, batch: int) -> Tensor:
+def _view(raw: Tensor, cell: int, *, lens: LensModel, address: Address, layout: Layout) -> Tensor:
     sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
-    return read(raw, address=address, family=lens.family, batch=batch, **sizes)
+    return layout.cell(read(raw, address=address, family=lens.family, batch=1, **sizes), cell)
+
+
+def _in_attention(raw: Tensor, *, visit: Visit, layout: Layout) -> Tensor:
+    """Scores or the pattern of all cells, edited; each cell sees its queries."""
+    n = layout.n_sequences
+
+    def view(tensor: Tensor, cell: int) -> Tensor:
+        return tensor[cell * n : (cell + 1) * n, :, layout.begins[cell] - layout.first :]
+
+    found = visit.edited(raw, view=view)
+    return raw if found is None else found
 
 
 def _before(module: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Any:
@@ -268,13 +257,6 @@ def _after(module: nn.Module, change: Callable[[Tensor], Tensor | None]) -> Any:
             new = change(output[0])
             return None if new is None else (new, *output[1:])
         return change(output)
-
-    return module.register_forward_hook(hook)
-
-
-def _pattern_of(module: nn.Module, take: Take) -> Any:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        take(output[1])
 
     return module.register_forward_hook(hook)
 

@@ -1,7 +1,7 @@
 """Lanes: cells side by side on the cores of a CPU, each lane with the model's modules once more on the same weights.
 
 Two cores share a matrix product of a few hundred rows badly: one cell a core is faster than one cell on both, with
-the same numbers (the runner compares them). The modules are copied because the edits are hooks on them.
+the same numbers (``trust`` compares them). The modules are copied because the edits are hooks on them.
 """
 
 import copy
@@ -50,7 +50,7 @@ class Lanes:
 def copied(lens: LensModel) -> LensModel:
     """The same model with its plain module copied, the weights shared; for passes of the plain module alone."""
     shared = {id(tensor): tensor for tensor in chain(lens.plain.parameters(), lens.plain.buffers())}
-    return replace(lens, plain=copy.deepcopy(lens.plain, shared))
+    return replace(lens, plain=copy.deepcopy(lens.plain, shared).eval())
 
 
 def can_copy(lens: LensModel) -> bool:

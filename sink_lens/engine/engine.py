@@ -1,0 +1,393 @@
+"""Run many cells per forward pass; return the metrics of each cell and of the clean run, by sequence.
+
+Nothing outside a cell's cone is computed (``cells``). Cells are sorted by the first layer and position that they
+touch. They begin at this layer, from the clean stream, and at this position, with the clean keys and values of the
+positions before; both come from the clean run of their prompts, which is computed once. The parts of the first layer
+that no edit changes are not computed again either. No pass goes further than what is read, and only scored positions
+are unembedded. Several cells share a forward (``layout``), and on a CPU several forwards run side by side
+(``threads``). A cell that can change nothing that is read is not run at all.
+
+The numbers are those of ``run_with`` for one cell at a time: in float32 on the CPU to the last bit, where the products
+of both sum in the same order, else within 1e-5. The passes run on the plain module with eager attention. ``trust``
+compares some cells with the bridge on the user's machine before the others run, and says which of the two was found.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate, chain
+from threading import Event, Lock
+from typing import Any, TypeVar
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..data.tokens import TokenBatch
+from ..edits.metrics import Metric, evaluate
+from ..edits.outcome import Outcome
+from ..errors import SinkLensError
+from ..models.evaluating import evaluating
+from ..models.lens import LensModel
+from ..models.sites import SITES
+from .cells import Cell, Touches
+from .forward import Early
+from .hooks import check_edits
+from .needs import Needs
+from .passes import Clean, Passes
+from .plan import CELLS_A_BLOCK, Plan, begins_of, packs_of
+from .references import References
+from .threads import Lanes
+
+VALUES = ("cell", "sequence", "metric", "value", "changed", "error")
+"""Columns of a block's numbers."""
+
+
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
+Take = Callable[[int, Outcome, list[bool]], _Found]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Cells that begin at one layer, on one batch of prompts; a block is computed, written and lost as a whole."""
+
+    number: int
+    prompts: slice
+    first: int
+    """The layer at which they begin; above the number of layers if they change nothing that is read."""
+    cells: tuple[int, ...]
+    """Their numbers."""
+
+
+class Engine:
+    """Cells on a model, ready to be run block by block."""
+
+    def __init__(
+        self,
+        lens: LensModel,
+        tokens: TokenBatch,
+        cells: Sequence[Cell],
+        metrics: Sequence[Metric],
+        *,
+        plan: Plan,
+        needs: Needs | None = None,
+    ) -> None:
+        self.lens = lens
+        self.tokens = tokens
+        self.cells = tuple(cells)
+        self.metrics = tuple(metrics)
+        self.plan = plan
+        self.needs = Needs.of(metrics, lens=lens) if needs is None else needs
+        self.blocks = self._blocks()
+        self._references = References(lens, tokens)
+        self._passes = Passes(lens=lens, needs=self.needs, n_sequences=tokens.n_sequences)
+        self._clean = lru_cache(maxsize=1)(self._clean_run)
+        self._one_at_a_time = Lock()
+
+    def baseline(self) -> pd.DataFrame:
+        """The unedited run: sequence, metric, value."""
+        rows: list[dict[str, Any]] = []
+        for prompts in self._prompts():
+            clean = self._clean(prompts.start)
+            for metric in self.metrics:
+                rows += _rows(evaluate(metric, clean.outcome), prompts=prompts, metric=metric.name)
+        return pd.DataFrame(rows, columns=["sequence", "metric", "value"])
+
+    def run(self, block: Block, *, advance: Callable[[int], object] = lambda cells: None) -> pd.DataFrame:
+        """A block's numbers, with the columns ``VALUES``; a cell that fails has one row, with its error.
+
+        Args:
+            block: one of ``blocks``.
+            advance: called with the number of cells that were finished.
+        """
+        take = partial(self._rows_of, prompts=block.prompts)
+        rows = chain.from_iterable(self._taken(block, take, failed=lambda *one: [_failed(*one)], advance=advance))
+        return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
+
+    def map(
+        self, block: Block, take: Take[_Found], *, advance: Callable[[int], object] = lambda cells: None
+    ) -> list[_Found]:
+        """What a function makes of each run of a block, in no order.
+
+        Args:
+            block: one of ``blocks``.
+            take: called with a cell's number, what was read of its run, and whether each of its edits changed anything.
+            advance: called with the number of cells that were finished.
+
+        Raises:
+            Exception: whatever an edit or the function raises.
+        """
+        return self._taken(block, take, failed=None, advance=advance)
+
+    def _taken(
+        self,
+        block: Block,
+        take: Take[_Found],
+        *,
+        failed: Callable[[int, Exception], _Found] | None,
+        advance: Callable[[int], object],
+    ) -> list[_Found]:
+        with evaluating(self.lens.plain):
+            return self._all_of(block, take, failed=failed, advance=advance)
+
+    def _all_of(
+        self,
+        block: Block,
+        take: Take[_Found],
+        *,
+        failed: Callable[[int, Exception], _Found] | None,
+        advance: Callable[[int], object],
+    ) -> list[_Found]:
+        packs = self._packs(block)
+        if len(packs) == 1 or not self._has_lanes(block):
+            share = self._share(packs, Event(), block=block, passes=self._passes, take=take, failed=failed)
+            found = []
+            for done, some in share:
+                advance(done)
+                found += some
+            return found
+        each = -(-len(packs) // self.plan.lanes)
+        shares = [packs[start : start + each] for start in range(0, len(packs), each)]
+
+        def of_share(passes: Passes, packs: Sequence[tuple[int, ...]], stop: Event) -> list[_Found]:
+            found = []
+            for done, some in self._share(packs, stop, block=block, passes=passes, take=take, failed=failed):
+                with self._one_at_a_time:
+                    advance(done)
+                found += some
+            return found
+
+        return list(chain.from_iterable(self._in_lanes(block, of_share, shares)))
+
+    def clean(self, prompts: slice) -> Outcome:
+        """What is read of the clean run of a batch of prompts."""
+        return self._clean(prompts.start).outcome
+
+    def deviation(self, number: int) -> float:
+        """The largest difference between a cell's numbers here and those of one pass of the bridge for it alone."""
+        block = next(block for block in self.blocks if number in block.cells)
+        pack = next(pack for pack in self._packs(block) if number in pack)
+        run = partial(self._run, block=block)
+        with evaluating(self.lens.plain):
+            if self._has_lanes(block):
+                (found,) = self._in_lanes(block, lambda passes, pack, stop: run(pack, passes=passes), [pack])
+            else:
+                found = run(pack, passes=self._passes)
+        outcome, _ = found[pack.index(number)]
+        edits = self.cells[number].make(self._references)
+        slow, _ = self._passes.slow(self._part(block.prompts), edits, prompts=block.prompts)
+        return max([0.0, *(_gap(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)])
+
+    def clean_deviation(self) -> float:
+        """The largest difference for the unedited run of the first prompts."""
+        prompts = self._prompts()[0]
+        clean = self._clean(prompts.start).outcome
+        slow, _ = self._passes.slow(self._part(prompts), (), prompts=prompts)
+        return max(_gap(evaluate(metric, clean), evaluate(metric, slow)) for metric in self.metrics)
+
+    def pack_deviation(self) -> float:
+        """The largest difference that sharing a forward, or beginning at a later position, makes to unedited streams.
+
+        A matrix product may sum in another order where it has more rows, and that shows in the streams of any input.
+        Every number of cells that share a forward over all positions is compared, and two of the later beginnings.
+        """
+        shapes = {(0,): None}
+        late: list[tuple[int, ...]] = []
+        for block in self.blocks:
+            if block.first <= self.lens.n_layers:
+                for pack in self._packs(block):
+                    begins = tuple(self._begins(pack, block))
+                    if any(begins):
+                        late.append(begins)
+                    else:
+                        shapes[begins] = None
+        late.sort(key=lambda begins: sum(self.tokens.n_positions - begin for begin in begins))
+        shapes |= dict.fromkeys([*late[:1], *late[-1:]])
+        found = 0.0
+        # The last batch of prompts may be smaller than the others.
+        parts = {part.n_sequences: part for part in map(self._part, self._prompts())}.values()
+        for part in parts if self.plan.path == "plain" else ():
+            keys: dict[int, tuple[Tensor, Tensor]] = {}
+            with evaluating(self.lens.plain):
+                (alone,) = self._passes.streams(part, begins=(0,), held={}, keep=keys)
+                for begins in list(shapes)[1:]:
+                    streams = partial(Passes.streams, part=part, begins=begins, held=keys)
+                    if self.plan.lanes > 1:
+                        (packed,) = self._lanes.map(lambda passes, given, stop: given(passes), [streams])
+                    else:
+                        packed = streams(self._passes)
+                    for begin, copy in zip(begins, packed, strict=True):
+                        gaps = [float((one[:, begin:] - own).abs().max()) for one, own in zip(alone, copy, strict=True)]
+                        found = max([found, *gaps])
+        return found
+
+    def layers_of(self, block: Block) -> int:
+        """Number of layers that a block runs for each of its cells."""
+        return max(0, min(self.needs.last, self.lens.n_layers) - block.first)
+
+    def forwards_of(self, block: Block) -> int:
+        """Number of forwards that a block takes."""
+        return len(self._packs(block))
+
+    def tokens_of(self, block: Block) -> int:
+        """Number of positions that a block computes for each of its sequences, over its cells."""
+        n = self.tokens.n_positions
+        return sum(n - begin for pack in self._packs(block) for begin in self._begins(pack, block))
+
+    def _blocks(self) -> tuple[Block, ...]:
+        n = self.tokens.n_positions
+        most = max(CELLS_A_BLOCK, self.plan.pack) * n
+        groups: dict[int, list[int]] = {}
+        first_of = lru_cache(self._first)
+        for number, cell in enumerate(self.cells):
+            groups.setdefault(first_of(cell.touches), []).append(number)
+        found: list[Block] = []
+        for prompts in self._prompts():
+            for first, numbers in sorted(groups.items()):
+                cells: list[int] = []
+                held = 0
+                for number in sorted(numbers, key=self._earliest):
+                    length = n - self._earliest(number)
+                    if cells and held + length > most:
+                        found.append(Block(number=len(found), prompts=prompts, first=first, cells=tuple(cells)))
+                        cells, held = [], 0
+                    cells.append(number)
+                    held += length
+                found.append(Block(number=len(found), prompts=prompts, first=first, cells=tuple(cells)))
+        return tuple(found)
+
+    def _earliest(self, number: int) -> int:
+        """The first position that a cell needs."""
+        return self.cells[number].begin if self.plan.cut and self.plan.path == "plain" else 0
+
+    def _packs(self, block: Block) -> list[tuple[int, ...]]:
+        """The cells that share each forward."""
+        begins = [self._earliest(number) for number in block.cells]
+        sizes = packs_of(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
+        return [block.cells[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+    def _begins(self, pack: Sequence[int], block: Block) -> list[int]:
+        """The first positions of the cells of a forward."""
+        return begins_of(
+            [self._earliest(number) for number in pack],
+            n_positions=self.tokens.n_positions,
+            n_sequences=block.prompts.stop - block.prompts.start,
+        )
+
+    def _first(self, touches: Touches) -> int:
+        n = self.lens.n_layers
+        if not self.needs.reaches(touches, n_layers=n):
+            return n + 1
+        inner = [range(n) if layers is None else layers for site, layers in touches if SITES[site].per_layer]
+        return min((min(layers) for layers in inner), default=n - 1)
+
+    def _prompts(self) -> list[slice]:
+        n, size = self.tokens.n_sequences, self.plan.prompts
+        return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+    def _part(self, prompts: slice) -> TokenBatch:
+        return replace(self.tokens, tokens=self.tokens.tokens[prompts], lengths=self.tokens.lengths[prompts])
+
+    def _clean_run(self, start: int) -> Clean:
+        prompts = next(prompts for prompts in self._prompts() if prompts.start == start)
+        part = self._part(prompts)
+        if self.plan.path == "bridge":
+            outcome, _ = self._passes.slow(part, (), prompts=prompts)
+            return Clean(part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={})
+        with evaluating(self.lens.plain):
+            return self._passes.clean(part, prompts=prompts)
+
+    @cached_property
+    def _lanes(self) -> Lanes:
+        return Lanes(self._passes, count=self.plan.lanes)
+
+    def _has_lanes(self, block: Block) -> bool:
+        """Whether its cells may run side by side: those of the bridge do not, there is one."""
+        return self.plan.lanes > 1 and self.plan.path == "plain" and block.first <= self.lens.n_layers
+
+    def _in_lanes(
+        self, block: Block, run: Callable[[Passes, _Given, Event], _Found], given: Sequence[_Given]
+    ) -> list[_Found]:
+        """Parts of a block, side by side."""
+        self._passes.known(self._clean(block.prompts.start), block.first)  # computed once for all lanes
+        return self._lanes.map(run, given)
+
+    def _share(
+        self,
+        packs: Sequence[tuple[int, ...]],
+        stop: Event,
+        *,
+        block: Block,
+        passes: Passes,
+        take: Take[_Found],
+        failed: Callable[[int, Exception], _Found] | None,
+    ) -> Iterator[tuple[int, list[_Found]]]:
+        """One pack after the other: how many cells were finished, and what was made of them."""
+        waiting, most = deque(packs), max(map(len, packs))
+        while waiting and not stop.is_set():
+            pack: tuple[int, ...] = waiting.popleft()
+            if len(pack) > most:
+                waiting.appendleft(pack[most:])
+                pack = pack[:most]
+            try:
+                runs = self._run(pack, block=block, passes=passes)
+                found = [take(number, *one) for number, one in zip(pack, runs, strict=True)]
+            except torch.OutOfMemoryError as error:
+                if len(pack) > 1:
+                    most = len(pack) // 2
+                    waiting.appendleft(pack)
+                    continue
+                if failed is None:
+                    raise
+                found = [failed(pack[0], error)]
+            except Exception as error:  # an edit of one's own may raise anything: recorded with its cell
+                if failed is None:
+                    raise
+                if len(pack) > 1:  # one of them fails: the others must not fail with it
+                    waiting.extendleft((number,) for number in reversed(pack))
+                    continue
+                found = [failed(pack[0], error)]
+            yield len(pack), found
+
+    def _run(self, pack: Sequence[int], *, block: Block, passes: Passes) -> list[tuple[Outcome, list[bool]]]:
+        """Run cells that share a forward."""
+        with self._one_at_a_time:  # an edit may measure its values on the model, and there is one unedited run
+            edits = [self.cells[number].make(self._references) for number in pack]
+            clean = self._clean(block.prompts.start)
+        for some in edits:
+            check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
+        if block.first > self.lens.n_layers:
+            return [(clean.outcome, [False] * len(some)) for some in edits]
+        if self.plan.path == "bridge":
+            return [passes.slow(clean.part, some, prompts=block.prompts) for some in edits]
+        outcomes, changed = passes.pack(edits, clean=clean, first=block.first, begins=self._begins(pack, block))
+        return list(zip(outcomes, changed, strict=True))
+
+    def _rows_of(self, number: int, outcome: Outcome, changed: list[bool], *, prompts: slice) -> list[dict[str, Any]]:
+        more = {"cell": number, "changed": any(changed), "error": None}
+        return [
+            row | more
+            for metric in self.metrics
+            for row in _rows(evaluate(metric, outcome), prompts=prompts, metric=metric.name)
+        ]
+
+
+def _gap(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference; infinite where only one of them is defined."""
+    found, wanted = found.double(), wanted.double()
+    if not torch.equal(found.isnan(), wanted.isnan()):
+        return float("inf")
+    return float((found - wanted).nan_to_num(0.0).abs().max())
+
+
+def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
+    """One row a sequence; where the metric gives one number in all, it stands at the first sequence of its batch."""
+    for index, value in enumerate(values.tolist()):
+        yield {"sequence": prompts.start + index, "metric": metric, "value": value}
+
+
+def _failed(number: int, error: Exception) -> dict[str, Any]:
+    text = str(error) if isinstance(error, SinkLensError) else f"{type(error).__name__}: {error}"
+    return {"cell": number, "sequence": -1, "metric": "", "value": float("nan"), "changed": False, "error": text}

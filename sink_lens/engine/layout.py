@@ -1,0 +1,200 @@
+"""How cells lie in one forward: every position that is computed is a row, and only attention sees sequences.
+
+A pass over cells that begin at different positions is one sequence of rows: of each cell its sequences, of each
+sequence the positions from the cell's first on. Norms, projections and the MLP need no more. Attention takes the rows
+apart: queries are padded to the longest cell, keys and values are completed by those of the clean run, which a causal
+model computes the same way before the first position that an edit touches.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from ..models.lens import LensModel
+
+_NAME = "sink_lens_cells"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The rows of some cells on the same sequences."""
+
+    n_sequences: int
+    n_positions: int
+    begins: tuple[int, ...]
+    """The first position of each cell."""
+
+    @property
+    def first(self) -> int:
+        """The first position of any cell."""
+        return min(self.begins)
+
+    @cached_property
+    def rows(self) -> tuple[slice, ...]:
+        """The rows of each cell."""
+        sizes = [self.n_sequences * (self.n_positions - begin) for begin in self.begins]
+        return tuple(slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True))
+
+    @cached_property
+    def places(self) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"]]:
+        """Of each row its sequence, counted over all cells, and its position."""
+        sequences, positions = [], []
+        for cell, begin in enumerate(self.begins):
+            length = self.n_positions - begin
+            own = torch.arange(cell * self.n_sequences, (cell + 1) * self.n_sequences)
+            sequences.append(own.repeat_interleave(length))
+            positions.append(torch.arange(begin, self.n_positions).repeat(self.n_sequences))
+        return torch.cat(sequences), torch.cat(positions)
+
+    def cell(self, tensor: Shaped[Tensor, "1 row *value"], cell: int) -> Shaped[Tensor, "batch position *value"]:
+        """One cell's rows, as a view with sequences and positions."""
+        return tensor[0, self.rows[cell]].unflatten(0, (self.n_sequences, -1))
+
+    def flat(self, tensor: Shaped[Tensor, "batch position *value"]) -> Shaped[Tensor, "1 row *value"]:
+        """The rows of all cells, each with the values of the same tensor."""
+        if not any(self.begins):
+            return tensor.flatten(0, 1).repeat(len(self.begins), *[1] * (tensor.dim() - 2))[None]
+        return torch.cat([tensor[:, begin:].flatten(0, 1) for begin in self.begins])[None]
+
+    def apart(self, tensor: Float[Tensor, "1 head row d_head"]) -> Float[Tensor, "sequence head query d_head"]:
+        """Rows by sequence, from the first position of any cell on; what no cell computes is 0."""
+        by_row, length = tensor[0].transpose(0, 1), self.n_positions - self.first
+        shape = (len(self.begins) * self.n_sequences, length)
+        if shape[0] * shape[1] == len(by_row):
+            return by_row.unflatten(0, shape).transpose(1, 2)
+        found = by_row.new_zeros(*shape, *by_row.shape[1:])
+        sequences, positions = self.places
+        found[sequences, positions - self.first] = by_row
+        return found.transpose(1, 2)
+
+    def together(self, tensor: Float[Tensor, "sequence head query d_head"]) -> Float[Tensor, "1 row head d_head"]:
+        """The inverse of ``apart``."""
+        by_position = tensor.transpose(1, 2)
+        if by_position.shape[0] * by_position.shape[1] == self.rows[-1].stop:
+            return by_position.flatten(0, 1)[None]
+        sequences, positions = self.places
+        return by_position[sequences, positions - self.first][None]
+
+    def completed(
+        self, tensor: Float[Tensor, "1 head row d_head"], clean: Float[Tensor, "batch head key d_head"] | None
+    ) -> Float[Tensor, "sequence head key d_head"]:
+        """Keys or values of whole sequences; those before a cell's first position are the clean ones."""
+        if not any(self.begins):
+            return self.apart(tensor)
+        assert clean is not None
+        by_row = tensor[0].transpose(0, 1)
+        found = clean.transpose(1, 2).repeat(len(self.begins), 1, 1, 1)
+        sequences, positions = self.places
+        found[sequences, positions] = by_row
+        return found.transpose(1, 2)
+
+
+Edited = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attending:
+    """The attention of a pass over cells: how the cells lie, what is edited and read, and the clean keys and values."""
+
+    lens: LensModel
+    layout: Layout
+    held: Mapping[int, tuple[Tensor, Tensor]]
+    """Layer -> keys and values of the clean run; needed where a cell begins later than the first position."""
+    at: Mapping[tuple[str, int], Edited]
+    """(``scores`` or ``pattern``, layer) -> function of the whole tensor, which may edit and read it."""
+    keep: dict[int, tuple[Tensor, Tensor]] | None = None
+    """Takes the keys and values of every layer; None does not keep them."""
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def mask(self, layer: int, *, like: Tensor) -> Float[Tensor, "1 1 query key"]:
+        """What is added to a layer's scores: 0 for the keys that a query sees, else the type's least number."""
+        reach, n = self.lens.reach(layer), self.layout.n_positions
+        if reach not in self.masks:
+            query, key = (
+                torch.arange(self.layout.first, n, device=like.device)[:, None],
+                torch.arange(n, device=like.device),
+            )
+            seen = (key <= query) & (key > query - (n if reach is None else reach))
+            least = torch.finfo(like.dtype).min
+            self.masks[reach] = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill(~seen, least)
+        return self.masks[reach][None, None]
+
+
+_ATTENDING: ContextVar[Attending | None] = ContextVar("sink_lens_attending", default=None)
+
+
+@contextlib.contextmanager
+def attending(how: Attending) -> Iterator[None]:
+    """Within the block, forward passes of the plain model take the rows of cells apart in attention."""
+    AttentionInterface.register(_NAME, _attention)
+    config = how.lens.plain.config
+    before = str(config._attn_implementation)
+    token = _ATTENDING.set(how)
+    try:
+        config._attn_implementation = _NAME
+        yield
+    finally:
+        config._attn_implementation = before
+        _ATTENDING.reset(token)
+
+
+def _attention(
+    module: nn.Module,
+    query: Float[Tensor, "1 head row d_head"],
+    key: Float[Tensor, "1 kv_head row d_head"],
+    value: Float[Tensor, "1 kv_head row d_head"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " head"] | None = None,
+    weighting: Literal["softmax", "sigmoid"] = "softmax",
+    **kwargs: Any,
+) -> tuple[Float[Tensor, "1 row head d_head"], Float[Tensor, "sequence head query key"]]:
+    """Eager attention of every family, in the order of operations of Hugging Face and of the bridge."""
+    how = _ATTENDING.get()
+    assert how is not None, "the attention of cells runs inside attending() only"
+    layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
+    clean = how.held.get(layer, (None, None))
+    query = layout.apart(query)
+    key, value = (layout.completed(one, before) for one, before in zip((key, value), clean, strict=True))
+    if how.keep is not None:
+        how.keep[layer] = (key, value)
+    key, value = (_by_head(one, n_heads=query.shape[1]) for one in (key, value))
+    scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + how.mask(layer, like=scores)
+    if ("scores", layer) in how.at:
+        scores = how.at["scores", layer](scores)
+    if weighting == "sigmoid":
+        pattern = scores.float().sigmoid()
+    elif s_aux is None:
+        pattern = nn.functional.softmax(scores, dim=-1, dtype=torch.float32)
+    else:
+        sink = s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)
+        both = torch.cat([scores, sink], dim=-1)
+        both = both - both.max(dim=-1, keepdim=True).values
+        pattern = nn.functional.softmax(both, dim=-1, dtype=torch.float32)[..., :-1]
+    pattern = pattern.to(query.dtype)
+    if ("pattern", layer) in how.at:
+        pattern = how.at["pattern", layer](pattern)
+    return layout.together(torch.matmul(pattern, value)), pattern
+
+
+def _by_head(tensor: Float[Tensor, "sequence kv_head key d_head"], *, n_heads: int) -> Tensor:
+    """The keys or values of every query head."""
+    groups = n_heads // tensor.shape[1]
+    if groups == 1:
+        return tensor
+    return tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)

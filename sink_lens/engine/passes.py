@@ -1,0 +1,249 @@
+"""The forward passes of cells: the clean run, several cells at once, and one cell alone on the bridge."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..data.tokens import TokenBatch
+from ..edits.constructors import Edit
+from ..edits.outcome import Outcome, spliced
+from ..models.lens import LensModel
+from ..models.sites import SITES
+from .forward import Desk, Early, not_a_number, run_applied
+from .hooks import Applied
+from .layout import Layout
+from .needs import Needs
+from .partial_pass import Held, Known, Visit, know, plain_pass, skipped
+from .plan import LEAST_ROWS
+
+
+@dataclass(slots=True, kw_only=True)
+class Clean:
+    """The unedited run of one batch of prompts."""
+
+    part: TokenBatch
+    prompts: slice
+    """The indices of these sequences among all."""
+    early: Early
+    keys: dict[int, tuple[Tensor, Tensor]]
+    """Layer -> its keys and values."""
+    known: Known | None = None
+    """Unedited values inside the layer that was needed last."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What is read of it."""
+        return self.early.outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """A model together with what is read from its passes."""
+
+    lens: LensModel
+    needs: Needs
+    n_sequences: int
+    """The sequences of all batches of prompts."""
+
+    def clean(self, part: TokenBatch, *, prompts: slice) -> Clean:
+        """The unedited run."""
+        keys: dict[int, tuple[Tensor, Tensor]] = {}
+        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[()], begins=[0], clean=None)
+        (outcome,) = pack.run(0, keep=keys)
+        return Clean(part=part, prompts=prompts, early=pack.desks[0].early_of(outcome), keys=keys)
+
+    def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
+        """Run one cell alone on the bridge, over all layers and positions: the reference for every faster way."""
+        applied = Applied(lens=self.lens, edits=tuple(edits), n_sequences=self.n_sequences)
+        outcome = run_applied(
+            self.lens, part, applied, prompts=prompts, batch_size=part.n_sequences, **self.needs.options
+        )
+        return replace(outcome, sequences=prompts), [number in applied.changed for number in range(len(edits))]
+
+    def pack(
+        self, edits: Sequence[Sequence[Edit]], *, clean: Clean, first: int, begins: Sequence[int]
+    ) -> tuple[list[Outcome], list[list[bool]]]:
+        """Run cells that share a forward pass; return the outcome of each, and which of its edits changed anything.
+
+        Args:
+            edits: the edits of each cell.
+            clean: the unedited run of the same prompts.
+            first: the first layer that any of them touches.
+            begins: the first position of each cell.
+        """
+        pack = _Pack(passes=self, part=clean.part, prompts=clean.prompts, edits=edits, begins=begins, clean=clean)
+        outcomes = pack.run(first)
+        return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
+
+    def streams(
+        self,
+        part: TokenBatch,
+        *,
+        begins: Sequence[int],
+        held: Held,
+        keep: dict[int, tuple[Tensor, Tensor]] | None = None,
+    ) -> list[list[Tensor]]:
+        """The unedited stream of several copies after every layer that is needed, and the logits where they are.
+
+        Args:
+            part: the sequences.
+            begins: the first position of each copy.
+            held: keys and values of the clean run.
+            keep: takes the keys and values.
+        """
+        layout = _layout(part, begins)
+        found: list[list[Tensor]] = [[] for _ in begins]
+        visit = Visit(readers=[(copy, streams.append) for copy, streams in enumerate(found)])
+        last = self.needs.end(self.lens.n_layers)
+        places = {("resid_post", layer): visit for layer in range(min(last, self.lens.n_layers))}
+        out = plain_pass(self.lens, part.tokens, layout=layout, first=0, last=last, visits=places, held=held, keep=keep)
+        if out is not None:
+            for copy, streams in enumerate(found):
+                streams.append(layout.cell(out, copy))
+        return found
+
+    def known(self, clean: Clean, layer: int) -> Known:
+        """The values that the unedited run computes in a layer; kept until another layer is requested."""
+        known = clean.known
+        if known is None or known.layer != layer:
+            begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
+            known = know(self.lens, clean.part.tokens, layer=layer, begin=begin)
+            clean.known = known
+        return known
+
+
+def _layout(part: TokenBatch, begins: Sequence[int]) -> Layout:
+    return Layout(n_sequences=part.n_sequences, n_positions=part.n_positions, begins=tuple(begins))
+
+
+class _Pack:
+    """Some cells in one forward."""
+
+    def __init__(
+        self,
+        *,
+        passes: Passes,
+        part: TokenBatch,
+        prompts: slice,
+        edits: Sequence[Sequence[Edit]],
+        begins: Sequence[int],
+        clean: Clean | None,
+    ) -> None:
+        self.passes, self.lens, self.needs = passes, passes.lens, passes.needs
+        self.part, self.prompts, self.edits, self.clean = part, prompts, edits, clean
+        self.layout = _layout(part, begins)
+        n, lens, early = passes.n_sequences, self.lens, None if clean is None else clean.early
+        self.applied = [
+            Applied(lens=lens, edits=tuple(some), n_sequences=n, begin=begin)
+            for some, begin in zip(edits, begins, strict=True)
+        ]
+        self.desks = [
+            Desk(lens=lens, keys=self.needs.keys, begin=begin, early=early, keep=clean is None) for begin in begins
+        ]
+        self.valid = part.valid.to(lens.device)
+
+    def run(self, first: int, *, keep: dict[int, tuple[Tensor, Tensor]] | None = None) -> list[Outcome]:
+        """Run the cells, starting inside the first layer if possible."""
+        read = [layer for layer in self.needs.layers if layer >= first]
+        known, skip = None, frozenset[str]()
+        if self.clean is not None:
+            before = self.passes.known(self.clean, first)
+            here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
+            sites = {site for one in here for site in (one.site, one.reads) if site is not None}
+            skip = skipped(frozenset(sites), known=before, family=self.lens.family)
+            known = before.of(self.layout)
+        last = self.needs.end(self.lens.n_layers)
+        visits = self._visits(first)
+        for cell, desk in enumerate(self.desks):
+            for site, layer, take in desk.places(read=read, sites=self.needs.sites, valid=self.valid):
+                if SITES[site].observed and skip and layer == first:  # as in the clean run
+                    desk.mass[layer] = [self._early_mass(layer)]
+                elif SITES[site].observed or not (self.needs.attention_only and layer == last - 1):
+                    visits.setdefault((site, layer), Visit()).readers.append((cell, take))
+        scored, kept = self._scored()
+        out = plain_pass(
+            self.lens,
+            self.part.tokens,
+            layout=self.layout,
+            first=first,
+            last=last,
+            visits=visits,
+            stream=None if known is None else known.stream,
+            held={} if self.clean is None else self.clean.keys,
+            keep=keep,
+            known=known,
+            skip=skip,
+            attention_only=self.needs.attention_only,
+            logits_at=kept,
+        )
+        return self._outcomes(read, out=out, scored=scored)
+
+    def _scored(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
+        """The positions of each cell to unembed, and their rows; more where there would be too few. None is all."""
+        asked = self.needs.scored(self.part) if self.needs.logits else None
+        if asked is None:
+            return None, None
+        n, length = self.part.n_sequences, self.part.n_positions
+        late = [{position for position in asked if position >= begin} for begin in self.layout.begins]
+        more = [
+            (cell, position)
+            for position in reversed(range(length))
+            for cell, begin in enumerate(self.layout.begins)
+            if begin <= position and position not in late[cell]
+        ]
+        missing = -(-LEAST_ROWS // n) - sum(len(some) for some in late)
+        for cell, position in more[: max(0, missing)]:
+            late[cell].add(position)
+        scored = [tuple(sorted(some)) for some in late]
+        rows = []
+        for some, begin, own in zip(scored, self.layout.begins, self.layout.rows, strict=True):
+            starts = own.start + torch.arange(n) * (length - begin)
+            rows.append((starts[:, None] + torch.tensor(some, dtype=torch.int64) - begin).flatten())
+        return scored, torch.cat(rows)
+
+    def _visits(self, first: int) -> dict[tuple[str, int], Visit]:
+        """The edits of every cell, by site and layer."""
+        visits: dict[tuple[str, int], Visit] = {}
+        layers = range(first, self.lens.n_layers if self.needs.whole else self.needs.last)
+        for cell, applied in enumerate(self.applied):
+            for step in applied.steps(sequences=self.prompts, valid=self.part.valid, layers=layers):
+                if SITES[step.site].per_layer or self.needs.whole:
+                    visits.setdefault((step.site, step.layer), Visit()).edits.append((cell, step.act))
+        return visits
+
+    def _early_mass(self, layer: int) -> Tensor:
+        """The attention of a layer that no edit of this pack changes."""
+        assert self.clean is not None
+        return self.clean.outcome.mass[self.clean.outcome.layers.index(layer)]
+
+    def _outcomes(self, read: list[int], *, out: Tensor | None, scored: list[tuple[int, ...]] | None) -> list[Outcome]:
+        """Split the pass into one outcome per cell; layers before the first come from the unedited run."""
+        found, done = [], 0
+        n = self.part.n_sequences
+        for cell, (desk, edits) in enumerate(zip(self.desks, self.edits, strict=True)):
+            at = None if scored is None else scored[cell]
+            if out is not None:
+                if at is None:
+                    own = self.layout.cell(out, cell)
+                else:
+                    own = out[0, done : done + n * len(at)].reshape(n, len(at), -1)
+                    done += n * len(at)
+                wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
+                at = desk.finish(own, part=self.part, edits=edits, **wanted)
+            for layer in read:
+                if layer not in desk.state:  # the pass ended with the attention of its last layer
+                    desk.state[layer] = [torch.full((n, len(self.needs.keys), self.lens.d_model), torch.nan)]
+            outcome = desk.outcome(tuple(read), valid=self.part.valid.cpu(), scored=at)
+            if self.clean is not None:
+                early = self.clean.outcome
+                outcome = spliced(outcome, rows=slice(0, n), early=early)
+                if bool((outcome.mass.isnan() & ~early.mass.isnan()).any()):
+                    raise not_a_number(edits)
+            found.append(replace(outcome, sequences=self.prompts))
+        return found
+
+
+def _is_at(one: Edit, layer: int, *, n_layers: int) -> bool:
+    return SITES[one.site].per_layer and layer in one.over(n_layers)

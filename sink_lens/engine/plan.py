@@ -1,0 +1,104 @@
+"""Plan the forward passes of many cells: how many share one pass, given the free memory and their cones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+import torch
+
+from ..data.tokens import TokenBatch
+from ..models.lens import LensModel
+from .needs import Needs
+
+Path = Literal["plain", "bridge"]
+
+CELLS_A_BLOCK = 32
+"""A block is what is computed, written and lost at once; smaller cones and larger packs make it larger."""
+LEAST_ROWS = 16
+"""Smaller matrix products may sum in another order; a pass takes more rows than it needs rather than fewer."""
+LEAST_QUERIES = 4
+"""The same for the queries of attention."""
+_CPU_TOKENS = 512
+"""A CPU is as fast as it gets with this many tokens a forward, and more of them only take memory."""
+_GPU_TOKENS = 65536
+_MOST_LANES = 8
+"""Forwards at once on a CPU; where it has more cores, each forward has several."""
+_MEMORY_FRAC = 0.25
+"""Share of the free memory that forward passes may use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The plan of the forward passes; a run keeps it, so that a resumed run uses the same plan."""
+
+    path: Path
+    """The module that runs the cells which both modules can run."""
+    prompts: int
+    """Number of sequences in a batch of prompts."""
+    pack: int
+    """Number of cells in a forward pass over all positions."""
+    cut: bool = True
+    """Whether positions before the first edited one are skipped; a forward then takes more cells."""
+    lanes: int = 1
+    """Forwards side by side on the cores of a CPU, see ``threads``."""
+
+
+def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:
+    """Choose the sequences and cells per pass, and the passes at once, that the device has room for and uses well."""
+    room, on_cpu = _tokens_that_fit(lens, tokens, needs), lens.device.type == "cpu"
+    budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
+    prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
+    pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
+    experts = lens.family.down is None  # an expert multiplies all its tokens at once: how many moves the last bit
+    if experts:
+        pack = 1
+    lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
+    lanes = max(1, min(lanes, -(-n_cells // pack), room // (prompts * pack * tokens.n_positions)))
+    return Plan(path="plain", prompts=prompts, pack=pack, cut=not experts, lanes=lanes)
+
+
+def packs_of(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]:
+    """How many cells share each forward, one forward after the other.
+
+    Args:
+        begins: the first position that each cell touches.
+        n_positions: positions of the sequences.
+        most: cells in a forward over all positions; of cells that begin later there are more.
+    """
+    found, held = [0], 0
+    for begin in begins:
+        length = n_positions - begin
+        if found[-1] and held + length > most * n_positions:
+            found.append(0)
+            held = 0
+        found[-1] += 1
+        held += length
+    return [size for size in found if size]
+
+
+def begins_of(begins: Sequence[int], *, n_positions: int, n_sequences: int) -> list[int]:
+    """Where the cells of a forward begin, if they touch nothing before these positions: products keep enough rows."""
+    latest = n_positions - 1
+    if n_positions - min(begins) < LEAST_QUERIES:
+        latest = n_positions - LEAST_QUERIES
+    if sum(n_positions - begin for begin in begins) * n_sequences < LEAST_ROWS:
+        latest = min(latest, n_positions - -(-LEAST_ROWS // (len(begins) * n_sequences)))
+    return [max(0, min(begin, latest)) for begin in begins]
+
+
+def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
+    """Memory of a forward for each token, roughly: streams, projections, the MLP, the pattern, the logits."""
+    width = 10 * lens.d_model + 4 * (lens.d_mlp or 4 * lens.d_model) + 6 * lens.n_heads * lens.d_head
+    width += 4 * lens.n_heads * n_positions
+    if needs.whole:
+        width += 3 * lens.d_vocab
+    return width * torch.finfo(lens.dtype).bits // 8
+
+
+def _tokens_that_fit(lens: LensModel, tokens: TokenBatch, needs: Needs) -> int:
+    if lens.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(lens.device)
+    else:
+        free = psutil.virtual_memory().available
+    return int(_MEMORY_FRAC * free) // bytes_a_token(lens, tokens.n_positions, needs)

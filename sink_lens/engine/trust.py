@@ -1,0 +1,112 @@
+"""Whether cells give the numbers of the bridge, found on the user's machine before the other cells run."""
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ..data.tokens import TokenBatch
+from ..edits.metrics import Metric
+from ..models.lens import LensModel
+from .cells import Cell
+from .engine import Engine
+from .needs import Needs
+from .plan import Plan, plan_of
+from .threads import can_copy
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-5
+"""Largest deviation from the bridge where bits are not equal, relative to a metric's largest magnitude."""
+_CHECKED = 2
+"""Cells that are compared with passes of the bridge."""
+
+
+def checked(
+    lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, plan: Plan
+) -> tuple[Plan, float]:
+    """A plan whose numbers are those of the bridge for one cell at a time, and how far the worst of some cells is off.
+
+    On the CPU in float32, in families whose modules call the same products (``models.families``), equality is asked
+    for: where forwards side by side differ, there is one at a time; where a later beginning differs, every position is
+    computed; where cells that share a forward differ, they share none. If nothing of this makes them equal, and in
+    other families, the first plan within ``TOLERANCE`` is taken; where there is none, one forward of the bridge a cell.
+    """
+    alike = lens.device.type == "cpu" and lens.dtype == torch.float32 and lens.family.same_products
+    if plan.lanes > 1 and not can_copy(lens):
+        plan = replace(plan, lanes=1)
+    ways = [
+        plan,
+        replace(plan, lanes=1),
+        replace(plan, lanes=1, cut=False),
+        replace(plan, lanes=1, cut=False, pack=1),
+        replace(plan, lanes=1, cut=False, path="bridge", pack=1),
+    ]
+    near: list[tuple[Plan, float]] = []
+    worst = float("inf")
+    for one in dict.fromkeys(ways):
+        engine = Engine(lens, batch, cells, metrics, plan=one)
+        worst = max(_deviation(engine), engine.pack_deviation() if alike else 0.0)
+        if worst == 0:
+            return one, worst
+        if worst <= _allowed(engine):
+            if not alike:
+                return one, worst
+            near.append((one, worst))
+    if near:
+        return near[0]
+    last = list(dict.fromkeys(ways))[-1]
+    log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
+    return last, worst
+
+
+def trusted(
+    lens: LensModel,
+    batch: TokenBatch,
+    cells: Sequence[Cell],
+    metrics: Sequence[Metric],
+    *,
+    batch_size: int | None = None,
+    whole: bool = False,
+) -> Engine:
+    """Cells ready to be run, by a plan that was compared with the bridge.
+
+    Args:
+        lens: the model.
+        batch: the sequences.
+        cells: what to run.
+        metrics: what to read.
+        batch_size: sequences a forward; None chooses it by their length and the free memory.
+        whole: all sequences are in one forward, since a metric gives one number for all of them.
+    """
+    plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
+    if batch_size is not None:
+        prompts = min(batch.n_sequences, batch_size)
+        plan = replace(plan, prompts=prompts, pack=max(1, batch_size // prompts) if plan.cut else 1)
+    if whole:
+        plan = replace(plan, prompts=batch.n_sequences, pack=max(1, plan.pack * plan.prompts // batch.n_sequences))
+    plan, _ = checked(lens, batch, cells, metrics, plan=plan)
+    return Engine(lens, batch, cells, metrics, plan=plan)
+
+
+def _deviation(engine: Engine) -> float:
+    """Largest deviations of the unedited run and of some cells that begin at different layers and positions."""
+    found = [engine.clean_deviation()]
+    able = [block for block in engine.blocks if block.first <= engine.lens.n_layers and block.prompts.start == 0]
+    starts = {block.first: block for block in able}
+    for place, block in enumerate(list(starts.values())[:: max(1, len(starts) // _CHECKED)][:_CHECKED]):
+        number = block.cells[(len(block.cells) - 1) * (_CHECKED - place) // _CHECKED]
+        with contextlib.suppress(Exception):  # a cell that fails is recorded with its error when it is its turn
+            found.append(engine.deviation(number))
+    return max(found)
+
+
+def _allowed(engine: Engine) -> float:
+    """Allowed deviation, relative to the largest unedited magnitude, or to 1 for an attention mass."""
+    if engine.lens.dtype != torch.float32:
+        return float("inf")  # half precision has no order of sums to keep to: the deviation is reported
+    sizes = np.abs(engine.baseline()["value"].to_numpy(dtype=float))
+    return TOLERANCE * max(1.0, float(np.nanmax(sizes, initial=0.0)))

@@ -1,0 +1,67 @@
+"""Floors and thresholds that a user moves: what they decide, and that the error rates no longer apply."""
+
+import dataclasses
+import io
+import math
+
+import pandas as pd
+import pytest
+from evidences import planted_evidence
+from planted_sequences import planted_lens, sequences
+from rich.console import Console
+
+from sink_lens.chain.judge import intervention_verdict, link_table
+from sink_lens.chain.trace import trace
+from sink_lens.errors import InputError
+
+
+def test_a_floor_that_the_user_moves_decides_and_is_said_not_to_be_calibrated():
+    evidence = planted_evidence()
+    default = link_table(evidence, random_init=None, length=24)
+    assert set(default["floors"]) == {"calibrated"}
+    assert not default["criterion"].str.contains("calibrated").any()
+    high = dataclasses.replace(evidence.config, floors=("key_sink=1000",))
+    table = link_table(dataclasses.replace(evidence, config=high), random_init=None, length=24)
+    assert set(table["floors"]) == {"not calibrated"}
+    assert table["criterion"].str.endswith("; floors not calibrated: floors moved").all()
+    found = table.groupby("link")["measured"].first()
+    assert (found["key_sink"], found["dimension_key"]) == ("fails", "holds")
+    other = dataclasses.replace(evidence.config, threshold=0.2)
+    moved = link_table(dataclasses.replace(evidence, config=other), random_init=None, length=24)
+    assert set(moved["floors"]) == {"not calibrated"}
+
+
+def test_the_floor_of_every_intervention_can_be_moved():
+    row = {
+        "baseline_sink_mass": 0.9,
+        "uniform_sink_mass": 0.1,
+        "ci_low": 0.4,
+        "ci_high": 0.45,
+        "control_share": math.nan,
+    }
+    assert intervention_verdict(row) == "holds"
+    assert intervention_verdict(row, floor=0.5) == "fails"
+
+
+def run(out, *, report=False, **fields):
+    """A trace of the planted model without its baseline and interventions."""
+    _, lens = planted_lens()
+    given = {"tokens": sequences(), "interventions": False, "random_init": False} | fields
+    return trace(lens, out=out, progress=False, report=report, **given)
+
+
+def test_moved_floors_are_said_in_the_table_the_terminal_and_the_page(tmp_path):
+    result = run(tmp_path / "run", report=True, floors={"key_sink": 1000})
+    links = pd.read_parquet(tmp_path / "run" / "links.parquet")
+    assert set(links["floors"]) == {"not calibrated"}
+    assert set(links.query("link == 'key_sink'")["verdict"]) == {"fails"}
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(result.table())
+    assert "floors not calibrated" in console.export_text()
+    assert "floors not calibrated" in result.report_path.read_text("utf-8")
+
+
+def test_the_floor_of_a_link_that_does_not_exist_is_refused_with_the_nearest_name(tmp_path):
+    with pytest.raises(InputError, match="floors has 'key_sinc', which is not known; did you mean key_sink"):
+        run(tmp_path / "run", floors={"key_sinc": 1})
+    assert not (tmp_path / "run").exists()

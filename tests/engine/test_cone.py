@@ -1,0 +1,167 @@
+"""Nothing outside a cell's cone is computed, and the numbers are those of one forward of the bridge under hooks."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from lenses import lens_of, same_products
+
+from sink_lens.data.batch import from_tensor
+from sink_lens.edits.constructors import Edit, edit, freeze, scale, set_value, zero
+from sink_lens.edits.isolation import isolate
+from sink_lens.edits.metrics import Metric, dominance, evaluate, logit_difference, loss, norm, sink_mass
+from sink_lens.engine.cells import Cell, cell_of, cone
+from sink_lens.engine.engine import Engine
+from sink_lens.engine.forward import run_with
+from sink_lens.engine.plan import Plan
+from sink_lens.engine.trust import checked
+from sink_lens.models.sites import SITES, sites_of
+from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
+
+LENGTHS = (20, 17, 20)
+METRICS = (
+    sink_mass(0),
+    sink_mass(11),
+    replace(sink_mass(2, layers=[2]), name="late"),
+    dominance(2, layer=1),
+    dominance(12, layer=2),
+    norm(12, layer=2, site="z"),
+    loss(),
+    Metric(name="logits", function=lambda run: run.logits[:, :, 5].sum(1), logits=True, layers=()),
+)
+METRICS = tuple(replace(one, name=f"{place} {one.name}") for place, one in enumerate(METRICS))
+SCORED = (logit_difference(5, 6), replace(logit_difference(7, 8, position=1), name="early logits"))
+
+
+@functools.cache
+def tokens_of():
+    ids = torch.randint(3, VOCAB_SIZE, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(3))
+    return from_tensor(ids, lengths=torch.tensor(LENGTHS))
+
+
+def part_of(site: str, position: int) -> dict[str, list[int]]:
+    """One position of a site, and where it has heads one of them."""
+    axes = SITES[site].axes.split()
+    where = {"positions": [position]}
+    return where | {"heads": [1]} if {"head", "kv_head"} & set(axes) else where
+
+
+def kinds_of(site: str, layer: int, position: int) -> list[Edit]:
+    """Edits of each kind at one layer and from one position on."""
+    layers = {"layers": [layer]} if SITES[site].per_layer else {}
+    part = part_of(site, position)
+    found = [scale(site, 0.5, **part, **layers)]
+    if site == "scores":  # what is masked stays masked
+        return [*found, isolate([position], **layers)]
+    found.append(zero(site, **part | {"positions": [position, 18]}, **layers))
+    if site != "pattern":
+        found.append(set_value(site, 0.25, **part, **layers))
+        found.append(edit(site, lambda x, at: x + x.mean() + at.positions[0], **part, **layers))
+    if site == "resid_pre":
+        given = torch.randn(len(LENGTHS), 1, 48, generator=torch.Generator().manual_seed(4))
+        found.append(freeze(site, {layer: given}, positions=[position], layers=[layer]))
+    return found
+
+
+@functools.cache
+def cases_of(family: str) -> tuple[tuple[Edit, ...], ...]:
+    """Edits of every site and kind, at early and late layers and positions; and several at once."""
+    found = []
+    for place, site in enumerate(sites_of(lens_of(family).family)):
+        for layer, position in ((0, 9), (2, 3), (1, 13)):
+            kinds = kinds_of(site, layer, position)
+            found.append((kinds[(place + layer) % len(kinds)],))
+    found.append((scale("k", 2.0, layers=[0], positions=[7]), zero("mlp_out", layers=[1], positions=[6])))
+    found.append((zero("z", layers=[1], positions=[12]), scale("final", 0.5, positions=[8])))
+    found.append((zero("v", layers=[2]),))
+    return tuple(found)
+
+
+@functools.cache
+def oracle(family: str):
+    lens = lens_of(family)
+    options = {"keys": (0, 11, 2, 12), "sites": ("z",), "logits": True, "quiet": True}
+    return [run_with(lens, tokens_of(), edits, batch_size=3, **options) for edits in cases_of(family)]
+
+
+def numbers(engine: Engine) -> dict[tuple[int, str], torch.Tensor]:
+    found = {}
+    for block in engine.blocks:
+        frame = engine.run(block)
+        assert frame["error"].isna().all(), frame["error"].dropna().tolist()
+        for (cell, metric), rows in frame.groupby(["cell", "metric"], sort=False):
+            found[cell, metric] = torch.tensor(rows["value"].to_numpy())
+    return found
+
+
+def cells_of(family: str) -> list[Cell]:
+    return [cell_of(edits, name=str(number)) for number, edits in enumerate(cases_of(family))]
+
+
+@pytest.mark.parametrize(
+    "metrics", [METRICS, SCORED, METRICS[:1], METRICS[3:4]], ids=["all", "scored", "mass", "state"]
+)
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_cone_gives_what_one_forward_of_the_bridge_gives(family, metrics):
+    lens, plan = lens_of(family), Plan(path="plain", prompts=3, pack=4)
+    engine = Engine(lens, tokens_of(), cells_of(family), metrics, plan=plan)
+    found = numbers(engine)
+    assert {cell for cell, _ in found} == set(range(len(cases_of(family))))
+    for cell, outcome in enumerate(oracle(family)):
+        for metric in metrics:
+            slow = evaluate(metric, outcome).double()
+            torch.testing.assert_close(found[cell, metric.name], slow, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("family", [family for family in TINY_FAMILIES if same_products(family)])
+def test_where_the_check_finds_equal_bits_all_cells_have_them(family):
+    lens, plan = lens_of(family), Plan(path="plain", prompts=3, pack=4, cut=family != "gpt_oss")
+    plan, deviation = checked(lens, tokens_of(), cells_of(family), METRICS, plan=plan)
+    assert (plan.path, deviation) == ("plain", 0.0)
+    found = numbers(Engine(lens, tokens_of(), cells_of(family), METRICS, plan=plan))
+    for cell, outcome in enumerate(oracle(family)):
+        for metric in METRICS:
+            slow = evaluate(metric, outcome).double()
+            assert torch.equal(found[cell, metric.name].nan_to_num(7.0), slow.nan_to_num(7.0)), (cell, metric.name)
+
+
+def rows_run(engine: Engine) -> list[tuple[str, int]]:
+    """Every projection that runs for the cells of an engine: its name and its rows."""
+    ran: list[tuple[str, int]] = []
+    for block in engine.blocks:
+        engine.run(block)  # what is known of the clean run is computed once
+    handles = [
+        module.register_forward_hook(lambda module, args, out, name=name: ran.append((name, out.shape[-2])))
+        for layer, block in enumerate(engine.lens.layers)
+        for name, module in ((f"q {layer}", block.self_attn.q_proj), (f"down {layer}", block.mlp.down_proj))
+    ]
+    for block in engine.blocks:
+        engine.run(block)
+    for handle in handles:
+        handle.remove()
+    return ran
+
+
+def test_nothing_outside_the_cone_is_computed():
+    lens = lens_of("llama")
+    edits = [scale("resid_pre", 0.5, layers=[1], positions=[at]) for at in (4, 15)]
+    cells = [cell_of(one, name=str(at)) for at, one in enumerate(edits)]
+    plan = Plan(path="plain", prompts=3, pack=4)
+    both = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=plan)
+    # 16 and 5 positions of three sequences, from layer 1 on
+    assert rows_run(both) == [(name, 63) for name in ("q 1", "down 1", "q 2", "down 2")]
+    early = Engine(lens, tokens_of(), cells, [sink_mass(0, layers=[1])], plan=plan)
+    assert rows_run(early) == [("q 1", 63)]
+    whole = Engine(lens, tokens_of(), cells, [logit_difference(5, 6)], plan=replace(plan, cut=False))
+    assert rows_run(whole)[0] == ("q 1", 120)
+    none = Engine(lens, tokens_of(), cells, [sink_mass(0, layers=[0])], plan=plan)
+    assert rows_run(none) == []
+
+
+def test_the_first_position_is_the_lowest_that_an_edit_touches_and_0_where_one_reads():
+    reading = edit("z", lambda x, at: x + at.read.mean(), reads="v", layers=[1], positions=[7])
+    late, early = scale("z", 2.0, layers=[1], positions=[9, 6]), scale("v", 2.0, layers=[2], positions=[8])
+    assert cone([late, early]) == ((("z", (1,)), ("v", (2,))), 6)
+    assert cone([late, reading]) == ((("z", (1,)), ("z", (1,)), ("v", (1,))), 0)
+    assert cone([zero("z")])[1] == 0
