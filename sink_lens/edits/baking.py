@@ -41,7 +41,7 @@ def bake(
     """
     lens = as_lens(lens)
     site_of("neurons", family=lens.family)
-    given = [part or {} for part in (neurons, dimensions, entries)]
+    given: list[Mapping[int, Sequence[Any]]] = [part or {} for part in (neurons, dimensions, entries)]
     if not any(units for part in given for units in part.values()):
         raise InputError("nothing was given to bake; need neurons, dimensions or entries of some layer")
     baked = copy.deepcopy(lens.plain)
