@@ -44,7 +44,7 @@ def calls(monkeypatch, tmp_path):
                 }
             )
             frames = {"summary": summary, "ablations": ablations}
-            return types.SimpleNamespace(folder=tmp_path, frames=frames, headline=f"the headline of {name}")
+            return types.SimpleNamespace(folder=tmp_path, tables=frames, headline=f"the headline of {name}")
 
         return call
 

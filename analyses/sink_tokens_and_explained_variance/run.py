@@ -34,7 +34,7 @@ class Tokens:
 def measure(work: Work) -> Measured:
     """Fit on one half of the sequences, evaluate on the other."""
     layer = work.size(work.lens.n_layers // 2, work.lens.n_layers - 2)
-    batch = work.text(sequences=work.size(256, 24), length=work.size(128, 64))
+    batch = work.text(sequences=work.size(96, 24), length=work.size(128, 64))
     fitted, held = _halves(work, batch, layer=layer)
     components = [count for count in COMPONENTS if count < work.lens.d_model]
     judged = min(JUDGED, components[-1])
@@ -119,7 +119,7 @@ class _Autoencoder:
 
     def __init__(self, rows: Tensor, *, work: Work, active: int) -> None:
         generator = work.generator()
-        width, features = rows.shape[1], work.size(4, 2) * rows.shape[1]
+        width, features = rows.shape[1], 2 * rows.shape[1]
         kind = work.size(torch.float32, torch.float64)
         self.active = active
         self.scale = rows.square().mean().sqrt()
@@ -132,8 +132,8 @@ class _Autoencoder:
         parameters = [self.centre, self.decoder, self.encoder, self.bias]
         optimiser = torch.optim.Adam(parameters, lr=1e-3)
         data = (rows / self.scale).to(kind)
-        for _ in range(work.size(600, 40)):
-            some = data[torch.randint(len(data), (work.size(1024, 256),), generator=generator)]
+        for _ in range(work.size(300, 40)):
+            some = data[torch.randint(len(data), (work.size(512, 256),), generator=generator)]
             loss = (self._decoded(self._features(some)) - some).square().mean()
             optimiser.zero_grad()
             loss.backward()

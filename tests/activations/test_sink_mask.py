@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from sink_lens import from_text, load, sink_mask, wrap
+from sink_lens import TokenBatch, load, sink_mask, wrap
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_scores
 from sink_lens.data.corpora import bundled_text
@@ -142,7 +142,7 @@ def test_what_cannot_be_marked_is_refused():
 @pytest.mark.parametrize("bos", ["with", "without"])
 def test_the_first_tokens_of_the_default_model_are_marked_and_no_others(by, bos):
     lens = load()
-    tokens = from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos=bos)
+    tokens = TokenBatch.from_text(bundled_text(), lens.tokenizer, sequences=16, length=64, bos=bos)
     found = sink_mask(lens, tokens, by=by)
     assert found[:, 0].all()
     assert not found[:, 1:].any()
