@@ -822,7 +822,7 @@ _QUANTISE = (
         "channels",
         "one of the largest channels of a site in a layer",
         """
-        site: str, name. Site.
+        site: str, name. Site whose channels are listed.
         layer: int, index. Layer.
         tokens: str, name. Tokens that are looked at: all, or ordinary (those that are no sinks).
         rank: int, rank. Rank of the channel by its largest magnitude.
@@ -835,7 +835,7 @@ _QUANTISE = (
         "sqnr",
         "one site in one layer",
         """
-        site: str, name. Site.
+        site: str, name. Site that is rounded.
         layer: int, index. Layer.
         format: str, name. Format that the site is rounded to.
         sqnr_db: float, dB. Signal-to-noise ratio of the rounding over all tokens.

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .amplification import CentringMeans as CentringMeans
     from .amplification import amplify as amplify
     from .amplification import centring_means as centring_means
+    from .baking import bake as bake
     from .constructors import At as At
     from .constructors import Edit as Edit
     from .constructors import clamp as clamp
@@ -34,6 +35,7 @@ _NAMES = {
     "Edit": "constructors",
     "Site": ".models.sites",
     "amplify": "amplification",
+    "bake": "baking",
     "calibrate": "normalisation:variance_calibration",
     "centring_means": "amplification",
     "clamp": "constructors",
@@ -60,6 +62,7 @@ __all__ = [
     "Edit",
     "Site",
     "amplify",
+    "bake",
     "calibrate",
     "centring_means",
     "clamp",

@@ -1,5 +1,8 @@
 """The page of ``quantise``: what a format costs, what keeping a small set gives back, and where the noise is."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -20,7 +23,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, number, percent, visible
+from sink_lens.text import interval, number, percent, plural, visible
 
 _LINES = ((False, "channels alone", BLUE, "o"), (True, "with the sink tokens", ORANGE, "s"))
 _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_share", "closed_low", "closed_high"]
@@ -87,15 +90,11 @@ def noise_by_layer(sqnr: pd.DataFrame) -> Figure:
     return finished(figure)
 
 
-def _summary(run: Run) -> pd.Series:
-    return run.need("summary", columns=["verdict", "sentence", "format"]).iloc[0]
-
-
 def _title(run: Run) -> str:
     table = run.optional("summary", columns=["verdict", "format"])
     if table is None or table.empty:
         return "What a low-precision format costs"
-    row = table.iloc[0]
+    row = table.to_dict("records")[0]
     said = {
         "keep": "a small set keeps the loss",
         "keep a part": "a small set keeps part of the loss",
@@ -127,15 +126,15 @@ def _noise(run: Run) -> tuple[str, Figure]:
     return see, noise_by_layer(run.need("sqnr", columns=["site", "layer", "ordinary_sqnr_db", "kept_sqnr_db"]))
 
 
-def _what(row: pd.Series) -> str:
+def _what(row: Mapping[Any, Any]) -> str:
     names = {
         "clean": "nothing is rounded",
         "weights": "only the weights are rounded",
         "all": "everything is rounded",
         "tokens": "sink tokens kept",
         "inputs": f"{row.get('inputs', 0)} inputs of linear layers left alone",
-        "channels": f"{row['channels']} channels a site kept",
-        "both": f"sink tokens and {row['channels']} channels a site kept",
+        "channels": f"{plural(int(row['channels']), 'channel')} a site kept",
+        "both": f"sink tokens and {plural(int(row['channels']), 'channel')} a site kept",
     }
     return names.get(str(row["kept"]), str(row["kept"]))
 
@@ -146,7 +145,7 @@ def _condition_table(run: Run) -> tuple[str, PageTable]:
     random = judged.loc[judged["kept"] == "random"]
     bounds = zip(named["closed_low"].to_numpy(float), named["closed_high"].to_numpy(float), strict=True)
     shown = named.assign(
-        what=[_what(row) for _, row in named.iterrows()],
+        what=[_what(row) for row in named.to_dict("records")],
         closed=[percent(share) for share in named["closed_share"].to_numpy(float)],
         interval=[interval(low, high, shown=percent) for low, high in bounds],
     )
@@ -172,7 +171,7 @@ def _channel_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _headline(run: Run) -> list[str]:
-    said = [visible(_summary(run)["sentence"], limit=900)]
+    said = [visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
     sinks, tokens = run.optional("sinks", columns=["position"]), run.optional("tokens", columns=["sequence"])
     if sinks is not None and tokens is not None and len(tokens):
         a_sequence = len(sinks) / tokens["sequence"].nunique()

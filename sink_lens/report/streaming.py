@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, shown_table, whole
-from sink_lens.report.style import BLUE, COLOURS, GREEN, ORANGE, QUIET, canvas, finished, legend, panel
-from sink_lens.text import interval, percent, visible
+from sink_lens.report.style import BLUE, COLOURS, GREEN, INK, ORANGE, QUIET, canvas, finished, legend, panel
+from sink_lens.text import interval, number, percent, plural, visible
 
 _COLUMNS = ["part", "kept", "tokens", "loss_nats"]
 _MOST_BLOCKS = 32
@@ -49,16 +49,16 @@ def loss_by_position(positions: pd.DataFrame, *, window: int) -> Figure:
     """
     figure = canvas(width=7.4, height=3.4)
     axes = panel(figure, xlabel="position", ylabel="loss, nats")
-    last = int(positions["position"].max()) + 1 if len(positions) else 1
+    last = int(positions["position"].to_numpy().max()) + 1 if len(positions) else 1
     step = max(1, last // _MOST_BLOCKS)
     names = list(dict.fromkeys(positions["kept"].tolist()))
     for place, name in enumerate(names):
         part = positions.loc[positions["kept"] == name]
         block = part["position"].to_numpy() // step
         mean = part["loss_nats"].groupby(block).mean()
-        label = {"full": "full cache", "sink_mask": "sink tokens"}.get(name, f"first {name}")
-        style = "--" if name == "full" else "-"
-        axes.plot((mean.index + 0.5) * step, mean, color=COLOURS[place % len(COLOURS)], linestyle=style, label=label)
+        label = {"full": "full cache", "sink_mask": "sink tokens", "0": "none"}.get(name, f"first {name}")
+        style, colour = ("--", INK) if name == "full" else ("-", COLOURS[(place - 1) % len(COLOURS)])
+        axes.plot((mean.index + 0.5) * step, mean, color=colour, linestyle=style, label=label)
     axes.axvline(window, color=QUIET, linewidth=0.8)
     legend(axes, columns=4)
     return finished(figure)
@@ -68,7 +68,7 @@ def _title(run: Run) -> str:
     table = run.optional("summary", columns=["recommended", "window"])
     if table is None or table.empty:
         return "A cache that evicts"
-    row = table.iloc[0]
+    row = table.to_dict("records")[0]
     n = int(row["recommended"])
     many = {0: "no first token", 1: "the first token"}.get(n, f"the first {n} tokens")
     return f"A cache of {row['window']} tokens: keep {many}"
@@ -80,7 +80,10 @@ def _judged(run: Run) -> pd.DataFrame:
 
 
 def _headline(run: Run) -> list[str]:
-    row = run.need("summary", columns=["sentence", "positions", "sink_mask_tokens", "sink_mask_loss_nats"]).iloc[0]
+    table = run.need("summary", columns=["sentence", "positions", "sink_mask_tokens", "sink_mask_loss_nats"])
+    if table.empty:
+        return []
+    row = table.to_dict("records")[0]
     said = [visible(row["sentence"], limit=900)]
     if not np.isnan(float(row["sink_mask_loss_nats"])):
         said.append(
@@ -111,10 +114,16 @@ def _position_curve(run: Run) -> tuple[str, Figure]:
 
 
 def _loss_table(run: Run) -> tuple[str, PageTable]:
-    judged = _judged(run)
+    every = _judged(run)
+    judged, random = every.loc[every["kept"] != "random"], every.loc[every["kept"] == "random", "loss_nats"]
+    see = "Held-out loss beyond the window, against a full cache at the same positions."
+    if len(random):
+        see += (
+            f" As many random tokens, {plural(len(random), 'draw')}: {number(random.min())} to {number(random.max())}."
+        )
     pairs = [("change_low", "change_high"), ("closed_low", "closed_high")]
     if not {name for pair in pairs for name in pair} <= set(judged.columns):
-        return "Loss beyond the window.", shown_table(judged, {"kept": "kept", "loss_nats": "loss, nats"})
+        return see, shown_table(judged, {"kept": "kept", "loss_nats": "loss, nats"})
     (cost, closed) = (zip(*(judged[name].to_numpy(float) for name in pair), strict=True) for pair in pairs)
     shown = judged.assign(
         cost_interval=[interval(low, high) for low, high in cost],
@@ -131,7 +140,7 @@ def _loss_table(run: Run) -> tuple[str, PageTable]:
         "closed": "gap closed",
         "closed_interval": "95% of it",
     }
-    return "Held-out loss beyond the window, against a full cache at the same positions.", shown_table(shown, heads)
+    return see, shown_table(shown, heads)
 
 
 STREAMING = Page(

@@ -91,7 +91,9 @@ def streaming(
             "or a smaller --window"
         )
     reindexed = config.positions == "reindexed"
-    rows, by_position = [], []
+    rows: list[dict[str, Any]] = []
+    by_position: list[pd.DataFrame] = []
+    decision: dict[str, Any] = {}
     recommended, n_kept = 0, math.nan
     with tqdm(desc="runs with a cache", unit="run", disable=not progress, leave=False) as bar:
         for name, part in parts(batch).items():
@@ -242,7 +244,7 @@ def beyond(losses: Float[Tensor, "batch position"], *, window: int) -> Float[Ten
     return losses[:, window:].nanmean(1)
 
 
-def rotary_frequencies(lens: LensModel) -> tuple[Float[Tensor, " pair"], ...]:
+def rotary_frequencies(lens: LensModel) -> tuple[Float[Tensor, " value"], ...]:
     """Angle by which a position turns each pair of a head's dimensions, by layer.
 
     Raises:
@@ -267,7 +269,7 @@ def rotary_frequencies(lens: LensModel) -> tuple[Float[Tensor, " pair"], ...]:
 def turned_back(
     query: Float[Tensor, "batch head query d_head"],
     by: Int[Tensor, "batch query"],
-    frequencies: Float[Tensor, " pair"],
+    frequencies: Float[Tensor, " value"],
 ) -> Float[Tensor, "batch head query d_head"]:
     """Rotated queries as they are so many positions earlier."""
     n = len(frequencies)

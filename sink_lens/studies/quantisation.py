@@ -103,7 +103,8 @@ def quantise(
     sinks = {name: sink_mask(lens, part, by="norm").cpu() for name, part in halves.items()}
     measured = _measured(lens, halves["choose"], sinks=sinks["choose"], targets=targets)
     sizes = [size for size in sorted({*config.channels}) if size > 0]
-    rows, costs = [], True
+    rows: list[dict[str, Any]] = []
+    costs, judged = True, None
     with tqdm(desc="quantised runs", unit="run", disable=not progress, leave=False) as bar:
         for name, part in halves.items():
             run = _Runs(lens, part, targets=targets, config=config, bar=bar)
@@ -115,12 +116,14 @@ def quantise(
                 rows.append(_row(name, "weights", base, **known))
             rows.append(_row(name, "all", worst, **known))
             costs = costs and is_cost(worst, base, seed=config.seed)
+            judged = (run, part, known)
             if costs:
                 for what, kept in _conditions(measured, sinks[name], sizes=sizes):
                     loss = run.loss(kept)
                     rows.append(_row(name, what[0], loss, tokens=what[1], channels=what[2], inputs=what[3], **known))
         chosen = _chosen(pd.DataFrame(rows), goal=config.goal) if costs else {}
-        if "set" in chosen:
+        if "set" in chosen and judged is not None:
+            run, part, known = judged
             drawn = _drawn(chosen["set"], measured=measured, sinks=sinks["judge"], valid=part.valid, config=config)
             rows += [
                 _row("judge", "random", run.loss(kept), tokens=what[0], channels=what[1], draw=draw, **known)
@@ -309,9 +312,8 @@ def _largest(sizes: Mapping[tuple[str, int], Tensor], n: int) -> dict[str, dict[
 
 def worst_inputs(sqnr: pd.DataFrame, n: int) -> list[tuple[str, int]]:
     """The n (site, layer) with the least signal-to-noise ratio of ordinary tokens, among inputs of linear layers."""
-    linear = sqnr[sqnr["site"].isin(LINEAR_INPUTS)].sort_values("ordinary_sqnr_db", kind="stable")
-    pairs = zip(linear["site"].tolist(), linear["layer"].tolist(), strict=True)
-    return list(pairs)[:n]
+    linear = [row for row in _records(sqnr) if row["site"] in LINEAR_INPUTS]
+    return [(row["site"], row["layer"]) for row in sorted(linear, key=lambda row: row["ordinary_sqnr_db"])][:n]
 
 
 def _conditions(
@@ -347,21 +349,24 @@ def _row(
     return what | loss_row(losses, **known)
 
 
-def _chosen(conditions: pd.DataFrame, *, goal: float) -> dict[str, pd.Series]:
+def _chosen(conditions: pd.DataFrame, *, goal: float) -> dict[str, dict[str, Any]]:
     """The smallest set of tokens and channels that reaches the goal on the first part, and of inputs; else the best."""
-    rows = conditions[conditions["part"] == "choose"]
+    rows: list[dict[str, Any]] = _records(conditions[conditions["part"] == "choose"])
     found = {}
     for name, kinds in (("set", ("tokens", "channels", "both")), ("inputs", ("inputs",))):
-        some = rows[rows["kept"].isin(kinds)]
-        if some.empty:
-            continue
-        enough = some[some["closed_share"] >= goal]
-        found[name] = enough.iloc[0] if len(enough) else some.loc[some["closed_share"].astype(float).idxmax()]
+        some = [row for row in rows if row["kept"] in kinds]
+        if some:
+            enough = (row for row in some if row["closed_share"] >= goal)
+            found[name] = next(enough, None) or max(some, key=lambda row: row["closed_share"])
     return found
 
 
+def _records(rows: Any) -> list[dict[str, Any]]:
+    return rows.to_dict("records")
+
+
 def _drawn(
-    chosen: pd.Series,
+    chosen: Mapping[str, Any],
     *,
     measured: Measured,
     sinks: Bool[Tensor, "batch position"],
@@ -407,20 +412,20 @@ def _decision(
     lens: LensModel,
     config: QuantiseConfig,
     conditions: pd.DataFrame,
-    chosen: Mapping[str, pd.Series],
+    chosen: Mapping[str, Mapping[str, Any]],
     *,
     measured: Measured,
     sinks: Bool[Tensor, "batch position"],
 ) -> dict[str, Any]:
     """The decision and its numbers, all of the second part of the text."""
-    judged = conditions[conditions["part"] == "judge"]
-    clean, worst = (judged[judged["kept"] == name].iloc[0] for name in ("clean", "all"))
-    random = judged[judged["kept"] == "random"]["closed_share"]
+    judged = _records(conditions[conditions["part"] == "judge"])
+    clean, worst = (next(row for row in judged if row["kept"] == name) for name in ("clean", "all"))
+    random = [row["closed_share"] for row in judged if row["kept"] == "random"]
     row, inputs_row = (_same(judged, chosen.get(name)) for name in ("set", "inputs"))
-    most = float(random.max()) if len(random) else math.nan
+    most = max(random, default=math.nan)
     verdict = "nothing to keep"
     if row is not None:
-        beats = not len(random) or row["closed_low"] > most
+        beats = not random or row["closed_low"] > most
         verdict = "no small set" if not beats else "keep" if row["closed_share"] >= config.goal else "keep a part"
     keeps = verdict in ("keep", "keep a part")
     left = worst_inputs(measured.sqnr, int(inputs_row["inputs"])) if inputs_row is not None else []
@@ -456,12 +461,12 @@ def _decision(
     return found | {"sentence": _sentence(found, n_linear=sum(site in LINEAR_INPUTS for site, _ in measured.largest))}
 
 
-def _same(judged: pd.DataFrame, chosen: pd.Series | None) -> pd.Series | None:
+def _same(judged: Sequence[dict[str, Any]], chosen: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The row of the second part that keeps the same."""
     if chosen is None:
         return None
-    names = ["kept", "sink_tokens", "channels", "inputs"]
-    return judged[(judged[names] == chosen[names]).all(axis=1)].iloc[0]
+    names = ("kept", "sink_tokens", "channels", "inputs")
+    return next(row for row in judged if all(row[name] == chosen[name] for name in names))
 
 
 def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
