@@ -193,7 +193,7 @@ class Engine:
         A matrix product may sum in another order where it has more rows, and that shows in the streams of any input.
         Every number of cells that share a forward over all positions is compared, and two of the later beginnings.
         """
-        shapes = {(0,): None}
+        shapes: dict[tuple[int, ...], None] = {(0,): None}
         late: list[tuple[int, ...]] = []
         for block in self.blocks:
             if block.first <= self.lens.n_layers:
@@ -341,14 +341,14 @@ class Engine:
                     continue
                 if failed is None:
                     raise
-                found = [failed(pack[0], error)]
+                found = [failed(next(iter(pack)), error)]
             except Exception as error:  # an edit of one's own may raise anything: recorded with its cell
                 if failed is None:
                     raise
                 if len(pack) > 1:  # one of them fails: the others must not fail with it
                     waiting.extendleft((number,) for number in reversed(pack))
                     continue
-                found = [failed(pack[0], error)]
+                found = [failed(next(iter(pack)), error)]
             yield len(pack), found
 
     def _run(self, pack: Sequence[int], *, block: Block, passes: Passes) -> list[tuple[Outcome, list[bool]]]:

@@ -83,7 +83,7 @@ def current_table(table: pd.DataFrame, *, kind: str, name: str) -> pd.DataFrame:
     if changes:
         table = table.rename(columns=changes)
     for column, values in VALUES.get(kind, {}).get(name, {}).items():
-        if column in table.columns and table[column].isin(list(values)).any():
+        if column in table.columns and bool(table[column].isin(list(values)).any()):
             table = table.assign(**{column: table[column].replace(dict(values))})
     return table
 
