@@ -150,7 +150,7 @@ def _theirs(lens: LensModel, part: Part, case: Case, corrupted: Tensor, cache: A
             patching_metric=metric,
             patch_setter=setter,
             activation_name=case.site,
-            index_df=pd.DataFrame([part.place], columns=list(case.by)),
+            index_df=pd.DataFrame([part.place], columns=case.theirs),
         )
     return found[-1]
 

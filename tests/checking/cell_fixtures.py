@@ -98,7 +98,10 @@ def reading(outcome, keys):
     """The same run, of which only these keys were read."""
     index = [outcome.positions.index(key) for key in keys]
     return replace(
-        outcome, keys=keys, mass=outcome.mass[..., index].contiguous(), state=outcome.state[:, :, index].contiguous()
+        outcome,
+        positions=keys,
+        mass=outcome.mass[..., index].contiguous(),
+        state=outcome.state[:, :, index].contiguous(),
     )
 
 
