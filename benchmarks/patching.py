@@ -66,6 +66,11 @@ class Case:
         """The swept axes."""
         return ("layer", "position") if self.site == "resid_pre" else ("layer", "head")
 
+    @property
+    def theirs(self) -> list[str]:
+        """The same in their words."""
+        return ["layer", "pos"] if self.site == "resid_pre" else ["layer", "head_index"]
+
 
 def main() -> None:
     """Measure and print."""
