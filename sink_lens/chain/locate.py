@@ -151,18 +151,15 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
     return [step for step in steps if ratio[step[1] + 1] > 1]
 
 
-def writing_layers(
-    values: Float[Tensor, "_ dimension"], *, dominant: Bool[Tensor, "layer dimension"]
-) -> Bool[Tensor, "layer dimension"]:
+def writing_layers(values: Float[Tensor, "_ dimension"]) -> Bool[Tensor, "layer dimension"]:
     """In which layers a dimension is written: its own magnitude grows by a tenth of what it is then.
 
-    Its change counts, whatever the other tokens do. A change under a hundredth of the dimension's largest value does
-    not count before it dominates. ``values`` begin before layer 0, ``dominant`` and the result with layer 0.
+    Its change counts, whatever the other tokens do; one under a hundredth of the dimension's largest value does not.
+    ``values`` begin before layer 0, the result with layer 0.
     """
     size = values.abs()
     so_far, change = size.cummax(0).values[1:], size[1:] - size[:-1]
-    enough = dominant | (change >= _LEAST_WRITTEN * size.max(0).values)
-    return (change >= _WRITTEN * so_far) & (change > 0) & enough
+    return (change >= _WRITTEN * so_far) & (change > 0) & (change >= _LEAST_WRITTEN * size.max(0).values)
 
 
 def slow_growth(ratio: Float[Tensor, " layer"], *, factor: float) -> tuple[int, int, float] | None:
@@ -263,10 +260,9 @@ def _written_spans(
     if not dims:
         return []
     values = states.double().mean(1)[:, dims]
-    dominant = torch.tensor([[one in outliers.get(layer, ()) for one in dims] for layer in range(len(states) - 1)])
     covered = {layer for first, last in taken for layer in range(first, last + 1)}
     spans: list[tuple[int, int]] = []
-    for layer in writing_layers(values, dominant=dominant).any(1).nonzero().flatten().tolist():
+    for layer in writing_layers(values).any(1).nonzero().flatten().tolist():
         if layer in covered:
             continue
         if spans and spans[-1][1] == layer - 1:

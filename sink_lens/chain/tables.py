@@ -110,7 +110,7 @@ def writing_table(panel: Panel) -> pd.DataFrame:
         return pd.DataFrame(columns=columns).astype({"is_outlier": bool, "writes": bool})
     values = panel.states().double().mean(1)[:, dims]
     dominant = torch.tensor([[one in outliers.get(layer, ()) for one in dims] for layer in range(len(values) - 1)])
-    writes, largest = writing_layers(values, dominant=dominant), values.abs().max(0).values
+    writes, largest = writing_layers(values), values.abs().max(0).values
     rows = []
     for place, dimension in enumerate(dims):
         at_start = float(values[0, place])

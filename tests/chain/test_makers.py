@@ -89,12 +89,10 @@ def test_sets_are_tested_on_other_sequences_beside_random_sets_of_their_size_wit
 def test_a_dimension_is_written_wherever_its_own_value_grows_whatever_its_rate():
     # Grows by 1.45 a layer: over a tenth of what it is then. The last layer adds 5%, the second column falls.
     values = torch.tensor([[0.0, 9.0], [1.0, 5.0], [1.45, 2.0], [2.1, 1.0], [2.2, 0.0]])
-    dominant = torch.ones(4, 2, dtype=torch.bool)
-    grows = writing_layers(values, dominant=dominant)
+    grows = writing_layers(values)
     assert grows.tolist() == [[True, False], [True, False], [True, False], [False, False]]
     small = torch.tensor([[0.0], [0.001], [1.0]])
-    none = torch.zeros(2, 1, dtype=torch.bool)
-    assert writing_layers(small, dominant=none)[:, 0].tolist() == [False, True]  # a thousandth of its largest value
+    assert writing_layers(small)[:, 0].tolist() == [False, True]  # a thousandth of its largest value
 
 
 def test_sequences_whose_sinks_stand_elsewhere_are_cut_so_that_they_stand_at_one_position():

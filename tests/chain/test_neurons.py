@@ -37,7 +37,7 @@ def panel_of(family, positions=(0,)):
     aim = Location(sink_positions=positions, sink_found=True, steps=(step,), outliers={})
     tokens = from_tensor(torch.randint(3, 300, (6, 16), generator=torch.Generator().manual_seed(0)))
     panel = measure(lens, tokens, plan=aim.plan(lens.n_layers), config=TraceConfig(model=family), forced=spans)
-    return replace(panel, location=replace(panel.location, positions=positions))
+    return replace(panel, location=replace(panel.location, sink_positions=positions))
 
 
 def panel_at(family, dimension, positions=(0,)):

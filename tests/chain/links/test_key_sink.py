@@ -79,7 +79,7 @@ def test_without_other_positions_the_control_is_undefined():
 
 def test_without_outlier_dimensions_only_signs_are_read():
     readings = own(lens_of("llama"), MeasuringPlan(sink_positions=(0,)), length=8)
-    assert [reading.name for reading in readings] == ["positive_share"]
+    assert [reading.name for reading in readings] == ["positive_share", "logit_advantage"]
 
 
 def test_the_share_of_positive_products_is_read_at_each_position():
