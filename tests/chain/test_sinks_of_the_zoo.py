@@ -31,7 +31,7 @@ def lens_and_tokens(name, *, family=None, seed=0, sequences=8, length=40):
 
 def traced(name, folder, **which):
     zoo, lens, batch = lens_and_tokens(name, **which)
-    return zoo, trace(lens, config=CONFIG, tokens=batch, out=folder, progress=False)
+    return zoo, trace(lens, config=CONFIG, tokens=batch, out=folder, progress=False, report=False)
 
 
 def text_of(shown):
@@ -65,7 +65,7 @@ def test_where_all_sequences_show_no_sink_the_studied_position_is_0_whatever_the
 def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     _, lens, _ = lens_and_tokens("bos_neuron")
     config = replace(CONFIG, tokens="random", sequences=8, length=24, bos="with", interventions=False)
-    result = trace(lens, config=config, out=tmp_path / "run", progress=False)
+    result = trace(lens, config=config, out=tmp_path / "run", progress=False, report=False)
     assert result.tables["arms"]["sink_position"].tolist() == [result.location.sink_position, 0]
     shown = text_of(result.table())
     assert "position" in shown[shown.index("With and without BOS") :]

@@ -393,7 +393,7 @@ def traced(out: Path, family: str) -> Mapping[str, Any]:
         max_outliers=40,
         super_share=0.01,
     )
-    sink_lens.trace(config, out=out, progress=False)
+    sink_lens.trace(config, out=out, progress=False, report=False)
     return {}
 
 
@@ -401,7 +401,7 @@ def traced_in_memory(out: Path) -> Mapping[str, Any]:
     """A trace of a model and of tokens that are given, and its tables as they are read back."""
     lens = sink_lens.load("models/planted")
     config = sink_lens.TraceConfig(model="models/planted", intervention_sequences=3)
-    done = sink_lens.trace(lens, config=config, tokens=tokens(lens, length=24), out=out, progress=False)
+    done = sink_lens.trace(lens, config=config, tokens=tokens(lens, length=24), out=out, progress=False, report=False)
     return {"read": sink_lens.read_run(done.folder).tables}
 
 
