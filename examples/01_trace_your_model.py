@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = TraceConfig(model=asked.model, sequences=8, random_init=False, interventions=False)
     result = trace(lens, config=config, out=asked.out, overwrite=True, progress=False)
     found = result.location
-    print(f"{'sink' if found.sink_found else 'no sink; looked'} at position {found.position}", end="; ")
+    print(f"{'sink' if found.sink_found else 'no sink; looked'} at position {found.sink_position}", end="; ")
     print(f"grows in layers {', '.join(f'{step.first_layer}-{step.last_layer}' for step in found.steps) or 'none'}")
     links = result.links.query("is_primary").drop_duplicates("link")
     print(links[["link", "statistic", "value", "ci_low", "ci_high", "verdict"]].round(3).to_string(index=False))

@@ -8,13 +8,13 @@ Prints on the default model:
     8 super neurons; sweeping [1229, 1487] of layer 11
 
     sink mass at position 0, layers 12-29, 0.656 without an edit
-                                   place  effect  ci_low  ci_high  control_effect
+                                   where  effect  ci_low  ci_high  control_effect
          layer 11, position 0, unit 1229 -0.0125 -0.0150  -0.0100             0.0
          layer 11, position 0, unit 1487 -0.0281 -0.0302  -0.0261             0.0
     layer 11, position 0, unit 1229,1487 -0.4412 -0.4670  -0.4132             0.0
 
     loss, 4.987 without an edit
-                                   place  effect  ci_low  ci_high  control_effect
+                                   where  effect  ci_low  ci_high  control_effect
          layer 11, position 0, unit 1229  0.1105  0.0126   0.2195         -0.0000
          layer 11, position 0, unit 1487  0.1074  0.0614   0.1512         -0.0000
     layer 11, position 0, unit 1229,1487  2.2299  2.0383   2.4430          0.0001
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for metric, rows in result.frame.groupby("metric", sort=False):
         print(f"\n{metric}, {rows['baseline'].iloc[0]:.3f} without an edit")
-        print(rows[["place", "effect", "ci_low", "ci_high", "control_effect"]].round(4).to_string(index=False))
+        print(rows[["where", "effect", "ci_low", "ci_high", "control_effect"]].round(4).to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Place a sink where you want it: isolate a token by the mask, or amplify its variance, and see what the old one keeps.
+"""Place a sink where you want it: isolate a token by the mask, or amplify its variance, and see what the sink keeps.
 
-Attention is reported at the new and at the old position, with the loss beside it: made, moved and shared are
+Attention is reported at the target and at the sink position, with the loss beside it: made, moved and shared are
 different results. Amplifying the norm alone is the control.
 
 Prints on the default model:
@@ -48,29 +48,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"norm alone {times}": amplify(asked.factor, centre="none", **where),
     }
 
-    new, old = keys = (asked.position, 0)
-    baseline = run_with(lens, tokens, positions=keys)
+    target, sink = positions = (asked.position, 0)
+    baseline = run_with(lens, tokens, positions=positions)
     rows = []
     for name, edit in edits.items():
-        edited = run_with(lens, tokens, edit, positions=keys)
+        edited = run_with(lens, tokens, edit, positions=positions)
         loss = effect(baseline, edited, generator=np.random.default_rng(0)).query("quantity == 'loss_nats'").iloc[0]
         rows.append(
             {
                 "edit": name,
-                f"at {new}": mass(edited, new, near),
-                f"at {old}": mass(edited, old, near),
-                "the sink is": change_of(baseline, edited, new=new, old=old, layers=near),
+                f"at {target}": mass(edited, target, near),
+                f"at {sink}": mass(edited, sink, near),
+                "the sink is": change_of(baseline, edited, target_position=target, sink_position=sink, layers=near),
                 "loss": f"{loss['effect']:+.3f} ({loss['ci_low']:+.3f} to {loss['ci_high']:+.3f})",
             }
         )
     print(f"attention in layers {near.start} to {near.stop - 1}, mean over heads and {tokens.n_sequences} sequences;")
-    print(f"no edit: {mass(baseline, new, near):.3f} at {new}, {mass(baseline, old, near):.3f} at {old}")
+    print(f"no edit: {mass(baseline, target, near):.3f} at {target}, {mass(baseline, sink, near):.3f} at {sink}")
     print(pd.DataFrame(rows).round(3).to_string(index=False))
 
 
-def mass(run: Outcome, key: int, layers: Sequence[int]) -> float:
-    """Mean attention to a key over sequences, heads and layers."""
-    return float(run.mass_at(key, layers=layers).mean())
+def mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
+    """Mean attention to a position over sequences, heads and layers."""
+    return float(run.mass_at(position, layers=layers).mean())
 
 
 if __name__ == "__main__":
