@@ -597,7 +597,7 @@ _TRACE = (
         is_primary: bool, yes or no. Whether this intervention answers if the link is necessary or sufficient.
         carries: bool, yes or no. Whether this intervention answers if the link carries the sink.
         control_largest: float, share. Largest share of a control, which a yes must beat; nan without controls.
-        control_loss_nats: float, nats. Mean next-token loss over the controls; nan without controls.
+        control_loss_nats: float, nats. Mean next-token loss over at most five controls; nan without controls.
         masked_loss_nats: float, nats. Mean next-token loss where no query may attend to the sink.
         beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
         uniform_loss_nats: float, nats. Loss of guessing every token alike.

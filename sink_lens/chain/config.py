@@ -15,6 +15,8 @@ __all__ = ["BOS_CONDITIONS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
 KERNELS = ("auto", "fused", "eager")
 CONTROLS = 19
 """Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
+FEW_CONTROLS = 5
+"""The most draws where no answer hangs on the largest: for means, and for the loss of controls."""
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
 _CALIBRATED = (

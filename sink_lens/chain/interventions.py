@@ -21,7 +21,7 @@ from ..models.lens import LensModel
 from ..stats import Interval, studentised
 from ..text import span
 from . import amplification, makers, mediate, placement
-from .config import TraceConfig
+from .config import FEW_CONTROLS, TraceConfig
 from .links import LINKS
 from .links.link import Intervention, Link, Trial
 from .locate import Location
@@ -190,7 +190,11 @@ def _row(
             return made_share(baseline, run, **at, layers=reads, generator=rng)
         return removed_share(baseline, run, sink_position=sink, layers=reads, generator=rng)
 
-    controls = [setting.run(control, layers=reads, loss=True, quiet=True) for control in one.controls]
+    decides = one.is_primary or one.carries  # an answer hangs on the largest control
+    controls = [
+        setting.run(control, layers=reads, loss=draw < FEW_CONTROLS, quiet=True)
+        for draw, control in enumerate(one.controls if decides else one.controls[:FEW_CONTROLS])
+    ]
     masses = torch.tensor([_mass(run, one.position, reads) for run in controls])
     found = share(whole)
     assert whole.loss is not None  # it was asked for, and so was the baseline's

@@ -30,6 +30,7 @@ from ..edits.effects import share_removed
 from ..edits.outcome import Outcome
 from ..models.weights import attention_weights
 from ..stats import Interval
+from .config import FEW_CONTROLS
 from .screen import SCREENS, Target, embeddings, screened
 from .setting import Edits, Part, Setting, bar
 
@@ -368,8 +369,8 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
     rows: list[dict[str, object]] = []
     done: dict[frozenset[Part], str] = {}
 
-    def row(parts: Sequence[Part], name: str, control_of: str) -> dict[str, object]:
-        run = _run(setting, parts, target=target, loss=True)
+    def row(parts: Sequence[Part], name: str, control_of: str, *, loss: bool = True) -> dict[str, object]:
+        run = _run(setting, parts, target=target, loss=loss)
         after = _value(setting, run, target)
         share: Interval = share_removed(before, after, generator=rng)
         return {
@@ -400,11 +401,11 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
             continue
         done[frozenset(parts)] = name
         drawn = [_matched(setting, parts, generator) for _ in range(setting.n_controls)]
-        controls = [row(some, RANDOM, name) for some in drawn if some]
+        controls = [row(some, RANDOM, name, loss=draw < FEW_CONTROLS) for draw, some in enumerate(drawn) if some]
         if controls:
             own["control_largest"] = max(float(one["removed"]) for one in controls)  # type: ignore[arg-type]
             own["n_controls"] = len(controls)
-            own["control_loss_nats"] = float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
+            own["control_loss_nats"] = float(np.nanmean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
         rows += [own, *controls]
     return pd.DataFrame(rows, columns=list(SET_COLUMNS))
 

@@ -22,6 +22,7 @@ from ..edits.isolation import isolate
 from ..edits.outcome import Outcome
 from ..engine.forward import run_with
 from ..schema import LEAST_ADDED
+from .config import FEW_CONTROLS
 from .links import LINKS
 from .links.link import Link
 from .setting import Edits, Setting, bar, from_layer
@@ -83,7 +84,9 @@ def mediation_table(
                 continue
             at = {"layers": layers, "position": position}
             survived = _under(setting, kept.edits, edits=edits, run=run, **at)
-            control = torch.tensor([_under(setting, one, edits=edits, run=run, **at) for one in kept.controls])
+            control = torch.tensor(
+                [_under(setting, one, edits=edits, run=run, **at) for one in kept.controls[:FEW_CONTROLS]]
+            )
             added = whole - baseline if abs(whole - baseline) >= LEAST_ADDED else math.nan
             mean = float(control.mean()) if len(control) else math.nan
             rows.append(
