@@ -21,7 +21,7 @@ def test_a_study_leaves_a_finished_run(tmp_path):
     isolate(lens, target_positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False)
     run = read_run(tmp_path / "run")
     assert (run.kind, run.status, run.missing) == ("isolate", "finished", [])
-    assert run.config["isolate_positions"] == [9]
+    assert run.config["isolate_target_positions"] == [9]
     assert len(run.provenance["weights_sha256"]) == 64
     with pytest.raises(RunError, match="finished"):
         isolate(lens, target_positions=[9], tokens=sequences(), out=tmp_path / "run", progress=False)
@@ -57,8 +57,8 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(call, text, t
 
 
 def test_in_a_notebook_the_headline_is_text(tmp_path):
-    frames = {"summary": pd.DataFrame({"a": [1]})}
-    study = Study(folder=tmp_path, kind="isolate", frames=frames, headline="<b>bold</b>")
+    tables = {"summary": pd.DataFrame({"a": [1]})}
+    study = Study(folder=tmp_path, kind="isolate", tables=tables, headline="<b>bold</b>")
     assert "&lt;b&gt;" in study._repr_html_()
 
 

@@ -25,7 +25,7 @@ def metric(name, **options):
 
 def test_every_metric_by_name_is_the_metric_of_these_options():
     mass = metric("sink_mass", sink_position=2, layers="0,2")
-    assert (mass.keys, mass.layers) == ((2,), (0, 2))
+    assert (mass.positions, mass.layers) == ((2,), (0, 2))
     assert mass.name == "sink mass at position 2, layers 0,2"
     assert metric("sink_mass").layers is metric("sink_mass", layers="all").layers is None
     assert metric("sink_mass", layers=[[0, 1], 1]).layers == (0, 1)
