@@ -2,7 +2,9 @@
 
 AXES = {
     "batch": "sequences of one batch",
+    "sequence": "sequences of all cells of one pass, cell by cell",
     "position": "token positions of a sequence, 0-based",
+    "target": "tokens that are predicted: all but a sequence's first",
     "query": "positions that attend",
     "key": "positions attended to",
     "row": "query positions sampled for explicit attention rows",

@@ -151,7 +151,7 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
     return [step for step in steps if ratio[step[1] + 1] > 1]
 
 
-def writing_layers(values: Float[Tensor, "_ dimension"]) -> Bool[Tensor, "layer dimension"]:
+def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "layer dimension"]:
     """In which layers a dimension is written: its own magnitude grows by a tenth of what it is then.
 
     Its change counts, whatever the other tokens do; one under a hundredth of the dimension's largest value does not.

@@ -13,8 +13,8 @@ FIRST, TRIGGER = 0, 1
 
 
 def trigger_rows(
-    vectors: Float[Tensor, "token answer"], *, sequences: int, length: int, generator: torch.Generator
-) -> tuple[Int[Tensor, "sequence position"], Float[Tensor, "sequence position answer"]]:
+    vectors: Float[Tensor, "vocab value"], *, sequences: int, length: int, generator: torch.Generator
+) -> tuple[Int[Tensor, "batch position"], Float[Tensor, "batch position value"]]:
     """Sequences with one trigger each, and the answer at every position.
 
     The first token counts for no mean. Every id of ``vectors`` from 2 on is as likely as any other.

@@ -47,7 +47,7 @@ class Layout:
 
     @cached_property
     def places(self) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"]]:
-        """Of each row its sequence, counted over all cells, and its position."""
+        """The sequence of each row, counted over all cells, and its position."""
         sequences, positions = [], []
         for cell, begin in enumerate(self.begins):
             length = self.n_positions - begin

@@ -109,7 +109,7 @@ def plain_pass(
     known: Known | None = None,
     skip: frozenset[str] = frozenset(),
     attention_only: bool = False,
-    logits_at: Int[Tensor, " kept"] | None = None,
+    logits_at: Int[Tensor, " sample"] | None = None,
     taps: Sequence[tuple[nn.Module, str, Take]] = (),
 ) -> Tensor | None:
     """Layers ``first`` to ``last`` - 1 of the plain model; the logits if ``last`` is its number of layers + 1.

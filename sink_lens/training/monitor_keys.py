@@ -268,7 +268,7 @@ def _seen_by(
     return _Seen(score=score, score_told=(score >= fewest) & told, mass=mass, mass_told=mass >= fewest)
 
 
-def _over(magnitude: Float[Tensor, "token d_model"]) -> Tensor:
+def _over(magnitude: Float[Tensor, "sample d_model"]) -> Tensor:
     """For every dimension, the tokens on which it exceeds the factor times the token's median."""
     # A dimension can only do so where the largest does: where that is over the factor times half the dimensions.
     # The median itself is dear, and few tokens need it.
