@@ -413,7 +413,7 @@ _TRACE = (
     ),
     _table(
         "key_split",
-        "one layer that outlier dimensions enter; numbers are means over sequences and heads",
+        "one layer; numbers are means over sequences and heads; those of outlier dimensions are nan where none enters",
         """
         layer: int, index. Layer.
         key_cosine_sink: float, cosine. Magnitude of the cosine between the sink's key and the key computed from its
@@ -724,6 +724,8 @@ _AMPLIFY = (
         f"""
         {_CENTRED}
         times: float, 1. target_mass over baseline_target_mass; nan if baseline_target_mass is 0.
+        change: float, attention. target_mass minus baseline_target_mass.
+        change_low/change_high: float, attention. 95% interval of the change over sequences.
         {_EDITED}
         """,
         file="csv",

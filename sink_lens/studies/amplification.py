@@ -1,5 +1,6 @@
 """``amplify``: does a sink come where the variance of aggregated values is amplified?"""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +15,10 @@ from ..edits.amplification import Centre, CentringMeans, centring_means
 from ..edits.amplification import amplify as amplifying
 from ..edits.constructors import Edit
 from ..edits.effects import layer_table
+from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.load import ModelLike
+from ..stats import studentised
 from ..text import span
 from .config import AmplifyConfig
 from .study import Study, asked, prepared, sentence, summary_row, written
@@ -58,6 +61,7 @@ def amplify(
     if any(centre != "none" for centre in centres):
         means = centring_means(setting.lens, seed=config.seed, progress=progress)
     baseline, by_layer, summary = setting.baseline, [], []
+    clean, rng = baseline.mass_at(setting.target_position, layers=reads), np.random.default_rng(setting.seed)
     cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in factors]
     for centre, factor in bar(cells, label="amplification", progress=progress):
         edits = _amplified(factor, position=setting.target_position, layers=chosen, centre=centre, means=means)
@@ -69,7 +73,8 @@ def amplify(
         row = summary_row(setting, baseline, edited, target_position=setting.target_position, reads=reads)
         before, mass = row["baseline_target_mass"], row["target_mass"]
         times = mass / before if before else np.nan
-        summary.append({"centre": centre, "factor": factor, "layers": span(chosen), "times": times} | row)
+        change = _change(baseline, edited, position=setting.target_position, reads=reads, seed=config.seed)
+        summary.append({"centre": centre, "factor": factor, "layers": span(chosen), "times": times} | change | row)
     frames = {"layers": pd.concat(by_layer, ignore_index=True), "summary": pd.DataFrame(summary)}
     best = max(summary, key=lambda row: row["target_mass"])
     headline = (
@@ -77,7 +82,7 @@ def amplify(
         f"{best['centre']} ({best['times']:.1f} times): {sentence(best, sink_position=setting.sink_position)}\n"
         f"{curve_text(frames['summary'])}"
     )
-    made = {
+    options = {
         "target_position": setting.target_position,
         "layers": chosen,
         "factors": list(factors),
@@ -89,12 +94,21 @@ def amplify(
         setting,
         question,
         frames,
-        asked=made,
+        asked=options,
         out=out,
         overwrite=overwrite,
         headline=headline,
         means=tensors,
     )
+
+
+def _change(baseline: Outcome, edited: Outcome, *, position: int, reads: Sequence[int], seed: int) -> dict[str, float]:
+    """The attention that the amplification adds at the position, with its interval over sequences."""
+    if edited is baseline:  # the factor 1
+        return {"change": 0.0, "change_low": 0.0, "change_high": 0.0}
+    after, before = (run.mass_at(position, layers=reads) for run in (edited, baseline))
+    found = studentised((after - before).numpy(), generator=np.random.default_rng(seed))
+    return {"change": found.estimate, "change_low": found.low, "change_high": found.high}
 
 
 def _amplified(
