@@ -61,7 +61,6 @@ def amplify(
     if any(centre != "none" for centre in centres):
         means = centring_means(setting.lens, seed=config.seed, progress=progress)
     baseline, by_layer, summary = setting.baseline, [], []
-    clean, rng = baseline.mass_at(setting.target_position, layers=reads), np.random.default_rng(setting.seed)
     cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in factors]
     for centre, factor in bar(cells, label="amplification", progress=progress):
         edits = _amplified(factor, position=setting.target_position, layers=chosen, centre=centre, means=means)

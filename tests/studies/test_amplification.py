@@ -1,5 +1,6 @@
 """``amplify`` on the planted model, whose answer is known."""
 
+import numpy as np
 from planted_sequences import planted_lens, sequences
 
 from sink_lens import read_run
@@ -23,6 +24,10 @@ def test_amplifying_sweeps_factors_and_centres(tmp_path):
     ]
     ones = summary.query("factor == 1")
     assert (ones["times"] == 1).all()
+    assert (ones[["change", "change_low", "change_high"]] == 0).all(axis=None)
+    assert np.allclose(summary["change"], summary["target_mass"] - summary["baseline_target_mass"], atol=1e-6)
+    assert (summary["change_low"] <= summary["change"]).all()
+    assert (summary["change"] <= summary["change_high"]).all()
     assert (ones["loss_change_nats"] == 0).all()
     assert set(read_run(tmp_path / "run").tensors("centring_means")) >= {"values.0", "aggregated.4"}
 

@@ -41,7 +41,7 @@ def test_the_studies_run_on_families_without_special_cases(family, tmp_path):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda lens, out: isolate(lens, target_positions=[0], tokens=sequences(), out=out), "interior position is 0"),
+        (lambda lens, out: isolate(lens, target_positions=[0], tokens=sequences(), out=out), "target position is 0"),
         (lambda lens, out: isolate(lens, target_positions=[99], tokens=sequences(), out=out), "need one from 1 to 30"),
         (lambda lens, out: isolate(lens, target_positions=[9], layers=[99], tokens=sequences(), out=out), "layer 99"),
         (lambda lens, out: amplify(lens, factors=(), tokens=sequences(), out=out), "no factor"),
