@@ -82,7 +82,7 @@ def effect_table(
     ``share`` is the attention that came to the target position (interventions that make a sink) or left the sink
     position, over what the sink has in the clean run, with its 95% interval over sequences; ``control_share`` is the
     same of the controls' mean. ``control_mean`` and ``control_sd`` are of the attention at that position under the
-    controls. TraceCost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
+    controls. Cost: one pass of the bridge with the loss an intervention, and a shorter one for each control.
     """
     trial, rng = (
         Trial(setting=setting, generator=setting.generator(), means=means, curve=curve),
@@ -181,7 +181,8 @@ def _row(
     setting: Setting, link: str, one: Intervention, *, uniform: Tensor, rng: np.random.Generator
 ) -> dict[str, object]:
     reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
-    baseline, whole = setting.baseline, setting.run(one.edits, loss=True)
+    # Quiet: an edit of a later layer may find its work done by that of an earlier one. ``outcome`` says what changed.
+    baseline, whole = setting.baseline, setting.run(one.edits, loss=True, quiet=True)
 
     at = {"target_position": target, "sink_position": sink}
 

@@ -111,7 +111,7 @@ def target_of(setting: Setting, *, lacks_sink: bool) -> Target | None:
 def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> Makers:
     """Rank everything that writes to the sink position, and find the sets.
 
-    TraceCost: the screen, and some 20 to 80 passes of the bridge, most of which end and begin within the model.
+    Cost: the screen, and some 20 to 80 passes of the bridge, most of which end and begin within the model.
     """
     ranking = _ranked(screened(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)

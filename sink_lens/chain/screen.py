@@ -56,7 +56,7 @@ class _Effects:
 def screened(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
     """Every part with its three screens: kind, layer, unit, ``SCREENS``; effects are shares of the largest one.
 
-    TraceCost: twelve passes of the bridge with gradients over the setting's sequences, layer by layer.
+    Cost: twelve passes of the bridge with gradients over the setting's sequences, layer by layer.
     """
     if target == "sink logit":
         return _sink_logits(setting)

@@ -127,10 +127,11 @@ def writing_table(panel: Panel) -> pd.DataFrame:
 
 
 def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
-    """One row a layer that outlier dimensions enter: what makes the studied key there, and its logit (means).
+    """One row a layer: what makes the studied key there, and its logit (means).
 
     ``dimension``, ``rest`` and ``bias`` are parts of the logit that later queries give the key, before the softmax;
-    ``random_dimensions`` is what as many random dimensions make of it. Parts are missing where the key is turned.
+    ``random_dimensions`` is what as many random dimensions make of it. Parts and cosines are missing where no outlier
+    dimension enters the layer, parts also where the key is turned.
     """
     frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
     for name, parts in (shown for link in links for shown in link.parts.items()):

@@ -20,7 +20,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.models.zoo import build
 
-CONFIG = TraceConfig(model="zoo", random_init=False)
+CONFIG = TraceConfig(model="zoo", random_init=False, controls=5)
 
 
 def lens_and_tokens(name, *, family=None, seed=0, sequences=8, length=40):
@@ -69,7 +69,7 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     assert result.tables["arms"]["sink_position"].tolist() == [result.location.sink_position, 0]
     shown = text_of(result.table())
     assert "position" in shown[shown.index("With and without BOS") :]
-    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    page = result.report().read_text("utf-8")
     assert '<th scope="col" class="number">position</th>' in page[page.index("With and without BOS") :]
     late = aimed(*few_delimiters(), config=CONFIG, only=CONDITION_READINGS)
     assert tables.condition_row(late, condition="without", chosen=False, config=CONFIG)["sink_position"] == 0
@@ -95,7 +95,7 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
     assert (result.location.sink_position, set(result.links["verdict"])) == (0, {"not applicable"})
     said = text_of(result.table())
     assert said.count("no attention sink") == 1
-    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    page = result.report().read_text("utf-8")
     assert page.count("No position is an attention sink") >= 1
     for shown in (said, page):
         for claim in ("another path", "nother path exists", "step -1", "Position or token?", "survives"):

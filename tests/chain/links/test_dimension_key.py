@@ -17,6 +17,7 @@ from sink_lens.models.weights import attention_weights
 
 LINK = DIMENSION_KEY
 DIMS = (3, 17)
+NORMED = ("qwen3", "olmo2")  # a norm of the key of each head, and of the whole key
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
 
 
@@ -117,10 +118,15 @@ def test_the_key_cosine_is_that_with_the_dimensions_alone(family):
     layer = 2
     w_k = attention_weights(lens, layer=layer).w_k
     x, k = found["kept:attn_in", layer], found["kept:k", layer]
+    gain = torch.ones(k.shape[2:])
+    if family in NORMED:
+        own = lens.plain.get_decoder().layers[layer].self_attn.k_norm.weight.detach()
+        gain = own.repeat(gain.numel() // len(own)).reshape(gain.shape)
 
     def slow(sequence, position, head):
         alone = sum(x[sequence, position, d] * w_k[head, :, d] for d in DIMS)
-        return abs(torch.nn.functional.cosine_similarity(k[sequence, position, head], alone, dim=0).item())
+        pair = k[sequence, position, head] * gain[head], alone * gain[head]  # as the key's norm leaves them
+        return abs(torch.nn.functional.cosine_similarity(*pair, dim=0).item())
 
     for sequence, length in enumerate((12, 10)):
         for head in range(lens.n_kv_heads):
