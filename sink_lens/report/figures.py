@@ -484,12 +484,12 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
     keys = list(dict.fromkeys(zip(table["intervention"], table["step"], strict=True)))
     names = list(dict.fromkeys([*_FROZEN, *table["frozen"]]))
     grid, control = np.full((2, len(keys), len(names)), np.nan)
-    names = []
+    rows = []
     for index, (intervention, step) in enumerate(keys):
         of_it = table.loc[table["intervention"] == intervention]
         part = of_it.loc[of_it["step"] == step]
         spans = f"{int(part['layers_from'].iloc[0])}–{int(part['layers_to'].iloc[0])}"
-        names.append(f"{intervention}, layers {spans}")
+        rows.append(f"{intervention}, layers {spans}")
         for column, name in enumerate(names):
             one = part.loc[part["frozen"] == name]
             if len(one):
@@ -499,7 +499,7 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
     axes = panel(figure, xlabel="what is frozen", ylabel="", grid=False)
     image = heat_map(axes, np.clip(grid, 0, 1))
     axes.set_xticks(range(len(names)), names, fontsize=FONT - 1.5)
-    axes.set_yticks(range(len(keys)), names)
+    axes.set_yticks(range(len(keys)), rows)
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
             text = f"{value:.2f}" + (f" ({control[row, column]:.2f})" if np.isfinite(control[row, column]) else "")

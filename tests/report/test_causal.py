@@ -28,6 +28,9 @@ CURVE = pd.DataFrame(
         "baseline_mass": 0.02,
         "mass": [0.02, 0.3, 0.02, 0.01],
         "times": [1.0, 15.0, 1.0, 0.5],
+        "change": [0.0, 0.28, 0.0, -0.01],
+        "change_low": [0.0, 0.2, 0.0, -0.02],
+        "change_high": [0.0, 0.3, 0.0, 0.0],
         "n": 4,
     }
 )
@@ -44,7 +47,9 @@ EFFECTS = pd.DataFrame(
         "share": [0.47, 0.92],
         "ci_low": [0.4, 0.9],
         "ci_high": [0.5, 0.94],
+        "n_controls": [19, 0],
         "control_share": [0.0, float("nan")],
+        "control_largest": [0.01, float("nan")],
         "outcome": ["shared", "removed"],
         "is_primary": True,
     }
@@ -75,6 +80,7 @@ def test_summary_rows_name_what_the_sink_is_bound_to_and_what_survives():
     assert rows["sink_bound_to"] == "positional"
     assert rows["isolated_mass"] == pytest.approx(0.3)
     assert rows["amplified_times_values"] == 15
+    assert rows["amplified_change_values"] == pytest.approx(0.28)
     assert rows["survives_isolation_dimensions_step_0"] == pytest.approx(1.2)
 
 
@@ -84,12 +90,12 @@ def test_another_path_is_named_where_most_survives():
     assert "no other path" in str(causal_parts(through)[-1])
 
 
-def test_a_cut_is_told_with_its_controls():
+def test_an_intervention_is_told_with_its_controls():
     made, removed = (intervention_text(row, sink_position=0) for row in EFFECTS.to_dict("records"))
-    assert made == "intervention: isolation makes 47% of the sink (40% to 50%), controls 0"
+    assert made == "intervention: isolation makes 47% of the sink (40% to 50%), 19 controls at most 0.01"
     assert removed == "intervention: mean ablation of the key removes 92% of the sink (90% to 94%)"
 
 
-def test_without_cuts_nothing_is_said():
+def test_without_interventions_nothing_is_said():
     assert causal_rows({}) == []
     assert causal_parts({"effects": EFFECTS.head(0)}) == []
