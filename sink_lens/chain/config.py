@@ -17,6 +17,7 @@ CONTROLS = 19
 """Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
 FEW_CONTROLS = 5
 """The most draws where no answer hangs on the largest: for means, and for the loss of controls."""
+_QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
 _CALIBRATED = (
@@ -104,6 +105,8 @@ class TraceConfig(Question):
     """Measure the random-init baseline too (the same configuration, fresh weights), as a null."""
     interventions: bool = True
     """Intervene on every link too; a link then holds only if measurement and intervention agree."""
+    quick: bool = False
+    """A quick look: interventions on 8 sequences with 5 controls, where no other number is asked for."""
     intervention_sequences: int = 20
     """The most sequences on which interventions are tested, spread over the text; parts are chosen on the others."""
     intervention_length: int = field(default=64, metadata={"metavar": "T"})
@@ -124,6 +127,10 @@ class TraceConfig(Question):
         Raises:
             InputError: which value, and what is needed.
         """
+        if self.quick:
+            for name, few in _QUICK.items():
+                if getattr(self, name) == type(self).__dataclass_fields__[name].default:
+                    object.__setattr__(self, name, few)
         Question.__post_init__(self)
         if self.target_position is not None and self.target_position < 1:
             raise InputError(f"target_position is {self.target_position}; need an interior position, from 1 on")

@@ -369,8 +369,8 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
     rows: list[dict[str, object]] = []
     done: dict[frozenset[Part], str] = {}
 
-    def row(parts: Sequence[Part], name: str, control_of: str, *, loss: bool = True) -> dict[str, object]:
-        run = _run(setting, parts, target=target, loss=loss)
+    def row(parts: Sequence[Part], name: str, control_of: str) -> dict[str, object]:
+        run = _run(setting, parts, target=target, loss=True)
         after = _value(setting, run, target)
         share: Interval = share_removed(before, after, generator=rng)
         return {
@@ -400,12 +400,12 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
             rows.append(own | {key: of_same[key] for key in ("control_largest", "n_controls", "control_loss_nats")})
             continue
         done[frozenset(parts)] = name
-        drawn = [_matched(setting, parts, generator) for _ in range(setting.n_controls)]
-        controls = [row(some, RANDOM, name, loss=draw < FEW_CONTROLS) for draw, some in enumerate(drawn) if some]
+        drawn = [_matched(setting, parts, generator) for _ in range(min(setting.n_controls, FEW_CONTROLS))]
+        controls = [row(some, RANDOM, name) for some in drawn if some]
         if controls:
             own["control_largest"] = max(float(one["removed"]) for one in controls)  # type: ignore[arg-type]
             own["n_controls"] = len(controls)
-            own["control_loss_nats"] = float(np.nanmean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
+            own["control_loss_nats"] = float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
         rows += [own, *controls]
     return pd.DataFrame(rows, columns=list(SET_COLUMNS))
 

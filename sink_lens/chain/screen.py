@@ -180,7 +180,7 @@ class _Layer:
         self.setting, self.layer, self.scale = setting, layer, bias
         lens = setting.lens
         self.leaf = at_sink.detach().clone().requires_grad_(True)
-        place = torch.zeros(stream.shape[1], 1, device=stream.device)
+        place = torch.zeros(stream.shape[1], 1, device=stream.device, dtype=stream.dtype)
         place[setting.sink_position] = 1.0
         self.stream = stream.detach() * (1 - place) + (self.leaf.to(stream.dtype)[:, None] * place)
         self.zeros: dict[str, Tensor] = {}

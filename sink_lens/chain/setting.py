@@ -39,7 +39,7 @@ _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
-_MOST_SELECTED = 12
+_MOST_SELECTED = 8
 _VERB = {False: "freeze", True: "mean ablate"}
 
 
@@ -223,12 +223,18 @@ class Setting:
         return {layer: self._clean[site, layer] for layer in layers}
 
     def mean_of_others(self, clean: Tensor) -> Tensor:
-        """Mean over sequences and over positions from 8 on, sink positions left out; both axes of size 1."""
+        """Mean over sequences and over positions from 8 on, sink positions left out; both axes of size 1.
+
+        Earlier positions count where there are no others, and where each may be a sink, all but the studied ones.
+        """
         counted = ~self.sinks.clone()
         counted[:, : min(OTHERS_FROM, counted.shape[1] - 1)] = False
         counted[:, [p for p in self.location.sink_positions if p < counted.shape[1]]] = False
         if not counted.any():
             counted = ~self.sinks
+        if not counted.any():
+            counted = torch.ones_like(self.sinks)
+            counted[:, [p for p in self.location.sink_positions if p < counted.shape[1]]] = False
         return clean[counted.to(clean.device)].mean(dim=0)[None, None]
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:

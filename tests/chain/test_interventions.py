@@ -82,7 +82,7 @@ def test_the_entries_of_the_planted_neuron_are_set_one_by_one(planted_at, change
         place.lens, layer=truth.layer, neurons=[truth.neuron], dimensions=[truth.outlier_dimension], positions=[0]
     )
     whole = run_with(place.lens, place.setting.tokens, one, positions=(6, 0))
-    row = effects.set_index("link").loc["neurons_dimension"]
+    row = effects[effects["is_primary"]].set_index("link").loc["neurons_dimension"]
     assert row["sink_mass"] == pytest.approx(float(whole.mass_at(0, layers=late).mean()))
     assert row["loss_nats"] == pytest.approx(float(whole.loss.mean()))
     share = 1 - row["sink_mass"] / row["baseline_sink_mass"]
@@ -100,7 +100,8 @@ def test_a_model_without_a_sink_has_no_intervention_that_holds(changed):
 def test_an_amplification_is_a_row_where_some_factor_over_1_makes_more(changed):
     for name in ("planted", "gpt2", "gpt_oss"):
         curve, effects = changed(name)
-        amplified = effects[~effects["is_primary"]]
+        amplified = effects[effects["edit"].str.startswith(("amplification", "norm x"))]
+        assert not amplified["is_primary"].any()
         factors = [best_factor(curve, centre=centre) for centre in ("values", "aggregated")]
         controls = amplified[amplified["control_of"] != ""]
         assert len(amplified) == 2 * len(controls) == 2 * sum(factor > 1 for factor in factors)
@@ -175,7 +176,7 @@ def test_every_kind_of_family_is_changed(tiny_at, config, family):
     assert found.made == list(TABLES)
     for name, columns in TABLES.items():
         assert tuple(found.tables[name].columns) == columns
-        assert len(found.tables[name])
+        assert len(found.tables[name]) or name == "maker_sets"  # no set removes half of what is no sink
     assert found.tables["effects"][["share", "target_mass", "sink_mass", "loss_nats"]].notna().all(axis=None)
     assert len(found.means) == 1
 
@@ -190,7 +191,7 @@ def test_half_precision_is_changed(planted_at, config):
     place = planted_at()
     half = wrap(copy.deepcopy(place.truth.model).to(torch.bfloat16), tokenizer=place.lens.tokenizer)
     found = made(dataclasses.replace(place, lens=half), dataclasses.replace(config, intervention_sequences=2))
-    shares = found.tables["effects"].set_index("link")["share"]
+    shares = found.tables["effects"].query("is_primary").set_index("link")["share"]
     assert shares["variance_neurons"] > 0.8
     z = found.tables["mediation"].query("frozen == 'z' and intervention == 'isolation'").iloc[0]
     assert z["mass"] == z["baseline_mass"]
@@ -199,7 +200,7 @@ def test_half_precision_is_changed(planted_at, config):
 def test_the_planted_sink_is_told_apart(planted_at, config):
     found = made(planted_at(), config).tables
     assert kind_of(found["placement"]) == "token"
-    shares = found["effects"].set_index("link")["share"]
+    shares = found["effects"].query("is_primary").set_index("link")["share"]
     assert (shares[["variance_neurons", "neurons_dimension", "dimension_key", "key_sink"]] > 0.8).all()
 
 
@@ -220,7 +221,7 @@ def whole(tiny_at, config):
 
 def test_what_is_finished_is_not_made_again(tiny_at, config, whole):
     again = made(tiny_at("llama"), config, tables={name: whole[name] for name in ("amplification", "mediation")})
-    assert again.made == ["effects", "placement"]
+    assert again.made == ["makers", "maker_sets", "effects", "placement"]
     for name in TABLES:
         pd.testing.assert_frame_equal(again.tables[name], whole[name], check_exact=True)
 

@@ -1,6 +1,7 @@
 """The scout, the measuring pass, and the location made from it."""
 
 import functools
+import math
 from dataclasses import replace
 
 import pytest
@@ -86,7 +87,14 @@ def test_only_positions_that_every_sequence_has_can_be_sinks():
 def test_tokens_too_few_for_a_score_have_no_sink():
     aim = scout(planted_lens(), tokens_with_bos(length=7), config=CONFIG)
     assert not aim.sink_found
-    assert aim.steps == ()  # no position 8 to compare with
+    (step,) = aim.steps  # it is seen in the token itself, for there is no position 8 to compare with
+    assert (step.first_layer, step.last_layer, step.dimension) == (
+        truth().layer,
+        truth().layer,
+        truth().outlier_dimension,
+    )
+    assert math.isnan(step.ratio_before)
+    assert math.isnan(step.ratio_after)
 
 
 # --- measuring

@@ -79,7 +79,7 @@ def test_long_sequences_are_sampled_from_both_ends(length):
     ],
 )
 def test_control_positions_are_five_others(length, key, places):
-    assert r.control_positions(length, key=key) == places
+    assert r.control_positions(length, key=key, controls=5) == places
 
 
 def test_ratio_to_others_is_over_the_median_from_position_8_on():
@@ -211,8 +211,10 @@ def test_effective_rank_leaves_padding_out():
 
 def test_costly_measures_look_at_the_first_few_sequences_only():
     lens, tokens = lens_of("llama"), batch(r.FEW + 3, 12)
-    found = streamed(lens, tokens, r.state_readings((0,), positions=torch.arange(12)), batch_size=3)
-    assert found["effective_rank", 0].isnan().all(-1).tolist() == [False] * r.FEW + [True] * 3
+    readings = [*r.state_readings((0,), positions=torch.arange(12)), *r.attention_readings((0,))]
+    found = streamed(lens, tokens, readings, keys=(0,), batch_size=3)
+    assert found["gini", 0].isnan().all(-1).tolist() == [False] * r.FEW + [True] * 3
+    assert not found["effective_rank", 0].isnan().any()  # of all sequences
 
 
 def test_neurons_elsewhere_is_the_mean_over_the_other_real_positions():

@@ -70,7 +70,7 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     shown = text_of(result.table())
     assert "position" in shown[shown.index("With and without BOS") :]
     page = result.report().read_text("utf-8")
-    assert '<th scope="col" class="number">position</th>' in page[page.index("With and without BOS") :]
+    assert '<th scope="col" class="number">sink position</th>' in page[page.index("With and without BOS") :]
     late = aimed(*few_delimiters(), config=CONFIG, only=CONDITION_READINGS)
     assert tables.condition_row(late, condition="without", chosen=False, config=CONFIG)["sink_position"] == 0
 
