@@ -1,4 +1,4 @@
-# make trace   sets up .venv and traces the default model (ARGS="--sequences 8 --out runs/mine" passes options on)
+# make trace   sets up .venv and takes a quick look at the default model (ARGS="--sequences 8 --out runs/mine": other options instead)
 # make test    sets up .venv and runs every check (WORKERS=2 processes of tests; TESTS="-m 'not real'" leaves some out)
 # make analyses       every claim on the default model, one after another; a stopped one goes on (ARGS="--keep")
 # make analyses-tiny  the same on a planted model, in one process
@@ -16,7 +16,7 @@ WORKERS ?= 2
 .DELETE_ON_ERROR:
 
 trace: $(READY)
-	$(BIN)/sink-lens trace $(ARGS)
+	$(BIN)/sink-lens trace $(or $(ARGS),--quick)
 
 test: $(READY)
 	$(BIN)/ruff check .
