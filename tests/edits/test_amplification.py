@@ -113,10 +113,10 @@ def test_factor_1_changes_nothing(lens_of, means_of, family, centre):
 def test_it_is_the_edit_of_the_raw_model(lens_of, raw_run, means_of, family):
     mu = means_of(family).values[1]
 
-    def amplify(z):
+    def five_times(z):
         z[:, P] = mu + 5 * (z[:, P] - mu)
 
-    expected = raw_run(family, tokens(), [("z_raw", 1, amplify)])
+    expected = raw_run(family, tokens(), [("z_raw", 1, five_times)])
     one = amplify(5.0, positions=[P], layers=[1], means=means_of(family))
     found = run_with(lens_of(family), tokens(), one, logits=True, loss=False).logits
     assert ((found - expected).norm(dim=-1) <= 3e-6 * expected.norm(dim=-1)).all()

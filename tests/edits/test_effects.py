@@ -139,7 +139,8 @@ def test_the_share_made_is_what_came_over_what_the_old_one_had():
     before, after = outcome([0.0, 0.1], [0.8, 0.4]), outcome([0.2, 0.5], [0.8, 0.4])
     found = made_share(before, after, target_position=TARGET, sink_position=SINK, layers=[1, 2], generator=rng())
     assert found.estimate == pytest.approx(0.5)
-    assert (found.low, found.high) == pytest.approx((0.25, 1.0))  # draws of one sequence twice
+    # residuals 0.2 - 0.5 * 0.8 and 0.4 - 0.5 * 0.4: standard error 0.2, over 0.6; t of 1 degree of freedom is 12.706
+    assert (found.low, found.high) == pytest.approx((0.5 - 12.706 / 3, 0.5 + 12.706 / 3), abs=1e-3)
     assert found.n == 2
 
 

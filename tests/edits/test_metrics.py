@@ -22,7 +22,7 @@ def outcome(tokens=TOKENS, **options):
 
 
 def test_sink_mass_is_the_mean_over_heads_and_the_chosen_layers():
-    run = outcome(keys=(0, 2))
+    run = outcome(positions=(0, 2))
     assert torch.equal(evaluate(metrics.sink_mass(2, layers=[1]), run), run.mass[1, :, :, 1].mean(1))
     assert torch.allclose(evaluate(metrics.sink_mass(0), run), run.mass[..., 0].mean((0, 2)))
 
@@ -64,7 +64,7 @@ def test_norm_is_euclidean_over_everything_at_the_position(site):
 
 
 def test_dominance_is_largest_over_mean_magnitude():
-    run = outcome(keys=(0,))
+    run = outcome(positions=(0,))
     state = run.state[2, :, 0].abs()
     assert torch.allclose(evaluate(metrics.dominance(0, layer=2), run), state.amax(1) / state.mean(1))
 
@@ -147,4 +147,4 @@ def test_sink_mass_of_no_layers_is_refused():
 
 
 def test_a_sink_mass_that_nothing_follows_is_undefined():
-    assert math.isnan(evaluate(metrics.sink_mass(8), outcome(keys=(8,)))[0])
+    assert math.isnan(evaluate(metrics.sink_mass(8), outcome(positions=(8,)))[0])
