@@ -23,7 +23,13 @@ KNOWN = [
     ("bos_neuron", "qwen3"),
     ("variance", "llama"),
     ("variance", "olmo2"),
-    ("slow_growth", "llama"),
+    pytest.param(
+        "slow_growth",
+        "llama",
+        marks=pytest.mark.xfail(
+            strict=True, reason="F1 .94: neuron 1.135, one of the 9 makers, writes least and is thinned away"
+        ),
+    ),
     ("two_dimensions", "olmo2"),
     ("direction", "llama"),
     ("key_bias", "llama"),
