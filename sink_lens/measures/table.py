@@ -94,6 +94,15 @@ BUILDING_BLOCKS: Mapping[str, str] = MappingProxyType(
         "stable_range": "range of thresholds with the same decision",
         "check_dimension": "refuses a wrong dimension",
         "label": "a decision: value_norm_ratio against a threshold",
+        "sampled_queries": "sink_mask: the queries that are read of a long sequence",
+        "earlier_keys": "sink_mask: which keys each query reaches",
+        "fair_shares": "sink_mask: attention as a multiple of its fair share",
+        "share_score": "sink_mask: how many fair shares a token receives",
+        "norm_ratios": "sink_mask: norms over the sequence's median norm",
+        "score_gap": "a decision: where the scores of sinks begin",
+        "residual_outliers": "a decision: entries against their token's median",
+        "token_kurtosis": "sink_mask: how few dimensions hold a token's stream",
+        "rate_by_key": "sink_mask: how often the token at a position is marked",
     }
 )
 """Public functions of these modules that are not measures: name -> what the function does instead."""
