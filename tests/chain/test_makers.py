@@ -27,7 +27,7 @@ KNOWN = [
         "slow_growth",
         "llama",
         marks=pytest.mark.xfail(
-            strict=True, reason="F1 .94: neuron 1.135, one of the 9 makers, writes least and is thinned away"
+            strict=True, reason="F1 .94: 8 of the 9 makers are found, and nothing else; neuron 1.135 is missed"
         ),
     ),
     ("two_dimensions", "olmo2"),
