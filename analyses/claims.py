@@ -177,7 +177,9 @@ class Work:
         return folder
 
     def trace(self, tokens: TokenBatch, **fields: Any) -> Mapping[str, pd.DataFrame]:
-        """The tables of a trace, without cuts or twin unless asked; shared with the other analyses of the same run.
+        """The tables of a trace, without interventions or a random-init baseline unless asked for.
+
+        They are shared with the other analyses of the same run.
 
         Args:
             tokens: the sequences.
