@@ -9,7 +9,8 @@ are unembedded. Several cells share a forward (``layout``), and on a CPU several
 
 The numbers are those of ``run_with`` for one cell at a time: in float32 on the CPU to the last bit, where the products
 of both sum in the same order, else within 1e-5. The passes run on the plain module with eager attention. ``trust``
-compares some cells with the bridge on the user's machine before the others run, and says which of the two was found.
+compares some cells with the bridge on the user's machine before the others run, and says which of the two was found. A
+product of few rows may still move the last bit of a cell that it did not compare.
 """
 
 from collections import deque
