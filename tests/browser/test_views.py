@@ -89,8 +89,10 @@ def test_a_run_is_shown_by_one_call(opened, tmp_path):
 
 def test_an_interactive_figure_draws_in_a_notebook_and_hostile_texts_are_text(opened, tmp_path):
     path = tmp_path / "figure.html"
-    swept = pd.DataFrame({"layer": np.repeat([0, 1], 8), "pos": np.tile(np.arange(8), 2), "effect": np.arange(16.0)})
-    figure = interactive.patch_map(swept, by=("layer", "pos"), labels=dict(enumerate(HOSTILE)), title=HOSTILE[1])
+    swept = pd.DataFrame(
+        {"layer": np.repeat([0, 1], 8), "position": np.tile(np.arange(8), 2), "effect": np.arange(16.0)}
+    )
+    figure = interactive.patch_map(swept, by=("layer", "position"), labels=dict(enumerate(HOSTILE)), title=HOSTILE[1])
     path.write_text(f"<!doctype html><body>{figure._repr_html_()}</body>", encoding="utf-8")
     found = opened(path)
     inside = found.page.frame_locator("iframe")
