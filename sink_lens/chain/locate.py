@@ -15,7 +15,7 @@ from torch import Tensor
 from ..measures.dimensions import dominance_ratio, outlier_dimensions
 from ..renamed import renamed_fields
 
-_WRITTEN, _LEAST_WRITTEN = 0.1, 0.01
+_WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
 def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "layer dimension"]:
     """In which layers a dimension is written: its own magnitude grows by a tenth of what it is then.
 
-    Its change counts, whatever the other tokens do; one under a hundredth of the dimension's largest value does not.
+    Its change counts, whatever the other tokens do; one under a twentieth of the dimension's largest value does not.
     ``values`` begin before layer 0, the result with layer 0.
     """
     size = values.abs()

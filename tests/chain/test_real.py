@@ -171,8 +171,9 @@ def test_cutting_shows_the_same_chain(traced):
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
         assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
     assert links.loc["variance_preserved", "verdict"] == "fails"
-    # other dimensions of the same neurons' columns carry the sink where the strongest is taken away
-    assert links.loc["neurons_dimension", ["intervened", "verdict"]].tolist() == ["fails", "fails"]
+    # other dimensions of the same neurons' columns carry the sink where the strongest is taken away; two sequences do
+    # not decide that
+    assert "holds" not in links.loc["neurons_dimension", ["intervened", "verdict"]].tolist()
 
 
 def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):
