@@ -143,7 +143,7 @@ def test_the_sink_token_holds_the_effective_rank_down(traced):
 def test_the_links_have_their_verdicts(traced):
     assert traced.links.groupby("link")["measured"].first().to_dict() == {
         "aggregation_variance": "holds",
-        "variance_preserved": "fails",
+        "variance_preserved": "holds",  # by S2 after W_O; the order of the tokens' variances is not kept (tau .01)
         "variance_neurons": "holds",
         "neurons_dimension": "holds",
         "dimension_key": "holds",
@@ -170,7 +170,7 @@ def test_cutting_shows_the_same_chain(traced):
     links = traced.links.groupby("link")[["measured", "intervened", "verdict"]].first()
     for name in ("aggregation_variance", "variance_neurons", "key_sink"):
         assert links.loc[name].tolist() == ["holds", "holds", "holds"], name
-    assert links.loc["variance_preserved", "verdict"] == "fails"
+    assert links.loc["variance_preserved"].tolist() == ["holds", "undecided", "undecided"]  # two sequences
     # other dimensions of the same neurons' columns carry the sink where the strongest is taken away; two sequences do
     # not decide that
     assert "holds" not in links.loc["neurons_dimension", ["intervened", "verdict"]].tolist()
@@ -185,9 +185,9 @@ def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced
     curve = amplification_curve(place, means=means)
     assert curve["read_layers"].unique().tolist() == ["3-7"]  # the five layers after the first step
     assert curve["factor"].max() <= 30
-    times = curve.groupby("centre")["times"].max()
-    assert times[["values", "aggregated"]].max() > 8
-    assert times["none"] < 2
+    change = curve.groupby("centre")["change"].max()  # a ratio would have a denominator near 0
+    assert change[["values", "aggregated"]].max() > 0.07
+    assert change["none"] < 0.04
 
 
 def test_the_parts_of_the_logit_are_those_of_the_stated_keys(traced):
