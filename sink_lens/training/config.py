@@ -362,7 +362,7 @@ tokenizer = "bpe"         # trained on the data, vocab_size ids; or a tokenizer'
 
 steps = 600
 batch = 32                # sequences a step, over all processes
-# length, accumulation, lr, min_lr, warmup, weight_decay, decay_unshared_gain, betas, clip
+# length, accumulation, optimizer, lr, min_lr, warmup, weight_decay, decay_unshared_gain, betas, clip
 
 seed = 0                  # of the weights
 data_seed = 0             # of the order of the data: the same in every variant
