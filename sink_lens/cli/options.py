@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from ..configuration import bare, field_docs, flat, setting, value_of, with_fields
+from ..configuration import bare, check_known, field_docs, flat, setting, value_of, with_fields
 from ..errors import InputError
 
 C = TypeVar("C")
@@ -66,7 +66,9 @@ def configured(
                 settings = flat(
                     kind, read_settings(file, what=f"a configuration of {command.__name__}"), where=str(file)
                 )
-            settings |= dict(setting(pair) for pair in pairs or ())
+            replacing = dict(setting(pair) for pair in pairs or ())
+            check_known(replacing, list(known), where="--set")
+            settings |= replacing
             for name, value in asked.items():
                 source = ctx.get_parameter_source(name)
                 if source is not None and source.name == "COMMANDLINE":

@@ -127,7 +127,7 @@ def test_where_the_check_finds_equal_bits_nearly_all_cells_have_them_and_none_is
             slow = evaluate(metric, outcome).double()
             equal.append(torch.equal(found[cell, metric.name].nan_to_num(7.0), slow.nan_to_num(7.0)))
             torch.testing.assert_close(found[cell, metric.name], slow, rtol=1e-6, atol=1e-6, equal_nan=True)
-    assert sum(equal) >= 0.95 * len(equal), f"{len(equal) - sum(equal)} of {len(equal)} numbers differ"
+    assert sum(equal) >= 0.99 * len(equal), f"{len(equal) - sum(equal)} of {len(equal)} numbers differ"
 
 
 def rows_run(engine: Engine) -> list[tuple[str, int]]:

@@ -135,7 +135,7 @@ def test_a_dry_run_says_what_it_would_take(calls, file):
         ((), "no file was given; need one that says what to train: sink-lens train --example > train.toml"),
         (("none.toml",), "none.toml cannot be read as a configuration of train"),
         (("toy.toml", "--set", "lr"), "--set lr is no setting; need NAME=VALUE"),
-        (("toy.toml", "--set", "speed=3"), "has 'speed', which is not known; did you mean seed?"),
+        (("toy.toml", "--set", "speed=3"), "--set has 'speed', which is not known; did you mean seed?"),
         (("toy.toml", "--set", "lr=fast"), "lr is 'fast'; need a number"),
         (("toy.toml", "--device", "tpu"), "device is 'tpu'; need one of cpu, cuda, mps"),
     ],
