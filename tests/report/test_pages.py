@@ -126,9 +126,18 @@ SAYS = {
     "quantise": ("int8_tensor: a small set keeps the loss", "Keep <b> the sink tokens."),
     "streaming": ("A cache of 64 tokens: keep the first token", "Keeping the sink tokens instead (1.5 a sequence)"),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
-    "isolate": ("Isolating position 9: the sink is shared", "isolated in all layers: attention there 0.01 → 0.3"),
-    "amplify": ("Amplifying position 9", "Factor 5 from values (2 times): attention there 0.01 → 0.9"),
-    "ablate": ("The neurons that carry the sink", "2 neurons (2.90,2.430) together remove 90% of the sink"),
+    "isolate": (
+        "position 9: the sink is shared; attention there goes from 1% to 30%",
+        "isolated in all layers: attention there 0.01 → 0.3",
+    ),
+    "amplify": (
+        "Amplifying position 9 by 5 from the mean of values: the sink is shared",
+        "Factor 5 from values (2 times): attention there 0.01 → 0.9",
+    ),
+    "ablate": (
+        "2 neurons (2.90,2.430) together remove 90% of the sink; random sets of that size at most 3%",
+        "2 neurons (2.90,2.430) together remove 90% of the sink",
+    ),
     "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, position 3: 0.3, 100% of the way."),
     "sweep": ("A sweep of 6 cells", "loss: most by zero of z at somewhere, −0.9 [−1, 0], its controls 0.01."),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
