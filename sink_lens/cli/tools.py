@@ -18,7 +18,9 @@ sink-lens report runs/default  [dim]again, from its tables; a run of any kind, f
 
 sink-lens report runs/with-bos-a runs/with-bos-b --out both.html  [dim]side by side[/dim]
 
-sink-lens report runs/default --figures figures/  [dim]every figure as PNG, SVG and PDF[/dim]
+sink-lens report runs/default --figures figures/  [dim]every figure as PNG, SVG and PDF, with its numbers as CSV[/dim]
+
+sink-lens report runs/default --figures figures/ --width 3.25in --font serif --format pdf,pgf  [dim]for a paper[/dim]
 """
 
 
@@ -39,7 +41,8 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     if config.figures is not None:
         from ..report.export import save_figures
 
-        files, missing = save_figures(config.runs, config.figures)
+        how = {"formats": config.format, "width": config.width, "font": config.font}
+        files, missing = save_figures(config.runs, config.figures, **how)
         if not quiet:
             typer.echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:

@@ -222,6 +222,8 @@ def _most_amplified(run: Run) -> str:
     table = run.optional("summary", columns=["centre", "factor", *_MASSES])
     if table is None or not len(table):
         return title
+    moved = table.loc[table["centre"].ne("none")]
+    table = moved if len(moved) else table
     best = table.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[:1]
     centre = figures.NAMES.get(str(best["centre"].iloc[0]), str(best["centre"].iloc[0]))
     how = "by norm only" if best["centre"].iloc[0] == "none" else f"from the mean of {centre}"
@@ -266,7 +268,8 @@ def _carriers(run: Run) -> str:
         return "The neurons that carry the sink"
     best = table.sort_values("removed_share", ascending=False, kind="stable").to_dict("records")[0]
     return (
-        f"{plural(int(best['size']), 'neuron')} ({visible(best['neurons'])}) together remove "
+        f"{plural(int(best['size']), 'neuron')} ({visible(best['neurons'])}) "
+        f"{'removes' if int(best['size']) == 1 else 'together remove'} "
         f"{percent(best['removed_share'])} of the sink; random sets of that size at most {percent(best['random_max'])}"
     )
 

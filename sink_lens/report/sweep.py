@@ -160,7 +160,8 @@ def _title(run: Run) -> str:
         return f"{title}: none changes {visible(metrics[0])} beyond chance and its controls"
     best = told_apart.sort_values("effect", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
     return (
-        f"{title}: {len(told_apart)} of them change {visible(metrics[0])}, most {cell_name(best)}, "
+        f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}, most "
+        f"{cell_name(best)}, "
         f"{number(float(best['effect']))} {interval(best['ci_low'], best['ci_high'])}"
     )
 
@@ -191,17 +192,17 @@ def cell_name(row: Mapping[Any, Any]) -> str:
 
 
 def stands_out(rows: pd.DataFrame) -> np.ndarray:
-    """Whether each cell's interval, over its controls where it has some, leaves out zero."""
+    """Whether each cell's interval leaves out zero, and that of its effect over its controls too, where it has some."""
     low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
+    found = (low > 0) | (high < 0)
     if {"over_low", "over_high"} <= set(rows.columns):
-        over_low, over_high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
-        known = np.isfinite(over_low) & np.isfinite(over_high)
-        low, high = np.where(known, over_low, low), np.where(known, over_high, high)
-    return (low > 0) | (high < 0)
+        low, high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
+        found &= ~((low <= 0) & (high >= 0))
+    return found
 
 
 def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
-    """Every cell with its interval, the strongest first; grey where the interval, over the controls, holds zero.
+    """Every cell with its interval, the strongest first; grey where the interval holds zero, or that over controls.
 
     Args:
         rows: one metric's rows of a sweep: kind, site, where, effect, ci_low, ci_high; control_effect, over_low and
@@ -265,7 +266,7 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
         several = f" The {_MOST_NAMED} strongest are named; below them stand all." if len(known) > _MOST_NAMED else ""
         see = (
             f"Effect of every cell on {metric} with its 95% interval over sequences, the strongest first. Grey: the "
-            f"interval, over the cell's random controls where it has some, holds zero.{several}"
+            f"interval holds zero, or that of the effect over the cell's random controls does.{several}"
         )
         return see, forest(rows, metric=metric)
 

@@ -492,7 +492,8 @@ def _compare_title(run: Run) -> str:
     if table is None or not len(table):
         return title
     last = table.to_dict("records")[-1]
-    return f"{title}; {visible(last['curve'])} loss {last['mean']:+.3f} nats {interval(last['low'], last['high'])}"
+    bounds = interval(last["low"], last["high"])
+    return f"{title}; {visible(last['curve'])} loss {last['mean']:+.3f} nats {bounds}".rstrip()
 
 
 def _findings(run: Run) -> list[str]:
