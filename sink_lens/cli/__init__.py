@@ -14,6 +14,7 @@ import typer
 from . import trace  # noqa: F401
 from . import tokens  # noqa: F401
 from . import interventions  # noqa: F401
+from . import card  # noqa: F401
 from . import decisions  # noqa: F401
 from . import patch  # noqa: F401
 from . import sweep  # noqa: F401

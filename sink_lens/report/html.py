@@ -39,6 +39,7 @@ PAGES = {
     "ablate": "studies:ABLATE",
     "quantise": "quantise:QUANTISE",
     "streaming": "streaming:STREAMING",
+    "card": "card:CARD",
     "patch": "patch:PATCH",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",

@@ -1,4 +1,4 @@
-"""One question, one run folder: isolate, amplify, ablate, sink_tokens, quantise, streaming."""
+"""One question, one run folder: isolate, amplify, ablate, sink_tokens, card, verify, diff, quantise, streaming."""
 
 from typing import TYPE_CHECKING
 
@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from .ablation import ablate as ablate
     from .amplification import amplify as amplify
     from .cache_window import streaming as streaming
+    from .card import card as card
     from .config import AblateConfig as AblateConfig
     from .config import AmplifyConfig as AmplifyConfig
+    from .config import CardConfig as CardConfig
     from .config import IsolateConfig as IsolateConfig
     from .config import QuantiseConfig as QuantiseConfig
     from .config import StreamingConfig as StreamingConfig
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "AblateConfig": "config",
     "AmplifyConfig": "config",
+    "CardConfig": "config",
     "IsolateConfig": "config",
     "QuantiseConfig": "config",
     "StreamingConfig": "config",
@@ -31,6 +34,7 @@ _NAMES = {
     "Trace": ".chain.trace",
     "ablate": "ablation",
     "amplify": "amplification",
+    "card": "card",
     "isolate": "isolation",
     "quantise": "quantisation",
     "sink_tokens": "token_scan",
@@ -41,6 +45,7 @@ _NAMES = {
 __all__ = [
     "AblateConfig",
     "AmplifyConfig",
+    "CardConfig",
     "IsolateConfig",
     "QuantiseConfig",
     "StreamingConfig",
@@ -49,6 +54,7 @@ __all__ = [
     "Trace",
     "ablate",
     "amplify",
+    "card",
     "isolate",
     "quantise",
     "sink_tokens",
