@@ -990,7 +990,7 @@ _CARD = (
         "maxima",
         "the largest entry of one site",
         """
-        site: str, name. Site.
+        site: str, name. Site that is read.
         value: float, stream. The entry.
         layer: int, index. Layer in which it is.
         position: int, index. Position of its token.
@@ -1021,6 +1021,38 @@ _CARD = (
         outlier_dimensions: str, list. Outlier dimensions of the studied position.
         loss_nats: float, nats. Mean next-token loss.
         inactive_heads: int, count. Heads that do next to nothing.
+        """,
+        file="csv",
+    ),
+)
+
+_VERIFY = (
+    _TOKENS,
+    _table(
+        "facts",
+        "one published fact about the model",
+        """
+        id: str, name. Name of the fact.
+        quantity: str, name. Quantity of ours that it is about; empty where there is none.
+        verdict: str, name. agree, disagree or not comparable.
+        published: str, text. Published number or indices.
+        measured: str, text. Measured number with its interval, or indices; empty where nothing was measured.
+        value: float, of the measure. Measured number; nan for indices and where nothing was measured.
+        low/high: float, of the measure. 95% interval of the measured number over sequences.
+        condition: str, text. Conditions of the published number.
+        reason: str, text. Why it cannot be compared, or what the model lacks; empty for the others.
+        source: str, text. Where it was published.
+        """,
+    ),
+    _table(
+        "summary",
+        "the verdict on the model",
+        """
+        sentence: str, text. The conclusion.
+        agree: int, count. Facts that agree.
+        disagree: int, count. Facts that disagree.
+        not_comparable: int, count. Facts about the model that cannot be compared.
+        known: int, count. Facts about any model.
         """,
         file="csv",
     ),
@@ -1770,6 +1802,7 @@ TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
         "quantise": _QUANTISE,
         "streaming": _STREAMING,
         "card": _CARD,
+        "verify": _VERIFY,
         "patch": _PATCH,
         "sweep": _SWEEP,
         "train": _TRAIN,

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
-from sink_lens.report.style import BLUE, ORANGE, canvas, finished, panel, whole_numbers
+from sink_lens.report.style import BLUE, ORANGE, canvas, finished, logarithmic, panel, whole_numbers
 from sink_lens.text import interval, listed, number, plural, visible
 
 _LOSSES = {
@@ -32,7 +32,7 @@ def sink_by_layer(layers: pd.DataFrame) -> Figure:
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=label)
         axes.plot(layers["layer"], layers[column].to_numpy(float), color=colour, marker="o", markersize=3.5)
         if column == "norm_ratio":
-            axes.set_yscale("log")
+            logarithmic(axes, axis="y")
         else:
             axes.set_ylim(bottom=0)
         whole_numbers(axes, y=False)
@@ -129,6 +129,11 @@ def _losses(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(shown, heads)
 
 
+def _has_idle(run: Run) -> bool:
+    heads = run.optional("heads", columns=["inactive"])
+    return heads is not None and bool(heads["inactive"].to_numpy().any())
+
+
 def _idle(run: Run) -> tuple[str, PageTable]:
     heads = run.need("heads", columns=["layer", "head", "output_ratio", "sink_mass", "inactive"])
     idle = heads.loc[heads["inactive"]].sort_values("output_ratio", kind="stable")
@@ -157,6 +162,6 @@ CARD = Page(
         Listed(key="writer-table", title="What writes them", make=_writers),
         Listed(key="loss-table", title="What they are worth", make=_losses),
         Listed(key="maximum-table", title="Largest activations", make=_maxima),
-        Listed(key="idle-table", title="Heads that do nothing", make=_idle),
+        Listed(key="idle-table", title="Heads that do nothing", make=_idle, when=_has_idle),
     ),
 )

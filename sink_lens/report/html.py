@@ -40,6 +40,7 @@ PAGES = {
     "quantise": "quantise:QUANTISE",
     "streaming": "streaming:STREAMING",
     "card": "card:CARD",
+    "verify": "verify:VERIFY",
     "patch": "patch:PATCH",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",

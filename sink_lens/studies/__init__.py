@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from .config import IsolateConfig as IsolateConfig
     from .config import QuantiseConfig as QuantiseConfig
     from .config import StreamingConfig as StreamingConfig
+    from .config import VerifyConfig as VerifyConfig
     from .isolation import isolate as isolate
     from .quantisation import quantise as quantise
     from .study import Study as Study
     from .token_scan import sink_tokens as sink_tokens
     from .tokens_config import TokensConfig as TokensConfig
+    from .verify import verify as verify
 
 _NAMES = {
     "AblateConfig": "config",
@@ -32,6 +34,7 @@ _NAMES = {
     "Study": "study",
     "TokensConfig": "tokens_config",
     "Trace": ".chain.trace",
+    "VerifyConfig": "config",
     "ablate": "ablation",
     "amplify": "amplification",
     "card": "card",
@@ -39,6 +42,7 @@ _NAMES = {
     "quantise": "quantisation",
     "sink_tokens": "token_scan",
     "streaming": "cache_window",
+    "verify": "verify",
 }
 """Public name -> the module that defines it."""
 
@@ -52,6 +56,7 @@ __all__ = [
     "Study",
     "TokensConfig",
     "Trace",
+    "VerifyConfig",
     "ablate",
     "amplify",
     "card",
@@ -59,5 +64,6 @@ __all__ = [
     "quantise",
     "sink_tokens",
     "streaming",
+    "verify",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

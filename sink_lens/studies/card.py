@@ -123,6 +123,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
         "sink": {
             "found": seen.location.sink_found,
             "positions": list(seen.location.sink_positions) if seen.location.sink_found else [],
+            "at_first_position": _at_first(seen),
             "tokens": _sink_tokens(seen),
             "rate": _number(seen.rated(threshold), seen) | {"threshold": threshold},
             "attention": _number(seen.core.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2)), seen),
@@ -185,6 +186,11 @@ def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
         occurs = int(((tokens == token) & valid).sum())
         rows.append({"id": token, "text": visible(text, limit=24), "sinks": count, "occurs": occurs})
     return rows
+
+
+def _at_first(seen: Observed) -> float:
+    """Share of the sink tokens that stand at position 0; nan where there is no sink token."""
+    return float(seen.marked("attention").nonzero()[:, 1].eq(0).double().mean())
 
 
 def _onset(seen: Observed, threshold: float) -> int | None:
@@ -401,7 +407,7 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     rate = sink["rate"]
     return [
         ("Sink positions", listed(sink["positions"]) or "none"),
-        ("Sink tokens", listed(f"`{_cell(row['text'])}` ({row['id']})" for row in sink["tokens"]) or "none"),
+        ("Sink tokens", _said_tokens(sink)),
         (
             f"Sink rate (threshold {number(rate['threshold'])})",
             f"{number(rate['value'])} {bounds(rate['low'], rate['high'])}".strip(),
@@ -441,10 +447,19 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _said_tokens(sink: Mapping[str, Any]) -> str:
+    """The sink tokens; where other ones stand first and are sinks too, it is the position that counts."""
+    if not sink["tokens"]:
+        return "none"
+    if sink["at_first_position"] == 1 and len(sink["tokens"]) > 1:
+        return "whatever stands at position 0"
+    return listed(f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"])
+
+
 def markdown(found: Mapping[str, Any]) -> str:
     """A block for a model card."""
     on = found["measured_on"]
-    lines = [f"| {name} | {value} |" for name, value in rows_of_card(found)]
+    lines = [f"| {name} | {_cell(value)} |" for name, value in rows_of_card(found)]
     bos = "with BOS" if on["begins_with_bos"] else "without BOS"
     made = (
         f"Measured with sink_lens {found['sink_lens']} ({found['schema']}) in {found['model']['dtype']} on "
@@ -471,7 +486,7 @@ def _loss_cell(row: Mapping[str, Any]) -> str:
 
 
 def _cell(text: Any) -> str:
-    """Text that cannot break out of a cell of a Markdown table or of its code."""
+    """Text that cannot break out of a cell of a Markdown table."""
     return str(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 
 

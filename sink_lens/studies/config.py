@@ -139,6 +139,20 @@ class CardConfig(ReadConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyConfig(ReadConfig):
+    """Which facts are compared, and what the model and the text are called where they were published."""
+
+    length: int = field(default=64, metadata={"metavar": "T"})
+    """The most tokens a sequence, BOS included; a fact about fewer is measured on fewer."""
+    facts: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
+    """JSON file of facts of your own, beside those that come with the package; repeat for several."""
+    published_as: str | None = field(default=None, metadata={"option": "as", "metavar": "NAME"})
+    """Name under which the model is published, such as meta-llama/Llama-2-7b-hf. Default: its own."""
+    text_name: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """Name of the text that --text gives, as facts call it (wikitext, c4, lambada)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionConfig(ReadConfig):
     """What the studies that choose and judge share: two parts of the text, how sure. Never made by itself."""
 

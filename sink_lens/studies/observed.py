@@ -57,6 +57,10 @@ class UnmeasuredError(InputError):
     """A quantity that this model, or these sequences, do not have."""
 
 
+class AbsentError(UnmeasuredError):
+    """What is asked for could be in this model, and is not: a fact that claims it is wrong."""
+
+
 class Observed:
     """One model on one batch of tokens."""
 
@@ -254,7 +258,7 @@ class Observed:
     def _outliers_set(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
         outliers = {layer: dims for layer, dims in self.location.outliers.items() if layer >= 0}
         if not outliers:
-            raise UnmeasuredError("the model has no outlier dimension at the studied position")
+            raise AbsentError("the model has no outlier dimension at the studied position")
         edits = []
         for layer, dims in outliers.items():
             at: dict[str, Any] = {"layers": [layer], "positions": [self.location.sink_position], "units": dims}

@@ -27,7 +27,7 @@ from ..models.weights import attention_weights
 from ..schema import LINEAR_INPUTS, QUANTISED_FORMATS, SINK_THRESHOLD
 from ..stats import Interval, interval
 from .cache_window import Cache, beyond, first_tokens, token_losses
-from .observed import Observed, UnmeasuredError
+from .observed import AbsentError, Observed, UnmeasuredError
 from .quantisation import Kept, rounding
 
 Terms = Mapping[str, Any]
@@ -138,7 +138,7 @@ def _check_terms(seen: Observed, terms: Terms) -> None:
     for name, size in (("layer", seen.lens.n_layers), ("dimension", seen.lens.d_model)):
         value = terms.get(name)
         if value is not None and not 0 <= value < size:
-            raise UnmeasuredError(f"the model has no {name} {value}, but 0 to {size - 1}")
+            raise AbsentError(f"the model has no {name} {value}, but 0 to {size - 1}")
 
 
 def _middle(seen: Observed, terms: Terms) -> list[int]:
@@ -146,7 +146,7 @@ def _middle(seen: Observed, terms: Terms) -> list[int]:
     n = seen.lens.n_layers
     first, last = terms.get("layers") or (n // 4, max(n // 4, 5 * n // 6))
     if last >= n:
-        raise UnmeasuredError(f"the model has no layer {last}, but 0 to {n - 1}")
+        raise AbsentError(f"the model has no layer {last}, but 0 to {n - 1}")
     return list(range(first, last + 1))
 
 
@@ -155,9 +155,9 @@ def _middle(seen: Observed, terms: Terms) -> list[int]:
 
 @_is("number", "share", depends=("bos", "length", "tokens"))
 def sink_rate(seen: Observed, terms: Terms) -> Tensor:
-    """Share of (layer, head, sequence) whose sink score at the first token is above the threshold (0.3 if none is named).
+    """Share of (layer, head, sequence) whose sink score at the first token is above the threshold.
 
-    The score is the mean attention to it, its own query included.
+    The score is the mean attention to it, its own query included; the threshold is 0.3 if none is named.
 
     Reference: arXiv 2410.10781, Sink_1.
     """
@@ -200,7 +200,7 @@ def sink_onset_layer(seen: Observed, terms: Terms) -> float:
     mass = seen.heads["sink_mass"].nanmean(1)
     over = (mass > (terms.get("threshold") or SINK_THRESHOLD)).nonzero()
     if not len(over):
-        raise UnmeasuredError("no layer's mean attention to the first token passes the threshold")
+        raise AbsentError("no layer's mean attention to the first token passes the threshold")
     return float(over[0])
 
 
@@ -244,7 +244,7 @@ def sink_value_norm_ratio(seen: Observed, terms: Terms) -> float:
     chosen = seen.heads["value_norm_ratio"][seen.heads["sink_score"] > SINK_THRESHOLD]
     chosen = chosen[~chosen.isnan()]
     if not len(chosen):
-        raise UnmeasuredError("no head has its sink at the first token")
+        raise AbsentError("no head has its sink at the first token")
     return float(chosen.median())
 
 
@@ -278,9 +278,9 @@ def attention_without_key_columns(seen: Observed, terms: Terms) -> Tensor:
     """
     dims = list(terms.get("dimensions") or seen.outlier_dimensions)
     if not dims:
-        raise UnmeasuredError("the model has no outlier dimension at the studied position")
+        raise AbsentError("the model has no outlier dimension at the studied position")
     if max(dims) >= seen.lens.d_model:
-        raise UnmeasuredError(f"the model has no dimension {max(dims)}, but 0 to {seen.lens.d_model - 1}")
+        raise AbsentError(f"the model has no dimension {max(dims)}, but 0 to {seen.lens.d_model - 1}")
     columns = [attention_weights(seen.lens, layer=layer).w_k[:, :, dims] for layer in range(seen.lens.n_layers)]
 
     def change(x: Tensor, at: Any) -> Tensor:
@@ -301,12 +301,19 @@ def outlier_dimensions(seen: Observed, terms: Terms) -> list[int]:
     return sorted(seen.outlier_dimensions)
 
 
+@_is("set", "index")
+def largest_dimensions(seen: Observed, terms: Terms) -> list[int]:
+    """The dimensions of the first token with the largest magnitude in any layer; 4, or as many as ``count`` says."""
+    sizes = seen.states_at(0)[1:].abs().mean(1).amax(0)
+    return sorted(sizes.topk(min(int(terms.get("count") or 4), len(sizes))).indices.tolist())
+
+
 @_is("range", "index")
 def outlier_layers(seen: Observed, terms: Terms) -> list[int]:
     """First and last layer after which the studied token has outlier dimensions."""
     layers = [layer for layer in seen.location.outliers if layer >= 0]
     if not layers:
-        raise UnmeasuredError("the model has no outlier dimension at the studied position")
+        raise AbsentError("the model has no outlier dimension at the studied position")
     return [min(layers), max(layers)]
 
 
@@ -315,7 +322,7 @@ def growth_layers(seen: Observed, terms: Terms) -> list[int]:
     """First and last layer in which the studied token grows."""
     layers = seen.location.growth_layers
     if not layers:
-        raise UnmeasuredError("the studied token grows in no layer")
+        raise AbsentError("the studied token grows in no layer")
     return [min(layers), max(layers)]
 
 
@@ -414,7 +421,7 @@ def massive_layer(seen: Observed, terms: Terms) -> float:
     """
     layers = _massive(seen, terms)
     if not len(layers):
-        raise UnmeasuredError("no entry passes the criterion of arXiv 2402.17762")
+        raise AbsentError("no entry passes the criterion of arXiv 2402.17762")
     return float(layers[0])
 
 
@@ -523,7 +530,7 @@ def writing_neurons(seen: Observed, terms: Terms) -> list[tuple[int, int]]:
 def mlp_writing_share(seen: Observed, terms: Terms) -> float:
     """Share of the largest growth of an outlier dimension that the layer's MLP writes, the rest being attention's."""
     if not seen.writers:
-        raise UnmeasuredError("the studied token grows in no layer")
+        raise AbsentError("the studied token grows in no layer")
     strongest = max(seen.writers, key=lambda row: abs(row["change"]))
     return float(strongest["mlp_out"])
 
@@ -580,11 +587,11 @@ def _without_entries(seen: Observed, entries: Sequence[Sequence[int]]) -> Iterat
     try:
         for layer, row, column in entries:
             if not 0 <= layer < seen.lens.n_layers:
-                raise UnmeasuredError(f"the model has no layer {layer}")
+                raise AbsentError(f"the model has no layer {layer}")
             weight: Any = seen.lens.layer(layer).get_submodule(path).weight
             place = (column, row) if family.transposed else (row, column)
             if place[0] >= weight.shape[0] or place[1] >= weight.shape[1]:
-                raise UnmeasuredError(f"the down-projection of layer {layer} has no entry [{row}, {column}]")
+                raise AbsentError(f"the down-projection of layer {layer} has no entry [{row}, {column}]")
             kept.append((weight, place, weight.data[place].clone()))
             weight.data[place] = 0
         yield
