@@ -39,6 +39,8 @@ PAGES = {
     "ablate": "studies:ABLATE",
     "quantise": "quantise:QUANTISE",
     "streaming": "streaming:STREAMING",
+    "card": "card:CARD",
+    "verify": "verify:VERIFY",
     "patch": "patch:PATCH",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
