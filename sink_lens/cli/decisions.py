@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..studies.config import QuantiseConfig, StreamingConfig
-from .console import app, columns_of, console, hush, reported
+from .console import app, columns_of, console, echo, hush, reported
 from .options import Json, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
@@ -93,4 +93,4 @@ def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool, 
         found = {"command": study.kind, "run": str(study.folder), **study.decision}
         typer.echo(json.dumps(strict(found), ensure_ascii=False))
     elif quiet:
-        typer.echo(study.folder)
+        echo(study.folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..identity.config import FingerprintConfig
-from .console import INTERRUPTED, app, console, hush, reported, say, shown_size
+from .console import INTERRUPTED, app, console, echo, hush, reported, say, shown_size
 from .options import DryRun, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def fingerprint(
         console().print(sentence, soft_wrap=True)
     for note in found.notes:
         say("warning", note)
-    typer.echo(str(reported(folder, quiet=True)))
+    echo(str(reported(folder, quiet=True)))
 
 
 def _cost(frame: Any) -> "Table":

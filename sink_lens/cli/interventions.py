@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from ..studies.config import AblateConfig, AmplifyConfig, IsolateConfig
-from .console import app, columns_of, console, hush, reported
+from .console import app, columns_of, console, echo, hush, reported
 from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
@@ -102,9 +100,9 @@ def _ablations(study: "Study") -> "pd.DataFrame":
 def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.DataFrame | None" = None) -> None:
     if quiet:
         reported(study.folder, quiet=True)
-        typer.echo(study.folder)
+        echo(study.folder)
         return
     console().print(columns_of(study.tables["summary"] if frame is None else frame, columns))
     console().print(study.headline, soft_wrap=True)
     reported(study.folder)
-    typer.echo(f"run: {study.folder}")
+    echo(f"run: {study.folder}")

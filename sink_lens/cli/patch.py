@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..patching.config import PatchConfig
-from .console import app, console, hush, reported
+from .console import app, console, echo, hush, reported
 from .options import Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def patch(
     from ..patching.named_metric import named_metric
     from ..patching.pairs import paired
 
-    lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else typer.echo)
+    lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else echo)
     pair = paired(lens, config.clean, config.corrupted, bos=config.bos)
     pair.run_and_source(config.direction)  # refuses one that does not exist
     metric = named_metric(lens, pair, config=config)
@@ -80,7 +80,7 @@ def patch(
         writer.write_csv("summary", _summary(result, top=top))
     if quiet:
         reported(folder, quiet=True)
-        typer.echo(folder)
+        echo(folder)
         return
     console().print(
         f"the strongest of {len(result.frame)} patches of {result.site}, {result.direction}: {result.metric} "
@@ -89,9 +89,9 @@ def patch(
     )
     console().print(_strongest(result, top=top))
     if sentence:
-        typer.echo(sentence)
+        echo(sentence)
     reported(folder)
-    typer.echo(f"run: {folder}")
+    echo(f"run: {folder}")
 
 
 def _default_folder(model: str) -> Path:

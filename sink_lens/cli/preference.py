@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..identity.config import ContractionConfig, PreferenceConfig, SurveyConfig
-from .console import INTERRUPTED, app, console, hush, say
+from .console import INTERRUPTED, app, console, echo, hush, say
 from .options import DryRun, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
@@ -110,12 +110,12 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
         say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
     if quiet:
-        typer.echo(done.report)
+        echo(done.report)
         return
     for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["variant"].tolist())]:
         console().print(sentence, soft_wrap=True)
     console().print(_table(kind, done))
-    typer.echo(f"report: {done.report}")
+    echo(f"report: {done.report}")
 
 
 def _cost(frame: "pd.DataFrame") -> None:

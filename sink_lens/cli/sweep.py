@@ -10,7 +10,7 @@ import typer
 
 from ..errors import InputError
 from ..sweeps.config import SweepConfig, sweep_config
-from .console import INTERRUPTED, app, console, reported
+from .console import INTERRUPTED, app, console, echo, reported
 from .options import DryRun, File, Out, Overwrite, Quiet, configured, example_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _show(result: "SweepResult", *, quiet: bool) -> None:
         for row in result.failed.head(3).to_dict("records"):
             console(stderr=True).print(f"failed: {named(row)}: {row['error']}", soft_wrap=True)
     reported(result.folder, quiet=quiet)
-    typer.echo(str(result.folder))
+    echo(str(result.folder))
 
 
 def _strongest(result: "SweepResult", metric: str) -> "Table":

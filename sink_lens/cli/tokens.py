@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..studies.tokens_config import TokensConfig
-from .console import app, console, hush, reported
+from .console import app, console, echo, hush, reported
 from .options import Json, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def tokens(
         typer.echo(json.dumps(_as_json(found, report=report), indent=2, ensure_ascii=False, allow_nan=False))
         return
     if quiet:
-        typer.echo(found.folder)
+        echo(found.folder)
         return
     for sentence in found.headline:
         console().print(sentence, soft_wrap=True)
@@ -58,7 +58,7 @@ def tokens(
 
     for sentence in dimension_sentences(found.tables["dimensions"]):
         console().print(sentence, soft_wrap=True)
-    typer.echo(f"report: {report}")
+    echo(f"report: {report}")
 
 
 def _as_json(found: "SinkTokens", *, report: Path) -> dict[str, Any]:

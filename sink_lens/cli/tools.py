@@ -8,7 +8,7 @@ import typer
 from ..data.config import CacheConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
-from .console import app, console, say, shown_size
+from .console import app, console, echo, say, shown_size
 from .options import configured
 
 _REPORT_EXAMPLES = """\
@@ -33,12 +33,12 @@ def report(config: ReportConfig) -> None:
 
     if not config.runs:
         raise InputError("no run was given; need the folder of a run: sink-lens report runs/NAME")
-    typer.echo(f"report: {render(*config.runs, out=None if config.out is None else Path(config.out))}")
+    echo(f"report: {render(*config.runs, out=None if config.out is None else Path(config.out))}")
     if config.figures is not None:
         from ..report.export import save_figures
 
         files, missing = save_figures(config.runs, config.figures)
-        typer.echo(f"figures: {config.figures} ({len(files)} files)")
+        echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:
             say("warning", f"not drawn: {why}")
 
@@ -57,7 +57,7 @@ def cache(
         raise typer.BadParameter("--yes goes with --clear")
     entries = cache_entries()
     if not entries and name is None:
-        typer.echo(f"{cache_folder()} holds nothing")
+        echo(f"{cache_folder()} holds nothing")
         return
     chosen = [entry for entry in entries if name in (None, entry.name, entry.kind)]
     if not config.clear:
@@ -73,7 +73,7 @@ def cache(
     what = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} folders"
     if chosen and not yes:
         typer.confirm(f"Remove {what} ({shown_size(size)}) from {cache_folder()}?", abort=True)
-    typer.echo(f"freed {shown_size(clear_cache(name=name))}")
+    echo(f"freed {shown_size(clear_cache(name=name))}")
 
 
 @app.command()

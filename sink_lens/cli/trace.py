@@ -3,7 +3,7 @@
 import typer
 
 from ..chain.config import TraceConfig
-from .console import INTERRUPTED, app, console, hush, say
+from .console import INTERRUPTED, app, console, echo, hush, say
 from .options import DryRun, Out, Overwrite, Quiet, configured
 
 _TRACE_EXAMPLES = """\
@@ -49,7 +49,7 @@ def trace(
         say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
     if quiet:
-        typer.echo(result.report_path)
+        echo(result.report_path)
         return
     console().print(result.table())
-    typer.echo(f"report: {result.report_path}")
+    echo(f"report: {result.report_path}")

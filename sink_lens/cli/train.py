@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
-from .console import INTERRUPTED, app, console, reported
+from .console import INTERRUPTED, app, console, echo, reported
 from .options import DryRun, File, Out, Overwrite, Quiet, configured, example_of
 
 _EXAMPLES = """\
@@ -69,4 +69,4 @@ def train(
     if not quiet:
         console().print(result.headline, soft_wrap=True)
     reported(result.folder, quiet=quiet)
-    typer.echo(str(result.folder))
+    echo(str(result.folder))

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
-from ..errors import InputError, RunError, SinkLensError
+from ..errors import CheckpointError, InputError, RunError, SinkLensError
 from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter, create_run, display, versions
@@ -123,21 +124,27 @@ def train(
             )
         model = model_of(config, tokenizer=corpus.tokenizer)
         with _opened(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
-            loop = Loop(
-                config,
-                model=model,
-                tokenizer=corpus.tokenizer,
-                train=corpus.train,
-                evaluation=corpus.evaluation,
-                args=args,
-                undecayed=undecayed(model, unshared_gain=not config.decay_unshared_gain),
-                folder=folder / "checkpoints",
-                writer=writer,
-                watch=_watch(config, folder, writer) if config.watch and writer is not None else None,
-                progress=progress and args.should_save,
-            )
-            with _interruptible(loop, args):
-                loop.run(checkpoint)
+            while True:
+                loop = Loop(
+                    config,
+                    model=model,
+                    tokenizer=corpus.tokenizer,
+                    train=corpus.train,
+                    evaluation=corpus.evaluation,
+                    args=args,
+                    undecayed=undecayed(model, unshared_gain=not config.decay_unshared_gain),
+                    folder=folder / "checkpoints",
+                    writer=writer,
+                    watch=_watch(config, folder, writer) if config.watch and writer is not None else None,
+                    progress=progress and args.should_save,
+                )
+                try:
+                    with _interruptible(loop, args):
+                        loop.run(checkpoint)
+                    break
+                except CheckpointError as error:
+                    checkpoint = _before(checkpoint, error, alone=args.world_size == 1)
+                    model = model_of(config, tokenizer=corpus.tokenizer)
         return TrainResult(
             folder=folder,
             config=config,
@@ -322,6 +329,20 @@ def _prepared(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, o
         )
     checkpoint_files.drop_after(folder, -1 if checkpoint is None else checkpoint.step)
     return checkpoint
+
+
+def _before(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: bool) -> Checkpoint:
+    """The checkpoint before one whose state cannot be used; the error itself where there is none."""
+    if checkpoint is None or not alone:
+        raise error
+    folder = checkpoint.folder.parent
+    found = checkpoint_files.newest(folder, before=checkpoint.step)
+    if found is None:
+        raise error
+    reason = str(error).partition("; need")[0]
+    warnings.warn(f"{reason}; the one before it, of step {found.step}, is taken", stacklevel=3)
+    checkpoint_files.drop_after(folder, found.step)
+    return found
 
 
 def _kept(folder: Path) -> dict[int, Path]:
