@@ -127,8 +127,12 @@ def console(*, stderr: bool = False) -> "Console":
     """Where results go, or messages; what a name hides in invisible characters is spelled out."""
     from rich.console import Console
     from rich.segment import Segment
+    from rich.text import Text
 
     class Shown(Console):
+        def render_str(self, text: str, **named: Any) -> Text:
+            return super().render_str(for_terminal(text), **named)  # before a table measures it
+
         def render(self, *given: Any, **named: Any) -> Iterator[Segment]:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed on as it is
             for one in super().render(*given, **named):
                 yield one if one.control else one._replace(text=for_terminal(one.text))

@@ -50,6 +50,7 @@ site = "z"
 heads = "each"                   # in every layer
 """
 
+_ENGINE_HELP = "Where the blocks are computed; ray sends tokens, cells and metrics to the cluster of RAY_ADDRESS."
 _EXAMPLES = """\
 [bold]Examples[/bold]
 
@@ -84,7 +85,7 @@ def sweep(
     devices: Annotated[
         str | None, typer.Option(help="Several devices of this machine, one process each.", metavar="D,D")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where the blocks are computed.", metavar="local|ray")] = "local",
+    engine: Annotated[str, typer.Option(help=_ENGINE_HELP, metavar="local|ray")] = "local",
     workers: Annotated[
         int | None, typer.Option(help="Number of Ray workers. Default: one for each GPU.", metavar="N", min=1)
     ] = None,

@@ -6,7 +6,9 @@
 import contextlib
 import importlib.util
 import json
+import netrc
 import os
+import re
 import shutil
 import signal
 import threading
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pandas as pd
 import torch
@@ -225,10 +228,10 @@ def check_device(config: TrainConfig) -> str:
 
 
 def check_trackers(config: TrainConfig) -> None:
-    """Refuse a tracker whose package is not there.
+    """Refuse a tracker whose package is not there, and Weights & Biases without a key: it would ask in the middle.
 
     Raises:
-        InputError: how it is installed.
+        InputError: how it is installed, or where the key is looked for.
     """
     for tracker in config.trackers:
         if importlib.util.find_spec(tracker) is None:
@@ -236,6 +239,33 @@ def check_trackers(config: TrainConfig) -> None:
                 f"the tracker {tracker} is asked for and not installed; need pip install 'sink-lens[{tracker}]', or "
                 "leave it out of trackers: the log is written in any case"
             )
+
+    if "wandb" in config.trackers and not _wandb_is_ready():
+        raise InputError(
+            f"the tracker wandb is asked for and there is no key for {_wandb_host()}, in WANDB_API_KEY or .netrc; need "
+            "one: run wandb login, or set WANDB_MODE=offline, or leave wandb out of trackers"
+        )
+
+
+def _wandb_host() -> str:
+    return urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or "api.wandb.ai"
+
+
+def _wandb_is_ready() -> bool:
+    """Whether Weights & Biases needs no key, or has one where ``wandb login`` puts it."""
+    if os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun"):
+        return True
+    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_DISABLED")):
+        return True
+    settings = Path(os.environ.get("WANDB_DIR", ".")) / "wandb" / "settings"  # what wandb offline writes
+    with contextlib.suppress(OSError, ValueError):
+        if re.search(r"^\s*(mode|disabled)\s*=\s*(offline|disabled|true)", settings.read_text("utf-8"), re.MULTILINE):
+            return True
+    for file in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            if file and netrc.netrc(Path(file).expanduser()).authenticators(_wandb_host()):
+                return True
+    return False
 
 
 def check_processes(config: TrainConfig, n_processes: int) -> None:
