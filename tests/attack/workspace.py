@@ -108,17 +108,19 @@ def build(folder: Path, *, long: bool) -> None:
     Path("text.txt").write_text("It was the best of times, it was the worst of times. " * 80)
     for name, text in (("SWEEP.toml", SWEEP), ("TRAIN.toml", TRAIN), ("TRACE.toml", TRACE)):
         Path(name).write_text(text)
-    for command in (*MADE, *(_MORE if long else ())):
+    for command in MADE:
         _made(command, "--out", f"runs/{command}", "--quiet")
+    for command in _MORE if long else ():
+        _made(command, "--out", f"runs/{command}", "--quiet", refused=True)
     shutil.copytree("runs/train", "runs/other")
     _stopped()
 
 
-def _made(command: str, *options: str) -> None:
+def _made(command: str, *options: str, refused: bool = False) -> None:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = invoke([*command.split(), *COMMANDS[command], *options])
-    if code:
+    if code and not (refused and code == 2):  # a study may find nothing to study in a random model
         raise RuntimeError(f"{command} ended with {code} on good input: {said.getvalue()}")
 
 
