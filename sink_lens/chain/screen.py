@@ -302,7 +302,7 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
         z = change["z"][layer].to(heads.device)
         written = torch.einsum("bhd,hdo->bho", z, heads).mean(0).cpu() / largest
         if lens.family.attn_post_norm is None:
-            effects.add("head", layer, written.abs().max(-1).values)
+            effects.add("head", layer, written.abs().max(-1).values * lens.family.residual_multiplier)
         weights = mlp_weights(lens, layer=layer)
         if weights is None:
             continue

@@ -288,14 +288,14 @@ class Desk:
                 "model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
         n, n_keys = len(valid), len(self.keys)
-        mass = [torch.cat(self.mass[layer]) for layer in read]
-        state = [torch.cat(self.state[layer]) for layer in read]
+        mass = [torch.cat(self.mass[layer]).cpu() for layer in read]  # a layer taken from the clean run lies there
+        state = [torch.cat(self.state[layer]).cpu() for layer in read]
         return Outcome(
             positions=self.keys,
             layers=read,
             valid=valid,
-            mass=torch.stack(mass).cpu() if read else torch.empty(0, n, 0, n_keys),
-            state=torch.stack(state).cpu() if read else torch.empty(0, n, n_keys, 0),
+            mass=torch.stack(mass) if read else torch.empty(0, n, 0, n_keys),
+            state=torch.stack(state) if read else torch.empty(0, n, n_keys, 0),
             loss=torch.cat(self.losses) if self.losses else None,
             logits=torch.cat(self.logits) if self.logits else None,
             tensors={place: torch.cat(parts) for place, parts in self.kept.items()},

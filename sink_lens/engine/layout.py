@@ -176,6 +176,7 @@ def _attention(
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
     weighting: Literal["softmax", "sigmoid"] = "softmax",
+    alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "1 row head d_head"], Float[Tensor, "sequence head query key"]]:
     """Eager attention of every family, in the order of operations of Hugging Face and of the bridge."""
@@ -197,6 +198,9 @@ def _attention(
     scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    if alibi is not None:
+        keys = torch.arange(scores.shape[-1], device=scores.device)
+        scores = scores + (alibi[:, None, None] * keys).to(scores.dtype)
     scores = scores + how.mask(layer, like=scores)
     if ("scores", layer) in how.at:
         scores = how.at["scores", layer](scores)

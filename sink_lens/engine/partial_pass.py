@@ -10,7 +10,7 @@ edit changes (``Known``); and what lies behind the last attention where nothing 
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -86,6 +86,8 @@ _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 def skipped(sites: frozenset[str], *, family: Family) -> frozenset[str]:
     """The parts of a layer that need not be computed if only these sites are edited."""
+    if family.adds_inside:  # what attention and MLP give depends on the stream
+        return frozenset()
     if sites & _BEFORE_Z or ("z_raw" in sites and family.head_out is not None):
         return frozenset()
     if sites & _Z:
@@ -152,6 +154,8 @@ def plain_pass(
                 continue
             root = layers[layer] if SITES[site].per_layer else lens.plain
             change = partial(visit.edited, view=partial(_view, lens=lens, address=address, layout=layout))
+            if address.scale != 1:
+                change = partial(_scaled, change=change, scale=address.scale)
             module = root.get_submodule(address.module)
             stack.callback((_before if address.side == "input" else _after)(module, change).remove)
         for module, side, take in taps:
@@ -231,7 +235,14 @@ def _hand_on(*args: Any, **kwargs: Any) -> Any:
 
 def _view(raw: Tensor, cell: int, *, lens: LensModel, address: Address, layout: Layout) -> Tensor:
     sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
-    return layout.cell(read(raw, address=address, family=lens.family, batch=1, **sizes), cell)
+    as_it_is = replace(address, scale=1.0)  # a view, which an edit writes to
+    return layout.cell(read(raw, address=as_it_is, family=lens.family, batch=1, **sizes), cell)
+
+
+def _scaled(raw: Tensor, *, change: Callable[[Tensor], Tensor | None], scale: float) -> Tensor | None:
+    """Edit the multiple of a tensor that is the site."""
+    new = change(raw * scale)
+    return None if new is None else new / scale
 
 
 def _in_attention(raw: Tensor, *, visit: Visit, layout: Layout) -> Tensor:
