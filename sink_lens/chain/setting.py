@@ -6,7 +6,6 @@ on. Both have controls of the same size.
 """
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,7 +50,6 @@ _AFTER_POSITION = 32
 _LAYERS_AFTER = 5
 MOST_SELECTED = 8
 """The most sequences on which parts are chosen."""
-log = logging.getLogger(__name__)
 _EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "resid_post")
 """Sites of which the links' interventions read every layer."""
 _VERB = {False: "freeze", True: "mean ablate"}
@@ -379,9 +377,7 @@ def _ground(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> G
     reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
     cell = cell_of(isolate([target]), name="isolation")
-    ground, deviation = grounded(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
-    log.info("runs under edits are within %.1e of the bridge's: %s", deviation, ground.plan)
-    return ground
+    return grounded(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
 
 
 def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:

@@ -71,7 +71,8 @@ FILES = (
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
 again, and ``location.json``; with the random-init baseline also ``twin_heads`` and ``twin_links``, with interventions
-also those of ``interventions.TABLES``."""
+also those of ``interventions.TABLES``, and ``plan.json``: how their forwards were made, and how far the worst of some
+numbers was from the bridge's."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
@@ -273,6 +274,7 @@ def _run(
             config=config,
             once=once,
             keep_means=lambda means: writer.write_tensors("centring_means", _arrays(means)),
+            keep_plan=lambda plan, deviation: writer.write_text("plan.json", plan.as_json(deviation=deviation)),
             lacks_sink=panel.lacks_sink,
             links=links,
             progress=progress,
