@@ -48,8 +48,6 @@ _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
-MOST_SELECTED = 8
-"""The most sequences on which parts are chosen."""
 _EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "resid_post")
 """Sites of which the links' interventions read every layer."""
 _VERB = {False: "freeze", True: "mean ablate"}
@@ -114,6 +112,8 @@ class Setting:
     """Draws of every random control that decides an answer."""
     sinks: Bool[Tensor, "batch position"] = field(repr=False)
     """Positions at which a sequence has a sink; no mean over other positions counts them."""
+    control_sequences: int = CONTROL_SEQUENCES
+    """The most sequences on which controls are made."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
@@ -253,7 +253,7 @@ class Setting:
     @cached_property
     def of_controls(self) -> Ground:
         """The clean run of the sequences on which controls are made."""
-        return self.ground.fewer(CONTROL_SEQUENCES)
+        return self.ground.fewer(self.control_sequences)
 
     def reading(self, positions: Sequence[int]) -> Ground:
         """The clean run with other positions read; the same one where they are the target and the sink position."""
@@ -364,6 +364,7 @@ def setting_of(
         segments=segments(location, n_layers=lens.n_layers),
         seed=config.seed,
         n_controls=config.controls,
+        control_sequences=config.control_sequences,
         sinks=sink_mask(lens, few, location=location, config=config),
         threshold=config.threshold,
         super_neurons=super_neurons or {},
@@ -402,7 +403,7 @@ def selected(n_sequences: int, *, config: TraceConfig) -> list[int]:
     """The sequences on which parts are chosen, none of which is tested; all where none is left, and that is said."""
     test = set(tested(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
-    index = torch.linspace(0, len(rest) - 1, min(MOST_SELECTED, len(rest))).round().long().unique().tolist()
+    index = torch.linspace(0, len(rest) - 1, min(config.choosing_sequences, len(rest))).round().long().unique().tolist()
     return [rest[place] for place in index]
 
 
