@@ -194,7 +194,7 @@ def measure(
         *r.state_readings(sinks, positions=positions),
         r.dominance_elsewhere(positions),
         *r.output_readings(lens, sink_positions=sinks, positions=positions),
-        *(r.neuron_readings(plan, positions=positions) if lens.family.down is not None else []),
+        *r.neuron_readings(plan, positions=positions),
         *(reading for make in own for reading in make(one)),
         r.loss_reading(lens),
     ]

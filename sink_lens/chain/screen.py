@@ -62,7 +62,7 @@ def screened(setting: Setting, *, target: Target, progress: bool = False) -> pd.
         return _sink_logits(setting)
     lens = setting.lens
     stream = setting.clean("resid_pre", layers=range(lens.n_layers))
-    sites = ["z", *(["neurons"] if lens.family.down is not None else [])]
+    sites = ["z", "neurons"]
     change = {site: _changes(setting, site) for site in sites}
     middles = [(low + high) / 2 for low, high in itertools.pairwise(EDGES)]
     widths = [high - low for low, high in itertools.pairwise(EDGES)]
@@ -187,8 +187,7 @@ class _Layer:
         self.read: dict[str, Tensor] = {}
         n = len(stream)
         self.zeros["z"] = torch.zeros(n, 1, lens.n_heads, lens.d_head, device=stream.device, requires_grad=True)
-        if lens.family.down is not None:
-            self.zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp or 0, device=stream.device, requires_grad=True)
+        self.zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp, device=stream.device, requires_grad=True)
         self.bias = attention_weights(lens, layer=layer).b_k
         if bool(self.bias.any()):
             self.zeros["bias"] = torch.zeros(lens.n_kv_heads, device=stream.device, requires_grad=True)
@@ -273,8 +272,6 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
         if lens.family.attn_post_norm is None:
             effects.add("head", layer, written.abs().max(-1).values * lens.family.residual_multiplier, 1.0)
         weights = mlp_weights(lens, layer=layer)
-        if weights is None:
-            continue
         active = setting.clean("neurons", layers=[layer])[layer]
         mean = setting.mean_of_others(active)[:, 0].float().to(weights.w_down.device)
         active = active[:, position].float().to(weights.w_down.device)

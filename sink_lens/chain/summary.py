@@ -88,6 +88,10 @@ def summary_table(
     )
     supers = neurons[neurons["is_super"]]
     add("super_neurons", int(supers.groupby(["layer", "neuron"]).ngroups) if len(supers) else 0, "neurons")
+    if "experts" in frames:
+        experts = frames["experts"]
+        named = sorted(set(map(tuple, experts.loc[experts["is_super"], ["layer", "expert"]].to_numpy().tolist())))
+        add("super_experts", ", ".join(f"layer {layer} expert {expert}" for layer, expert in named), "experts")
     peak = int(layers["dominance_ratio"].argmax())
     add("dominance_ratio", float(layers["dominance_ratio"][peak]), "ratio", f"largest, after layer {peak}")
     middle = len(frames["layers"]) // 2
@@ -171,7 +175,9 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
     for step in _rows(frames["growth_steps"]):
         first, last = step["first_layer"], step["last_layer"]
         of_step = [r for r in supers if first <= r["layer"] <= last and r["sink_position"] == step["sink_position"]]
-        named = [f"{row['layer']}.{row['neuron']} ({row['contribution_share']:.0%})" for row in of_step[:8]]
+        named = [
+            f"{row['layer']}.{row['neuron']} ({_of_expert(row)}{row['contribution_share']:.0%})" for row in of_step[:8]
+        ]
         more = f", {len(of_step) - 8} more" if len(of_step) > 8 else ""
         table.add_row(
             _span(first, last),
@@ -180,6 +186,10 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
             ", ".join(named) + more or "none",
         )
     return table
+
+
+def _of_expert(row: Mapping[Any, Any]) -> str:
+    return f"expert {row['expert']}, " if "expert" in row else ""
 
 
 def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: int) -> Table:

@@ -41,7 +41,14 @@ from .links import LINKS
 from .links.link import Link
 from .locate import Location, location_from
 from .measure import CONDITION_READINGS, MakesReadings, Panel, aimed, measure, scout, shortened
-from .neurons import column_table, criteria_agreement, neuron_table, selectivity_table, super_neurons
+from .neurons import (
+    column_table,
+    criteria_agreement,
+    expert_table,
+    neuron_table,
+    selectivity_table,
+    super_neurons,
+)
 from .setting import check_interior, why_no_interventions
 
 if TYPE_CHECKING:
@@ -70,8 +77,8 @@ FILES = (
     "summary",
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
-again, and ``location.json``; with the random-init baseline also ``twin_heads`` and ``twin_links``, with interventions
-also those of ``interventions.TABLES``."""
+again, and ``location.json``; in a mixture of experts also ``experts``, with the random-init baseline also
+``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
@@ -176,6 +183,7 @@ def trace(
             config=dataclasses.asdict(config),
             provenance=provenance(lens, batch, config=config, kernel=kernel) | {"links": [link.name for link in links]},
             expects=FILES
+            + (("experts",) if lens.d_expert is not None else ())
             + (("twin_heads", "twin_links") if config.random_init else ())
             + (tuple(TABLES) if config.interventions else ()),
             overwrite=overwrite,
@@ -253,6 +261,8 @@ def _run(
     keep("writing", tables.writing_table(panel))
     keep("growth_steps", tables.step_table(panel, errors))
     keep("neurons", neuron_table(lens, panel, evidence.splits))
+    if lens.d_expert is not None:
+        keep("experts", expert_table(lens, panel, evidence.splits, super_share=config.super_share))
     keep("selectivity", selectivity_table(lens, panel, evidence.splits))
     keep("columns", column_table(lens, evidence.splits))
     keep("criteria", criteria_agreement(frames["neurons"]))
