@@ -5,9 +5,10 @@ largest of their screens (``screen``). Then, on the sequences that the screen sa
 
 1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink;
 2. each is thinned: what can be left out while the share still goes is left out. It is a small set, not the smallest.
-3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way. Parts
-   upstream of it can make the sink as well: those before the last gap in the integrated effects, where one part has at
-   least ``GAP`` times the effect of the next, belong to them if they remove a quarter of the sink without that set.
+3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way, and those
+   of the next parts that each remove clearly more with it. Parts upstream of it can make the sink as well: those before
+   the last gap in the integrated effects, where one part has at least ``GAP`` times the effect of the next, belong to
+   them, kind by kind, if those of a kind remove a quarter of the sink without that set.
 
 On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To ablate
 is to set a part to its mean over other positions at the sink position (mean ablation), a key's bias to 0 at all keys,
@@ -51,6 +52,10 @@ UPSTREAM = 0.25
 """Parts upstream of them are makers too if they remove this share of the sink without them."""
 THINNED = 0.98
 """Thinning all makers may cost this share of what their prefix removes."""
+NEXT = 8
+"""Parts of the ranking after that prefix that are tried one by one,"""
+ADDS = 0.02
+"""and belong to all makers where this much more of the sink goes with them."""
 LISTED = 64
 """Parts of the ranking that the table has, beside those of the sets."""
 MAKER_COLUMNS = (
@@ -146,10 +151,16 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         prefix = with_effect[:length]
         least = max(goal, THINNED * of(prefix)) if name == ALL else goal
         sets[name] = tuple(_thinned(prefix, of, goal=least)) if length else ()
+        if name == ALL and length:
+            for part in with_effect[length : length + NEXT]:
+                if of((*sets[ALL], part)) >= of(sets[ALL]) + ADDS:
+                    sets[ALL] = (*sets[ALL], part)
     if sets[ALL]:
         upstream = [part for part in _before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
-        if upstream and of(upstream) >= UPSTREAM:
-            sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in upstream)
+        for kind in dict.fromkeys(part.kind for part in upstream):
+            alike = [part for part in upstream if part.kind == kind]
+            if of(alike) >= UPSTREAM:
+                sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in alike)
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
     return Makers(target=target, ranking=ranking, sets=sets, alone={part: of([part]) for part in listed})
 

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ _FROM_GGUF = "the weights were read from {}; where that file is quantised, the q
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 }
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -96,6 +98,7 @@ def load(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # check_keys refuses them, and says which
                 **({} if "device" in placement else placement),
             )
     except ModelError:
@@ -175,6 +178,11 @@ def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | N
         return path, ()
     if path.exists():
         raise ModelError(f"{path} is a file; need a folder written by save_pretrained, a .gguf file or a hub name")
+    if not _HUB_NAME.fullmatch(name):
+        raise ModelError(
+            f"there is no folder {path}; need one written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} "
+            "(bundled), or a hub name, as OWNER/NAME. Check the path"
+        )
     return None, ()
 
 
