@@ -20,6 +20,7 @@ from ..schema import ANOTHER_PATH, NORM_ALONE, QUESTIONS
 from ..stats import Interval, interval, studentised
 from ..text import interval as interval_text
 from ..text import number, percent, words
+from .at_token import Occurrences
 from .config import TraceConfig
 from .links import LINKS
 from .locate import Location, onset_layer, slow_growth
@@ -44,7 +45,12 @@ _KINDS = {
 
 
 def summary_table(
-    panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, aligned: bool = False
+    panel: Panel,
+    frames: Mapping[str, pd.DataFrame],
+    *,
+    config: TraceConfig,
+    aligned: bool = False,
+    there: Occurrences | None = None,
 ) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
     location, rng = panel.location, np.random.default_rng(config.seed)
@@ -65,6 +71,9 @@ def summary_table(
     if aligned:
         note = "sinks stand at another position in each sequence; each was cut so that one stands here"
         add("aligned_position", location.sink_position, "position", note)
+    if there is not None:
+        note = f"each row is one occurrence of the token; it stands {there.found} times in the sequences"
+        add("at_token", there.text, "token", note)
     if len(location.sink_positions) > 1:
         others = ", ".join(str(position) for position in location.sink_positions[1:])
         add("other_sink_positions", others, "position")

@@ -31,6 +31,7 @@ from ..models.load import ModelLike, as_lens, random_init
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
 from ..renamed import renamed_fields
 from . import summary, tables
+from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
 from .estimate import estimate
 from .evidence import gather
@@ -167,7 +168,9 @@ def trace(
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
-    other = None if tokens is not None else other_condition(lens, batch, config=config)
+    other = None if tokens is not None or config.at is not None else other_condition(lens, batch, config=config)
+    there = None if config.at is None else at_token(lens, batch, config=config)
+    batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
     check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     if config.target_position is not None:
@@ -181,7 +184,9 @@ def trace(
             folder,
             kind="trace",
             config=dataclasses.asdict(config),
-            provenance=provenance(lens, batch, config=config, kernel=kernel) | {"links": [link.name for link in links]},
+            provenance=provenance(lens, batch, config=config, kernel=kernel)
+            | {"links": [link.name for link in links]}
+            | ({} if there is None else {"at": {"ids": list(there.ids), "token": there.text, "found": there.found}}),
             expects=FILES
             + (("experts",) if lens.d_expert is not None else ())
             + (("twin_heads", "twin_links") if config.random_init else ())
@@ -194,7 +199,9 @@ def trace(
         result = _finished(folder, config=config)
     else:
         with writer:
-            frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other, links=links)
+            frames, panel = _run(
+                lens, batch, config=config, writer=writer, progress=progress, other=other, links=links, there=there
+            )
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
         result = Trace(folder=folder, config=config, location=panel.location, tables=frames)
     if report:
@@ -228,6 +235,7 @@ def _run(
     progress: bool,
     other: TokenBatch | None,
     links: Sequence[Link],
+    there: Occurrences | None,
 ) -> tuple[dict[str, pd.DataFrame], Panel]:
     frames: dict[str, pd.DataFrame] = {}
     own = [link.readings for link in links]
@@ -244,9 +252,10 @@ def _run(
         return frames[name]
 
     keep("chain", chain_table(links))
-    panel = aimed(lens, batch, config=config, own=own, progress=progress)
+    given = None if there is None else there.position
+    panel = aimed(lens, batch, config=config, own=own, progress=progress, position=given)
     at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
-    moved = aligned(batch, panel["rate_by_key"], **at)
+    moved = aligned(batch, panel["rate_by_key"], **at) if there is None else None
     if moved is not None:
         batch, other = moved, None
         panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
@@ -289,7 +298,7 @@ def _run(
         )
     nulls = {"random_init": frames.get("twin_links"), "effects": frames.get("effects")}
     keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    frames["summary"] = summary.summary_table(panel, frames, config=config, aligned=moved is not None)
+    frames["summary"] = summary.summary_table(panel, frames, config=config, aligned=moved is not None, there=there)
     writer.write_csv("summary", frames["summary"])
     return frames, panel
 
