@@ -84,7 +84,7 @@ _Z = frozenset({"z_raw", "z"})
 _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
-def skipped(sites: frozenset[str], *, known: Known, family: Family) -> frozenset[str]:
+def skipped(sites: frozenset[str], *, family: Family) -> frozenset[str]:
     """The parts of a layer that need not be computed if only these sites are edited."""
     if family.adds_inside:  # what attention and MLP give depends on the stream
         return frozenset()
@@ -92,7 +92,7 @@ def skipped(sites: frozenset[str], *, known: Known, family: Family) -> frozenset
         return frozenset()
     if sites & _Z:
         return frozenset({"pattern"})
-    if sites & _BEFORE_NEURONS or known.neurons is None:
+    if sites & _BEFORE_NEURONS or family.mlp is None or family.down is None:
         return frozenset({"pattern", "attention"})
     return frozenset({"pattern", "attention", "neurons"})
 
@@ -113,6 +113,8 @@ def plain_pass(
     attention_only: bool = False,
     logits_at: Int[Tensor, " sample"] | None = None,
     taps: Sequence[tuple[nn.Module, str, Take]] = (),
+    queries: dict[int, Tensor] | None = None,
+    gradients: bool = False,
 ) -> Tensor | None:
     """Layers ``first`` to ``last`` - 1 of the plain model; the logits if ``last`` is its number of layers + 1.
 
@@ -131,6 +133,8 @@ def plain_pass(
         attention_only: of the last layer, no more than the attention.
         logits_at: rows to unembed; None is all.
         taps: submodules whose input or output is handed over as it is.
+        queries: of the clean run, where one position is computed alone; with ``keep``, takes those of every layer.
+        gradients: autograd records the pass.
     """
     layers = lens.layers
     with contextlib.ExitStack() as stack:
@@ -159,8 +163,9 @@ def plain_pass(
         if last <= lens.n_layers:
             module = layers[last - 1].get_submodule(lens.family.attention) if attention_only else layers[last - 1]
             stack.callback(module.register_forward_hook(_end).remove)
-        stack.enter_context(attending(Attending(lens=lens, layout=layout, held=held, at=observed, keep=keep)))
-        stack.enter_context(torch.no_grad())
+        how = {"held": held, "at": observed, "keep": keep, "queries": queries}
+        stack.enter_context(attending(Attending(lens=lens, layout=layout, **how)))
+        stack.enter_context(torch.set_grad_enabled(gradients))
         stack.enter_context(contextlib.suppress(_EndedError))
         positions = layout.places[1][None].to(lens.device)
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}

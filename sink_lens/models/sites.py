@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -333,4 +332,5 @@ def read(
             if family.qkv_layout == "interleaved":
                 return tensor.unflatten(-1, (n_heads, 3, d_head))[..., index, :]
             widths = [n_heads * d_head, n_kv_heads * d_head, n_kv_heads * d_head]
-            return torch.split(tensor, widths, dim=-1)[index].unflatten(-1, (heads, d_head))
+            # a view of its own: one of several views of ``split`` cannot be changed in place under autograd
+            return tensor.narrow(-1, sum(widths[:index]), widths[index]).unflatten(-1, (heads, d_head))
