@@ -77,6 +77,14 @@ def percent(share: float) -> str:
     return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
 
 
+def words(name: str) -> str:
+    """A name of code as people write it: ``s2_ratio_after_w_o`` is "S2 ratio after W_O"."""
+    text = f" {name.replace('_', ' ')} "
+    for code, shown in ((" w o ", " W_O "), (" s1 ", " S1 "), (" s2 ", " S2 "), (" nats ", ", nats ")):
+        text = text.replace(code, shown)
+    return text.strip().replace(" , ", ", ")
+
+
 def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
     """An interval in brackets; an empty text where there is no interval."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):

@@ -1,6 +1,7 @@
 """The command line: what it shows, what it passes on, and how errors end."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -56,13 +57,14 @@ def traced(monkeypatch):
 
     def trace(config, *, out, overwrite, progress):
         calls.append({"config": config, "out": out, "overwrite": overwrite, "progress": progress})
-        return types.SimpleNamespace(table=table, report_path=Path(out) / "report.html")
+        return types.SimpleNamespace(table=table, folder=Path(out), report_path=Path(out) / "report.html")
 
     fake = types.ModuleType("sink_lens.chain.trace")
     fake.trace = trace
     fake.default_folder = lambda name: Path("runs") / f"{name} today"
     fake.estimate = lambda config: f"{config.sequences} sequences of {config.length} tokens"
     monkeypatch.setitem(sys.modules, "sink_lens.chain.trace", fake)
+    monkeypatch.setattr("sink_lens.report.html.conclusion", lambda folder: f"The sink of {folder}")
     return calls
 
 
@@ -98,7 +100,7 @@ def test_help_names_every_command():
     OPTIONS,
 )
 def test_trace_has_the_option(option):
-    assert f"--{option} " in run("trace", "--help").stdout
+    assert re.search(rf"--{option}\s", run("trace", "--help").stdout)
 
 
 def test_every_example_of_the_help_is_a_command_that_runs(traced):
@@ -163,6 +165,7 @@ def test_prompts_repeat(traced):
 def test_trace_ends_with_the_table_and_the_path_of_the_report(traced):
     lines = run("trace", "--out", "here").stdout.splitlines()
     assert any("key_sink" in line and "holds" in line for line in lines)
+    assert lines[-2] == "The sink of here."
     assert lines[-1] == "report: here/report.html"
 
 

@@ -18,6 +18,8 @@ CONTROLS = 19
 MOST_CONTROLS = 10_000
 FEW_CONTROLS = 5
 """The most draws where no answer hangs on the largest: for means, and for the loss of controls."""
+CONTROL_SEQUENCES = 8
+"""The most sequences on which controls are made, spread over those of the interventions."""
 _QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""

@@ -16,6 +16,8 @@ import typer
 from . import trace  # noqa: F401
 from . import tokens  # noqa: F401
 from . import interventions  # noqa: F401
+from . import card  # noqa: F401
+from . import verify  # noqa: F401
 from . import decisions  # noqa: F401
 from . import patch  # noqa: F401
 from . import sweep  # noqa: F401
@@ -25,6 +27,7 @@ from . import watch  # noqa: F401
 from . import compare  # noqa: F401
 from . import preference  # noqa: F401
 from . import fingerprint  # noqa: F401
+from . import table  # noqa: F401
 from . import tools  # noqa: F401
 
 # isort: on

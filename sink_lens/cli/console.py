@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from ..errors import SinkLensError, UndrawnError
+from ..errors import SinkLensError
 from ..renamed import current_options
 from ..text import for_terminal, visible
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 BAD_INPUT = 2
@@ -33,12 +35,57 @@ _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory", "not enough memory", 
 """What torch says, by device: it has no error of its own for it on the CPU."""
 _LONGEST = 4000
 _PACKAGE = Path(__file__).parent.parent
+_HEADINGS = {
+    "Where the sink comes from": ("trace", "tokens", "report"),
+    "Intervene": ("isolate", "amplify", "ablate", "patch", "sweep"),
+    "Decide": ("quantise", "streaming", "card", "verify", "diff", "table"),
+    "Train": ("data", "train", "watch", "compare"),
+    "Whose model is it": ("preference", "contraction", "fingerprint"),
+    "The tool itself": ("examples", "measures", "cache"),
+}
+"""Heading of the help -> its commands; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]
 """Name of the logger that commands hear."""
 
 
-class Commands(TyperGroup):
-    """The group of commands, which turns errors into messages and exit codes."""
+class Command(TyperCommand):
+    """A command whose help names no types, and keeps the examples as they are written, one a line."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """List the arguments and the options, without ``<str>`` and the like."""
+        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
+            records = [one.get_help_record(ctx) for one in self.get_params(ctx) if one.param_type_name == kind]
+            if shown := [(name.partition(" <")[0], text) for name, text in filter(None, records)]:
+                with formatter.section(heading):
+                    formatter.write_dl(shown)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples; what ``[dim]`` marks stands under its command."""
+        _write_examples(self.epilog or "", formatter)
+
+
+class Group(TyperGroup):
+    """A group of commands whose help lists them by what they are for."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples as commands do."""
+        _write_examples(self.epilog or "", formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands under headings, in whole sentences."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                heading = next((one for one, names in _HEADINGS.items() if name in names), "Commands")
+                panels.setdefault(heading, []).append((name, command.get_short_help_str(200)))
+        for heading, rows in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+class Commands(Group):
+    """The group of all commands, which turns errors into messages and exit codes."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A command and its words, of which options of 0.1 get their names now."""
@@ -50,11 +97,7 @@ class Commands(TyperGroup):
         debug = bool(ctx.params.get("debug"))
         with _heard(debug=debug):
             try:
-                try:
-                    return super().invoke(ctx)
-                except UndrawnError as error:  # all but the page was done before
-                    reported(error.folder, quiet=True)
-                    echo(f"{error.folder} was finished and had no page; it is drawn")
+                return super().invoke(ctx)
             except KeyboardInterrupt as error:
                 say("interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"])))
                 raise typer.Exit(INTERRUPTED) from None
@@ -68,14 +111,35 @@ class Commands(TyperGroup):
                 raise typer.Exit(BAD_INPUT) from None
 
 
-app = typer.Typer(
+class Typer(typer.Typer):
+    """Makes commands of ours."""
+
+    def command(self, name: str | None = None, **given: Any) -> Any:
+        """Put a command on the app, as typer does."""
+        return super().command(name, **{"cls": Command} | given)
+
+
+app = Typer(
     cls=Commands,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # plain help: four columns leave 16 characters for a sentence on a screen of 80
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _write_examples(epilog: str, formatter: Any) -> None:
+    """Examples one a line and not wrapped, so that they can be copied; what each does, indented under it."""
+    lines: list[str] = []
+    for line in filter(None, (line.strip() for line in epilog.splitlines())):
+        if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):
+            command, _, does = line.partition("[dim]")
+            does = textwrap.wrap(does.replace("[/dim]", ""), 66)
+            lines += [f"  {command.strip()}", *(f"      {one}" for one in does)]
+        else:
+            lines.append(line.replace("[bold]", "").replace("[/bold]", ":").replace(r"\[", "["))
+    if lines:
+        formatter.write("\n" + "\n".join(lines) + "\n")
 
 
 @contextlib.contextmanager
@@ -145,6 +209,16 @@ class _Plain(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return for_terminal(super().format(record))
+
+
+def lines(shown: "RenderableType") -> list[str]:
+    """What is printed, as plain lines."""
+    from rich.console import Console
+
+    text = Console(file=io.StringIO(), width=120, highlight=False, markup=False)
+    with text.capture() as captured:
+        text.print(shown)
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def reported(folder: Path, *, quiet: bool = False) -> Path:

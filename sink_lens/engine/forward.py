@@ -130,11 +130,12 @@ def run_applied(
     last = lens.n_layers if loss or logits else max(layers) + 1
     desk = Desk(lens=lens, keys=positions)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
-    done = 0
+    done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(size):
             chosen = slice(done, done + part.n_sequences)
-            own = slice(prompts.start + done, prompts.start + done + part.n_sequences)
+            own = range(n_sequences)[prompts][done : done + part.n_sequences]
+            own = slice(own.start, own.stop, None if own.step == 1 else own.step)
             hooks: list[Any] = list(applied.hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read, take=take))

@@ -21,6 +21,7 @@ from ..errors import ModelError, is_own_name
 from .evaluating import evaluating
 from .families import Family, family_of, family_of_model
 from .headnorm import HeadNormForCausalLM
+from .interfaced import set_attention
 
 _PROBE_LENGTH = 8
 _FEW_LAYERS = 200
@@ -196,7 +197,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
     """
     ids = probe_tokens(plain)
     kernel = str(plain.config._attn_implementation)
-    plain.set_attn_implementation("eager")
+    set_attention(plain, "eager")
     try:
         with evaluating(plain), torch.no_grad():
             expected = plain(ids, use_cache=False).logits.float()
@@ -207,7 +208,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
             "plain model and TransformerLens run. Use float32"
         ) from error
     finally:
-        plain.set_attn_implementation(kernel)
+        set_attention(plain, kernel)
     if not bool(expected.isfinite().all()):
         raise ModelError(
             f"the model's logits in {plain.dtype} are not finite on {ids.shape[1]} tokens; need a type whose range "

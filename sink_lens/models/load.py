@@ -24,6 +24,7 @@ from ..errors import InputError, ModelError, check_name
 from ..renamed import renamed_names
 from . import checks
 from .bundled import DEFAULT_MODEL, bundled_gguf, converted
+from .interfaced import set_attention
 from .lens import LensModel
 from .wrapping import assemble, random_state_kept, wrap
 
@@ -108,7 +109,7 @@ def load(
     checks.check_class(model, config=model.config)
     checks.check_keys(info, name=str(name))
     family = checks.check_architecture(model)
-    model.set_attn_implementation(family.plain_kernel)
+    set_attention(model, family.plain_kernel)
     if "device" in placement:
         model.to(placement["device"])
     if tokenizer is None:
