@@ -2,8 +2,8 @@
 
     python benchmarks/diff_alarms.py benchmarks/diff_alarms.csv
 
-Thirty breakages are planted, one at a time, into tokenizers, chat templates, batches, configurations and weights of tiny
-trained models; 20 healthy fine-tunes differ in seed, text, learning rate and in which weights they train.
+Thirty breakages are planted, one at a time, into tokenizers, chat templates, batches, configurations and weights of a
+tiny trained model; healthy fine-tunes differ in seed, text, learning rate and in which weights they train.
 """
 
 import copy
@@ -22,7 +22,7 @@ from sink_lens import wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
 from sink_lens.edits.quantisation import format_of, rounded
-from sink_lens.models.tiny import BOS_ID, EOS_ID, PAD_ID, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, PAD_ID, planted, tiny, tiny_tokenizer
 from sink_lens.studies import diff
 
 SIZE = {"sequences": 8, "length": 48}
