@@ -545,7 +545,7 @@ _TRACE = (
         baseline_loss_nats: float, nats. Mean next-token loss without an edit.
         loss_nats: float, nats. Mean next-token loss with the set ablated.
         control_loss_nats: float, nats. Mean loss with a random set ablated; nan without random sets.
-        n: int, count. Sequences that the numbers are averaged over.
+        n: int, count. Sequences that the numbers are averaged over; random sets take fewer.
         """,
         when="with interventions",
     ),
@@ -602,6 +602,7 @@ _TRACE = (
         beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
         uniform_loss_nats: float, nats. Loss of guessing every token alike.
         n: int, count. Sequences that the numbers are averaged over.
+        control_n: int, count. Of these, the sequences on which the controls are made; 0 without controls.
         """,
         when="with interventions",
     ),
@@ -628,6 +629,7 @@ _TRACE = (
         n_controls: int, count. Number of random controls.
         size: int, count. Numbers per token that are frozen.
         n: int, count. Sequences that the numbers are averaged over.
+        control_n: int, count. Of these, the sequences on which the controls are made; 0 without controls.
         """,
         when="with interventions",
     ),
@@ -781,6 +783,7 @@ layer?: int, index. Layer of the patch, if layers are swept.
 position?: int, index. Position of the patch (the query position for scores and pattern), if positions are swept.
 head?: int, index. Head of the patch, if heads are swept.
 key?: int, index. Key position of the patched scores or pattern, if keys are swept.
+unit?: int, index. Neuron or dimension of the patch, if units are swept.
 """
 
 _PATCHES = f"""
@@ -789,7 +792,7 @@ value?: float, of the metric. Metric of the patched run, mean over sequences; ab
 effect?: float, of the metric. value minus the metric of the unpatched run; absent with --approximate.
 normalised_effect?: float, 1. effect over the difference between the source run and the unpatched run: 0 means as
     unpatched, 1 means as the source run; nan if the two runs have the same metric.
-approximation?: float, of the metric. First-order approximation of effect; only with --approximate.
+approximation?: float, of the metric. First-order approximation of effect; only with --approximate or --screen.
 changed: bool, yes or no. Whether the patched-in values differ from the values that they replace.
 n: int, count. Sequences for which the metric is defined.
 """

@@ -9,6 +9,9 @@ from typing import Any
 from .errors import InputError
 
 _NAMED = {"\n": "↵", "\r": "↵", "\t": "⇥"}
+_MOST_INDICES = 1_000_000
+_UNSHOWN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode categories that are invisible, or that change how the text around them is shown."""
 
 
 def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
@@ -22,13 +25,21 @@ def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
     shown, length = [], 0
     for character in text:
         piece = _NAMED.get(character, character)
-        if unicodedata.category(piece) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        if unicodedata.category(piece) in _UNSHOWN:
             piece = f"⟨U+{ord(piece):04X}⟩"
         length += len(piece)
         if length > limit:
             return f"{''.join(shown)}…" + f" ({len(text):,} characters)" * counted
         shown.append(piece)
     return "".join(shown)
+
+
+def for_terminal(text: str) -> str:
+    """Text as a terminal may have it: invisible characters spelled out as ⟨U+202E⟩, lines and columns kept."""
+    if text.isascii() and text.isprintable():
+        return text
+    kept = [one if one in "\n\t" or unicodedata.category(one) not in _UNSHOWN else visible(one) for one in text]
+    return "".join(kept)
 
 
 def token(text: object, *, limit: int = 24, counted: bool = True) -> str:
@@ -64,6 +75,14 @@ def number(value: Any) -> str:
 def percent(share: float) -> str:
     """A share in whole percent; 'undefined' for a missing value."""
     return "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
+
+
+def words(name: str) -> str:
+    """A name of code as people write it: ``s2_ratio_after_w_o`` is "S2 ratio after W_O"."""
+    text = f" {name.replace('_', ' ')} "
+    for code, shown in ((" w o ", " W_O "), (" s1 ", " S1 "), (" s2 ", " S2 "), (" nats ", ", nats ")):
+        text = text.replace(code, shown)
+    return text.strip().replace(" , ", ", ")
 
 
 def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
@@ -116,7 +135,10 @@ def ranges(text: str, *, name: str, also: str = "") -> list[int]:
         first, dash, last = piece.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise InputError(f"{name} is {text!r}; need {also}numbers and ranges such as 0-3,7")
-        found += range(int(first), int(last if dash else first) + 1)
+        asked = range(int(first), int(last if dash else first) + 1)
+        if asked.stop > _MOST_INDICES:
+            raise InputError(f"{name} is {text!r}; need indices below {_MOST_INDICES:,}")
+        found += asked
     return found
 
 

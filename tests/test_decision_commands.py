@@ -73,6 +73,7 @@ def test_json_is_one_object_on_stdout_and_everything_else_goes_to_stderr(calls, 
     assert found == {
         "command": command,
         "run": str(tmp_path),
+        "report": str(tmp_path / "report.html"),
         "sentence": f"Keep <{command}>.",
         "closed_share": None,
         "recommended": 1,

@@ -4,19 +4,22 @@ They say where the sink is, which links hold, what the sink is bound to, what ca
 exists.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ..measures.dimensions import massive_ratio, stable_range
 from ..schema import ANOTHER_PATH, NORM_ALONE, QUESTIONS
 from ..stats import Interval, interval, studentised
+from ..text import interval as interval_text
+from ..text import number, percent, words
 from .config import TraceConfig
 from .links import LINKS
 from .locate import Location, onset_layer, slow_growth
@@ -25,6 +28,8 @@ from .placement import kind_of
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "dim"}
 _MARKS = {"holds": "+", "fails": "x", "undecided": "?", "not applicable": "-"}
+_WIDTHS = (22, 17, 15, 15, 15)
+"""Columns of the lines of the links: 69 and the last word fit into 80."""
 _VIEWS_DIFFER = 0.2
 """The makers and the super neurons differ where they remove shares that differ by more than this."""
 _CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
@@ -117,12 +122,12 @@ def short_table(frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, loca
     if len(frames["growth_steps"]):
         parts.append(_steps(frames))
     if len(frames.get("maker_sets", ())):
-        parts += [makers_table(frames["maker_sets"]), Text(views_text(frames).capitalize())]
-    parts.append(_links(frames["links"], effects=frames.get("effects"), sink_position=location.sink_position))
+        parts.append(Group(makers_table(frames["maker_sets"]), Text(views_text(frames).capitalize())))
+    parts.append(_links(frames, sink_position=location.sink_position))
     parts += causal_parts(frames)
     if len(frames["arms"]) > 1:
         parts.append(_conditions(frames["arms"]))
-    return Group(*parts)
+    return Group(parts[0], *(Padding(part, (0, 0, 1, 0)) for part in parts[1:-1]), *parts[1:][-1:])
 
 
 def _headline(
@@ -163,9 +168,9 @@ def _headline(
 
 
 def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
-    table = Table(title="Growth steps and their super neurons", title_justify="left")
-    for name in ("layers", "norm ratio", "dimension", "super neurons: layer.neuron (share of the layer's change)"):
-        table.add_column(name)
+    table = _table("Growth steps and their super neurons: layer.neuron (share of the layer's change)")
+    for name in ("layers", "norm ratio", "dimension", "super neurons"):
+        table.add_column(name, no_wrap=name != "super neurons")
     supers = [row for row in _rows(frames["neurons"]) if row["is_super"]]
     supers.sort(key=lambda row: row["contribution_share"], reverse=True)
     for step in _rows(frames["growth_steps"]):
@@ -182,52 +187,48 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
     return table
 
 
-def _links(links: pd.DataFrame, *, effects: pd.DataFrame | None, sink_position: int) -> Table:
+def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> RenderableType:
+    """A line a link: its verdict and its answers; under it what was measured, and what its intervention does."""
+    links, effects = frames["links"], frames.get("effects")
     intervened = {} if effects is None else {row["link"]: row for row in _rows(effects) if row["is_primary"]}
+    targets = {row["link"]: row["target"] for row in _rows(frames["chain"])} if "chain" in frames else {}
+    asked = "present" in links.columns
     moved = "; floors not calibrated" if "not calibrated" in set(links["floors"]) else ""
-    table = Table(title=f"Links of the chain, each with a 95% interval over sequences{moved}", title_justify="left")
-    table.add_column("link", no_wrap=True)
-    table.add_column("measured, its nulls, and what it must pass")
-    table.add_column("verdict", no_wrap=True)
+    heads = ["link to", "verdict", *(name.partition("_")[0] for name in QUESTIONS if asked)]
+    parts: list[RenderableType] = [
+        Text(f"Links of the chain; under each what it measures, and the sink that its intervention moves{moved}"),
+        Text(_line(heads), style="bold"),
+    ]
     for link in dict.fromkeys(links["link"]):
         rows = [row for row in _rows(links) if row["link"] == link and row["is_primary"]]
         first = rows[0]
-        value = (
-            "-"
-            if np.isnan(first["value"])
-            else f"{first['value']:.3g} ({first['ci_low']:.3g} to {first['ci_high']:.3g})"
-        )
-        nulls = [f"{row['null_name']} {row['null_value']:.3g}" for row in rows if row["null_name"] != "none"]
         verdict = str(first["verdict"])
-        evidence = Text(f"{first['statistic']} {value}\n")
-        evidence.append("".join(f"{null}\n" for null in [", ".join(nulls)] if null))
-        if link in intervened:
-            evidence.append(f"{intervention_text(intervened[link], sink_position=sink_position)}\n")
-        if "present" in first:
-            evidence.append(f"{answers_text(first)}\n", style="bold")
+        line = [targets.get(link, words(str(link))), f"{_MARKS[verdict]} {verdict}"]
+        parts.append(Text(_line([*line, *(str(first[name]) for name in QUESTIONS if asked)]), style=_STYLES[verdict]))
+        nulls = [f"{words(row['null_name'])} {number(row['null_value'])}" for row in rows if row["null_name"] != "none"]
+        bounds = interval_text(first["ci_low"], first["ci_high"])
+        measured = f"{words(str(first['statistic']))} {number(first['value'])} {bounds}".rstrip()
+        said = [", ".join([measured, *nulls])]
         if verdict == "not applicable":
-            evidence.append(f"measured: {first['measured']}\n")
-        evidence.append(str(first["criterion"]), style="dim")
-        mark = Text(f"{_MARKS[verdict]} {verdict}", style=_STYLES[verdict])
-        table.add_row(str(link), evidence, mark, end_section=True)
-    return table
+            said.append(f"measured: {first['measured']}")
+        if link in intervened:
+            said.append(intervention_text(intervened[link], sink_position=sink_position))
+        parts += [Padding(Text(one), (0, 0, 0, 2)) for one in said]
+    return Group(*parts)
+
+
+def _line(cells: Sequence[str]) -> str:
+    """Cells of a line of the links."""
+    return "".join(cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=False)).rstrip()
 
 
 def _conditions(conditions: pd.DataFrame) -> Table:
-    table = Table(title="With and without BOS", title_justify="left")
-    for name in (
-        "condition",
-        "sink position",
-        "sink rate",
-        "S2 ratio",
-        "outlier dimensions",
-        "growth steps",
-        "loss (nats)",
-    ):
+    table = _table("With and without BOS (* traced): where the sink is, and the loss in nats")
+    for name in ("BOS", "position", "rate", "S2 ratio", "dimensions", "growth steps", "loss"):
         table.add_column(name)
     for row in _rows(conditions):
         table.add_row(
-            f"{row['condition']}{' (traced)' if row['chosen'] else ''}",
+            f"{row['condition']}{'*' * bool(row['chosen'])}",
             str(row["sink_position"]),
             f"{row['sink_rate']:.1%}",
             f"{row['s2_ratio']:.2f}",
@@ -301,11 +302,6 @@ def _first(parts: str, most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def answers_text(row: Mapping[Any, Any]) -> str:
-    """The three answers about a link as a line."""
-    return ", ".join(f"{name.replace('_', ' ')}: {row[name]}" for name in QUESTIONS)
-
-
 def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
     """Whether the parts that remove the sink and the super neurons by contribution are the same, in words."""
     sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
@@ -328,19 +324,26 @@ def views_text(frames: Mapping[str, pd.DataFrame]) -> str:
 def makers_table(sets: pd.DataFrame) -> Table:
     """The sets of makers for the terminal."""
     target = sets["target"].iloc[0]
-    table = Table(title=f"Makers of the {target}: sets that were ablated at its position", title_justify="left")
-    for name in ("set", "parts (layer.neuron)", "removed (95%)", "random sets, at most", "loss (nats)"):
-        table.add_column(name)
-    for row in _rows(sets.loc[sets["control_of"] == ""]):
-        control = "-" if np.isnan(row["control_largest"]) else f"{row['control_largest']:.0%} of {row['n_controls']}"
+    shown = sets.loc[sets["control_of"] == ""]
+    n_controls = int(shown["n_controls"].max()) if len(shown) else 0
+    table = _table(f"Makers of the {target}: what ablating a set removes, and {n_controls} random sets at most")
+    for name in ("set", "removes", "95%", "random", "loss, nats", "parts"):
+        table.add_column(name, no_wrap=name != "parts")
+    for row in _rows(shown):
         table.add_row(
             f"{row['set']} ({row['size']})",
-            _first(str(row["parts"])),
-            f"{row['removed']:.0%} ({row['ci_low']:.0%} to {row['ci_high']:.0%})",
-            control,
+            percent(row["removed"]),
+            interval_text(row["ci_low"], row["ci_high"], shown=percent),
+            "-" if np.isnan(row["control_largest"]) else percent(row["control_largest"]),
             f"{row['baseline_loss_nats']:.2f} -> {row['loss_nats']:.2f}",
+            _first(str(row["parts"]), most=4),
         )
     return table
+
+
+def _table(title: str) -> Table:
+    """A table without rules, which leaves 80 columns to its cells."""
+    return Table(title=title, title_justify="left", box=None, pad_edge=False)
 
 
 def curve_text(curve: pd.DataFrame) -> str:
@@ -360,30 +363,29 @@ def curve_text(curve: pd.DataFrame) -> str:
 
 
 def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
-    """One intervention as a line: what it made or removed of the sink, its interval, its controls."""
+    """One intervention as a line: what it made or removed of the sink, its interval, its controls, its cost."""
     inside = row["position"] != sink_position
     did = "makes" if inside and row["target_mass"] > row["baseline_target_mass"] else "removes"
     largest = row.get("control_largest", np.nan)
-    control = "" if np.isnan(largest) else f", {row['n_controls']} controls at most {largest:.2g}"
-    low, high = row["ci_low"], row["ci_high"]
-    return f"intervention: {row['edit']} {did} {row['share']:.0%} of the sink ({low:.0%} to {high:.0%}){control}"
+    control = "" if np.isnan(largest) else f", controls at most {percent(largest)}"
+    cost = row.get("loss_nats", np.nan) - row.get("baseline_loss_nats", np.nan)
+    loss = "" if np.isnan(cost) else f"; loss {cost:+.2f}"
+    bounds = interval_text(row["ci_low"], row["ci_high"], shown=percent)
+    return f"{row['edit']} {did} {percent(row['share'])} {bounds}{control}{loss}"
 
 
 def _matrix(table: pd.DataFrame) -> Table:
-    shown = Table(
-        title="Share of the sink that survives while a link is frozen (random controls)", title_justify="left"
-    )
-    shown.add_column("sink by")
-    shown.add_column("layers")
+    shown = _table("Share of the sink that survives while a link is frozen (random controls)")
+    for name in ("sink by", "layers"):
+        shown.add_column(name, no_wrap=True)
     names = dict.fromkeys([*(link.freeze.name for link in LINKS if link.freeze is not None), *table["frozen"]])
     for name in names:
-        shown.add_column(name, justify="right")
+        shown.add_column(name, justify="right", no_wrap=True)
     for _, part in table.groupby(["intervention", "step"], sort=False):
         by_name = {row["frozen"]: row for row in part.to_dict("records")}
         cells = [_cell(by_name[name]) if name in by_name else "-" for name in names]
         first = part.iloc[0]
-        after = "" if first["step"] == -1 else f" (step {first['step']})"
-        shown.add_row(str(first["intervention"]), f"{first['layers_from']}-{first['layers_to']}{after}", *cells)
+        shown.add_row(str(first["intervention"]), f"{first['layers_from']}-{first['layers_to']}", *cells)
     return shown
 
 
@@ -403,7 +405,8 @@ def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
     for name in dict.fromkeys([*words, *table["frozen"]]):
         leaving = table.loc[(table["frozen"] == name) & (table["surviving_share"] > ANOTHER_PATH)]
         if name not in checks and len(leaving):
-            where = ", ".join(f"{row['intervention']} step {row['step']}" for row in leaving.to_dict("records"))
+            found = leaving.groupby("intervention", sort=False)["step"].agg(list)
+            where = "; ".join(f"{name}, step {' and '.join(map(str, steps))}" for name, steps in found.items())
             beside = words.get(name, name)
             lines.append(f"another path exists beside {beside}: most of the sink survives ({where})")
     return "\n".join(lines) or "no other path: every freeze takes most of the sink away"

@@ -4,7 +4,9 @@ Nothing heavy is imported before a command needs it, so that ``--help`` answers 
 sink_lens raises on purpose becomes one message and exit code 2; Ctrl-C becomes exit code 130.
 """
 
+import io
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -41,6 +43,9 @@ def main() -> None:
     """The ``sink-lens`` command."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)  # read when the libraries are first imported
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without a character shows its number
     app(prog_name="sink-lens")
 
 

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from ..training.config import CompareConfig
-from .console import app, console, reported, say
-from .options import Out, Overwrite, Quiet, configured
+from .console import app, console, echo, reported, say
+from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +23,7 @@ sink-lens compare runs/lr-* --by lr --baseline 0.001  [dim]any field of the conf
 
 @app.command(epilog=_EXAMPLES)
 @configured(CompareConfig)
-def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
+def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> Answer:
     """Compare training runs, seed by seed: who is ahead, how sure, and what became of the sink.
 
     All runs must have the same data in the same order; variants differ in one thing, and have the same seeds.
@@ -48,8 +46,11 @@ def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False
         console().print(sentence, soft_wrap=True)
     for note in found.notes:
         say("warning", note)
-    reported(folder, quiet=quiet)
-    typer.echo(str(folder))
+    page = reported(folder, quiet=quiet)
+    echo(str(folder))
+    said = {"run": folder, "report": page, "sentences": found.sentences, "notes": found.notes}
+    shown = ("finals", "measures")
+    return Answer(found=lambda: said | {name: rows(found.tables[name]) for name in shown if name in found.tables})
 
 
 def _losses(found: "Comparison") -> "Table":

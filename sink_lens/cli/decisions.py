@@ -1,13 +1,10 @@
 """``sink-lens quantise`` and ``streaming``: commands that end in one sentence, with the numbers behind it."""
 
-import json
 from typing import TYPE_CHECKING
 
-import typer
-
 from ..studies.config import QuantiseConfig, StreamingConfig
-from .console import app, columns_of, console, hush, reported
-from .options import Json, Out, Overwrite, Quiet, configured
+from .console import app, columns_of, console, echo, hush, reported
+from .options import Answer, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
     from ..studies.study import Study
@@ -39,8 +36,7 @@ def quantise(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Which tokens and channels must stay in 16 bit? What a low-precision format costs, and what keeping them saves."""
     hush(quiet)
     from ..studies.quantisation import quantise as run
@@ -56,7 +52,7 @@ def quantise(
         "closed_low",
         "closed_high",
     )
-    shown(study, table="conditions", columns=columns, quiet=quiet, as_json=as_json)
+    return shown(study, table="conditions", columns=columns, quiet=quiet)
 
 
 @app.command(epilog=_STREAMING_EXAMPLES)
@@ -66,31 +62,26 @@ def streaming(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """How many first tokens must a KV cache keep? The loss beyond its size, by how many are never evicted."""
     hush(quiet)
     from ..studies.cache_window import streaming as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = ("kept", "tokens", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
-    shown(study, table="losses", columns=columns, quiet=quiet, as_json=as_json)
+    return shown(study, table="losses", columns=columns, quiet=quiet)
 
 
-def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool, as_json: bool) -> None:
-    """The held-out rows without random draws, the sentence and the folder; or the decision as one JSON object."""
-    from ..records.provenance import strict
-
+def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool) -> Answer:
+    """The held-out rows without random draws, the sentence and the folder; the decision for ``--json``."""
     page = reported(study.folder, quiet=True)
-    if not quiet:
-        out = console(stderr=as_json)
+    if quiet:
+        echo(study.folder)
+    else:
+        out = console()
         frame = study.tables[table].query("part == 'judge' and kept != 'random'")
         out.print(columns_of(frame, columns))
         out.print(study.headline, soft_wrap=True)
         out.print(f"report: {page}", soft_wrap=True)
         out.print(f"run: {study.folder}", soft_wrap=True)
-    if as_json:
-        found = {"command": study.kind, "run": str(study.folder), **study.decision}
-        typer.echo(json.dumps(strict(found), ensure_ascii=False))
-    elif quiet:
-        typer.echo(study.folder)
+    return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

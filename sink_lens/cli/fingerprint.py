@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..identity.config import FingerprintConfig
-from .console import INTERRUPTED, app, console, hush, reported, say, shown_size
-from .options import DryRun, Out, Overwrite, Quiet, configured
+from .console import INTERRUPTED, app, console, echo, hush, reported, say, shown_size
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,7 @@ def fingerprint(
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-) -> None:
+) -> Answer:
     """Do two models come from one initialisation? SeedPrint on each pair of models, with nulls that hold.
 
     Read tau_bar, the effect, first: a p only says how sure it is that the effect is not 0.
@@ -58,8 +58,9 @@ def fingerprint(
 
     config = replace(config, inputs="embeddings") if embeddings else config
     if dry_run:
-        console().print(_cost(cost(config=config)))
-        return
+        taken = cost(config=config)
+        console().print(_cost(taken))
+        return Answer(found=lambda: {"dry_run": rows(taken)})
     folder = Path("runs") / f"fingerprint-{datetime.now():%Y%m%d-%H%M%S}" if out is None else out
     try:
         found = compared(config=config, out=folder, overwrite=overwrite, progress=not quiet)
@@ -74,7 +75,10 @@ def fingerprint(
         console().print(sentence, soft_wrap=True)
     for note in found.notes:
         say("warning", note)
-    typer.echo(str(reported(folder, quiet=True)))
+    page = reported(folder, quiet=True)
+    echo(str(page))
+    said = {"run": folder, "report": page, "sentences": found.sentences, "notes": found.notes}
+    return Answer(found=lambda: {**said, "pairs": rows(found.pairs)})
 
 
 def _cost(frame: Any) -> "Table":

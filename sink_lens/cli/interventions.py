@@ -1,12 +1,10 @@
 """``sink-lens isolate``, ``amplify`` and ``ablate``."""
 
-from typing import TYPE_CHECKING
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..studies.config import AblateConfig, AmplifyConfig, IsolateConfig
-from .console import app, columns_of, console, hush, reported
-from .options import Out, Overwrite, Quiet, configured
+from .console import app, columns_of, console, echo, hush, reported
+from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,34 +40,35 @@ sink-lens ablate ./my-checkpoint --text mine.txt --out runs/ablation
 
 @app.command(epilog=_ISOLATE_EXAMPLES)
 @configured(IsolateConfig)
-def isolate(config: IsolateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
+def isolate(config: IsolateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> Answer:
     """Isolate tokens by the attention mask: does a sink come there, is the model's own removed or relocated?"""
     hush(quiet)
     from ..studies.isolation import isolate as run
 
-    _shown(run(config, out=out, overwrite=overwrite, progress=not quiet), quiet=quiet, columns=_MASS)
+    return _shown(run(config, out=out, overwrite=overwrite, progress=not quiet), quiet=quiet, columns=_MASS)
 
 
 @app.command(epilog=_AMPLIFY_EXAMPLES)
 @configured(AmplifyConfig)
-def amplify(config: AmplifyConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
+def amplify(config: AmplifyConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> Answer:
     """Amplify the variance of a token's aggregated values, by factor and centre: does a sink come there?"""
     hush(quiet)
     from ..studies.amplification import amplify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
-    _shown(study, quiet=quiet, columns=("centre", "factor", "times", *_MASS[1:]))
+    return _shown(study, quiet=quiet, columns=("centre", "factor", "times", *_MASS[1:]))
 
 
 @app.command(epilog=_ABLATE_EXAMPLES)
 @configured(AblateConfig)
-def ablate(config: AblateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
+def ablate(config: AblateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> Answer:
     """Find the smallest set of neurons of each growth step whose joint ablation removes the sink."""
     hush(quiet)
     from ..studies.ablation import ablate as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
-    _shown(study, quiet=quiet, frame=_ablations(study), columns=("step", "kind", "neurons", "edit", "removed", "95%"))
+    columns = ("step", "kind", "neurons", "edit", "removed", "95%")
+    return _shown(study, quiet=quiet, frame=_ablations(study), columns=columns)
 
 
 _MASS = (
@@ -99,12 +98,18 @@ def _ablations(study: "Study") -> "pd.DataFrame":
     )
 
 
-def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.DataFrame | None" = None) -> None:
+def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.DataFrame | None" = None) -> Answer:
+    page = reported(study.folder, quiet=True)
     if quiet:
-        reported(study.folder, quiet=True)
-        typer.echo(study.folder)
-        return
-    console().print(columns_of(study.tables["summary"] if frame is None else frame, columns))
-    console().print(study.headline, soft_wrap=True)
-    reported(study.folder)
-    typer.echo(f"run: {study.folder}")
+        echo(study.folder)
+    else:
+        console().print(columns_of(study.tables["summary"] if frame is None else frame, columns))
+        console().print(study.headline, soft_wrap=True)
+        echo(f"report: {page}")
+        echo(f"run: {study.folder}")
+
+    def found() -> dict[str, Any]:
+        table = study.tables.get("ablations", study.tables["summary"])
+        return {"run": study.folder, "report": page, "sentence": study.headline, "rows": rows(table)}
+
+    return Answer(found=found)

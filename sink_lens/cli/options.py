@@ -6,19 +6,28 @@ becomes an option here; ``sink_lens.configuration`` lists what a field's metadat
 besides their configuration, such as ``--out``, is written once, at the end.
 """
 
+import contextlib
 import functools
 import inspect
+import json
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
 from ..configuration import bare, check_known, field_docs, flat, setting, value_of, with_fields
-from ..errors import InputError
+from ..errors import InputError, SinkLensError, UndrawnError
+from .console import reported
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 C = TypeVar("C")
+_LONGEST = 60
+"""Longer lists of choices do not fit beside their option; its help names them."""
 _METAVARS = {int: "N", float: "F", str: "TEXT"}
 _CONFIG = Annotated[
     Path | None,
@@ -32,27 +41,37 @@ _SET = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a command found."""
+
+    found: Callable[[], Mapping[str, Any]]
+    """Makes what ``--json`` prints, beside the command's name."""
+    exit_code: int = 0
+
+
 def configured(
     kind: type[C], *, make: Callable[[Mapping[str, Any], str], C] | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a configuration; it is called with the configuration and its own options.
+) -> Callable[[Callable[..., Answer | None]], Callable[..., None]]:
+    """Give a command ``--json`` and the options of a configuration, with which it is called beside its own options.
 
     An option that is given wins over ``--config FILE``, and that over the field's default. A command with a parameter
-    ``file`` takes the file as its argument too, and fields by ``--set KEY=VALUE``.
+    ``file`` takes the file as its argument too, and fields by ``--set KEY=VALUE``. What the command returns is what
+    ``--json`` prints.
 
     Args:
         kind: the configuration.
         make: gives the configuration from settings and the name of what they come from, which is empty without a file.
     """
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:
         known = {field.name: field for field in fields(kind) if "file_only" not in field.metadata}  # type: ignore[arg-type]  # C is a dataclass
         docs = field_docs(kind)
         shown = [_parameter(field, docs.get(name, "")) for name, field in known.items()]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        own_json = any(one.name == "as_json" for one in own)  # prints it itself
 
-        @functools.wraps(command)
-        def run(*, ctx: typer.Context, **given: Any) -> None:
+        def answer(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
             asked = {name: given.pop(name) for name in known}
             settings, file, pairs = {}, given.pop("config_file"), given.pop("pairs", ())
             if given.get("file") is not None and file is not None:
@@ -74,20 +93,66 @@ def configured(
                 if source is not None and source.name == "COMMANDLINE":
                     field = known[name]
                     settings[name] = value_of(field, field.type, value, name=option_of(field))
-            command(built(kind, settings, where="" if file is None else str(file), make=make), **given)
+            return command(built(kind, settings, where="" if file is None else str(file), make=make), **given)
+
+        @functools.wraps(command)
+        def run(*, ctx: typer.Context, **given: Any) -> None:
+            as_json = False if own_json else bool(given.pop("as_json"))
+            answering(ctx, functools.partial(answer, ctx, given), as_json=as_json)
 
         first = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         file = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, annotation=_CONFIG, default=None)
         pairs = inspect.Parameter("pairs", inspect.Parameter.KEYWORD_ONLY, annotation=_SET, default=None)
         by_file = [file, pairs] if "file" in [one.name for one in own] else [file]
+        last = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, annotation=Json, default=False)
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        signature = inspect.Signature([first, *shown, *by_file, *own])
+        signature = inspect.Signature([first, *shown, *by_file, *own, *([] if own_json else [last])])
         del run.__wrapped__  # typer reads the signature below, not that of the command
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
         return run
 
     return decorate
+
+
+def answering(ctx: typer.Context, command: Callable[[], Answer | None], *, as_json: bool) -> None:
+    """Run a command; with ``--json`` print one object on stdout, and everything else, an error too, on stderr.
+
+    Args:
+        ctx: names the command.
+        command: runs it.
+        as_json: whether ``--json`` was given.
+
+    Raises:
+        typer.Exit: the command ends with another exit code than 0.
+    """
+    name, shown = ctx.command_path.partition(" ")[2], sys.stdout
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        try:
+            answer = command()
+        except UndrawnError as error:  # all but the page was done before
+            page, folder = reported(error.folder, quiet=True), error.folder
+            typer.echo(f"{folder} was finished and had no page; it is drawn")
+            answer = Answer(found=lambda: {"run": folder, "report": page})
+        except SinkLensError as error:
+            if as_json:
+                _print({"command": name, "error": str(error)}, file=shown)
+            raise
+        if as_json:
+            _print({"command": name} | dict(answer.found() if answer else {}), file=shown)
+    if answer is not None and answer.exit_code:
+        raise typer.Exit(answer.exit_code)
+
+
+def rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
+    """A table for ``--json``: a mapping for each row, undefined numbers null."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _print(found: Mapping[str, Any], *, file: Any) -> None:
+    from ..records.provenance import strict
+
+    typer.echo(json.dumps(strict(found), ensure_ascii=False, allow_nan=False), file=file)
 
 
 def built(
@@ -114,10 +179,15 @@ def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
     default = None if field.default is MISSING else field.default
     written, choices = field.metadata.get("written", ""), field.metadata.get("choices", ())
     shown: dict[str, Any] = {
-        "help": doc.replace("``", "").replace("[", r"\["),
+        "help": doc.replace("``", ""),
         "show_default": default not in (None, ()),
     }
-    metavar = field.metadata.get("metavar") or "|".join(choices) or {"ranges": "N-N"}.get(written, _METAVARS.get(item))
+    listed = "|".join(choices)
+    metavar = (
+        field.metadata.get("metavar")
+        or (listed if len(listed) <= _LONGEST else "NAME" if listed else "")
+        or {"ranges": "N-N"}.get(written, _METAVARS.get(item))
+    )
     if get_origin(kind) is tuple:
         written = written if written != "pairs" else ""
         kind = str if written else list[item]
@@ -127,7 +197,7 @@ def _parameter(field: Field[Any], doc: str) -> inspect.Parameter:
             )
     option = option_of(field)
     if field.metadata.get("positional"):
-        info = typer.Argument(metavar=field.metadata.get("metavar"), **shown)
+        info = typer.Argument(metavar=field.metadata.get("metavar", field.name.upper()), **shown)
     elif item is bool:
         info = typer.Option(f"{option}/{off_of(field)}", **shown)
     else:

@@ -8,8 +8,8 @@ import typer
 
 from ..errors import InputError
 from ..patching.config import PatchConfig
-from .console import app, console, hush, reported
-from .options import Out, Overwrite, Quiet, configured
+from .console import app, console, echo, hush, reported
+from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,7 @@ def patch(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-) -> None:
+) -> Answer:
     """Put activations of one run into another, part by part, and measure what changes; write a run folder."""
     if not config.clean or not config.corrupted:
         raise InputError("patching needs two texts of as many tokens; give --clean TEXT and --corrupted TEXT")
@@ -52,7 +52,7 @@ def patch(
     from ..patching.named_metric import named_metric
     from ..patching.pairs import paired
 
-    lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else typer.echo)
+    lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else echo)
     pair = paired(lens, config.clean, config.corrupted, bos=config.bos)
     pair.run_and_source(config.direction)  # refuses one that does not exist
     metric = named_metric(lens, pair, config=config)
@@ -77,11 +77,14 @@ def patch(
         writer.write_table("differences", pair.differences)
         if result.by:
             writer.write_bytes("heatmap.png", _png(result))
-        writer.write_csv("summary", _summary(result, top=top))
+        strongest = _summary(result, top=top)
+        writer.write_csv("summary", strongest)
+    page = reported(folder, quiet=True)
+    found = {"run": folder, "report": page, "metric": result.metric}
+    answer = Answer(found=lambda: {**found, "differences": rows(pair.differences), "strongest": rows(strongest)})
     if quiet:
-        reported(folder, quiet=True)
-        typer.echo(folder)
-        return
+        echo(folder)
+        return answer
     console().print(
         f"the strongest of {len(result.frame)} patches of {result.site}, {result.direction}: {result.metric} "
         f"{result.unpatched:.4g} unpatched, {result.source:.4g} in the run that the values come from",
@@ -89,9 +92,10 @@ def patch(
     )
     console().print(_strongest(result, top=top))
     if sentence:
-        typer.echo(sentence)
-    reported(folder)
-    typer.echo(f"run: {folder}")
+        echo(sentence)
+    echo(f"report: {page}")
+    echo(f"run: {folder}")
+    return answer
 
 
 def _default_folder(model: str) -> Path:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..identity.config import ContractionConfig, PreferenceConfig, SurveyConfig
-from .console import INTERRUPTED, app, console, hush, say
-from .options import DryRun, Out, Overwrite, Quiet, configured
+from .console import INTERRUPTED, app, console, echo, hush, say
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,9 +75,9 @@ def preference(
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-) -> None:
+) -> Answer:
     """Which tokens a model predicts after random sequences, against chance: trained, along training, or untrained."""
-    _run(config, out=out, dry_run=dry_run, overwrite=overwrite, quiet=quiet)
+    return _run(config, out=out, dry_run=dry_run, overwrite=overwrite, quiet=quiet)
 
 
 @app.command(epilog=_CONTRACTION_EXAMPLES)
@@ -88,12 +88,12 @@ def contraction(
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-) -> None:
+) -> Answer:
     """How alike a model makes unrelated sequences, and the positions of one, after each sublayer, over the floor."""
-    _run(config, out=out, dry_run=dry_run, overwrite=overwrite, quiet=quiet)
+    return _run(config, out=out, dry_run=dry_run, overwrite=overwrite, quiet=quiet)
 
 
-def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bool, quiet: bool) -> None:
+def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bool, quiet: bool) -> Answer:
     """Run the survey, and print what it found and where the report is."""
     hush(quiet)
     from ..identity.surveys import estimate, survey
@@ -101,21 +101,25 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
     from ..report.survey import shared
 
     if dry_run:
-        _cost(estimate(config))
-        return
+        taken = estimate(config)
+        _cost(taken)
+        return Answer(found=lambda: {"dry_run": rows(taken)})
     kind, folder = config.kind, out or default_folder(config.kind)
     try:
         done = survey(config, out=folder, overwrite=overwrite, progress=not quiet)
     except KeyboardInterrupt:
         say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
+    found = {"run": folder, "report": done.report}
+    answer = Answer(found=lambda: found | {name: rows(done.tables[name]) for name in ("arms", "summary")})
     if quiet:
-        typer.echo(done.report)
-        return
+        echo(done.report)
+        return answer
     for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["variant"].tolist())]:
         console().print(sentence, soft_wrap=True)
     console().print(_table(kind, done))
-    typer.echo(f"report: {done.report}")
+    echo(f"report: {done.report}")
+    return answer
 
 
 def _cost(frame: "pd.DataFrame") -> None:

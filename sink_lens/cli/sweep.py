@@ -1,7 +1,7 @@
 """``sink-lens sweep``."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +10,8 @@ import typer
 
 from ..errors import InputError
 from ..sweeps.config import SweepConfig, sweep_config
-from .console import INTERRUPTED, app, console, reported
-from .options import DryRun, File, Out, Overwrite, Quiet, configured, example_of
+from .console import INTERRUPTED, app, console, echo, lines, reported
+from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_of, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,6 +50,7 @@ site = "z"
 heads = "each"                   # in every layer
 """
 
+_ENGINE_HELP = "Where the blocks are computed; ray sends tokens, cells and metrics to the cluster of RAY_ADDRESS."
 _EXAMPLES = """\
 [bold]Examples[/bold]
 
@@ -84,7 +85,7 @@ def sweep(
     devices: Annotated[
         str | None, typer.Option(help="Several devices of this machine, one process each.", metavar="D,D")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where the blocks are computed.", metavar="local|ray")] = "local",
+    engine: Annotated[str, typer.Option(help=_ENGINE_HELP, metavar="local|ray")] = "local",
     workers: Annotated[
         int | None, typer.Option(help="Number of Ray workers. Default: one for each GPU.", metavar="N", min=1)
     ] = None,
@@ -93,7 +94,7 @@ def sweep(
     example: Annotated[bool, example_of(_EXAMPLE)] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-) -> None:
+) -> Answer:
     """Edit a model in every cell of a grid: neurons, heads, layers, positions, factors; resumable."""
     assert file is not None
     named = [name.strip() for name in (devices or "").split(",") if name.strip()]
@@ -101,8 +102,9 @@ def sweep(
     if dry_run:
         from ..sweeps.runner import dry_run as cost
 
-        console().print(cost(config))
-        return
+        said = cost(config)
+        console().print(said)
+        return Answer(found=lambda: {"dry_run": lines(said)})
     from ..records import RUN_FILE
     from ..sweeps.runner import sweep as run
 
@@ -123,12 +125,10 @@ def sweep(
         said = kept if (folder / RUN_FILE).exists() else "nothing was written"
         console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    _show(result, quiet=quiet)
-    if len(result.failed):
-        raise typer.Exit(FAILED_CELLS)
+    return Answer(found=_show(result, quiet=quiet), exit_code=FAILED_CELLS if len(result.failed) else 0)
 
 
-def _show(result: "SweepResult", *, quiet: bool) -> None:
+def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, Any]]:
     from ..sweeps.results import named
 
     if not quiet:
@@ -137,8 +137,16 @@ def _show(result: "SweepResult", *, quiet: bool) -> None:
             console().print(_strongest(result, str(metric)))
         for row in result.failed.head(3).to_dict("records"):
             console(stderr=True).print(f"failed: {named(row)}: {row['error']}", soft_wrap=True)
-    reported(result.folder, quiet=quiet)
-    typer.echo(str(result.folder))
+    page = reported(result.folder, quiet=quiet)
+    echo(str(result.folder))
+
+    def found() -> dict[str, Any]:
+        metrics = dict.fromkeys(map(str, result.frame["metric"]))
+        strongest = {metric: rows(result.top(_SHOWN, metric=metric)) for metric in metrics}
+        said = {"run": result.folder, "report": page, "sentence": result.headline, "failed": len(result.failed)}
+        return {**said, "cells": int(result.frame["cell"].nunique()), "strongest": strongest}
+
+    return found
 
 
 def _strongest(result: "SweepResult", metric: str) -> "Table":

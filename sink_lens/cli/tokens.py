@@ -1,14 +1,11 @@
 """``sink-lens tokens``."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from ..studies.tokens_config import TokensConfig
-from .console import app, console, hush, reported
-from .options import Json, Out, Overwrite, Quiet, configured
+from .console import app, console, echo, hush, reported
+from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,20 +33,17 @@ def tokens(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Find the tokens that are sinks or massive, and the dimensions that are large on most tokens."""
-    hush(quiet or as_json)
+    hush(quiet)
     from ..studies.token_scan import sink_tokens
 
-    found = sink_tokens(config, out=out, overwrite=overwrite, progress=not (quiet or as_json))
+    found = sink_tokens(config, out=out, overwrite=overwrite, progress=not quiet)
     report = reported(found.folder, quiet=True)
-    if as_json:
-        typer.echo(json.dumps(_as_json(found, report=report), indent=2, ensure_ascii=False, allow_nan=False))
-        return
+    answer = Answer(found=lambda: _found(found, report=report))
     if quiet:
-        typer.echo(found.folder)
-        return
+        echo(found.folder)
+        return answer
     for sentence in found.headline:
         console().print(sentence, soft_wrap=True)
     console().print(_agreement(found))
@@ -58,18 +52,18 @@ def tokens(
 
     for sentence in dimension_sentences(found.tables["dimensions"]):
         console().print(sentence, soft_wrap=True)
-    typer.echo(f"report: {report}")
+    echo(f"report: {report}")
+    return answer
 
 
-def _as_json(found: "SinkTokens", *, report: Path) -> dict[str, Any]:
+def _found(found: "SinkTokens", *, report: Path) -> dict[str, Any]:
     """The short tables, as lists of rows; undefined numbers are null."""
-    from ..records.provenance import strict
-
     names = ("thresholds", "agreement", "dimensions", "layers", "maxima")
-    rows = {name: found.tables[name].to_dict("records") for name in names}
     ids = found.tables["token_ids"]
-    marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
-    return strict({"run": found.folder, "report": report} | rows | {"token_ids": marked.to_dict("records")})
+    tables = {name: found.tables[name] for name in names}
+    tables["token_ids"] = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
+    said = {"run": found.folder, "report": report, "sentence": " ".join(found.headline)}
+    return said | {name: rows(table) for name, table in tables.items()}
 
 
 def _agreement(found: "SinkTokens") -> "Table":

@@ -1,15 +1,15 @@
 """``sink-lens report``, ``cache`` and ``measures``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..data.config import CacheConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
-from .console import app, console, say, shown_size
-from .options import configured
+from .console import app, console, echo, say, shown_size
+from .options import Answer, Json, Quiet, answering, configured
 
 _REPORT_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -18,13 +18,15 @@ sink-lens report runs/default  [dim]again, from its tables; a run of any kind, f
 
 sink-lens report runs/with-bos-a runs/with-bos-b --out both.html  [dim]side by side[/dim]
 
-sink-lens report runs/default --figures figures/  [dim]every figure as PNG, SVG and PDF[/dim]
+sink-lens report runs/default --figures figures/  [dim]every figure as PNG, SVG and PDF, with its numbers as CSV[/dim]
+
+sink-lens report runs/default --figures figures/ --width 3.25in --font serif --format pdf,pgf  [dim]for a paper[/dim]
 """
 
 
 @app.command(epilog=_REPORT_EXAMPLES)
 @configured(ReportConfig)
-def report(config: ReportConfig) -> None:
+def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     """Render the page of a run again, or of several runs side by side, from their tables: no model is needed.
 
     Runs beside each other must be of one kind, on the same tokens and with the same settings.
@@ -33,14 +35,26 @@ def report(config: ReportConfig) -> None:
 
     if not config.runs:
         raise InputError("no run was given; need the folder of a run: sink-lens report runs/NAME")
-    typer.echo(f"report: {render(*config.runs, out=None if config.out is None else Path(config.out))}")
+    page = render(*config.runs, out=None if config.out is None else Path(config.out))
+    echo(str(page) if quiet else f"report: {page}")
+    files, missing = [], []
     if config.figures is not None:
         from ..report.export import save_figures
 
-        files, missing = save_figures(config.runs, config.figures)
-        typer.echo(f"figures: {config.figures} ({len(files)} files)")
+        how = {"formats": config.format, "width": config.width, "font": config.font}
+        files, missing = save_figures(config.runs, config.figures, **how)
+        if not quiet:
+            echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:
             say("warning", f"not drawn: {why}")
+
+    def found() -> dict[str, Any]:
+        from ..report.html import conclusion
+
+        said = {"sentence": conclusion(config.runs[0])} if len(config.runs) == 1 else {}
+        return {"runs": config.runs, "report": page, "figures": files, "not_drawn": missing} | said
+
+    return Answer(found=found)
 
 
 @app.command()
@@ -48,7 +62,8 @@ def report(config: ReportConfig) -> None:
 def cache(
     config: CacheConfig,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clear: do not ask.")] = False,
-) -> None:
+    quiet: Quiet = False,
+) -> Answer:
     """Show what was converted, fetched and packed into the cache (SINK_LENS_CACHE says where), or clear it."""
     from ..data.cache import cache_entries, cache_folder, clear_cache
 
@@ -56,11 +71,16 @@ def cache(
     if yes and not config.clear:
         raise typer.BadParameter("--yes goes with --clear")
     entries = cache_entries()
-    if not entries and name is None:
-        typer.echo(f"{cache_folder()} holds nothing")
-        return
     chosen = [entry for entry in entries if name in (None, entry.name, entry.kind)]
-    if not config.clear:
+    shown = [{"kind": one.kind, "name": one.name, "bytes": one.bytes, "complete": one.complete} for one in chosen]
+    found: dict[str, Any] = {"folder": cache_folder(), "entries": shown}
+    if not entries and name is None:
+        if not quiet:
+            echo(f"{cache_folder()} holds nothing")
+        return Answer(found=lambda: found)
+    if not config.clear and quiet:
+        echo("\n".join(entry.name for entry in chosen))
+    elif not config.clear:
         from rich.table import Table
 
         table = Table("kind", "name", "size", "state", title=f"{cache_folder()}", title_justify="left", box=None)
@@ -68,23 +88,36 @@ def cache(
             state = "whole" if entry.complete else "unfinished or damaged"
             table.add_row(entry.kind, entry.name, shown_size(entry.bytes), state)
         console().print(table)
-        return
+    if not config.clear:
+        return Answer(found=lambda: found)
     size = sum(entry.bytes for entry in chosen)
     what = chosen[0].name if len(chosen) == 1 else f"{len(chosen)} folders"
     if chosen and not yes:
         typer.confirm(f"Remove {what} ({shown_size(size)}) from {cache_folder()}?", abort=True)
-    typer.echo(f"freed {shown_size(clear_cache(name=name))}")
+    freed = clear_cache(name=name)
+    if not quiet:
+        echo(f"freed {shown_size(freed)}")
+    return Answer(found=lambda: {**found, "freed_bytes": freed})
 
 
 @app.command()
-def measures() -> None:
+def measures(ctx: typer.Context, quiet: Quiet = False, as_json: Json = False) -> None:
     """Show every measure with its unit, range and reference."""
-    from rich.table import Table
+    answering(ctx, lambda: _measures(quiet=quiet), as_json=as_json)
+
+
+def _measures(*, quiet: bool) -> Answer:
+    from rich.padding import Padding
+    from rich.text import Text
 
     from ..measures.table import MEASURES
 
-    table = Table("measure", "unit", "range", "reference", "meaning", box=None, pad_edge=False)
     for measure in MEASURES.values():
-        limits = f"{measure.low:g} to {measure.high:g}"
-        table.add_row(measure.name, measure.unit, limits, measure.reference, measure.meaning)
-    console().print(table)
+        if quiet:
+            echo(measure.name)
+            continue
+        about = f"{measure.unit}, {measure.low:g} to {measure.high:g}; {measure.reference}"
+        console().print(Text.assemble((measure.name, "bold"), f"  {about}"))
+        console().print(Padding(measure.meaning, (0, 0, 0, 4)))
+    said = ("name", "unit", "low", "high", "reference", "meaning")
+    return Answer(found=lambda: {"measures": [{one: getattr(row, one) for one in said} for row in MEASURES.values()]})

@@ -1,10 +1,15 @@
 """``sink-lens trace``."""
 
+from typing import TYPE_CHECKING, Any
+
 import typer
 
 from ..chain.config import TraceConfig
-from .console import INTERRUPTED, app, console, hush, say
-from .options import DryRun, Out, Overwrite, Quiet, configured
+from .console import INTERRUPTED, app, console, echo, hush, lines, say
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
+
+if TYPE_CHECKING:
+    from ..chain.trace import Trace
 
 _TRACE_EXAMPLES = """\
 [bold]Examples[/bold]
@@ -29,14 +34,15 @@ def trace(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     dry_run: DryRun = False,
-) -> None:
+) -> Answer:
     """Find the sinks of a model and where they come from; write a run folder with tables and a report."""
     hush(quiet)
     if dry_run:
         from ..chain.trace import estimate
 
-        console().print(estimate(config))
-        return
+        said = estimate(config)
+        console().print(said)
+        return Answer(found=lambda: {"dry_run": lines(said)})
     from ..chain.trace import default_folder
     from ..chain.trace import trace as run_trace
 
@@ -49,7 +55,27 @@ def trace(
         say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
     if quiet:
-        typer.echo(result.report_path)
-        return
-    console().print(result.table())
-    typer.echo(f"report: {result.report_path}")
+        echo(result.report_path)
+    else:
+        from ..report.html import conclusion
+
+        console().print(result.table())
+        console().print(f"\n{conclusion(result.folder)}.", soft_wrap=True)
+        echo(f"report: {result.report_path}")
+    return Answer(found=lambda: _found(result))
+
+
+def _found(result: "Trace") -> dict[str, Any]:
+    """The conclusion, the links with their answers, the summary and the sets that make the sink."""
+    from ..report.html import conclusion
+
+    tables = {"links": result.links.query("is_primary"), "summary": result.tables["summary"]}
+    makers = result.tables.get("maker_sets")
+    if makers is not None:
+        tables["makers"] = makers.loc[makers["control_of"] == ""]
+    return {
+        "run": result.folder,
+        "report": result.report_path,
+        "sentence": conclusion(result.folder),
+        **{name: rows(table) for name, table in tables.items()},
+    }

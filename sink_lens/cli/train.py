@@ -8,8 +8,8 @@ import typer
 
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
-from .console import INTERRUPTED, app, console, reported
-from .options import DryRun, File, Out, Overwrite, Quiet, configured, example_of
+from .console import INTERRUPTED, app, console, echo, lines, reported
+from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_of
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -46,13 +46,14 @@ def train(
     example: Annotated[bool, example_of(EXAMPLE)] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-) -> None:
+) -> Answer | None:
     """Train a model with any attention and value norm, from scratch; resumable, with the chain watched if asked."""
     if dry_run:
         from ..training.estimate import dry_run as cost
 
-        console().print(cost(config))
-        return
+        said = cost(config)
+        console().print(said)
+        return Answer(found=lambda: {"dry_run": lines(said)})
     from ..records import RUN_FILE
     from ..training.trainer import train as run
 
@@ -65,8 +66,10 @@ def train(
         console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     if not result.first:
-        return
+        return None
     if not quiet:
         console().print(result.headline, soft_wrap=True)
-    reported(result.folder, quiet=quiet)
-    typer.echo(str(result.folder))
+    page = reported(result.folder, quiet=quiet)
+    echo(str(result.folder))
+    found = {"run": result.folder, "report": page, "sentence": result.headline}
+    return Answer(found=lambda: found)

@@ -2,11 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from ..training.config import WatchConfig
-from .console import app, console, reported
-from .options import Quiet, configured
+from .console import app, console, echo, reported
+from .options import Answer, Quiet, configured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +35,7 @@ sink-lens watch runs/headnorm-0 --threshold 0.1 --again  [dim]a small model's si
 
 @app.command(epilog=_EXAMPLES)
 @configured(WatchConfig)
-def watch(config: WatchConfig, quiet: Quiet = False) -> None:
+def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     """Measure the chain on every checkpoint of a training: when is the sink born?
 
     Checkpoints are those of a run of sink-lens train, or the subfolders of any folder whose names end in their step, as
@@ -57,9 +55,11 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> None:
     if not quiet:
         console().print(_table(frame, threshold=threshold))
     console().print(born.sentence, soft_wrap=True)
-    reported(run, quiet=quiet)
+    page = reported(run, quiet=quiet)
     if not quiet:
-        typer.echo(str(run / "course.png"))
+        echo(str(run / "course.png"))
+    found = {"run": run, "report": page, "sentence": born.sentence, "table": run / "watch.parquet"}
+    return Answer(found=lambda: found)
 
 
 def _table(frame: "pd.DataFrame", *, threshold: float) -> "Table":

@@ -29,7 +29,7 @@ from sink_lens.records import Run
 from sink_lens.report.story import NamedLink, chain, find_story, largest_first, studied
 from sink_lens.report.style import BLUE, FONT, GREEN, INK, ORANGE, PURPLE, QUIET, canvas, finished
 from sink_lens.schema import VERDICTS
-from sink_lens.text import number, token, visible
+from sink_lens.text import interval, number, percent, token, visible, words
 
 NODE_COLUMNS = ("id", "kind", "group", "step", "layers", "label", "detail", "quantity", "value", "frozen_share")
 EDGE_COLUMNS = (
@@ -76,6 +76,8 @@ _ARC = 0.5
 _THIN, _THICK = 1.2, 9.0
 """Points: an arrow that stands for nothing of the sink, and for all of it."""
 _SMALL = FONT - 0.9
+_UPRIGHT, _COLUMNS = 4.2, 2.2
+"""Inches: the upright drawing, and its left part, which the boxes have."""
 _MOST_LANES = 6
 _STYLES = {"holds": (GREEN, "solid"), "fails": (ORANGE, "dashed"), "another path": (PURPLE, "solid")}
 """Verdict -> colour and line; every other is grey and dotted."""
@@ -88,6 +90,8 @@ _CLAIMS = {
     ("key", "heads"): "that queries\nmeet",
 }
 """What an arrow says, in the few words that fit over it, by the kinds of nodes that it joins; else its link's name."""
+_FROZEN_LINE = "freeze:"
+"""How the line begins that says what freezing a node takes away."""
 _CHARACTERS = 14
 """What fits over a gap; into a box two fewer."""
 
@@ -491,6 +495,66 @@ def draw(circuit: Circuit) -> Figure:
     return finished(figure)
 
 
+def draw_upright(circuit: Circuit) -> Figure:
+    """The circuit from top to bottom, for a narrow screen: a row for each kind of node, a column a growth step.
+
+    Parts of nodes, arrows past a node and growth steps beyond the first two are left out; `draw` has them.
+    """
+    edges = circuit.edges
+    links = edges.loc[edges["quantity"] == "intervention_share"].drop_duplicates("link").to_dict("records")
+    kinds = list(_lefts(edges))
+    by_name = {str(node["id"]): node for node in circuit.nodes.to_dict("records") if node["kind"] in kinds}
+    steps = sorted({int(name.partition(":")[2]) for name in by_name if ":" in name})[:2] or [0]
+    rows = {kind: [name for name in by_name if name.partition(":")[0] == kind][: len(steps)] for kind in kinds}
+    lines = {name: _lines(by_name[name]) for names in rows.values() for name in names}
+    tall = {
+        kind: 2 * _PAD + _LINE * max((len(lines[name]) for name in names), default=1) for kind, names in rows.items()
+    }
+    gap = 4 * _LINE + 0.1
+    width, height = _UPRIGHT, sum(tall.values()) + gap * (len(kinds) - 1) + 2 * _EDGE
+    figure = canvas(width=width, height=height)
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height), frame_on=False, xticks=[], yticks=[])
+    boxes, top = {}, height - _EDGE
+    for kind in kinds:
+        for place, name in enumerate(rows[kind]):
+            share = (place + 0.5) / len(rows[kind])
+            left = 0.02 + (_COLUMNS - 0.04) * share - _BOX / 2 if len(rows[kind]) > 1 else _COLUMNS / 2 - _BOX / 2
+            box_height = 2 * _PAD + _LINE * len(lines[name])
+            boxes[name] = _Box(left=left, bottom=top - box_height, height=box_height)
+        top -= tall[kind] + gap
+    for index, edge in enumerate(links):
+        source, target = (str(edge[end]).partition(":")[0] for end in ("source", "target"))
+        for one in rows[source]:
+            for other in rows[target]:
+                if not (":" in one and ":" in other) or one.partition(":")[2] == other.partition(":")[2]:
+                    _arrow_down(axes, edge, source=boxes[one], target=boxes[other])
+        lowest = min(boxes[name].bottom for name in rows[source])
+        claim = _CLAIMS.get((source, target), words(visible(edge["link"]))).replace("\n", " ")
+        verdict = f"{VERDICTS.get(edge['verdict'], '?')} {visible(edge['verdict'])}"
+        colour = _STYLES.get(edge["verdict"], (QUIET, ""))[0]
+        said = [(claim, {}), (verdict, {"color": colour, "fontweight": "bold"}), *_moved(edge, first=index == 0)[:2]]
+        for place, (text, style) in enumerate(said):
+            _text(axes, _COLUMNS + 0.05, lowest - 0.1 - _LINE * (place + 0.5), text, **(style | {"ha": "left"}))
+    for name, box in boxes.items():
+        _draw_box(axes, box, lines=lines[name], bars=[])
+    return finished(figure)
+
+
+def _arrow_down(axes: Axes, edge: Mapping[Any, Any], *, source: _Box, target: _Box) -> None:
+    """From the bottom of a box to the top of the next."""
+    colour, dashes, width = _style(edge)
+    point = _point(width)
+    start, tip = (source.centre[0], source.bottom - 0.02), (target.centre[0], target.top + 0.02)
+    t = np.linspace(0, 1, 40)
+    y = start[1] + (tip[1] + point - 0.01 - start[1]) * t
+    x = start[0] + (tip[0] - start[0]) * t * t * (3 - 2 * t)
+    axes.plot(x, y, color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt", dash_capstyle="butt")
+    half = 0.045 + width / 100
+    corners = [tip, (tip[0] - half, tip[1] + point), (tip[0] + half, tip[1] + point)]
+    axes.add_patch(Polygon(corners, facecolor=colour, linewidth=0))
+
+
 def _lefts(edges: pd.DataFrame) -> dict[str, float]:
     """Kind of node -> where its column begins; the columns stand in the order in which the links join them."""
     links = edges.loc[edges["quantity"] == "intervention_share"]
@@ -521,7 +585,7 @@ def _lines(node: Mapping[Any, Any]) -> list[tuple[str, dict[str, Any]]]:
         found.append((f"std ×{number(value)}" if kind != "dimension" else f"{number(value)} × mean", {}))
     found += [(visible(line), {}) for line in str(node["detail"]).split("\n") if line]
     if not math.isnan(removed):
-        found.append((f"frozen: {_signed(-removed)}", {"color": BLUE}))
+        found.append((f"{_FROZEN_LINE} {percent(removed)}", {"color": BLUE}))
     return found
 
 
@@ -545,7 +609,7 @@ def _draw_box(
     shape.set(facecolor="none", edgecolor=QUIET, linewidth=1.0)
     axes.add_patch(shape)
     y = box.top - _PAD - _LINE / 2
-    last = lines[-1:] if bars and lines[-1][0].startswith("frozen") else []
+    last = lines[-1:] if bars and lines[-1][0].startswith(_FROZEN_LINE) else []
     for text, style in lines[: len(lines) - len(last)]:
         _text(axes, box.centre[0], y, text, **style)
         y -= _LINE
@@ -562,11 +626,6 @@ def _draw_box(
         y -= _BAR
     for text, style in last:
         _text(axes, box.centre[0], y, text, **style)
-
-
-def _signed(share: float) -> str:
-    """A share of the sink as a signed percentage."""
-    return f"{100 * share:+.0f}%".replace("-", "−") if abs(share) >= 0.005 else "0%"
 
 
 def _style(edge: Mapping[Any, Any]) -> tuple[str, Any, float]:
@@ -613,7 +672,7 @@ def _arrow_past(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box
     half = 0.045 + width / 100
     corners = [tip, (tip[0] - half, tip[1] + point), (tip[0] + half, tip[1] + point)]
     axes.add_patch(Polygon(corners, facecolor=colour, linewidth=0))
-    label = f"{100 * edge['value']:.0f}% of the sink survives"
+    label = f"{percent(edge['value'])} survives"
     _text(axes, passed.centre[0], float(y.max()) + width / 144 + 0.09, label, color=colour)
 
 
@@ -635,26 +694,26 @@ def _numbers(axes: Axes, edges: pd.DataFrame, *, top: float) -> None:
         said = [(line, {}) for line in claim.split("\n")]
         said.append((verdict, {"color": colour, "fontweight": "bold", "fontsize": FONT}))
         if not math.isnan(edge["statistic_value"]):
-            name = visible(edge["statistic"]).replace("_nats", "").replace("_", " ")
+            name = words(visible(edge["statistic"])).replace(", nats", "")
             said.append((name, {"color": QUIET}))
             said.append((f"{number(edge['statistic_value'])}{_sign(edge['measured'])}", {"color": QUIET}))
-        sign = 1 if index == 0 else -1
-        if math.isnan(edge["value"]):
-            said.append(("no intervention", {"color": QUIET}))
-        else:
-            said.append(
-                (
-                    f"intervention {_signed(sign * edge['value'])}{_sign(edge['intervened'])}",
-                    {"color": colour, "fontsize": FONT},
-                )
-            )
-        if not math.isnan(edge["ci_low"]):
-            low, high = sorted(sign * edge[name] for name in ("ci_low", "ci_high"))
-            said.append((f"{_signed(low)} to {_signed(high)}", {"color": QUIET}))
-        if not math.isnan(edge["control"]):
-            said.append((f"controls {_signed(sign * edge['control'])}", {"color": QUIET}))
+        said += _moved(edge, first=index == 0)
         for place, (text, style) in enumerate(said):
             _text(axes, x, top - _LINE * (place + 0.7), text, **style)
+
+
+def _moved(edge: Mapping[Any, Any], *, first: bool) -> list[tuple[str, dict[str, Any]]]:
+    """What a link's intervention makes or removes of the sink, its interval and its controls, each with its style."""
+    if math.isnan(edge["value"]):
+        return [("no intervention", {"color": QUIET})]
+    colour = _STYLES.get(edge["verdict"], (QUIET, ""))[0]
+    what = f"{'makes' if first else 'removes'} {percent(edge['value'])}{_sign(edge['intervened'])}"
+    said: list[tuple[str, dict[str, Any]]] = [(what, {"color": colour, "fontsize": FONT})]
+    if bounds := interval(edge["ci_low"], edge["ci_high"], shown=percent):
+        said.append((bounds, {"color": QUIET}))
+    if not math.isnan(edge["control"]):
+        said.append((f"controls {percent(edge['control'])}", {"color": QUIET}))
+    return said
 
 
 def _sign(verdict: str) -> str:
@@ -667,12 +726,12 @@ def _foot(axes: Axes, circuit: Circuit, *, left_out: int, top: float) -> None:
     made = circuit.about.get("made_at")
     at = "" if made is None else f" at position {number(made)}"
     lines = [
-        f"Arrow: as wide as the share of the sink that its intervention makes{at} (the first) or removes (the others); "
-        "all growth steps are intervened on together.",
+        f"Arrow: as wide as the share of the sink that its intervention makes{at} (the first) or removes (the others), "
+        "in all steps together.",
         "Solid: the link holds, which needs ✓ of statistic and intervention. Dashed: it fails. Dotted: undecided, or "
         "not measured.",
-        "Frozen: what becomes of the sink when this node alone is frozen at its value at other positions. Violet: what "
-        "then survives.",
+        "Freeze: the share of the sink that goes when this node alone is frozen at its value at other positions. "
+        "Violet: what then survives.",
         "Bars: a neuron's share of its layer's change of the dimension (layer.neuron); a head's sink score.",
     ]
     if circuit.edges.loc[circuit.edges["quantity"] == "intervention_share", "value"].isna().all():

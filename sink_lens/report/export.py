@@ -1,37 +1,94 @@
-"""The figures of runs as files for a paper."""
+"""The figures of runs as files for a paper, each with its numbers beside it."""
 
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.backends.backend_mixed import MixedModeRenderer
+from matplotlib.backends.backend_pgf import RendererPgf
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from PIL import Image
 
-from sink_lens.errors import RunError
+from sink_lens.errors import InputError, RunError
 from sink_lens.records import check_not_of_run, read_run
 from sink_lens.report.html import belongs, page_of
-from sink_lens.report.page import told
-from sink_lens.report.style import placed
+from sink_lens.report.page import csv, told
+from sink_lens.report.style import FONT, placed
 
-FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
+FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate", "pgf": ""}
 """Format -> what it calls the date, which is left out: the same run gives the same files."""
+USUAL = ("png", "svg", "pdf")
+"""The formats that are written unless others are asked for."""
+_GENERIC = ("serif", "sans-serif", "monospace")
+_INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
+_SMALLEST = 6.0
+"""Points: text of a narrower figure shrinks with it, but not below this."""
 _DPI = 300
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{
+        sign: f"\\ensuremath{{{command}}}"
+        for sign, command in {
+            "→": r"\rightarrow",
+            "×": r"\times",
+            "÷": r"\div",
+            "√": r"\surd",
+            "✓": r"\surd",
+            "✗": r"\times",
+            "±": r"\pm",
+            "σ": r"\sigma",
+            "∞": r"\infty",
+            "−": "-",
+            "·": r"\cdot",
+        }.items()
+    },
+}
+"""Character -> how TeX writes it: no text of a figure is a command."""
 
 
 def save_figures(
-    runs: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str]
+    runs: Sequence[str | os.PathLike[str]],
+    folder: str | os.PathLike[str],
+    *,
+    formats: Sequence[str] = USUAL,
+    width: str | None = None,
+    font: str | None = None,
 ) -> tuple[list[Path], list[str]]:
-    """Write every figure of the runs' pages as PNG (300 dpi), SVG and PDF; files of several runs begin with the run.
+    r"""Write every figure of the runs' pages, and the numbers of each as CSV; several runs' files begin with the run.
+
+    Args:
+        runs: folders of runs.
+        folder: where the files go.
+        formats: some of ``FORMATS``; pixels have 300 dpi. A ``pgf`` file is read by LaTeX with ``\input``.
+        width: of every figure, such as ``3.25in`` or ``8.3cm``; heights keep their share. As drawn if None.
+        font: family of the text: serif, sans-serif, monospace, or the name of a font of this machine.
 
     Returns:
         The files, and what could not be drawn, each with the reason.
 
     Raises:
         RunError: There is no run in a folder, or a file cannot be written.
-        InputError: A figure would be written over a file that belongs to a run.
+        InputError: An unknown format, width or font, or a figure would be written over a file that belongs to a run.
     """
     folder, files, missing = Path(folder), [], []
+    inches = None if width is None else _inches(width)
+    _check_font(font)
+    for form in formats:
+        if form not in FORMATS:
+            raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,pgf")
     for number, path in enumerate(runs, start=1):
         run = read_run(path)
         prefix = f"run-{number}-" if len(runs) > 1 else ""
@@ -42,19 +99,129 @@ def save_figures(
             if made is None:
                 missing.append(f"{prefix}{drawn.key}: {why}")
                 continue
-            placed(made)
-            settings: dict[Any, Any] = {"svg.hashsalt": drawn.key, "text.parse_math": False, "pdf.fonttype": 42}
+            _fit(made, inches=inches, font=font)
+            data, _ = told(run, lambda drawn=drawn, run=run: drawn.data(run))
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                with mpl.rc_context(settings), warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
-                    for form, date in FORMATS.items():
-                        file = folder / f"{prefix}{drawn.key}.{form}"
-                        check_not_of_run(file, replaceable=[f".{one}" for one in FORMATS])
-                        made.savefig(file, format=form, dpi=_DPI, metadata={date: None} if date else None)
-                        files.append(file)
+                for form in formats:
+                    files.append(_file(folder, f"{prefix}{drawn.key}.{form}"))
+                    _save(made, files[-1], form=form, key=drawn.key)
+                if data is not None:
+                    files.append(_file(folder, f"{prefix}{drawn.key}.csv"))
+                    files[-1].write_text(csv(data), encoding="utf-8")
             except OSError as error:
                 raise RunError(
                     f"{folder} cannot be written ({error.strerror}); need a folder with room. Choose another one."
                 ) from error
     return files, missing
+
+
+def _file(folder: Path, name: str) -> Path:
+    path = folder / name
+    check_not_of_run(path, replaceable=[f".{one}" for one in (*FORMATS, "csv")])
+    return path
+
+
+def _inches(width: str) -> float:
+    found = re.fullmatch(r"([0-9.]+)\s*(in|cm|mm|pt)", width.strip())
+    size = float(found[1]) * _INCHES[found[2]] if found and found[1].count(".") < 2 and found[1] != "." else 0.0
+    if not 1.0 <= size <= 40.0:
+        raise InputError(f"the width is {width!r}; need 1 to 40 inches, as in --width 3.25in (also cm, mm, pt)")
+    return size
+
+
+def _check_font(font: str | None) -> None:
+    if font is None or font in _GENERIC:
+        return
+    try:
+        findfont(FontProperties(family=font), fallback_to_default=False)
+    except ValueError:
+        raise InputError(
+            f"there is no font {font!r} on this machine; need {', '.join(_GENERIC)} or a font that is installed, as in "
+            "--font 'DejaVu Serif'"
+        ) from None
+
+
+def _fit(figure: Figure, *, inches: float | None, font: str | None) -> None:
+    """Give a figure another width and font, and lay it out; text, lines and marks shrink with it."""
+    scale = 1.0 if inches is None else inches / figure.get_figwidth()
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if font is not None:
+            text.set_fontfamily(font)
+        fixed = figure.get_layout_engine() is None  # boxes of a fixed size have no room for larger text
+        size = float(text.get_fontsize()) * scale
+        text.set_fontsize(size if fixed or scale >= 1 else max(size, min(_SMALLEST, FONT)))
+    if inches is not None:
+        figure.set_size_inches(inches, figure.get_figheight() * scale)
+        for mark in figure.findobj(lambda one: isinstance(one, (Line2D, PathCollection))):
+            if isinstance(mark, Line2D):
+                mark.set(linewidth=mark.get_linewidth() * scale, markersize=mark.get_markersize() * scale)
+            elif isinstance(mark, PathCollection):
+                mark.set_sizes(mark.get_sizes() * scale**2)
+    placed(figure)
+
+
+def _save(figure: Figure, file: Path, *, form: str, key: str) -> None:
+    settings: dict[Any, Any] = {"svg.hashsalt": key, "text.parse_math": False, "pdf.fonttype": 42}
+    date = FORMATS[form]
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        if form == "pgf":
+            _save_pgf(figure, file)
+        else:
+            figure.savefig(file, format=form, dpi=_DPI, metadata={date: None} if date else None)
+
+
+def _save_pgf(figure: Figure, file: Path) -> None:
+    """The figure as commands of LaTeX's pgf; images lie in files beside it, which LaTeX finds in the same folder.
+
+    matplotlib's own way asks an installed LaTeX how wide each text is; here the text is measured as for a PNG.
+    """
+    with file.open("w", encoding="utf-8") as lines:
+        width, height = figure.get_size_inches()
+        lines.write("% \\usepackage{pgf} in the preamble, then \\input{" + file.name + "}\n")
+        lines.write("\\begingroup\\makeatletter\\begin{pgfpicture}%\n")
+        corner = f"\\pgfqpoint{{{width:f}in}}{{{height:f}in}}"
+        lines.write(f"\\pgfpathrectangle{{\\pgfpointorigin}}{{{corner}}}\\pgfusepath{{use as bounding box, clip}}%\n")
+        renderer = MixedModeRenderer(figure, width, height, figure.dpi, _Pgf(figure, lines))
+        figure.draw(renderer)
+        lines.write("\\end{pgfpicture}\\makeatother\\endgroup%\n")
+
+
+class _Pgf(RendererPgf):
+    """Writes pgf without LaTeX, and every text as text."""
+
+    def __init__(self, figure: Figure, lines: Any) -> None:
+        super().__init__(figure, lines)
+        self._measure: RendererBase = RendererAgg(1, 1, figure.dpi)
+
+    def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> tuple[float, float, float]:
+        """Width, height and descent in pixels, as Agg measures them."""
+        return self._measure.get_text_width_height_descent(s, prop, ismath)
+
+    def draw_image(self, gc: Any, x: float, y: float, im: Any, transform: Any = None) -> None:
+        """Write an image into a PNG file beside this one, and the command that shows it."""
+        height, width = im.shape[:2]
+        if not height or not width:
+            return
+        file = Path(self.fh.name)
+        image = file.with_name(f"{file.stem}-img{self.image_counter}.png")
+        Image.fromarray(im[::-1]).save(image)
+        self.image_counter += 1
+        inch = 1 / self.dpi
+        a, b, c, d, right, up = (1, 0, 0, 1, 0, 0) if transform is None else transform.frozen().to_values()
+        size = (width * inch, height * inch) if transform is None else (1.0, 1.0)  # else the transform has the scale
+        move = f"{{{a:f}}}{{{b:f}}}{{{c:f}}}{{{d:f}}}{{{(right + x) * inch:f}in}}{{{(up + y) * inch:f}in}}"
+        self.fh.write(f"\\begin{{pgfscope}}\\pgfsys@transformcm{move}%\n")
+        shown = f"\\includegraphics[width={size[0]:f}in,height={size[1]:f}in]{{{image.name}}}"
+        self.fh.write(f"\\pgftext[left,bottom]{{{shown}}}\\end{{pgfscope}}%\n")
+
+    def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, *rest: Any, **more: Any) -> None:
+        """Draw a text whose characters all stand for themselves."""
+        super().draw_text(gc, x, y, tex(s), prop, angle, *rest, **more)
+
+
+def tex(text: str) -> str:
+    """Text as LaTeX reads it: no character is a command."""
+    return "".join(_TEX.get(character, character) for character in text)

@@ -391,8 +391,11 @@ def qk_split(split: pd.DataFrame) -> Figure:
         split: layer; key_cosine_sink, key_cosine_random_dimensions, key_cosine_other_positions; dimension, rest,
             random_dimensions, where the logit was split; logit_advantage_sink.
     """
-    split = split.sort_values("layer")
-    layer = split["layer"].to_numpy(float)
+    split = split.set_index("layer").sort_index()
+    split = split.reindex(
+        range(int(split.index.min()), int(split.index.max()) + 1)
+    )  # no line where nothing was measured
+    layer = split.index.to_numpy(float)
     figure = canvas(width=7.4, height=3.3)
     of_key = (
         ("key_cosine_sink", "sink's key", ORANGE, "^"),
@@ -452,25 +455,30 @@ CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "
 NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm only"}
 
 
+def with_changes(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of an amplification with change, change_low and change_high; nan where a run has no interval."""
+    if "change" in table.columns:
+        return table
+    return table.assign(change=table["mass"] - table["baseline_mass"], change_low=np.nan, change_high=np.nan)
+
+
 def amplification_curve(table: pd.DataFrame) -> Figure:
-    """Attention to the amplified position by factor, one line a centre.
+    """Attention that amplification adds at the position, by factor, one line a centre, with its interval.
 
     Args:
-        table: centre, factor, mass, baseline_mass.
+        table: centre, factor, mass, baseline_mass; change, change_low, change_high where the run has them.
     """
+    table = with_changes(table)
     figure = canvas(width=WIDTH, height=3.2)
-    axes = panel(figure, xlabel="factor", ylabel="attention to the position")
+    axes = panel(figure, xlabel="factor", ylabel="attention added at the position")
     for centre, (colour, marker) in CENTRES.items():
         part = table.loc[table["centre"] == centre]
         if len(part):
-            axes.plot(
-                part["factor"].to_numpy(float),
-                part["mass"].to_numpy(float),
-                color=colour,
-                marker=marker,
-                label=NAMES[centre],
-            )
-    axes.set_ylim(bottom=0)
+            factor, change = part["factor"].to_numpy(float), part["change"].to_numpy(float)
+            low, high = part["change_low"].to_numpy(float), part["change_high"].to_numpy(float)
+            axes.vlines(factor, low.clip(-1, 1), high.clip(-1, 1), color=colour, linewidth=1, alpha=0.5)
+            axes.plot(factor, change, color=colour, marker=marker, label=NAMES[centre])
+    axes.axhline(0, color=QUIET, linewidth=0.8)
     legend(axes, columns=3)
     return finished(figure)
 

@@ -194,7 +194,8 @@ def _title(run: Run) -> str:
     pairs = run.tables["pairs"]
     verdicts = pairs["verdict"].tolist()
     if len(pairs) == 1:
-        return {_SAME: "One lineage", _NO_ANSWER: "No answer"}.get(verdicts[0], "No common lineage shown")
+        said = {_SAME: "One lineage", _NO_ANSWER: "No answer"}.get(verdicts[0], "No common lineage shown")
+        return said + (f": tau_bar {number(pairs['tau_bar'].iloc[0])}" if "tau_bar" in pairs.columns else "")
     return f"{verdicts.count(_SAME)} of {plural(len(pairs), 'pair')} of models share a lineage"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 import matplotlib as mpl
 
-from sink_lens.errors import RunError
+from sink_lens.errors import RunError, check_name
 from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
 from sink_lens.report import views
 from sink_lens.report.page import Content, Drawn, Listed, Page, PageTable, Shown, csv, shown_table, told
@@ -26,8 +26,8 @@ from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, link_rows, traced, walked
 from sink_lens.report.style import svg
 from sink_lens.report.trace import MOST_BYTES, drawn_tokens, embedded
-from sink_lens.schema import VERDICTS
-from sink_lens.text import listed, plural, visible
+from sink_lens.schema import QUESTIONS, VERDICTS
+from sink_lens.text import listed, plural, visible, words
 
 _MOST_PROVENANCE = 300
 _OF_THE_PAGE = ("report", "report.html")
@@ -75,10 +75,20 @@ def content(run: Run, *, prefix: str = "") -> Content:
         chain=walked(chain(run), verdicts) if page.chained else [],
         links=found or [],
         links_missing=untold,
-        figures=[_figure(run, of, prefix=prefix) for of in page.figures if belongs(run, of)],
+        figures=[_figure(run, of, prefix=prefix) for of in page.figures if of.on_page and belongs(run, of)],
         tables=[_table(run, of, prefix=prefix) for of in page.tables if belongs(run, of)],
         provenance=_provenance(run),
     )
+
+
+def conclusion(folder: str | os.PathLike[str]) -> str:
+    """The sentence that a run's page begins with.
+
+    Raises:
+        RunError: There is no run in the folder, or its run.json is damaged.
+    """
+    run = read_run(folder)
+    return told(run, lambda: page_of(run).title(run))[0] or f"A run of {visible(run.kind)}"
 
 
 def side_by_side(runs: Sequence[Run]) -> tuple[list[Content], Beside]:
@@ -137,11 +147,13 @@ def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
         see, figure = of.make(run)
         wide = bool(figure.get_figwidth() > 6)
         data, _ = told(run, lambda: of.data(run))
+        narrow = None if of.narrow is None else svg(of.narrow(run), name=f"{key}-narrow")
         return Shown(
             key=key,
             title=of.title,
             see=see,
             svg=svg(figure, name=key),
+            narrow=narrow or "",
             wide=wide,
             csv=csv(data) if data is not None else "",
         )
@@ -216,11 +228,12 @@ def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out:
         InputError: Too many runs, or the page would be written over a file that belongs to a run.
     """
     path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
+    check_name(path, what="the name of the page")
     check_not_of_run(path, replaceable=(".html", ".htm"))
-    text, part = page_text(folder, *others), path.with_name(f"{path.name}.part")
+    text, part = page_text(folder, *others), path.with_name(f"{path.name}.{os.getpid()}.part")  # others may draw it too
     try:
         try:
-            part.write_text(text, encoding="utf-8")
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -256,6 +269,7 @@ def page_text(*folders: str | os.PathLike[str]) -> str:
         parts=parts,
         beside=beside,
         signs=VERDICTS,
+        questions={words(name): text for name, text in QUESTIONS.items()},
         traced=traced,
         tokens=[drawn_tokens(part.run) for part in parts],
         embedded=patterns,
@@ -269,12 +283,11 @@ def page_text(*folders: str | os.PathLike[str]) -> str:
 
 
 def _patterns(part: Content, *, most_bytes: int) -> dict[str, Any]:
-    """Patterns for the script, and which; none where the run has none, or its kind has none."""
-    nothing = {"data": None, "said": ""}
+    """Patterns for the script, and which; where the run has none, why. Other kinds of run have neither."""
     if not part.chained:
-        return nothing
-    found, _ = told(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
-    return nothing if found is None else {"data": found.data, "said": found.said}
+        return {"data": None, "said": ""}
+    found, why = told(part.run, lambda: embedded(part.run, most_bytes=most_bytes))
+    return {"data": None, "said": why} if found is None else {"data": found.data, "said": found.said}
 
 
 def _views(part: Content) -> dict[str, tuple[str, views.View]]:

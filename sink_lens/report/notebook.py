@@ -55,7 +55,7 @@ def trace(folder: Path, *, links: pd.DataFrame) -> str:
     try:
         run = read_run(folder)
         story = find_story(run)
-        sentences, names = [title(story), *headline(story)], [link.name for link in chain(run)]
+        sentences, names = [title(run), *headline(story)], [link.name for link in chain(run)]
     except RunError:  # the folder was moved: the tables in memory still say what follows
         sentences, names = ["A finished trace"], LINKS
     return result(sentences, verdicts(links, names=names), folder=folder)

@@ -172,8 +172,18 @@ function hints() {
     const next = hint.nextElementSibling;
     const box = next.matches(".scroll") ? next : next.querySelector(".scroll");
     hint.hidden = box.scrollWidth <= box.clientWidth;
+    if (box.dataset.map !== undefined) continue; // has its own keys
+    if (hint.hidden) box.removeAttribute("tabindex");
+    else box.tabIndex = 0; // the arrow keys scroll it
   }
 }
+
+// On paper nothing is folded, and a link to what is folded opens it.
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+addEventListener("hashchange", () => {
+  const folded = document.querySelector(`${location.hash || "#none"} > details`);
+  if (folded) folded.open = true;
+});
 
 // What is not on the screen is laid out after the rest, so that the page answers at once.
 (window.requestIdleCallback ?? setTimeout)(() => {

@@ -10,7 +10,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
-from sink_lens.text import number, token, visible
+from sink_lens.text import listed, number, token, visible, words
 
 _BY = ("layer", "position", "head", "key", "neuron")
 
@@ -85,16 +85,54 @@ def _texts(run: Run) -> dict[int, str]:
     return {int(row["position"]): f"{token(row['clean'])}/{token(row['corrupted'])}" for row in rows}
 
 
+def _title(run: Run) -> str:
+    title = f"Patching {visible(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
+    table = run.optional("patches", columns=["effect"])
+    if table is None or not len(table):
+        return title
+    return f"{title}: {_metric(run)} is moved most at {_most(_strongest_first(table))}"
+
+
+def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:
+    return table.sort_values("effect", key=abs, ascending=False, kind="stable")
+
+
+def _metric(run: Run) -> str:
+    """The metric, with the tokens or the position that it is of."""
+    name = words(str(run.config.get("metric", "the metric")))
+    correct, incorrect = run.config.get("correct"), run.config.get("incorrect")
+    if correct and incorrect:
+        return f"{name} ({token(correct)} − {token(incorrect)})"
+    at = run.config.get("sink_position")
+    return f"{name} at position {at}" if at is not None and name in ("sink mass", "norm", "dominance") else name
+
+
+def _most(table: pd.DataFrame) -> str:
+    """Where the strongest patch is, and what it does."""
+    best = table.to_dict("records")[0]
+    where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
+    share = f", {best['normalised_effect']:.0%} of the way" if "normalised_effect" in table.columns else ""
+    return f"{where}: {number(float(best['effect']))}{share}"
+
+
+def _prompts(run: Run) -> list[str]:
+    """The two prompts and what differs, as far as the run says them."""
+    said = []
+    for name in ("clean", "corrupted"):
+        texts = run.config.get(name) or []
+        if texts:
+            more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+            said.append(f"{name}: “{visible(texts[0], limit=90)}”{more}")
+    changed = [f"{place} {pair}" for place, pair in _texts(run).items()]
+    return [*said, *([f"changed (clean/corrupted): {listed(changed, most=4)}"] if changed else [])]
+
+
 def _headline(run: Run) -> list[str]:
-    table = run.need("patches", columns=["effect", "changed"]).sort_values(
-        "effect", key=abs, ascending=False, kind="stable"
-    )
+    table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
     said = [f"{len(table)} places of {visible(run.config.get('site', 'a site'))} were patched, one at a time."]
+    said += [f"{text[:1].upper()}{text[1:]}." for text in _prompts(run)]
     if len(table):
-        best = table.to_dict("records")[0]
-        where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
-        share = f", {best['normalised_effect']:.0%} of the way" if "normalised_effect" in table.columns else ""
-        said.append(f"Largest effect at {where}: {number(float(best['effect']))}{share}.")
+        said.append(f"Largest effect at {_most(table)}.")
     same = len(table.loc[~table["changed"].eq(True)])
     if same:
         said.append(f"{same} patches changed nothing: the two prompts are the same there.")
@@ -113,7 +151,8 @@ def _map(run: Run) -> tuple[str, Figure]:
         "away. 1 restores it whole." if value == "normalised_effect" else
         "Each cell is a place that was given what it holds in the other prompt; red raises the metric, blue lowers it."
     )  # fmt: skip
-    return see, patch_map(table, by=by, value=value, labels=_texts(run))
+    title = "\n".join([_metric(run), *_prompts(run)])
+    return see, patch_map(table, by=by, value=value, labels=_texts(run), title=title)
 
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
@@ -134,9 +173,7 @@ def _difference_table(run: Run) -> tuple[str, PageTable]:
 
 
 PATCH = Page(
-    title=lambda run: (
-        f"Patching {visible(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
-    ),
+    title=_title,
     headline=_headline,
     figures=(Drawn(key="map", title="Where it is decided", make=_map, data=whole("patches")),),
     tables=(

@@ -101,7 +101,12 @@ def _title(run: Run) -> str:
         "no small set": "no small set helps",
         "nothing to keep": "nothing to keep",
     }
-    return f"{visible(row['format'])}: {said.get(str(row['verdict']), visible(row['verdict']))}"
+    title = f"{visible(row['format'])}: {said.get(str(row['verdict']), visible(row['verdict']))}"
+    closed, cost = (float(row.get(name, np.nan)) for name in ("closed_share", "cost_nats"))
+    if np.isfinite(closed) and str(row["verdict"]).startswith("keep"):
+        bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)
+        return f"{title}, and closes {percent(closed)} {bounds} of the gap".replace("  ", " ")
+    return f"{title}; the format costs {number(cost)} nats" if np.isfinite(cost) else title
 
 
 def _judged(run: Run) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """What a trace found, as far as its tables say: a few numbers, sentences, and the verdict on every link."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,8 @@ import pandas as pd
 
 from sink_lens.errors import RunError
 from sink_lens.records import Run
-from sink_lens.schema import LINKS, NODES, VERDICTS
-from sink_lens.text import interval, layers_in_words, listed, number, percent, plural, visible
+from sink_lens.schema import LINKS, NODES, QUESTIONS, VERDICTS
+from sink_lens.text import interval, layers_in_words, listed, number, percent, plural, visible, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class Story:
     """The sink rate from which a position is a sink."""
     dimensions: list[int] | None
     """Outlier dimensions, those of most layers first."""
+    lasting: list[int] | None
+    """Those that are outliers after more than one layer; all where there is none."""
     steps: list[tuple[int, int, float]] | None
     """Growth steps: first and last layer, and by how much the norm ratio grew."""
     super_neurons: list[str] | None
@@ -42,13 +45,78 @@ class Story:
         return None if self.sink_rate is None else self.sink_rate >= self.min_sink_rate
 
 
-def title(story: Story) -> str:
-    """The headline: which position is the sink."""
-    if story.is_sink is None:
+def title(run: Run) -> str:
+    """The conclusion: which position is the sink, what carries it, what it is bound to, and which links are broken."""
+    story = find_story(run)
+    if story.is_sink is None or story.sink_rate is None:
         return "The sink was not measured"
+    most = f"{percent(story.sink_rate)} of heads"
     if not story.is_sink:
-        return "No position is an attention sink"
-    return f"The attention sink is position {story.position}"
+        return f"No position is an attention sink: position {story.position} has most, in {most}"
+    parts = [f"The attention sink is position {story.position} ({most})", *_carried(run), *_bound(run), *_broken(run)]
+    return "; ".join(parts)
+
+
+def _carried(run: Run) -> list[str]:
+    """What was shown to carry the sink; nothing where a run has no answers about its links."""
+    links = run.optional("links", columns=["link", "carries"])
+    effects = run.optional("effects", columns=["link", "share", "carries"])
+    if links is None:
+        return []
+    if effects is None or not len(effects):
+        return ["what carries it was not asked, since nothing was intervened on"]
+    carrying = set(links.loc[links["carries"].eq("yes"), "link"].tolist())
+    shares = effects.loc[effects["carries"].eq(True)].drop_duplicates("link").set_index("link")["share"]
+    found = [link for link in chain(run) if link.name in carrying and link.name in shares.index]
+    if len(found) > 1:
+        found = [link for link in found if link.target != NODES[-1]]  # a sink always needs a key
+    if not found:
+        return ["no part of it was shown to carry it"]
+    names = [_PARTS.get(link.target, f"the {link.target}") for link in found]
+    gone = [percent(shares[link.name]) for link in found]
+    if len(found) == 1:
+        return [f"it is carried by {names[0]} (ablated: {gone[0]} of it goes)"]
+    each = [f"{name} [{share}]" for name, share in zip(names, gone, strict=True)]
+    return [f"it is carried by {listed(each)} (what goes when each is ablated)"]
+
+
+_PARTS = {
+    "variance discrepancy": "the aggregated values",
+    "variance after W_O": "what attention writes",
+    "super neurons": "the super neurons",
+    "outlier dimension": "the outlier dimensions",
+    "the sink's key": "the outlier dimensions' part of the key",
+    "attention sink": "its key",
+}
+"""Node of the chain -> what is ablated there."""
+
+
+def _bound(run: Run) -> list[str]:
+    summary = run.optional("summary", columns=["quantity", "value"])
+    kinds = [] if summary is None else summary.loc[summary["quantity"] == "sink_bound_to", "value"].tolist()
+    return [_BOUND[kind] for kind in kinds if kind in _BOUND]
+
+
+_BOUND = {
+    "positional": "it belongs to the position, not to BOS",
+    "token": "it belongs to BOS, wherever BOS stands",
+    "position or token": "it comes at position 0, and wherever BOS stands",
+    "position and token": "it needs BOS at position 0",
+}
+"""What the sink is bound to, as the table of placements gives it -> in words; other kinds say nothing."""
+
+
+def _broken(run: Run) -> list[str]:
+    table = run.optional("links", columns=["link", "verdict"])
+    if table is None:
+        return []
+    failed = set(table.loc[table["verdict"].eq("fails"), "link"].tolist())
+    names = [link.words for link in chain(run) if link.name in failed]
+    if names:
+        return [f"broken: {listed(names)}"]
+    open_links = table.loc[table["verdict"].eq("undecided"), "link"].nunique()
+    rest = f", {open_links} of {table['link'].nunique()} are undecided" if open_links else ""
+    return [f"no link of the chain fails{rest}"]
 
 
 def headline(story: Story) -> list[str]:
@@ -64,8 +132,8 @@ def headline(story: Story) -> list[str]:
     if story.others:
         said.append(f"Further sink positions: {listed(story.others)}.")
     if story.dimensions is not None:
-        names = listed(story.dimensions, most=4)
-        many = len(story.dimensions) > 1
+        names = listed(story.lasting or (), most=4)
+        many = len(story.lasting or ()) > 1
         said.append(
             f"Outlier dimension{'s' * many} of that token: {names}."
             if story.dimensions
@@ -88,16 +156,34 @@ def headline(story: Story) -> list[str]:
     return said
 
 
+def consequences(run: Run) -> list[str]:
+    """What a small set of parts removes, and what the model loses without its sink."""
+    said = []
+    makers = run.optional("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "target"])
+    if makers is not None:
+        for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
+            parts = listed(str(row["parts"]).split(", "), most=4)
+            said.append(
+                f"Ablating {plural(int(row['size']), 'part')} ({parts}) removes {percent(row['removed'])} of it."
+            )
+    effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
+    if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
+        before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
+        change = f"{before:.2f} → {masked:.2f} nats ({masked - before:+.2f})"
+        said.append(f"Loss where no query may attend to it: {change}.")
+    return said
+
+
 def traced(verdicts: dict[str, str]) -> str:
     """The sentence that says how much of the chain is traced on this model."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
         return "There is nothing for the chain to lead to: what was measured is shown, and no link is judged."
     parts = [f"{count} {_COUNTED[name][count > 1]}" for name, count in counts.items() if count]
-    return (
-        "This model's chain is traced, not assumed: no position, layer, neuron or dimension was typed in, "
-        f"and each link has its own verdict. Of {len(verdicts)} links, {listed(parts)}."
-    )
+    if parts:
+        first, _, rest = parts[0].partition(" ")
+        parts[0] = f"{first} of {len(verdicts)} links {rest}"
+    return f"{listed(parts)}. The chain is traced, not assumed: no position, layer, neuron or dimension was typed in."
 
 
 _COUNTED = {
@@ -126,12 +212,19 @@ class NamedLink:
     sentence: str
     """What it claims."""
 
+    @property
+    def words(self) -> str:
+        """The link as people read it."""
+        return f"{self.source} → {self.target}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRow:
     """One statistic of a link, as it is shown."""
 
     link: str
+    title: str
+    """The link in words."""
     claim: str
     """What the link says; on its primary statistic only."""
     verdict: str
@@ -155,6 +248,12 @@ class LinkRow:
     intervention_interval: str = ""
     control_share: str = ""
     """The same of the matched controls' mean."""
+    control_largest: str = ""
+    """The same of the largest of them."""
+    loss: str = ""
+    """Loss before and after the intervention, in nats, and its change."""
+    answers: tuple[tuple[str, str], ...] = ()
+    """Question and answer, on the primary statistic; empty in runs that did not ask them."""
 
 
 def setting(run: Run, name: str) -> Any:
@@ -200,6 +299,9 @@ def find_story(run: Run) -> Story:
         threshold=real(setting(run, "threshold")),
         min_sink_rate=minimum,
         dimensions=None if dimensions is None else outliers(dimensions, position),
+        lasting=None
+        if dimensions is None
+        else outliers(dimensions, position, layers=2) or outliers(dimensions, position),
         steps=found,
         super_neurons=None if neurons is None else _supers(neurons, position),
     )
@@ -226,11 +328,12 @@ def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
     return table.sort_values(column, key=abs, ascending=False, kind="stable")
 
 
-def outliers(dimensions: pd.DataFrame, position: int | None) -> list[int]:
-    """Outlier dimensions of a position, or of all, those of most layers first."""
+def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
+    """Outlier dimensions of a position, or of all, those of most layers first; of that many layers at least."""
     table = dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
     found = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
     names, counts = np.unique(found, return_counts=True)
+    names, counts = names[counts >= layers], counts[counts >= layers]
     return [int(name) for name in names[np.argsort(-counts, kind="stable")]]
 
 
@@ -285,16 +388,14 @@ def link_rows(run: Run) -> list[LinkRow]:
         "verdict",
     )
     table = run.need("links", columns=columns)
-    wanted = [*columns, *(name for name in ("is_primary", "measured") if name in table.columns)]
+    wanted = [*columns, *(name for name in ("is_primary", "measured", *QUESTIONS) if name in table.columns)]
     rows: list[dict[str, Any]] = [dict(zip(wanted, row, strict=True)) for row in table[wanted].itertuples(index=False)]
-    claims = {link.name: link.sentence for link in chain(run)}
+    known = {link.name: link for link in chain(run)}
     effects = _effects(run)
     return [
         shown
-        for name in dict.fromkeys([*claims, *(str(row["link"]) for row in rows)])
-        for shown in _link(
-            name, [row for row in rows if row["link"] == name], claim=claims.get(name, ""), effects=effects
-        )
+        for name in dict.fromkeys([*known, *(str(row["link"]) for row in rows)])
+        for shown in _link(name, [row for row in rows if row["link"] == name], link=known.get(name), effects=effects)
     ]
 
 
@@ -311,16 +412,31 @@ def _effects(run: Run) -> dict[str, dict[str, str]]:
             "intervention": visible(row["edit"]),
             "intervention_share": percent(row["share"]),
             "intervention_interval": interval(row["ci_low"], row["ci_high"], shown=percent),
-            "control_share": percent(row["control_share"]),
+            "control_share": _known(row["control_share"]),
+            "control_largest": _known(row.get("control_largest", math.nan)),
+            "loss": _cost(row),
         }
         for row in table.to_dict("records")
     }
 
 
-def _link(name: str, rows: list[dict[str, Any]], *, claim: str, effects: Mapping[str, dict[str, str]]) -> list[LinkRow]:
+def _known(share: float) -> str:
+    return "" if math.isnan(share) else percent(share)
+
+
+def _cost(row: Mapping[Any, Any]) -> str:
+    """What an intervention does to the loss; empty where the run does not say."""
+    before, after = row.get("baseline_loss_nats", math.nan), row.get("loss_nats", math.nan)
+    return "" if math.isnan(before) or math.isnan(after) else f"{before:.2f} → {after:.2f} ({after - before:+.2f})"
+
+
+def _link(
+    name: str, rows: list[dict[str, Any]], *, link: NamedLink | None, effects: Mapping[str, dict[str, str]]
+) -> list[LinkRow]:
     """The rows of a link, its primary statistic first; what the others share with it is not repeated."""
+    claim, title = ("", words(visible(name))) if link is None else (link.sentence, link.words)
     if not rows:
-        return [LinkRow(link=visible(name), claim=claim, verdict=_NOT, own=_NOT)]
+        return [LinkRow(link=visible(name), title=title, claim=claim, verdict=_NOT, own=_NOT)]
     rows = sorted(rows, key=lambda row: not row.get("is_primary", True))
     own = {row["verdict"] for row in rows if _text(row["verdict"])}
     verdict = "mixed" if len(own) > 1 else visible(next(iter(own), _NOT))
@@ -328,25 +444,39 @@ def _link(name: str, rows: list[dict[str, Any]], *, claim: str, effects: Mapping
     for statistic in dict.fromkeys(row["statistic"] for row in rows):
         of = [row for row in rows if row["statistic"] == statistic]
         first, primary = of[0], not shown
-        nulls = [(_text(row["null_name"]), number(row["null_value"])) for row in of]
-        criterion, decided = _text(first["criterion"]), _text(first["verdict"])
+        nulls = [(words(_text(row["null_name"])), number(row["null_value"])) for row in of if _tells(row)]
+        criterion, decided = _in_words(_text(first["criterion"])), _text(first["verdict"])
         shown.append(
             LinkRow(
                 link=visible(name),
+                title=title,
                 claim=claim if primary else "",
                 verdict=verdict,
                 primary=primary,
-                statistic=_text(statistic),
+                statistic=words(_text(statistic)),
                 value=number(first["value"]),
                 interval=interval(first["ci_low"], first["ci_high"]),
                 nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
-                criterion=criterion if primary or criterion != _text(rows[0]["criterion"]) else "",
+                criterion=criterion if primary or first["criterion"] != rows[0]["criterion"] else "",
                 measured=_text(first.get("measured")) if primary and decided == "not applicable" else "",
                 own=decided if primary or decided != _text(rows[0]["verdict"]) else "",
+                answers=tuple(
+                    (words(one), _text(first[one])) for one in QUESTIONS if primary and _text(first.get(one))
+                ),
                 **(effects.get(name, {}) if primary else {}),
             )
         )
     return shown
+
+
+def _in_words(text: str) -> str:
+    """A sentence with the names of code in it as people write them."""
+    return re.sub(r"\b\w+_\w+\b", lambda found: words(found[0]), text)
+
+
+def _tells(row: Mapping[str, Any]) -> bool:
+    """Whether a null says anything beside its statistic: a share's does not where it lies outside of -1 to 1."""
+    return not (str(row["statistic"]).endswith("_share") and abs(row["null_value"]) > 1)
 
 
 def _text(value: Any) -> str:

@@ -71,7 +71,12 @@ def _title(run: Run) -> str:
     row = table.to_dict("records")[0]
     n = int(row["recommended"])
     many = {0: "no first token", 1: "the first token"}.get(n, f"the first {n} tokens")
-    return f"A cache of {row['window']} tokens: keep {many}"
+    title = f"A cache of {row['window']} tokens: keep {many}"
+    closed = float(row.get("closed_share", np.nan))
+    if n == 0 or not np.isfinite(closed):
+        return title
+    bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)
+    return f"{title}, which closes {percent(closed)} {bounds} of the gap to a full cache".replace("  ", " ")
 
 
 def _judged(run: Run) -> pd.DataFrame:

@@ -159,7 +159,19 @@ def _outcomes(run: Run) -> str:
     if table is None:
         return "Isolation by the attention mask"
     places = listed([f"{place:.0f}" for place in table["target_position"].to_numpy(float)])
-    return f"Isolating position {places}: the sink is {listed(dict.fromkeys(table['outcome'].tolist()))}"
+    outcome = f"Isolating position {places}: the sink is {listed(dict.fromkeys(table['outcome'].tolist()))}"
+    return outcome + _attention(table)
+
+
+def _attention(table: pd.DataFrame) -> str:
+    """What becomes of the attention to the first row's position and to the sink position, where the table says it."""
+    if not len(table) or not set(_MASSES) <= set(table.columns):
+        return ""
+    row = table.to_dict("records")[0]
+    return (
+        f"; attention there goes from {percent(row['baseline_target_mass'])} to {percent(row['target_mass'])}, at the "
+        f"sink position from {percent(row['baseline_sink_mass'])} to {percent(row['sink_mass'])}"
+    )
 
 
 def _layer_curves(run: Run) -> tuple[str, Figure]:
@@ -205,13 +217,29 @@ def _amplified(run: Run) -> list[str]:
     return said
 
 
+def _most_amplified(run: Run) -> str:
+    title = f"Amplifying position {run.config.get('amplify_target_position', 'unknown')}"
+    table = run.optional("summary", columns=["centre", "factor", *_MASSES])
+    if table is None or not len(table):
+        return title
+    moved = table.loc[table["centre"].ne("none")]
+    table = moved if len(moved) else table
+    best = table.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[:1]
+    centre = figures.NAMES.get(str(best["centre"].iloc[0]), str(best["centre"].iloc[0]))
+    how = "by norm only" if best["centre"].iloc[0] == "none" else f"from the mean of {centre}"
+    return (
+        f"{title} by {best['factor'].iloc[0]:g} {how}: the sink is {visible(best['outcome'].iloc[0])}{_attention(best)}"
+    )
+
+
 def _factor_curve(run: Run) -> tuple[str, Figure]:
     table = _summary(run, ["centre", "factor", "baseline_target_mass", "target_mass"])
     see = (
-        "Attention to the position by factor, a line for what its aggregated values are moved away from. The norm-only "
-        "line is the control: scaling alone should bring no sink."
+        "Attention that is added at the position by factor, a line for what its aggregated values are moved away from. "
+        "The norm-only line is the control: scaling alone should bring no sink."
     )
-    return see, figures.amplification_curve(table.rename(columns={"target_mass": "mass"}))
+    names = {"target_mass": "mass", "baseline_target_mass": "baseline_mass"}
+    return see, figures.amplification_curve(table.rename(columns=names))
 
 
 def _factor_losses(run: Run) -> tuple[str, Figure]:
@@ -231,6 +259,19 @@ def _removed(run: Run) -> list[str]:
             f"{percent(row['removed_share'])} of the sink in layers {row['read_layers']}; {random}."
         )
     return said
+
+
+def _carriers(run: Run) -> str:
+    columns = ["neurons", "size", "removed_share", "random_max"]
+    table = run.optional("summary", columns=columns)
+    if table is None or not len(table):
+        return "The neurons that carry the sink"
+    best = table.sort_values("removed_share", ascending=False, kind="stable").to_dict("records")[0]
+    return (
+        f"{plural(int(best['size']), 'neuron')} ({visible(best['neurons'])}) "
+        f"{'removes' if int(best['size']) == 1 else 'together remove'} "
+        f"{percent(best['removed_share'])} of the sink; random sets of that size at most {percent(best['random_max'])}"
+    )
 
 
 def _removed_shares(run: Run) -> tuple[str, Figure]:
@@ -274,7 +315,7 @@ ISOLATE = Page(
     tables=(_SUMMARY,),
 )
 AMPLIFY = Page(
-    title=lambda run: f"Amplifying position {run.config.get('amplify_target_position', 'unknown')}",
+    title=_most_amplified,
     headline=_amplified,
     figures=(
         Drawn(key="factors", title="Does variance make a sink?", make=_factor_curve, data=whole("summary")),
@@ -284,7 +325,7 @@ AMPLIFY = Page(
     tables=(_SUMMARY,),
 )
 ABLATE = Page(
-    title=lambda _: "The neurons that carry the sink",
+    title=_carriers,
     headline=_removed,
     figures=(Drawn(key="removed", title="How much of the sink goes", make=_removed_shares, data=whole("ablations")),),
     tables=(_SUMMARY, Listed(key="ablation-table", title="Ablations", make=_ablation_table)),

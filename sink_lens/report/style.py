@@ -80,7 +80,11 @@ def panel(
     grid: bool = True,
 ) -> Axes:
     """Axes at a place of a grid (rows, columns, which, from 1), in the style of every figure here."""
-    axes = figure.add_subplot(*place)
+    return styled(figure.add_subplot(*place), xlabel=xlabel, ylabel=ylabel, grid=grid)
+
+
+def styled(axes: Axes, *, xlabel: str = "", ylabel: str = "", grid: bool = True) -> Axes:
+    """Axes in the style of every figure here."""
     axes.set_xlabel(xlabel, fontsize=FONT, color=INK)
     axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
     axes.tick_params(which="both", labelsize=FONT - 0.5, color=QUIET, labelcolor=INK)

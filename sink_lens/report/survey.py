@@ -644,7 +644,9 @@ _CALIBRATED = (
 
 
 def _calibration_title(run: Run) -> str:
-    return "What variance calibration does to contraction, preference, sink and loss"
+    title = "What variance calibration does to contraction, preference, sink and loss"
+    said = _calibration_headline(run)
+    return said[0].rstrip(".") if said else title
 
 
 def _calibration_headline(run: Run) -> list[str]:

@@ -1,5 +1,8 @@
 """A sweep of edits over a grid of cells: its figures and its page."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,11 +12,26 @@ from matplotlib.ticker import MaxNLocator
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, shown_table
-from sink_lens.report.style import FONT, INK, QUIET, canvas, colour_scale, finished, map_panel, panel
+from sink_lens.report.style import (
+    BLUE,
+    FONT,
+    INK,
+    ORANGE,
+    QUIET,
+    canvas,
+    colour_scale,
+    finished,
+    legend,
+    map_panel,
+    panel,
+    styled,
+)
 from sink_lens.text import interval, number, plural, visible
 
 _AXES = ("layer", "position", "head", "unit", "key", "factor", "seed")
 _LABELLED = 5
+_MOST_NAMED = 40
+"""More cells than these are not all named in the forest plot."""
 _MOST_PANELS = 8
 
 
@@ -130,7 +148,22 @@ def _failed(table: pd.DataFrame) -> int:
 
 def _title(run: Run) -> str:
     table = run.optional("cells", columns=_CELLS)
-    return "A sweep of edits" if table is None else f"A sweep of {plural(len(set(table['cell'])), 'cell')}"
+    if table is None:
+        return "A sweep of edits"
+    title = f"A sweep of {plural(len(set(table['cell'])), 'cell')}"
+    metrics = _metrics(table)
+    rows = table.loc[table["metric"].eq(metrics[0])] if metrics else table.head(0)
+    told_apart = rows.loc[stands_out(rows)]
+    if not len(rows):
+        return title
+    if not len(told_apart):
+        return f"{title}: none changes {visible(metrics[0])} beyond chance and its controls"
+    best = told_apart.sort_values("effect", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
+    return (
+        f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}, most "
+        f"{cell_name(best)}, "
+        f"{number(float(best['effect']))} {interval(best['ci_low'], best['ci_high'])}"
+    )
 
 
 def _headline(run: Run) -> list[str]:
@@ -152,28 +185,119 @@ def _headline(run: Run) -> list[str]:
     return said
 
 
-def _effects(which: int) -> Drawn:
-    """The figure of the metric of that number."""
+def cell_name(row: Mapping[Any, Any]) -> str:
+    """A cell in words: its edit, its site and where."""
+    parts = [visible(row[name]) for name in ("kind", "site", "where") if isinstance(row.get(name), str) and row[name]]
+    return " ".join(parts)
+
+
+def stands_out(rows: pd.DataFrame) -> np.ndarray:
+    """Whether each cell's interval leaves out zero, and that of its effect over its controls too, where it has some."""
+    low, high = (rows[name].to_numpy(float) for name in ("ci_low", "ci_high"))
+    found = (low > 0) | (high < 0)
+    if {"over_low", "over_high"} <= set(rows.columns):
+        low, high = (rows[name].to_numpy(float) for name in ("over_low", "over_high"))
+        found &= ~((low <= 0) & (high >= 0))
+    return found
+
+
+def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
+    """Every cell with its interval, the strongest first; grey where the interval holds zero, or that over controls.
+
+    Args:
+        rows: one metric's rows of a sweep: kind, site, where, effect, ci_low, ci_high; control_effect, over_low and
+            over_high where the cells have controls.
+        metric: its name, for the axis.
+    """
+    rows = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
+    rows = rows.sort_values("effect", key=abs, ascending=False, kind="stable")
+    told_apart = stands_out(rows)
+    named = len(rows) <= _MOST_NAMED
+    shown = rows.head(_MOST_NAMED)
+    parts = [(shown, told_apart[: len(shown)], True)] + ([] if named else [(rows, told_apart, False)])
+    figure = canvas(width=8.0, height=0.9 + 0.19 * len(shown) + (0.0 if named else 3.0))
+    grid = figure.add_gridspec(len(parts), 1, height_ratios=[0.6 + 0.19 * len(shown), 3.0][: len(parts)])
+    for place, (part, apart, with_names) in enumerate(parts):
+        axes = figure.add_subplot(grid[place])
+        styled(axes, xlabel=f"effect on {metric}: edited − unedited" if place == len(parts) - 1 else "")
+        y = np.arange(len(part))
+        effect, low, high = (part[name].to_numpy(float) for name in ("effect", "ci_low", "ci_high"))
+        for which, colour, label, order in (
+            (~apart, QUIET, "no more than chance and controls", 1),
+            (apart & (effect > 0), ORANGE, "raises it", 2),
+            (apart & (effect <= 0), BLUE, "lowers it", 3),
+        ):
+            if which.any():
+                axes.hlines(y[which], low[which], high[which], color=colour, linewidth=1.2, alpha=0.8, zorder=order)
+                mark, size = ("^" if order == 2 else "v" if order == 3 else "o"), 22 if with_names else 8
+                axes.scatter(effect[which], y[which], color=colour, s=size, marker=mark, label=label, zorder=order + 1)
+        if with_names and "control_effect" in part.columns:
+            control = part["control_effect"].to_numpy(float)
+            there = np.isfinite(control)
+            if there.any():
+                axes.scatter(
+                    control[there], y[there], marker="|", s=70, color=INK, label="mean of its controls", zorder=5
+                )
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.set_ylim(len(part) - 0.5, -0.5)
+        if with_names:
+            axes.set_yticks(y, [visible(cell_name(row), limit=40, counted=False) for row in part.to_dict("records")])
+            axes.tick_params(axis="y", labelsize=FONT - 2)
+            legend(axes, columns=4)
+        else:
+            axes.set_yticks([])
+            axes.set_ylabel(f"all {len(part)} cells", fontsize=FONT, color=INK)
+    return finished(figure)
+
+
+def _effects(which: int) -> tuple[Drawn, Drawn]:
+    """The figures of the metric of that number: every cell with its interval, and maps over what was swept."""
 
     def of(run: Run) -> pd.DataFrame:
         table = _cells(run)
         return table.loc[table["metric"] == _metrics(table)[which]]
 
-    def make(run: Run) -> tuple[str, Figure]:
+    def every(run: Run) -> tuple[str, Figure]:
         rows = of(run)
+        metric = visible(rows["metric"].iloc[0])
+        known = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
+        if not len(known):
+            raise RunError("no cell of this metric has an effect. Run the sweep again to see it.")
+        several = f" The {_MOST_NAMED} strongest are named; below them stand all." if len(known) > _MOST_NAMED else ""
         see = (
-            f"Effect of each cell on {visible(rows['metric'].iloc[0])}: edited − unedited. Red and points above the "
-            "line raise it, blue lowers it. An effect counts where it is larger than that of its controls (below)."
+            f"Effect of every cell on {metric} with its 95% interval over sequences, the strongest first. Grey: the "
+            f"interval holds zero, or that of the effect over the cell's random controls does.{several}"
         )
-        return see, effect_figure(rows)
+        return see, forest(rows, metric=metric)
 
-    return Drawn(
-        key=f"effects-{which}",
-        title="Effects" if which == 0 else f"Effects on the metric of number {which + 1}",
-        make=make,
-        data=of,
-        when=lambda run: "cells" not in run.tables or len(_metrics(run.tables["cells"])) > which,
+    def mapped(run: Run) -> tuple[str, Figure]:
+        rows = of(run)
+        blank = rows.assign(effect=np.where(stands_out(rows), rows["effect"].to_numpy(float), np.nan))
+        see = (
+            f"The same effects on {visible(rows['metric'].iloc[0])} by where the edit was made. Red raises it, blue "
+            "lowers it; cells that no more than chance and their controls would move are left empty."
+        )
+        return see, effect_figure(blank)
+
+    def there(run: Run) -> bool:
+        return "cells" not in run.tables or len(_metrics(run.tables["cells"])) > which
+
+    number_of = "" if which == 0 else f" on the metric of number {which + 1}"
+    return (
+        Drawn(key=f"effects-{which}", title=f"Every cell{number_of}", make=every, data=of, when=there),
+        Drawn(
+            key=f"map-{which}",
+            title=f"Where{number_of}",
+            make=mapped,
+            data=of,
+            when=lambda run: "cells" in run.tables and there(run) and _has_map(of(run)),
+        ),
     )
+
+
+def _has_map(rows: pd.DataFrame) -> bool:
+    """Whether some kind of edit was swept over two axes, and stands out somewhere."""
+    return any(len(swept_columns(part)) > 1 for _, part in _blocks(rows)) and bool(stands_out(rows).any())
 
 
 def _cell_table(run: Run) -> tuple[str, PageTable]:
@@ -210,7 +334,7 @@ def _failed_table(run: Run) -> tuple[str, PageTable]:
 SWEEP = Page(
     title=_title,
     headline=_headline,
-    figures=tuple(_effects(which) for which in range(4)),
+    figures=tuple(drawn for which in range(4) for drawn in _effects(which)),
     tables=(
         Listed(key="cell-table", title="Strongest cells", make=_cell_table),
         Listed(

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from sink_lens.report import circuit, figures
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.story import (
     Story,
+    chain,
+    consequences,
     find_story,
     headline,
     largest_first,
@@ -25,8 +27,7 @@ from sink_lens.report.story import (
     studied,
     title,
 )
-from sink_lens.schema import QUESTIONS
-from sink_lens.text import interval, listed, number, percent, plural, token
+from sink_lens.text import interval, listed, number, percent, plural, token, words
 
 _OTHERS_FROM = 8
 """Other tokens are those at positions from this one on."""
@@ -113,9 +114,10 @@ def _variance(run: Run) -> tuple[str, Figure]:
     if not layers:
         raise RunError("the table 'positions' has no rows of the site z. Run again to see it.")
     see = (
-        "Standard deviation of z, what attention hands to its output projection, by position (both axes logarithmic). "
-        "Evenly averaged independent values would follow the dashed σ/√t: the first token keeps the most, "
-        "later ones less. Layers: the first of each growth step, and the first, middle and last."
+        "Standard deviation of z, what attention hands to its output projection, by position (both axes logarithmic), "
+        "in the layers before the sink. Evenly averaged independent values would follow the dashed σ/√t: the first "
+        "token keeps the most, later ones less. Later layers are left out: once the sink is there, position 0 has its "
+        "own small value, and everything else is large beside it."
     )
     start = z.loc[z["position"] == 0]
     if len(start) and (start["s1"] == 0).all():
@@ -124,13 +126,11 @@ def _variance(run: Run) -> tuple[str, Figure]:
 
 
 def _drawn_layers(z: pd.DataFrame, story: Story) -> list[int]:
-    """The first, middle and last layer, and the first of each growth step."""
+    """The layers before the sink, at most four: up to the end of the first growth step, else the first three."""
     layers = sorted({int(layer) for layer in z["layer"]})
-    if not layers:
-        return []
-    spaced = [layers[round(part * (len(layers) - 1))] for part in (0.0, 0.5, 1.0)]
-    growing = [first for first, _, _ in story.steps or () if first in layers][:3]
-    return sorted({*growing, *spaced})
+    ends = [last for _, last, _ in story.steps or ()][:1] or [2]
+    before = [layer for layer in layers if layer <= ends[0]] or layers[:1]
+    return sorted({before[round(part * (len(before) - 1))] for part in (0, 1 / 3, 2 / 3, 1)}) if before else []
 
 
 def _thinned(table: pd.DataFrame) -> pd.DataFrame:
@@ -314,7 +314,13 @@ def _variance_rows(run: Run) -> pd.DataFrame:
 
 
 _FIGURES = (
-    Drawn(key="circuit", title="The circuit", make=_circuit, data=lambda run: circuit.circuit_of(run).edges),
+    Drawn(
+        key="circuit",
+        title="The circuit",
+        make=_circuit,
+        data=lambda run: circuit.circuit_of(run).edges,
+        narrow=lambda run: circuit.draw_upright(circuit.circuit_of(run)),
+    ),
     Drawn(
         key="scores",
         title="Where the sink is",
@@ -343,7 +349,7 @@ _FIGURES = (
     Drawn(key="columns", title="The columns they come from", make=_columns, data=whole("columns")),
     Drawn(key="neurons", title="Super neurons write them", make=_neurons, data=_neuron_rows),
     Drawn(key="qk", title="What makes the key", make=_qk, data=whole("key_split")),
-    Drawn(key="patterns", title="What the heads do", make=_patterns, data=_pattern_rows),
+    Drawn(key="patterns", title="What the heads do", make=_patterns, data=_pattern_rows, on_page=False),
 )
 
 
@@ -361,13 +367,15 @@ def _amplification(run: Run) -> tuple[str, Figure]:
     table = _causal(
         run, "amplification", ["centre", "factor", "mass", "baseline_mass", "target_position", "read_layers", "times"]
     )
+    table = figures.with_changes(table)
     first = table.iloc[0]
-    best = largest_first(table.loc[table["centre"] != "none"], "mass").iloc[0]
+    best = largest_first(table.loc[table["centre"] != "none"], "change").iloc[0]
     see = (
         f"Position {first['target_position']}: its aggregated values are moved away from a mean by a factor, up to the "
         f"end of the first growth step, and its attention is read in layers {first['read_layers']}. "
-        f"Most at {best['factor']:g} from the mean of {figures.NAMES[best['centre']]}: {number(best['times'])} times. "
-        "The norm-only line is the control: scaling alone should bring no sink."
+        f"Most at {best['factor']:g} from the mean of {figures.NAMES[best['centre']]}: {number(best['change'])} "
+        f"{interval(best['change_low'], best['change_high'])}. Zero: what no edit gives. The norm-only line is the "
+        "control: scaling alone should bring no sink."
     )
     return see, figures.amplification_curve(table)
 
@@ -408,41 +416,38 @@ def _costs(run: Run) -> tuple[str, Figure]:
 def _effect_table(run: Run) -> tuple[str, PageTable]:
     table = _causal(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     bounds = zip(table["ci_low"], table["ci_high"], strict=True)
-    table = table.assign(interval=[interval(low, high) for low, high in bounds])
+    shown = table.assign(
+        link=_in_words(run, table["link"]),
+        interval=[interval(low, high, shown=percent) for low, high in bounds],
+        share=[percent(share) for share in table["share"]],
+    )
+    if "control_largest" in table.columns:
+        shown["control_largest"] = [percent(share) for share in table["control_largest"]]
+    if {"loss_nats", "baseline_loss_nats"} <= set(table.columns):
+        shown["cost"] = [f"{cost:+.2f}" for cost in table["loss_nats"] - table["baseline_loss_nats"]]
     heads = {
         "link": "link",
         "edit": "intervention",
         "layers": "in layers",
         "position": "at",
-        "share": "share of the sink",
+        "share": "moves of the sink",
         "interval": "interval",
-        "control_share": "controls",
-        "control_largest": "largest control",
-        "baseline_target_mass": "target before",
-        "target_mass": "target after",
-        "baseline_sink_mass": "sink before",
-        "sink_mass": "sink after",
+        "control_largest": "controls, at most",
         "outcome": "the sink is",
-        "baseline_loss_nats": "loss before",
-        "loss_nats": "loss after",
-        "masked_loss_nats": "loss, sink masked",
-        "control_loss_nats": "loss, controls",
+        "cost": "loss, nats",
     }
     see = (
-        "The intervention on each link: the share of the sink that it makes at the target position, or "
-        "removes from the sink position, and the attention at both, beside the same edit at matched random positions."
+        "Every intervention: the share of the sink that it makes at the target position, or removes from the sink "
+        "position, beside the same edit at matched random places, and what it adds to the loss. Attention at both "
+        "positions is in the copied numbers."
     )
-    return see, shown_table(table, heads)
+    return see, replace(shown_table(shown, heads), frame=table)
 
 
-def _answer_table(run: Run) -> tuple[str, PageTable]:
-    """The three answers about each link, and the verdict that follows."""
-    table = run.need("links", columns=["link", *QUESTIONS, "verdict"]).drop_duplicates("link")
-    heads = {"link": "link"} | {name: name.replace("_", " ") for name in QUESTIONS} | {"verdict": "verdict"}
-    asked = " ".join(f"{name.replace('_', ' ').capitalize()}: {text}" for name, text in QUESTIONS.items())
-    return f"{asked} The verdict follows from the answers by one table, which the documentation has.", shown_table(
-        table, heads
-    )
+def _in_words(run: Run, links: pd.Series) -> list[str]:
+    """Names of links as people read them."""
+    known = {link.name: link.words for link in chain(run)}
+    return [known.get(name, words(str(name))) for name in links]
 
 
 def _maker_table(run: Run) -> tuple[str, PageTable]:
@@ -502,11 +507,6 @@ def _placement_table(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(table, heads)
 
 
-def _answered(run: Run) -> bool:
-    """Whether the links have answers, which those of runs of 0.1 have not."""
-    return run.optional("links", columns=["present"]) is not None
-
-
 def _looked_for_makers(run: Run) -> bool:
     """Whether makers were looked for, and there is something that they make."""
     table = run.optional("maker_sets", columns=["set"])
@@ -541,10 +541,10 @@ _CAUSAL_FIGURES = (
         make=_costs,
         data=whole("effects", columns=["link", "edit", "baseline_loss_nats", "loss_nats"]),
         when=_asked,
+        on_page=False,
     ),
 )
 _CAUSAL_TABLES = (
-    Listed(key="answer-table", title="Three answers about each link", make=_answer_table, when=_answered),
     Listed(key="maker-table", title="The makers of the sink", make=_maker_table, when=_looked_for_makers),
     Listed(key="effect-table", title="Interventions on the links", make=_effect_table, when=_asked),
     Listed(key="placement-table", title="Position or token?", make=_placement_table, when=_asked),
@@ -713,7 +713,10 @@ def _summary_table(run: Run) -> tuple[str, PageTable]:
         table = table.assign(interval=[interval(low, high) for low, high in bounds])
     numbers = pd.Series(pd.to_numeric(table["value"], errors="coerce"))
     values = zip(table["value"].tolist(), numbers.tolist(), strict=True)
-    table = table.assign(value=[number(value) if value == value else text for text, value in values])
+    table = table.assign(
+        value=[number(value) if value == value else text for text, value in values],
+        quantity=[words(str(name)) for name in table["quantity"]],
+    )
     heads = {"quantity": "quantity", "value": "value", "interval": "interval", "unit": "unit", "note": "note"}
     return "The run in numbers, as in summary.csv.", shown_table(table, heads, most=100)
 
@@ -735,7 +738,7 @@ def _criteria_table(run: Run) -> tuple[str, PageTable]:
 def _beside_table(run: Run) -> tuple[str, PageTable]:
     rows = [
         (
-            row.link,
+            row.title,
             row.statistic,
             row.value,
             row.interval,
@@ -764,8 +767,8 @@ _TABLES = (
 )
 
 TRACE = Page(
-    title=lambda run: title(find_story(run)),
-    headline=lambda run: headline(find_story(run)),
+    title=title,
+    headline=lambda run: [*headline(find_story(run)), *consequences(run)],
     figures=(*_FIGURES, *_CAUSAL_FIGURES),
     tables=(*_CAUSAL_TABLES, *_TABLES),
     chained=True,

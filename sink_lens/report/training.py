@@ -34,7 +34,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, listed, number, plural, short, visible
+from sink_lens.text import interval, listed, number, percent, plural, short, visible
 
 
 def course(
@@ -347,7 +347,30 @@ _WATCH = ["step", "tokens", "measure", "layer", "position", "threshold", "value"
 def _title(run: Run) -> str:
     kind = run.config.get("attention", "attention")
     norm = run.config.get("value_norm", "none")
-    return f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
+    title = f"Training with {visible(kind)} attention" + f" and value norm {visible(norm)}" * (norm != "none")
+    return f"{title}: {_end(run)}" if _end(run) else title
+
+
+def _watch_title(run: Run) -> str:
+    return f"{visible(_source(run))}: {_end(run) or 'checkpoints watched'}"
+
+
+def _end(run: Run) -> str:
+    """The last losses and the last sink rate, as far as the run has them."""
+    log, watch = run.optional("log", columns=_LOG), run.optional("watch", columns=_WATCH)
+    said = []
+    for column, name in (("eval_loss", "held-out loss"), ("loss", "loss")):
+        values = log[column].to_numpy(float) if log is not None and column in log.columns else np.array([])
+        if np.isfinite(values).any() and not said:
+            said.append(f"{name} {values[np.isfinite(values)][-1]:.3f} nats")
+    if watch is not None:
+        rates = watch.loc[watch["measure"].eq("sink_rate") & watch["layer"].isna()]
+        rates = rates.loc[np.isclose(rates["threshold"].to_numpy(float), _THRESHOLD)].sort_values("step")
+        if len(rates):
+            last = float(rates["value"].iloc[-1])
+            sink = "a sink at position 0" if last >= _MIN_RATE else "no sink at position 0"
+            said.append(f"{sink} at the end ({percent(last)} of heads)")
+    return ", ".join(said)
 
 
 def _said(run: Run) -> list[str]:
@@ -443,7 +466,7 @@ TRAIN = Page(
 
 
 WATCH = Page(
-    title=lambda run: f"Checkpoints watched: {visible(_source(run))}",
+    title=_watch_title,
     headline=_said,
     figures=(Drawn(key="course", title="When the sink is born", make=_course, data=_watched_rows),),
     tables=(Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),),
@@ -464,7 +487,13 @@ def _variants(run: Run) -> list[str]:
 
 def _compare_title(run: Run) -> str:
     by = listed([str(name).replace("_", " ") for name in run.config.get("by") or ["variants"]])
-    return f"{visible(by)}: {visible(' against '.join(reversed(_variants(run))))}"
+    title = f"{visible(by)}: {visible(' against '.join(reversed(_variants(run))))}"
+    table = run.optional("differences", columns=["variant", "curve", "mean", "low", "high"])
+    if table is None or not len(table):
+        return title
+    last = table.to_dict("records")[-1]
+    bounds = interval(last["low"], last["high"])
+    return f"{title}; {visible(last['curve'])} loss {last['mean']:+.3f} nats {bounds}".rstrip()
 
 
 def _findings(run: Run) -> list[str]:

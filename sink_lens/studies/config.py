@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, fields
 
-from ..chain.config import CONTROLS, Question, TraceConfig
-from ..configuration import check_choices, check_least
+from ..chain.config import CONTROLS, MOST_CONTROLS, Question, TraceConfig
+from ..configuration import check_choices, check_least, check_most
 from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
@@ -200,6 +200,7 @@ class DecisionConfig(ReadConfig):
         """
         ReadConfig.__post_init__(self)
         check_least(self, 0, "controls")
+        check_most(self, MOST_CONTROLS, "controls")
         if not 0 < self.goal <= 1:
             raise InputError(f"goal is {self.goal}; need a share above 0, at most 1")
 

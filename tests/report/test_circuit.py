@@ -115,13 +115,13 @@ def test_arrows_are_as_wide_as_their_share_and_dashed_where_the_link_fails(circu
 def test_the_drawing_says_the_numbers(circuit):
     said = texts(draw(circuit))
     for text in (
-        "intervention +50% ✓",
-        "intervention −75% ✓",
+        "makes 50% ✓",
+        "removes 75% ✓",
         "? undecided",
-        "frozen: −75%",
-        "80% of the sink survives",
+        "freeze: 75%",
+        "80% survives",
         "7.100",
-        "controls −1%",
+        "controls 1%",
     ):
         assert text in said
     assert any("at position 5" in text for text in said)

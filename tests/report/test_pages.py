@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sink_lens.cli import app
-from sink_lens.errors import RunError
+from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
-from sink_lens.report.export import save_figures
+from sink_lens.report.export import save_figures, tex
 from sink_lens.report.html import PAGES, content, page_for, page_text
 from sink_lens.report.page import csv, shown_table
 from sink_lens.report.studies import removed_shares
@@ -126,9 +126,18 @@ SAYS = {
     "quantise": ("int8_tensor: a small set keeps the loss", "Keep <b> the sink tokens."),
     "streaming": ("A cache of 64 tokens: keep the first token", "Keeping the sink tokens instead (1.5 a sequence)"),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
-    "isolate": ("Isolating position 9: the sink is shared", "isolated in all layers: attention there 0.01 → 0.3"),
-    "amplify": ("Amplifying position 9", "Factor 5 from values (2 times): attention there 0.01 → 0.9"),
-    "ablate": ("The neurons that carry the sink", "2 neurons (2.90,2.430) together remove 90% of the sink"),
+    "isolate": (
+        "position 9: the sink is shared; attention there goes from 1% to 30%",
+        "isolated in all layers: attention there 0.01 → 0.3",
+    ),
+    "amplify": (
+        "Amplifying position 9 by 5 from the mean of values: the sink is shared",
+        "Factor 5 from values (2 times): attention there 0.01 → 0.9",
+    ),
+    "ablate": (
+        "2 neurons (2.90,2.430) together remove 90% of the sink; random sets of that size at most 3%",
+        "2 neurons (2.90,2.430) together remove 90% of the sink",
+    ),
     "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, position 3: 0.3, 100% of the way."),
     "sweep": ("A sweep of 6 cells", "loss: most by zero of z at somewhere, −0.9 [−1, 0], its controls 0.01."),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
@@ -257,14 +266,47 @@ def test_a_shown_table_is_copied_whole_though_only_its_first_rows_are_shown():
 def test_figures_are_written_in_every_format_and_the_missing_are_named(tmp_path):
     folder = a_run(tmp_path / "run", "train", without=("watch",))
     files, missing = save_figures([folder], tmp_path / "figures")
-    assert sorted(path.name for path in files) == ["loss.pdf", "loss.png", "loss.svg"]
-    assert [path.read_bytes()[:4] for path in sorted(files)] == [b"%PDF", b"\x89PNG", b"<?xm"]
+    assert sorted(path.name for path in files) == ["loss.csv", "loss.pdf", "loss.png", "loss.svg"]
+    assert [path.read_bytes()[:4] for path in sorted(files)] == [b"step", b"%PDF", b"\x89PNG", b"<?xm"]
     assert missing == [
         "course: The checkpoints of this run were not watched. Run sink-lens watch on its folder to see it."
     ]
     again, _ = save_figures([folder, folder], tmp_path / "twice")
     assert {path.name for path in again} >= {"run-1-loss.png", "run-2-loss.png"}
     assert (tmp_path / "twice" / "run-1-loss.svg").read_bytes() == (tmp_path / "figures" / "loss.svg").read_bytes()
+
+
+def test_a_figure_for_a_paper_has_the_width_the_font_and_the_formats_that_were_asked_for(tmp_path):
+    folder = a_run(tmp_path / "run", "patch")
+    files, missing = save_figures([folder], tmp_path / "f", formats=["svg", "pgf"], width="6cm", font="monospace")
+    assert (sorted(path.name for path in files), missing) == (["map.csv", "map.pgf", "map.svg"], [])
+    assert 'width="170.0' in (tmp_path / "f" / "map.svg").read_text()  # 6 cm are 170.08 points of 1/72 inch
+    drawn = (tmp_path / "f" / "map.pgf").read_text()
+    assert "\\pgfqpoint{2.362205in}" in drawn
+    assert "\\ttfamily" in drawn
+    assert (tmp_path / "f" / "map-img0.png").is_file()
+    numbers = pd.read_csv(tmp_path / "f" / "map.csv")
+    assert numbers["effect"].tolist() == pytest.approx(frames_of("patch")["patches"]["effect"].tolist())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"formats": ["gif"]}, "the format is 'gif'; need some of png, svg, pdf, pgf"),
+        ({"width": "wide"}, "the width is 'wide'; need 1 to 40 inches"),
+        ({"width": "1mm"}, "the width is '1mm'; need 1 to 40 inches"),
+        ({"font": "No Such Font"}, "there is no font 'No Such Font' on this machine"),
+    ],
+)
+def test_what_a_figure_cannot_have_is_refused(tmp_path, wrong, said):
+    with pytest.raises(InputError, match=said):
+        save_figures([tmp_path], tmp_path / "figures", **wrong)
+
+
+def test_no_text_of_a_figure_is_a_command_of_latex():
+    assert tex(r"\input{x}$a_1$ 50% −2 → ✓") == (
+        r"\textbackslash{}input\{x\}\$a\_1\$ 50\% \ensuremath{-}2 \ensuremath{\rightarrow} \ensuremath{\surd}"
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
@@ -280,5 +322,5 @@ def test_the_command_renders_and_writes_figures(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.output.splitlines() == [
         f"report: {folder / 'report.html'}",
-        f"figures: {tmp_path / 'out'} (3 files)",
+        f"figures: {tmp_path / 'out'} (4 files)",
     ]

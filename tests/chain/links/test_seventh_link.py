@@ -56,9 +56,8 @@ def test_it_is_shown_in_the_terminal(traced):
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(traced.table())
     text = console.export_text()
-    assert "sink_toy" in text
-    assert "toy_loss" in text
-    assert "intervention: toy x 0" in text
+    assert "toy loss" in text
+    assert "toy x 0" in text
     assert "toy" in next(line for line in text.splitlines() if "sink by" in line)
 
 

@@ -1,0 +1,118 @@
+"""Every command with ``--json``: one object on stdout, which a script can read, and everything else on stderr."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sink_lens import cli
+from sink_lens.models.tiny import planted, tiny_tokenizer
+
+GPT2 = "gpt2,n_layers=1,d_model=16,n_heads=2,vocab_size=64,n_context=32"
+SWEEP = '[tokens]\nkind = "random"\nsequences = 2\nlength = 10\n[[edits]]\nsite = "z"\nheads = 0\nlayers = "all"\n'
+TRAIN = """\
+n_layers = 1
+d_model = 32
+d_mlp = 32
+n_heads = 2
+vocab_size = 300
+length = 16
+batch = 3
+steps = 4
+warmup = 1
+checkpoints = [0, 4]
+eval_sequences = 4
+"""
+RANDOM = "--tokens random --sequences 4 --length 24 --device cpu"
+COMMANDS = {
+    "trace": f"MODEL {RANDOM} --no-interventions --no-random-init --out trace",
+    "trace --dry-run": f"MODEL {RANDOM} --no-interventions --no-random-init --dry-run",
+    "isolate": f"MODEL {RANDOM} --target-position 5 --layers 0 --out isolate",
+    "amplify": f"MODEL {RANDOM} --target-position 5 --layers 0 --factors 2 --centre none --out amplify",
+    "ablate": f"MODEL {RANDOM} --bos with --controls 1 --out ablate",
+    "quantise": f"MODEL {RANDOM} --controls 1 --out quantise",
+    "streaming": f"MODEL {RANDOM} --controls 1 --window 16 --keep 0,1 --length 32 --out streaming",
+    "tokens": f"MODEL {RANDOM} --gradient-sequences 1 --out tokens",
+    "patch": "MODEL --clean abc --corrupted abd --layers 0 --device cpu --out patch",
+    "sweep": "sweep.toml --model MODEL --device cpu --out sweep",
+    "sweep --dry-run": "sweep.toml --model MODEL --device cpu --dry-run",
+    "train": "train.toml --out train",
+    "train --dry-run": "train.toml --dry-run",
+    "watch": "train",
+    "compare": "train train-1 --by lr --out compare",
+    "preference": f"--untrained {GPT2} --sequences 64 --length 16 --device cpu --out preference",
+    "preference --dry-run": f"--untrained {GPT2} --sequences 64 --length 16 --device cpu --dry-run",
+    "contraction": f"--untrained {GPT2} --sequences 64 --length 16 --device cpu --out contraction",
+    "fingerprint": "MODEL MODEL-1 --sequences 50 --length 4 --coordinates 28 --out fingerprint",
+    "fingerprint --dry-run": "MODEL MODEL-1 --sequences 50 --length 4 --coordinates 28 --dry-run",
+    "report": "trace",
+    "cache": "",
+    "measures": "",
+    "data list": "",
+    "data show": "moby-dick",
+    "data fetch": "nothing-of-the-kind",
+}
+"""Command -> how it runs in seconds; those that read a run come after the one that writes it."""
+REFUSED = ("data show", "data fetch")
+"""Commands that are shown to refuse something: the error is an object too."""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("json")
+    for name, seed in (("MODEL", 0), ("MODEL-1", 1)):
+        planted(seed=seed).model.save_pretrained(folder / name)
+        tiny_tokenizer(adds_bos=True).save_pretrained(folder / name)
+    (folder / "sweep.toml").write_text(SWEEP)
+    (folder / "train.toml").write_text(TRAIN)
+    before = Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+def run(here, *arguments):
+    env = {"COLUMNS": "80", "TERM": "dumb", "SINK_LENS_CACHE": str(here / "cache"), "TQDM_DISABLE": "1"}
+    return CliRunner(env=env).invoke(cli.app, [*map(str, arguments)])
+
+
+def named(group, before=""):
+    """Every command and subcommand."""
+    for name, command in group.commands.items():
+        yield from named(command, f"{name} ") if hasattr(command, "commands") else [f"{before}{name}"]
+
+
+def test_help_fits_80_columns_and_names_no_types(here):
+    for name in named(typer.main.get_command(cli.app)):
+        text, _, examples = run(here, *name.split(), "--help").stdout.partition("\nExamples:")
+        assert all(len(line) <= 80 for line in text.splitlines()), text
+        assert not re.search("<(bool|str|path|int|float|list)", text), text
+        assert "--json" in text
+        assert "--quiet" in text
+        assert "[dim]" not in examples
+
+
+def test_every_command_is_asked():
+    assert {name.partition(" --")[0] for name in COMMANDS} == set(named(typer.main.get_command(cli.app)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_is_one_object_on_stdout_and_the_rest_is_on_stderr(here, command):
+    if command == "compare":
+        assert run(here, "train", "train.toml", "--lr", 0.004, "--out", "train-1").exit_code == 0
+    name = command.partition(" --")[0]
+    done = run(here, *name.split(), *COMMANDS[command].split(), *command.split()[len(name.split()) :], "--json")
+    assert done.exit_code == (2 if command in REFUSED else 0), done.output
+    found = json.loads(done.stdout)
+    assert found["command"] == name
+    assert done.stdout.count("\n") == 1
+    if command in REFUSED:
+        assert found["error"] in done.stderr.replace("\n", " ")
+    elif "run" in found:
+        assert Path(found["run"]).is_dir()
+        assert Path(found["report"]).is_file()
+        assert found["run"] in done.stderr or found["report"] in done.stderr
