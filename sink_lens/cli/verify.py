@@ -31,7 +31,7 @@ def verify(
     """Is this the model that was published? Published facts against what is measured."""
     hush(quiet)
     from ..records.provenance import strict
-    from ..studies.verify import verify as run
+    from ..studies.verification import verify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     page = reported(study.folder, quiet=True)
