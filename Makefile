@@ -2,6 +2,7 @@
 # make test    sets up .venv and runs every check (WORKERS=2 processes of tests; TESTS="-m 'not real'" leaves some out)
 # make analyses       every claim on the default model, one after another; a stopped one goes on (ARGS="--keep")
 # make analyses-tiny  the same on a planted model, in one process
+# make attack  bad input of every kind, an hour of it (SEED=1 MINUTES=30: another seed and time)
 # make docs    builds the site, warnings are errors: build/site/index.html
 # PYTHON       the interpreter to build .venv from: 3.11, 3.12 or 3.13
 
@@ -10,9 +11,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 TESTS ?=
+SEED ?= 0
+MINUTES ?= 60
 WORKERS ?= 2
 
-.PHONY: trace test analyses analyses-tiny docs setup clean
+.PHONY: trace test attack analyses analyses-tiny docs setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
@@ -31,6 +34,9 @@ analyses: $(READY)
 
 analyses-tiny: $(READY)
 	$(BIN)/python -m analyses --tiny $(ARGS)
+
+attack: $(READY)
+	$(BIN)/python tests/attack/run.py --seed $(SEED) --minutes $(MINUTES)
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q docs build/site

@@ -127,7 +127,7 @@ def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any
         if isinstance(value, str):
             return _written(value, item, field.metadata.get("written", ""), name=name)
         if not isinstance(value, Iterable):
-            raise InputError(f"{name} is {value!r}; need a list")
+            raise InputError(f"{name} is {_shown(value)}; need a list")
         return tuple(_single(name, one, item) for one in value)
     return _single(name, value, kind)
 
@@ -143,17 +143,31 @@ def bare(kind: Any) -> tuple[Any, bool]:
 
 
 def check_choices(config: Any) -> None:
-    """Refuse a value that is none of its field's choices.
+    """Refuse a value of another type than its field's, or that is none of its choices; lists become tuples.
 
     Raises:
-        InputError: which, and what the choices are.
+        InputError: which, and what is needed.
     """
     for field in fields(config):
+        if "file_only" not in field.metadata:
+            object.__setattr__(config, field.name, value_of(field, field.type, getattr(config, field.name)))
         value, choices = getattr(config, field.name), field.metadata.get("choices")
         if choices is not None and value is not None:
             for one in value if isinstance(value, tuple) else (value,):
                 if one not in choices:
-                    raise InputError(f"{field.name} is {one!r}; need one of {', '.join(choices)}")
+                    raise InputError(f"{field.name} is {_shown(one)}; need one of {', '.join(choices)}")
+
+
+def check_most(config: Any, most: float, *names: str) -> None:
+    """Refuse a number that would take for ever; None and fields that the configuration lacks are passed over.
+
+    Raises:
+        InputError: which, and the largest that it may be.
+    """
+    for name in names:
+        value = getattr(config, name, None)
+        if value is not None and value > most:
+            raise InputError(f"{name} is {value}; need at most {most:,}")
 
 
 def check_least(config: Any, least: float, *names: str) -> None:
@@ -189,8 +203,14 @@ def _single(name: str, value: Any, kind: Any) -> Any:
     if kind is float and isinstance(value, Real) and not truth and math.isfinite(value):
         return float(value)
     if kind in _NEEDS and not (kind in (bool, str) and isinstance(value, kind)):
-        raise InputError(f"{name} is {value!r}; need {_NEEDS[kind]}")
+        raise InputError(f"{name} is {_shown(value)}; need {_NEEDS[kind]}")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value in one line of an error."""
+    text = " ".join(repr(value).split())
+    return text if len(text) < 200 else f"{text[:200]}..."
 
 
 def field_docs(kind: type) -> dict[str, str]:

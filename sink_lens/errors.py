@@ -31,6 +31,10 @@ class RunError(SinkLensError):
     """A run folder that is in use, is damaged, is already finished, or was made from other inputs."""
 
 
+class CheckpointError(RunError):
+    """A checkpoint whose weights or state training cannot go on from, although every file is as it was written."""
+
+
 class UndrawnError(RunError):
     """The folder already holds this exact run, finished, but its page is missing.
 
@@ -44,15 +48,26 @@ class UndrawnError(RunError):
 
 
 def check_name(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse a text that is too long for a file name.
+    """Refuse a text that cannot be a file name: too long, or with a character that no name can have.
 
     Raises:
-        InputError: the text is too long.
+        InputError: what is wrong with it.
     """
     text = os.fspath(path)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} is {text[:40]!r}, which is no text ({error.reason}); need a name in UTF-8") from error
+    if "\0" in text:
+        raise InputError(f"{what} is {text[:40]!r}, with a zero byte in it; need a name without one")
     longest = max((len(part.encode()) for part in Path(text).parts), default=0)
-    if longest > _LONGEST_NAME or len(text.encode()) > _LONGEST_PATH:
+    if longest > _LONGEST_NAME or size > _LONGEST_PATH:
         raise InputError(
             f"{what} is too long ({text[:40]}..., {len(text):,} characters); need at most {_LONGEST_NAME} bytes in a "
             "name. Give a shorter one"
         )
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a listed name is one of a file in the folder itself, and of none that leads out of it."""
+    return name not in ("", ".", "..") and Path(name).name == name and name.isprintable()

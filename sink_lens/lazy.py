@@ -3,7 +3,10 @@
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import FunctionType
 from typing import Any
+
+from .arguments import checked
 
 
 def exported(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -21,6 +24,8 @@ def exported(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], An
         where, colon, own = names[name].partition(":")
         module = import_module(f".{where}", package)
         value = module if colon and not own else getattr(module, own or name)
+        if isinstance(value, FunctionType):
+            value = checked(value)
         return vars(sys.modules[package]).setdefault(name, value)
 
     def known() -> list[str]:

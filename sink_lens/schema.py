@@ -545,7 +545,7 @@ _TRACE = (
         baseline_loss_nats: float, nats. Mean next-token loss without an edit.
         loss_nats: float, nats. Mean next-token loss with the set ablated.
         control_loss_nats: float, nats. Mean loss with a random set ablated; nan without random sets.
-        n: int, count. Sequences that the numbers are averaged over.
+        n: int, count. Sequences that the numbers are averaged over; random sets take fewer.
         """,
         when="with interventions",
     ),
@@ -602,6 +602,7 @@ _TRACE = (
         beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
         uniform_loss_nats: float, nats. Loss of guessing every token alike.
         n: int, count. Sequences that the numbers are averaged over.
+        control_n: int, count. Of these, the sequences on which the controls are made; 0 without controls.
         """,
         when="with interventions",
     ),
@@ -628,6 +629,7 @@ _TRACE = (
         n_controls: int, count. Number of random controls.
         size: int, count. Numbers per token that are frozen.
         n: int, count. Sequences that the numbers are averaged over.
+        control_n: int, count. Of these, the sequences on which the controls are made; 0 without controls.
         """,
         when="with interventions",
     ),
@@ -781,6 +783,7 @@ layer?: int, index. Layer of the patch, if layers are swept.
 position?: int, index. Position of the patch (the query position for scores and pattern), if positions are swept.
 head?: int, index. Head of the patch, if heads are swept.
 key?: int, index. Key position of the patched scores or pattern, if keys are swept.
+unit?: int, index. Neuron or dimension of the patch, if units are swept.
 """
 
 _PATCHES = f"""
@@ -789,7 +792,7 @@ value?: float, of the metric. Metric of the patched run, mean over sequences; ab
 effect?: float, of the metric. value minus the metric of the unpatched run; absent with --approximate.
 normalised_effect?: float, 1. effect over the difference between the source run and the unpatched run: 0 means as
     unpatched, 1 means as the source run; nan if the two runs have the same metric.
-approximation?: float, of the metric. First-order approximation of effect; only with --approximate.
+approximation?: float, of the metric. First-order approximation of effect; only with --approximate or --screen.
 changed: bool, yes or no. Whether the patched-in values differ from the values that they replace.
 n: int, count. Sequences for which the metric is defined.
 """
@@ -929,6 +932,130 @@ _STREAMING = (
         random_loss_nats: float, nats. Mean loss where as many random tokens are kept; nan without controls.
         controls: int, count. Draws of random tokens.
         n: int, count. Held-out sequences.
+        """,
+        file="csv",
+    ),
+)
+
+_CARD = (
+    _TOKENS,
+    _table(
+        "layers",
+        "one layer; means over sequences",
+        """
+        layer: int, index. Layer.
+        sink_attention: float, attention. Attention to the first token from the later queries, mean over heads; nan
+            where no query reaches it.
+        norm_ratio: float, 1. Norm of the first token after the layer over the median norm of those from position 8 on.
+        max_abs: float, stream. Largest magnitude in the residual stream after the layer.
+        kurtosis: float, 1. Excess kurtosis of a token's dimensions, mean over tokens.
+        dominance_ratio: float, 1. Largest magnitude of the studied token over its mean magnitude.
+        """,
+    ),
+    _table(
+        "heads",
+        "one head; means over sequences",
+        """
+        layer: int, index. Layer.
+        head: int, index. Query head.
+        sink_score: float, attention. Mean attention to the first token, its own query included; nan where the window is
+            too short to tell.
+        sink_mass: float, attention. Mean attention to the first token from the later queries.
+        entropy: float, nats. Entropy of an attention row, mean over sampled rows.
+        output_ratio: float, 1. Norm of what the head adds to the stream over its layer's mean, means over tokens.
+        value_norm_ratio: float, 1. Norm of the first token's value after W_O over the mean of the others.
+        inactive: bool, yes or no. Whether output_ratio is at most 0.25, so that the head does next to nothing.
+        """,
+    ),
+    _table(
+        "dimensions",
+        "one dimension that is large",
+        """
+        kind: str, name. outlier (of the studied token) or residual (large on most tokens after the first).
+        dimension: int, index. Dimension of the residual stream.
+        layers: str, list. Layers after which it is one; empty where only the embedding has it.
+        value: float, stream. Its value where it is largest, mean over sequences; of a residual one its magnitude.
+        coverage: float, share. Share of the tokens after the first on which it is large; nan for an outlier.
+        """,
+    ),
+    _table(
+        "writers",
+        "one part that writes an outlier dimension in a growth layer, or one super weight",
+        """
+        layer: int, index. Layer.
+        dimension: int, index. Dimension that is written.
+        part: str, name. attention, MLP, neuron or super weight.
+        unit: int, index. Neuron, for a super weight the column of the down-projection; missing for the others.
+        share: float, share. Share of the layer's change of the dimension, for a super weight of what the MLP writes.
+        """,
+    ),
+    _table(
+        "maxima",
+        "the largest entry of one site",
+        """
+        site: str, name. Site that is read.
+        value: float, stream. The entry.
+        layer: int, index. Layer in which it is.
+        position: int, index. Position of its token.
+        channel: int, index. Channel of the site, with its heads joined into one axis.
+        over_median: float, 1. Its magnitude over the median magnitude of its token at the site.
+        """,
+    ),
+    _table(
+        "losses",
+        "one condition",
+        """
+        condition: str, name. clean, zeroed (outlier dimensions of the studied position at 0) or set_to_mean.
+        loss_nats: float, nats. Mean next-token loss.
+        change_nats: float, nats. Paired change of the loss from the clean run.
+        change_low/change_high: float, nats. 95% interval of the change over sequences.
+        n: int, count. Sequences that the numbers are averaged over.
+        """,
+    ),
+    _table(
+        "summary",
+        "the card in one row",
+        """
+        sentence: str, text. The conclusion.
+        sink_rate: float, share. Share of (layer, head, sequence) with their sink at the first token.
+        sink_rate_low/sink_rate_high: float, share. 95% interval of the sink rate over sequences.
+        threshold: float, attention. Threshold of the sink rate.
+        sink_positions: str, list. Sink positions; empty where there are none.
+        outlier_dimensions: str, list. Outlier dimensions of the studied position.
+        loss_nats: float, nats. Mean next-token loss.
+        inactive_heads: int, count. Heads that do next to nothing.
+        """,
+        file="csv",
+    ),
+)
+
+_VERIFY = (
+    _TOKENS,
+    _table(
+        "facts",
+        "one published fact about the model",
+        """
+        id: str, name. Name of the fact.
+        quantity: str, name. Quantity of ours that it is about; empty where there is none.
+        verdict: str, name. agree, disagree or not comparable.
+        published: str, text. Published number or indices.
+        measured: str, text. Measured number with its interval, or indices; empty where nothing was measured.
+        value: float, of the measure. Measured number; nan for indices and where nothing was measured.
+        low/high: float, of the measure. 95% interval of the measured number over sequences.
+        condition: str, text. Conditions of the published number.
+        reason: str, text. Why it cannot be compared, or what the model lacks; empty for the others.
+        source: str, text. Where it was published.
+        """,
+    ),
+    _table(
+        "summary",
+        "the verdict on the model",
+        """
+        sentence: str, text. The conclusion.
+        agree: int, count. Facts that agree.
+        disagree: int, count. Facts that disagree.
+        not_comparable: int, count. Facts about the model that cannot be compared.
+        known: int, count. Facts about any model.
         """,
         file="csv",
     ),
@@ -1677,6 +1804,8 @@ TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
         "ablate": _ABLATE,
         "quantise": _QUANTISE,
         "streaming": _STREAMING,
+        "card": _CARD,
+        "verify": _VERIFY,
         "patch": _PATCH,
         "sweep": _SWEEP,
         "train": _TRAIN,
@@ -1697,6 +1826,8 @@ Centre = Literal["values", "aggregated", "none"]
 CENTRES: tuple[Centre, ...] = ("values", "aggregated", "none")
 FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 """Factors of the amplification, those of arXiv 2605.06611."""
+CARD_SCHEMA = "sink_lens.card/1"
+"""Version of a card's JSON; the number grows where a field goes or changes its meaning."""
 QUANTISED_FORMATS = (
     "int8_tensor",
     "int8_token",

@@ -9,6 +9,9 @@ from typing import Any
 from .errors import InputError
 
 _NAMED = {"\n": "↵", "\r": "↵", "\t": "⇥"}
+_MOST_INDICES = 1_000_000
+_UNSHOWN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode categories that are invisible, or that change how the text around them is shown."""
 
 
 def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
@@ -22,13 +25,21 @@ def visible(text: object, *, limit: int = 120, counted: bool = True) -> str:
     shown, length = [], 0
     for character in text:
         piece = _NAMED.get(character, character)
-        if unicodedata.category(piece) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        if unicodedata.category(piece) in _UNSHOWN:
             piece = f"⟨U+{ord(piece):04X}⟩"
         length += len(piece)
         if length > limit:
             return f"{''.join(shown)}…" + f" ({len(text):,} characters)" * counted
         shown.append(piece)
     return "".join(shown)
+
+
+def for_terminal(text: str) -> str:
+    """Text as a terminal may have it: invisible characters spelled out as ⟨U+202E⟩, lines and columns kept."""
+    if text.isascii() and text.isprintable():
+        return text
+    kept = [one if one in "\n\t" or unicodedata.category(one) not in _UNSHOWN else visible(one) for one in text]
+    return "".join(kept)
 
 
 def token(text: object, *, limit: int = 24, counted: bool = True) -> str:
@@ -124,7 +135,10 @@ def ranges(text: str, *, name: str, also: str = "") -> list[int]:
         first, dash, last = piece.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise InputError(f"{name} is {text!r}; need {also}numbers and ranges such as 0-3,7")
-        found += range(int(first), int(last if dash else first) + 1)
+        asked = range(int(first), int(last if dash else first) + 1)
+        if asked.stop > _MOST_INDICES:
+            raise InputError(f"{name} is {text!r}; need indices below {_MOST_INDICES:,}")
+        found += asked
     return found
 
 

@@ -13,14 +13,17 @@ from pathlib import Path
 
 import pytest
 from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner
 
 from sink_lens import cli
 from sink_lens.chain.config import TraceConfig
 from sink_lens.cli import trace as command
+from sink_lens.cli.console import console
 from sink_lens.data.cache import cache_entries
 from sink_lens.errors import RunError, SinkLensError
 from sink_lens.models import bundled
+from sink_lens.records import create_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -229,6 +232,59 @@ def test_a_full_disk_ends_with_code_2(traced, monkeypatch):
     result = run("trace")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: No space left on device at /there; need room")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (PermissionError(13, "Permission denied", "/there"), "Permission denied at /there; need a file or"),
+        (NotADirectoryError(20, "Not a directory", "a/b"), "Not a directory at a/b; need"),
+        (MemoryError(), "the memory is full; need less at once"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+            "the memory is full; need",
+        ),
+        (SinkLensError("two\nlines \x1b[31m of \u202e text"), "two lines ⟨U+001B⟩[31m of ⟨U+202E⟩ text"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(traced, monkeypatch, error, says):
+    failing(monkeypatch, error)
+    result = run("trace")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {says}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("cp1252", rb"\u65e5"), ("ascii", "日".encode())],  # click takes "ascii" for a terminal that is set up wrongly
+)
+def test_a_terminal_without_a_character_shows_its_number(tmp_path, encoding, shown):
+    code = "import sys\nsys.argv = ['sink-lens', 'cache']\nfrom sink_lens.cli import main\nmain()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding, "SINK_LENS_CACHE": "日"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.endswith(shown + b" holds nothing\n")
+
+
+def test_names_are_shown_with_what_they_hide_spelled_out(tmp_path):
+    with create_run("a\u202eb\x1b[31m", kind="trace", config={}, provenance={}) as writer:
+        writer.write_text("table.csv", "a\n1\n")
+    result = run("report", "a\u202eb\x1b[31m")
+    assert result.stdout == "report: a⟨U+202E⟩b⟨U+001B⟩[31m/report.html\n"
+
+
+def test_tables_are_shown_with_what_their_texts_hide_spelled_out(capsys):
+    table = Table("\u200bname", box=None)
+    table.add_row("x\u202ey")
+    console().print(table)
+    console().print(Text("x\u202ey"))
+    assert capsys.readouterr().out.split() == ["⟨U+200B⟩name", "x⟨U+202E⟩y", "x⟨U+202E⟩y"]
 
 
 def test_a_bug_is_not_hidden(traced, monkeypatch):

@@ -259,3 +259,21 @@ def test_a_wrong_shape_is_found_while_the_tests_run():
     scores = torch.rand(2, 3, 4)
     with pytest.raises(TypeCheckError, match="sink_mass"):
         sink_mass(scores, valid=torch.ones(2, 5, dtype=torch.bool), key=0)
+
+
+RUNS_HOOKS = {
+    "activations/forward.py": "reads sites of the bridge for capture, and edits nothing",
+    "models/checks.py": "checks at load that an edit of each site reaches the bridge's logits; the engine builds on it",
+}
+"""Module outside ``engine`` that runs the bridge with hooks -> why it may."""
+
+
+def test_forwards_under_edits_are_run_in_the_engine_alone():
+    found = {
+        path.relative_to(ROOT / "sink_lens").as_posix()
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("run_with_hooks", "run_with_cache", "hooks", "add_hook")
+    }
+    assert {one for one in found if not one.startswith("engine/")} == set(RUNS_HOOKS)
+    assert "engine/forward.py" in found

@@ -21,9 +21,17 @@ from sink_lens.identity.config import ContractionConfig, FingerprintConfig, Pref
 from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
-from sink_lens.report.config import ReportConfig
-from sink_lens.studies import quantise, streaming
-from sink_lens.studies.config import AblateConfig, AmplifyConfig, IsolateConfig, QuantiseConfig, StreamingConfig
+from sink_lens.report.config import ReportConfig, TableConfig
+from sink_lens.studies import card, quantise, streaming, verify
+from sink_lens.studies.config import (
+    AblateConfig,
+    AmplifyConfig,
+    CardConfig,
+    IsolateConfig,
+    QuantiseConfig,
+    StreamingConfig,
+    VerifyConfig,
+)
 from sink_lens.studies.study import asked
 from sink_lens.studies.token_scan import sink_tokens
 from sink_lens.studies.tokens_config import TokensConfig
@@ -41,6 +49,8 @@ COMMANDS = {
     "tokens": TokensConfig,
     "quantise": QuantiseConfig,
     "streaming": StreamingConfig,
+    "card": CardConfig,
+    "verify": VerifyConfig,
     "sweep": SweepConfig,
     "train": TrainConfig,
     "watch": WatchConfig,
@@ -52,6 +62,7 @@ COMMANDS = {
     "data fetch": SourcesConfig,
     "data show": SourcesConfig,
     "report": ReportConfig,
+    "table": TableConfig,
     "cache": CacheConfig,
 }
 WITHOUT = ("measures",)
@@ -65,6 +76,8 @@ FROM_PYTHON = {
     "tokens": lambda given: sink_tokens("m", **given),
     "quantise": lambda given: quantise("m", **given),
     "streaming": lambda given: streaming("m", **given),
+    "card": lambda given: card("m", **given),
+    "verify": lambda given: verify("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
     "train": lambda given: asked_training(None, given),
 } | {name: lambda given, name=name: from_python(name, "m", given) for name in list(COMMANDS)[:5]}

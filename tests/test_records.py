@@ -316,7 +316,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_folder(tmp_path, monkeypat
     ("text", "says"),
     [
         ('{"kind": ', "Expecting value"),
-        ("[]", "it lacks"),
+        ("[]", "it holds no table"),
         ('{"kind": "trace"}', "it lacks config"),
         ("7", "damaged"),
     ],
@@ -334,9 +334,61 @@ def test_a_run_json_that_reaches_out_of_its_folder_is_refused(tmp_path):
     record["files"]["../mine.parquet"] = record["files"]["heads.parquet"]
     path.write_text(json.dumps(record))
     (tmp_path / "mine.parquet").write_text("mine")
-    with pytest.raises(RunError, match="files of other folders"):
+    with pytest.raises(RunError, match=r"lists '\.\./mine\.parquet', which is no file of this folder"):
         start(tmp_path / "run", overwrite=True)
     assert (tmp_path / "mine.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda record: record["files"].update({"..": record["files"]["heads.parquet"]}), "lists '..', which"),
+        (lambda record: record["files"].update({"": record["files"]["heads.parquet"]}), "lists '', which"),
+        (lambda record: record["files"].update({"heads.parquet": None}), "heads.parquet has no size and hash"),
+        (lambda record: record["files"].update({"heads.parquet": {"bytes": "9", "sha256": "a"}}), "no size and hash"),
+        (lambda record: record.update({"expects": [["heads"]]}), "expects should be names"),
+        (lambda record: record.update({"kind": None}), "kind is None; need str"),
+        (lambda record: record.update({"provenance": []}), r"provenance is \[\]; need dict"),
+    ],
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_json_of_the_wrong_shape_is_refused_and_nothing_is_deleted(tmp_path, change, says, overwrite):
+    finished(tmp_path)
+    record = json.loads((tmp_path / RUN_FILE).read_text())
+    change(record)
+    (tmp_path / RUN_FILE).write_text(json.dumps(record))
+    before = names(tmp_path)
+    with pytest.raises(RunError, match=says):
+        read_run(tmp_path)
+    with pytest.raises(RunError, match=says):
+        start(tmp_path, overwrite=overwrite)
+    assert names(tmp_path) == before
+
+
+def test_a_run_json_that_is_nested_without_end_is_damaged(tmp_path):
+    (tmp_path / RUN_FILE).write_text('{"kind":' + "[" * 100_000)
+    with pytest.raises(RunError, match="is damaged"):
+        read_run(tmp_path)
+
+
+def test_a_run_that_cannot_be_replaced_is_back_at_once(tmp_path, monkeypatch):
+    finished(tmp_path)
+    before = names(tmp_path)
+    full_disk(monkeypatch)
+    with pytest.raises(RunError, match="the disk is full"):
+        start(tmp_path, overwrite=True)
+    assert names(tmp_path) == before
+    assert read_run(tmp_path).status == "finished"
+
+
+def test_an_interrupt_says_where_the_finished_part_is(tmp_path):
+    with pytest.raises(KeyboardInterrupt) as nothing, start(tmp_path / "nothing"):
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt) as some, start(tmp_path / "some") as writer:
+        writer.write_table("heads", HEADS)
+        raise KeyboardInterrupt
+    assert not hasattr(nothing.value, "__notes__")
+    assert some.value.__notes__ == [f"what is finished is in {tmp_path / 'some'}; the same command goes on from there"]
 
 
 def test_a_damaged_table_is_named_when_it_is_read(tmp_path):

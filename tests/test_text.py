@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sink_lens.errors import InputError
-from sink_lens.text import ranges, span
+from sink_lens.text import for_terminal, ranges, span
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,14 @@ def test_what_is_no_range_is_refused(text):
 @pytest.mark.parametrize("indices", [[0], [1, 2, 3], [0, 2, 4, 5]])
 def test_what_span_writes_ranges_reads(indices):
     assert ranges(span(indices), name="layers") == indices
+
+
+def test_a_range_without_end_is_refused_at_once():
+    with pytest.raises(InputError, match="layers is '0-99999999999'; need indices below 1,000,000"):
+        ranges("0-99999999999", name="layers")
+
+
+def test_a_terminal_gets_no_character_that_hides_or_turns_others():
+    assert for_terminal("plain") == "plain"
+    assert for_terminal("日本 ü\n\t| α") == "日本 ü\n\t| α"
+    assert for_terminal("a\u202eb\x1b[31m\r\udcff") == "a⟨U+202E⟩b⟨U+001B⟩[31m↵⟨U+DCFF⟩"

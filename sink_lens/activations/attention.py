@@ -28,6 +28,7 @@ from transformers.masking_utils import sdpa_mask
 
 from ..errors import KernelError
 from ..models.families import Family
+from ..models.interfaced import set_attention
 
 OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "pattern")
 """Names, beside the sites, that an observed pass can read from a layer's attention.
@@ -84,6 +85,8 @@ def choose_kernel(family: Family, *, device: torch.device, asked: str = "auto") 
         reason = f"{family.architecture} caps its attention scores with a tanh, which no fused kernel does"
     elif family.sigmoid:
         reason = f"{family.architecture} takes the sigmoid of its attention scores, which no fused kernel does"
+    elif family.alibi:
+        reason = f"{family.architecture} adds the position of the key to its scores (ALiBi), which no fused kernel does"
     elif device.type not in ("cpu", "cuda"):
         reason = f"the fused kernel of {device.type!r} gives no log-sum-exp"
     if reason is None:
@@ -103,10 +106,10 @@ def observed(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
     before = str(model.config._attn_implementation)
     token = _WATCH.set(watch)
     try:
-        model.set_attn_implementation(_NAME)
+        set_attention(model, _NAME)
         yield
     finally:
-        model.set_attn_implementation(before)
+        set_attention(model, before)
         _WATCH.reset(token)
 
 
@@ -121,11 +124,15 @@ def _observed_attention(
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
     weighting: Literal["softmax", "sigmoid"] = "softmax",
+    alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "batch query head d_head"], None]:
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observed() only"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if alibi is not None:
+        query, key = with_positions(query, key, slopes=alibi / scale)
+        value = nn.functional.pad(value, (0, 1))
     sink = None if s_aux is None else s_aux.detach().float()
     mask = None if attention_mask is None else _additive(attention_mask, query.dtype)
     score = Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap)
@@ -149,7 +156,16 @@ def _observed_attention(
     names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # set by every attention of transformers
     for name in names:
         watch.put(int(module.layer_idx), name, _observe(name, score, lse, total, watch))  # type: ignore[arg-type]
+    if alibi is not None:
+        output = output[..., :-1]
     return output.transpose(1, 2).contiguous(), None
+
+
+def with_positions(query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]) -> tuple[Tensor, Tensor]:
+    """ALiBi as one more dimension of queries and keys: the head's slope in every query, the position in every key."""
+    places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(*key.shape[:3], 1)
+    turned = slopes.to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
+    return torch.cat([query, turned], -1), torch.cat([key, places], -1)
 
 
 def _observe(name: str, score: "Scores", lse: Tensor | None, total: Tensor | None, watch: Watch) -> Tensor:

@@ -10,7 +10,7 @@ from ..edits.amplification import CENTRES, FACTORS, Centre, CentringMeans, ampli
 from ..edits.constructors import Edit
 from ..stats import Interval, studentised
 from ..text import span
-from .setting import Setting, bar
+from .setting import Setting
 
 COLUMNS = (
     "centre",
@@ -42,11 +42,13 @@ def amplification_curve(
     before = float(clean.mean())
     rows = []
     cells: list[tuple[Centre, float]] = [(centre, factor) for centre in CENTRES for factor in factors]
-    for centre, factor in bar(cells, label="amplification", progress=progress):
+    options = {"positions": [position], "layers": layers, "means": means}
+    edits = [[amplify(factor, centre=centre, **options)] if factor != 1 else [] for centre, factor in cells]
+    runs = setting.runs(edits, layers=reads, label="amplification" if progress else None)
+    for (centre, factor), run in zip(cells, runs, strict=True):
         mass, change = before, Interval(estimate=0.0, low=0.0, high=0.0, n=len(clean))
         if factor != 1:
-            one = amplify(factor, positions=[position], layers=layers, centre=centre, means=means)
-            found = setting.run([one], layers=reads).mass_at(position, layers=reads)
+            found = run.mass_at(position, layers=reads)
             mass, change = float(found.mean()), studentised((found - clean).numpy(), generator=rng)
         times = mass / before if before else math.nan
         edited = (centre, factor, span(layers), position, span(reads))

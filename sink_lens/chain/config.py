@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, fields
 
-from ..configuration import check_choices, check_least
+from ..configuration import check_choices, check_least, check_most
 from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
@@ -15,8 +15,11 @@ __all__ = ["BOS_CONDITIONS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
 KERNELS = ("auto", "fused", "eager")
 CONTROLS = 19
 """Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
+MOST_CONTROLS = 10_000
 FEW_CONTROLS = 5
 """The most draws where no answer hangs on the largest: for means, and for the loss of controls."""
+CONTROL_SEQUENCES = 8
+"""The most sequences on which controls are made, spread over those of the interventions."""
 _QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
@@ -77,6 +80,7 @@ class Question:
         check_choices(self)
         check_described(self)
         check_least(self, 1, "batch_size", "intervention_sequences", "max_outliers")
+        check_most(self, MOST_CONTROLS, "controls")
         intervention_length = getattr(self, "intervention_length", None)
         if intervention_length is not None and intervention_length < 16:
             raise InputError(

@@ -57,6 +57,7 @@ EFFECT_COLUMNS = (
     "beyond_masking_nats",
     "uniform_loss_nats",
     "n",
+    "control_n",
 )
 TABLES = {
     "makers": makers.MAKER_COLUMNS,
@@ -186,24 +187,24 @@ def _row(
 
     at = {"target_position": target, "sink_position": sink}
 
-    def share(run: Outcome) -> Interval:
+    def share(run: Outcome, before: Outcome) -> Interval:
         if one.position == target:
-            return made_share(baseline, run, **at, layers=reads, generator=rng)
-        return removed_share(baseline, run, sink_position=sink, layers=reads, generator=rng)
+            return made_share(before, run, **at, layers=reads, generator=rng)
+        return removed_share(before, run, sink_position=sink, layers=reads, generator=rng)
 
     decides = one.is_primary or one.carries  # an answer hangs on the largest control
-    controls = [
-        setting.run(control, layers=reads, loss=draw < FEW_CONTROLS, quiet=True)
-        for draw, control in enumerate(one.controls if decides else one.controls[:FEW_CONTROLS])
-    ]
+    with_loss, without = one.controls[:FEW_CONTROLS], one.controls[FEW_CONTROLS:] if decides else ()
+    few = setting.of_controls
+    controls = setting.runs(with_loss, layers=reads, loss=True, of=few, quiet=True)
+    controls += setting.runs(without, layers=reads, of=few, quiet=True)
     masses = torch.tensor([_mass(run, one.position, reads) for run in controls])
-    found = share(whole)
+    found = share(whole, baseline)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
     masked = setting.without_sink.loss
     assert masked is not None
     beyond = studentised((whole.loss - masked).numpy(), generator=rng)
-    shares = [share(run).estimate for run in controls]
+    shares = [share(run, few.outcome).estimate for run in controls]
     losses = [float(run.loss.mean()) for run in controls if run.loss is not None]
     return {
         "link": link,
@@ -235,6 +236,7 @@ def _row(
         "beyond_masking_nats": beyond.low,
         "uniform_loss_nats": math.log(setting.lens.d_vocab),
         "n": setting.tokens.n_sequences,
+        "control_n": few.n_sequences if controls else 0,
     }
 
 

@@ -116,6 +116,8 @@ def answers_of(
     if primary.no_source or not starts:
         return Answers(present="not applicable", necessary_or_sufficient="not applicable", carries="not applicable")
     if not has_sink:
+        if primary.absent:  # neurons that fire without a growth step are not looked for
+            present = "undecided"
         return Answers(present=present, necessary_or_sufficient="not applicable", carries="not applicable")
 
     def answer(row: Mapping[Hashable, Any] | None, least: float) -> Answer:

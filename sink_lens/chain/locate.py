@@ -5,13 +5,16 @@ not transfer between models, not even between seeds of one.
 """
 
 import json
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..errors import RunError
 from ..measures.dimensions import dominance_ratio, outlier_dimensions
 from ..renamed import renamed_fields
 
@@ -111,15 +114,29 @@ class Location:
 
 
 def location_from(text: str) -> Location:
-    """A location from what ``Location.as_json`` wrote."""
-    found = json.loads(text)
-    found.setdefault("sink_positions", found.get("positions"))  # its name in 0.1
-    return Location(
-        sink_positions=tuple(found["sink_positions"]),
-        sink_found=found["sink_found"],
-        steps=tuple(GrowthStep(**step) for step in found["steps"]),
-        outliers={int(layer): tuple(dimensions) for layer, dimensions in found["outliers"].items()},
-    )
+    """A location from what ``Location.as_json`` wrote.
+
+    Raises:
+        RunError: it is something else.
+    """
+    try:
+        found = json.loads(text)
+        found.setdefault("sink_positions", found.get("positions"))  # its name in 0.1
+        return Location(
+            sink_positions=_indices(found["sink_positions"]),
+            sink_found=bool(found["sink_found"]),
+            steps=tuple(GrowthStep(**step) for step in found["steps"]),
+            outliers={int(layer): _indices(dimensions) for layer, dimensions in found["outliers"].items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(
+            f"what the run says of its sink's location cannot be read ({type(error).__name__}: {error}); need the file "
+            "that trace wrote. Run again into another folder."
+        ) from error
+
+
+def _indices(numbers: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(operator.index(one) for one in numbers)
 
 
 def feeding_layers(growth: tuple[int, ...], *, n_layers: int) -> tuple[int, ...]:

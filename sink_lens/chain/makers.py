@@ -5,9 +5,10 @@ largest of their screens (``screen``). Then, on the sequences that the screen sa
 
 1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink;
 2. each is thinned: what can be left out while the share still goes is left out. It is a small set, not the smallest.
-3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way. Parts
-   upstream of it can make the sink as well: those before the last gap in the integrated effects, where one part has at
-   least ``GAP`` times the effect of the next, belong to them if they remove a quarter of the sink without that set.
+3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way, and those
+   of the next parts that each remove clearly more with it. Parts upstream of it can make the sink as well: those before
+   the last gap in the integrated effects, where one part has at least ``GAP`` times the effect of the next, belong to
+   them, kind by kind, if those of a kind remove a quarter of the sink without that set.
 
 On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To ablate
 is to set a part to its mean over other positions at the sink position (mean ablation), a key's bias to 0 at all keys,
@@ -15,7 +16,6 @@ and a sink logit to nothing. Where a model has no sink but a massive activation,
 where its heads have learned sink logits, those; the column ``target`` says which.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from torch import Tensor
 from ..edits.constructors import At, Edit, edit, freeze
 from ..edits.effects import share_removed
 from ..edits.outcome import Outcome
+from ..engine.ground import Ground
 from ..models.weights import attention_weights
 from ..stats import Interval
 from .config import FEW_CONTROLS
@@ -51,6 +52,10 @@ UPSTREAM = 0.25
 """Parts upstream of them are makers too if they remove this share of the sink without them."""
 THINNED = 0.98
 """Thinning all makers may cost this share of what their prefix removes."""
+NEXT = 8
+"""Parts of the ranking after that prefix that are tried one by one,"""
+ADDS = 0.02
+"""and belong to all makers where this much more of the sink goes with them."""
 LISTED = 64
 """Parts of the ranking that the table has, beside those of the sets."""
 MAKER_COLUMNS = (
@@ -117,26 +122,29 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)
     parts = [Part(kind=kind, layer=layer, unit=unit) for kind, layer, unit in named]
     with_effect = parts[: int((ranking["score"].to_numpy() > 0).sum())]
-    before = _value(setting, setting.baseline, target)
+    removed = {frozenset[Part](): 0.0}
 
-    @functools.cache
-    def removed(chosen: frozenset[Part]) -> float:
-        if not chosen:
-            return 0.0
-        run = _run(setting, [part for part in parts if part in chosen], target=target, loss=False)
-        return float(1 - _value(setting, run, target).mean() / before.mean())
+    def measure(several: Sequence[Sequence[Part]]) -> None:
+        new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in removed]
+        ordered = [[part for part in parts if part in chosen] for chosen in new]
+        (before, *runs) = _runs(setting, [[], *ordered], target=target, loss=False)
+        whole = _value(setting, before, target).mean()
+        for chosen, run in zip(new, runs, strict=True):
+            removed[chosen] = float(1 - _value(setting, run, target).mean() / whole)
 
     def of(chosen: Sequence[Part]) -> float:
-        return removed(frozenset(chosen))
+        if frozenset(chosen) not in removed:
+            measure([chosen])
+        return removed[frozenset(chosen)]
+
+    def alone(several: Sequence[Part]) -> dict[Part, float]:
+        measure([[part] for part in several])
+        return {part: of([part]) for part in several}
 
     if target == "sink logit":  # each takes attention in its own head
         everything = tuple(with_effect)
-        return Makers(
-            target=target,
-            ranking=ranking,
-            sets=dict.fromkeys((*GOALS, ALL), everything),
-            alone={part: of([part]) for part in everything},
-        )
+        every = dict.fromkeys((*GOALS, ALL), everything)
+        return Makers(target=target, ranking=ranking, sets=every, alone=alone(everything))
     most = min(MOST, len(with_effect))
     longest = of(with_effect[:most])
     goals = GOALS | {ALL: NEARLY * longest}
@@ -146,12 +154,18 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         prefix = with_effect[:length]
         least = max(goal, THINNED * of(prefix)) if name == ALL else goal
         sets[name] = tuple(_thinned(prefix, of, goal=least)) if length else ()
+        if name == ALL and length:
+            for part in with_effect[length : length + NEXT]:
+                if of((*sets[ALL], part)) >= of(sets[ALL]) + ADDS:
+                    sets[ALL] = (*sets[ALL], part)
     if sets[ALL]:
         upstream = [part for part in _before_gap(ranking, parts, sets[ALL]) if part not in sets[ALL]]
-        if upstream and of(upstream) >= UPSTREAM:
-            sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in upstream)
+        for kind in dict.fromkeys(part.kind for part in upstream):
+            alike = [part for part in upstream if part.kind == kind]
+            if of(alike) >= UPSTREAM:
+                sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in alike)
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
-    return Makers(target=target, ranking=ranking, sets=sets, alone={part: of([part]) for part in listed})
+    return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed))
 
 
 def _ranked(table: pd.DataFrame) -> pd.DataFrame:
@@ -263,9 +277,12 @@ _EDITS: Mapping[str, Callable[[Setting, int, list[int]], Iterable[Edit]]] = {
 }
 
 
-def _run(setting: Setting, parts: Sequence[Part], *, target: Target, loss: bool) -> Outcome:
-    sites = ("pattern",) if target == "sink logit" else ()
-    return setting.run(ablation(setting, parts), layers=_reads(setting, target), loss=loss, quiet=True, sites=sites)
+def _runs(
+    setting: Setting, several: Sequence[Sequence[Part]], *, target: Target, loss: bool, of: Ground | None = None
+) -> list[Outcome]:
+    options = {"sites": ("pattern",) if target == "sink logit" else (), "state": target == "outlier dimensions"}
+    edits = [ablation(setting, parts) for parts in several]
+    return setting.runs(edits, layers=_reads(setting, target), loss=loss, of=of, quiet=True, **options)
 
 
 def _reads(setting: Setting, target: Target) -> list[int]:
@@ -283,7 +300,7 @@ def _value(setting: Setting, run: Outcome, target: Target) -> Tensor:
     if target == "sink":
         return run.mass_at(setting.sink_position, layers=reads)
     if target == "sink logit":
-        return _null(setting.run([], layers=reads, sites=("pattern",)) if run is setting.baseline else run, reads)
+        return _null(run, reads)
     states = run.state_at(setting.sink_position)
     sizes = [
         states[run.layers.index(layer)][:, list(setting.location.outliers.get(layer, ()))].abs().sum(-1)
@@ -363,15 +380,16 @@ def _maker_table(found: Makers, *, supers: Sequence[Part]) -> pd.DataFrame:
 def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progress: bool) -> pd.DataFrame:
     target, generator = found.target, setting.generator()
     rng = np.random.default_rng(setting.seed)
-    before = _value(setting, setting.baseline, target)
-    clean = setting.baseline.loss
+    (clean,) = _runs(setting, [[]], target=target, loss=True)
+    few = setting.of_controls
+    (clean_of_few,) = _runs(setting, [[]], target=target, loss=True, of=few)
     sets = {name: parts for name, parts in {**found.sets, SUPER: tuple(supers)}.items() if parts}
     rows: list[dict[str, object]] = []
-    done: dict[frozenset[Part], str] = {}
+    done: dict[frozenset[Part], tuple[str, Outcome]] = {}
 
-    def row(parts: Sequence[Part], name: str, control_of: str) -> dict[str, object]:
-        run = _run(setting, parts, target=target, loss=True)
-        after = _value(setting, run, target)
+    def row(parts: Sequence[Part], name: str, control_of: str, run: Outcome) -> dict[str, object]:
+        unedited = clean_of_few if control_of else clean
+        before, after = (_value(setting, one, target) for one in (unedited, run))
         share: Interval = share_removed(before, after, generator=rng)
         return {
             "set": name,
@@ -386,22 +404,26 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
             "n_controls": 0,
             "baseline": float(before.mean()),
             "value": float(after.mean()),
-            "baseline_loss_nats": math.nan if clean is None else float(clean.mean()),
+            "baseline_loss_nats": math.nan if unedited.loss is None else float(unedited.loss.mean()),
             "loss_nats": math.nan if run.loss is None else float(run.loss.mean()),
             "control_loss_nats": math.nan,
-            "n": setting.tokens.n_sequences,
+            "n": len(before),
         }
 
     for name, parts in bar(list(sets.items()), label="maker sets", progress=progress):
-        own = row(parts, name, "")
-        same = done.get(frozenset(parts))
-        if same is not None:  # its controls are there under the other set's name
+        if frozenset(parts) in done:  # its controls are there under the other set's name
+            same, run = done[frozenset(parts)]
             of_same = next(one for one in rows if one["set"] == same)
+            own = row(parts, name, "", run)
             rows.append(own | {key: of_same[key] for key in ("control_largest", "n_controls", "control_loss_nats")})
             continue
-        done[frozenset(parts)] = name
+        (run,) = _runs(setting, [parts], target=target, loss=True)
+        done[frozenset(parts)] = name, run
+        own = row(parts, name, "", run)
         drawn = [_matched(setting, parts, generator) for _ in range(min(setting.n_controls, FEW_CONTROLS))]
-        controls = [row(some, RANDOM, name) for some in drawn if some]
+        drawn = [some for some in drawn if some]
+        runs = _runs(setting, drawn, target=target, loss=True, of=few)
+        controls = [row(some, RANDOM, name, one) for some, one in zip(drawn, runs, strict=True)]
         if controls:
             own["control_largest"] = max(float(one["removed"]) for one in controls)  # type: ignore[arg-type]
             own["n_controls"] = len(controls)

@@ -86,9 +86,8 @@ class Panel:
 
     @property
     def lacks_sink(self) -> bool:
-        """Whether no position is a sink, on sequences that are long enough to tell."""
-        rates = self["rate_by_key"][..., : self.shortest]
-        return not self.location.sink_found and not bool(rates.isnan().all())
+        """Whether no position was found to be a sink; sequences may be too short to tell."""
+        return not self.location.sink_found
 
     def sinks(self, *, min_rate: float) -> tuple[int, ...]:
         """The sink positions of this pass, the strongest first, whether or not their columns were read."""

@@ -20,12 +20,11 @@ import torch
 from ..edits.constructors import Edit
 from ..edits.isolation import isolate
 from ..edits.outcome import Outcome
-from ..engine.forward import run_with
 from ..schema import LEAST_ADDED
-from .config import FEW_CONTROLS
+from .config import CONTROL_SEQUENCES, FEW_CONTROLS
 from .links import LINKS
 from .links.link import Link
-from .setting import Edits, Setting, bar, from_layer
+from .setting import Setting, bar
 
 COLUMNS = (
     "intervention",
@@ -44,6 +43,7 @@ COLUMNS = (
     "n_controls",
     "size",
     "n",
+    "control_n",
 )
 
 
@@ -69,25 +69,30 @@ def mediation_table(
     interventions["natural"] = []
     freezes = [link.freeze for link in links if link.freeze is not None]
     cells = [(name, segment) for name in interventions for segment in setting.segments]
-    runs = {name: (edits, _intervened(setting, edits)) for name, edits in interventions.items()}
+    runs = {name: setting.under(edits) for name, edits in interventions.items()}
+    fewer = {name: run.fewer(CONTROL_SEQUENCES) for name, run in runs.items()}
     for name, segment in bar(cells, label="mediation", progress=progress):
-        edits, run = runs[name]
+        run = runs[name]
         natural, layers = name == "natural", list(segment.layers)
         position = setting.sink_position if natural else setting.target_position
         # the natural sink is measured over an ordinary position: the target, before anything is done to it
         baseline = _mass(setting.baseline, setting.target_position, layers)
-        whole = _mass(run, position, layers)
+        whole = _mass(run.outcome, position, layers)
+        # of the controls' sequences
+        few_baseline = _mass(setting.of_controls.outcome, setting.target_position, layers)
+        few_added = _mass(fewer[name].outcome, position, layers) - few_baseline
         generator = setting.generator()
         frozen = [(one.name, one.make(setting, segment, position, generator)) for one in freezes]
         for name_of_link, kept in frozen:
             if kept is None:
                 continue
-            at = {"layers": layers, "position": position}
-            survived = _under(setting, kept.edits, edits=edits, run=run, **at)
-            control = torch.tensor(
-                [_under(setting, one, edits=edits, run=run, **at) for one in kept.controls[:FEW_CONTROLS]]
+            read = {"layers": layers, "quiet": True}  # a link may be untouched
+            survived = _mass(setting.run(kept.edits, of=run, **read), position, layers)
+            few, controls = fewer[name], kept.controls[:FEW_CONTROLS]
+            control = torch.tensor([_mass(one, position, layers) for one in setting.runs(controls, of=few, **read)])
+            added, added_to_few = (
+                one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_added)
             )
-            added = whole - baseline if abs(whole - baseline) >= LEAST_ADDED else math.nan
             mean = float(control.mean()) if len(control) else math.nan
             rows.append(
                 {
@@ -103,31 +108,14 @@ def mediation_table(
                     "surviving_share": (survived - baseline) / added,
                     "control_mean": mean,
                     "control_sd": float(control.std()) if len(control) > 1 else math.nan,
-                    "control_surviving_share": (mean - baseline) / added,
+                    "control_surviving_share": (mean - few_baseline) / added_to_few,
                     "n_controls": len(control),
                     "size": kept.size,
                     "n": setting.tokens.n_sequences,
+                    "control_n": few.n_sequences if len(control) else 0,
                 }
             )
     return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def _under(
-    setting: Setting, kept: Edits, *, edits: list[Edit], run: Outcome, layers: list[int], position: int
-) -> float:
-    """The mass at a position with a link frozen, beside the edits of the intervention whose run is given."""
-    first = min(layer for edit in kept for layer in edit.over(setting.lens.n_layers))
-    upstream = from_layer(edits, first=first, n_layers=setting.lens.n_layers)
-    found = setting.run([*upstream, *kept], layers=layers, of=run, quiet=True)  # a link may be untouched
-    return _mass(found, position, layers)
-
-
-def _intervened(setting: Setting, edits: list[Edit]) -> Outcome:
-    """The run of an intervention, with the stream after every layer."""
-    if not edits:
-        return setting.baseline
-    positions = (setting.target_position, setting.sink_position)
-    return run_with(setting.lens, setting.tokens, edits, positions=positions, sites=("resid_post",), loss=False)
 
 
 def _mass(run: Outcome, position: int, layers: list[int]) -> float:

@@ -266,8 +266,8 @@ def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"])
     ]
 
 
-def loss_reading(lens: LensModel) -> Reading:
-    """Mean next-token loss of each sequence in nats, the unembedding applied to a few tokens at a time."""
+def token_loss_reading(lens: LensModel) -> Reading:
+    """Loss of each token after the first in nats, nan at padding, the unembedding applied to a few tokens at a time."""
     head = lens.plain.get_output_embeddings()
     assert head is not None
     cap = getattr(lens.config, "final_logit_softcapping", None)
@@ -285,6 +285,18 @@ def loss_reading(lens: LensModel) -> Reading:
             losses.append(logits.sub_(top[:, None]).exp_().sum(-1).log() + top - correct)  # in place: they are ours
         if losses:
             found[predicted] = torch.cat(losses)
+        return found
+
+    return Reading(name="token_loss", sites=("final",), function=loss)
+
+
+def loss_reading(lens: LensModel) -> Reading:
+    """Mean next-token loss of each sequence in nats."""
+    by_token = token_loss_reading(lens).function
+
+    def loss(view: LayerView) -> Tensor:
+        found = by_token(view)
+        assert found is not None  # it gives a tensor
         return found.nanmean(1)
 
     return Reading(name="loss", sites=("final",), function=loss)

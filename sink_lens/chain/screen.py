@@ -12,7 +12,6 @@ a large one; all else goes through the other parts, which are listed themselves.
 A screen only ranks: parts that act together, or one instead of the other, need real ablations (``makers``).
 """
 
-import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +21,13 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from ..engine.forward import skipped_prefix
+from ..engine.layout import Layout
+from ..engine.partial_pass import Visit, plain_pass
 from ..measures.attention import row_shares, sink_mass
 from ..models.evaluating import evaluating
-from ..models.sites import SITES, bridge_hook
 from ..models.weights import attention_weights, mlp_weights
 from .neurons import output_terms
 from .setting import Kind, Setting, bar
@@ -47,8 +47,8 @@ class _Effects:
 
     found: dict[tuple[Kind, int], Tensor]
 
-    def add(self, kind: Kind, layer: int, values: Tensor, weight: float) -> None:
-        values = weight * values.detach().double().cpu()
+    def add(self, kind: Kind, layer: int, values: Tensor) -> None:
+        values = values.detach().double().cpu()
         place = kind, layer
         self.found[place] = self.found[place] + values if place in self.found else values
 
@@ -56,7 +56,8 @@ class _Effects:
 def screened(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
     """Every part with its three screens: kind, layer, unit, ``SCREENS``; effects are shares of the largest one.
 
-    Cost: twelve passes of the bridge with gradients over the setting's sequences, layer by layer.
+    Cost: three passes over the setting's sequences, and twelve of the sink position alone with gradients; of layers
+    whose keys have a bias, twelve of all positions.
     """
     if target == "sink logit":
         return _sink_logits(setting)
@@ -68,8 +69,9 @@ def screened(setting: Setting, *, target: Target, progress: bool = False) -> pd.
     widths = [high - low for low, high in itertools.pairwise(EDGES)]
     found: dict[str, _Effects] = {name: _Effects(found={}) for name in SCREENS}
     steps = {"gradient": [(1.0, 1.0)], "integrated": list(zip(middles, widths, strict=True))}
+    run = _Run(setting)
     for name, points in bar(list(steps.items()), label="screen", progress=progress):
-        _propagate(setting, found[name], points=points, stream=stream, change=change, target=target)
+        _propagate(setting, found[name], run=run, points=points, stream=stream, change=change, target=target)
     _contributions(setting, found["contribution"], change=change)
     return _table(setting, found)
 
@@ -131,6 +133,7 @@ def _propagate(
     setting: Setting,
     effects: _Effects,
     *,
+    run: "_Run",
     points: Sequence[tuple[float, float]],
     stream: Mapping[int, Tensor],
     change: Mapping[str, Mapping[int, Tensor]],
@@ -141,121 +144,149 @@ def _propagate(
     n = setting.tokens.n_sequences
     after = torch.zeros(n, lens.d_model, device=lens.device)
     direct, whole = torch.zeros_like(after), 0.0
+    shares, weights = (torch.tensor(some, device=lens.device) for some in zip(*points, strict=True))
     for layer in reversed(range(lens.n_layers)):
         clean = stream[layer].to(lens.device)
         ordinary = setting.mean_of_others(clean)[:, 0]
-        total, straight = torch.zeros_like(after), torch.zeros_like(after)
-        for point, weight in points:
-            at_sink = ordinary + point * (clean[:, position] - ordinary)
-            found = _Layer(setting, layer=layer, stream=clean, at_sink=at_sink.float()).gradients(after, target=target)
-            total += weight * found["stream"]
-            straight += weight * found["direct"]
-            for kind, site in (("neuron", "neurons"), ("head", "z")):
-                if site in found:
-                    product = found[site][:, 0] * change[site][layer].to(lens.device)
-                    effects.add(kind, layer, (product.sum(-1) if kind == "head" else product).mean(0), weight)  # type: ignore[arg-type]
-            if "bias" in found:  # along its own path: the stream is clean, and the bias goes from 0 to what it is
-                at_clean = clean[:, position].float()
-                run = _Layer(setting, layer=layer, stream=clean, at_sink=at_clean, bias=point)
-                found = run.gradients(torch.zeros_like(after), target=target)
-                effects.add("key bias", layer, found["bias"] / n, weight)
-        whole += float((straight * (clean[:, position] - ordinary)).sum())
-        after, direct = total, direct + straight
+        at_sink = (ordinary + shares[:, None, None] * (clean[:, position] - ordinary)).float()
+        found = run.gradients(layer, at_sink=at_sink, weights=weights, after=after, target=target)
+        for kind, site in (("neuron", "neurons"), ("head", "z")):
+            if site in found:
+                product = found[site][:, 0] * change[site][layer].to(lens.device)
+                effects.add(kind, layer, (product.sum(-1) if kind == "head" else product).mean(0))  # type: ignore[arg-type]
+        bias = attention_weights(lens, layer=layer).b_k
+        if bool(bias.any()):  # along its own path: the stream is clean, and the bias goes from 0 to what it is
+            for share, weight in points:
+                slope = run.bias_gradient(layer, stream=clean, bias=bias, share=share, target=target)
+                effects.add("key bias", layer, weight * slope / n)
+        whole += float((found["direct"] * (clean[:, position] - ordinary)).sum())
+        after, direct = found["stream"], direct + found["direct"]
     for kind, written in embeddings(setting).items():
         over = (written[:, position] - setting.mean_of_others(written)[:, 0]).to(lens.device)
         effect = float((over * direct).sum())
         if len(points) > 1 and whole > 0 and effect >= LEAST_DIRECT * whole:
-            effects.add(kind, -1, torch.tensor([effect / n]), 1.0)
+            effects.add(kind, -1, torch.tensor([effect / n]))
 
 
-class _EnoughError(Exception):
-    """Raised after the last layer, to leave the unembedding out."""
+class _Run:
+    """Single layers, run with gradients: other positions are clean, the sink position is as given."""
 
-
-class _Layer:
-    """One layer, run with gradients: other positions are clean, the sink position is as given."""
-
-    def __init__(self, setting: Setting, *, layer: int, stream: Tensor, at_sink: Tensor, bias: float = 1.0) -> None:
-        """Prepare the leaves; ``bias`` is the share of the keys' bias that is left."""
-        self.setting, self.layer, self.scale = setting, layer, bias
+    def __init__(self, setting: Setting) -> None:
+        """Keep the keys, values and queries of the clean run; of other positions a layer needs no more."""
+        self.setting, self.tokens = setting, setting.tokens.tokens
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        self.queries: dict[int, Tensor] = {}
         lens = setting.lens
-        self.leaf = at_sink.detach().clone().requires_grad_(True)
-        place = torch.zeros(stream.shape[1], 1, device=stream.device, dtype=stream.dtype)
-        place[setting.sink_position] = 1.0
-        self.stream = stream.detach() * (1 - place) + (self.leaf.to(stream.dtype)[:, None] * place)
-        self.zeros: dict[str, Tensor] = {}
-        self.read: dict[str, Tensor] = {}
-        n = len(stream)
-        self.zeros["z"] = torch.zeros(n, 1, lens.n_heads, lens.d_head, device=stream.device, requires_grad=True)
+        with evaluating(lens.plain):
+            kept = {"keep": self.held, "queries": self.queries, "attention_only": True}
+            plain_pass(lens, self.tokens, layout=self._layout((0,)), first=0, last=lens.n_layers, visits={}, **kept)
+
+    def gradients(
+        self,
+        layer: int,
+        *,
+        at_sink: Float[Tensor, "sample batch d_model"],
+        weights: Float[Tensor, " sample"],
+        after: Float[Tensor, "batch d_model"],
+        target: Target,
+    ) -> dict[str, Tensor]:
+        """Gradients at the sink position of the layer's own target and of what later layers make of its output.
+
+        They are weighted sums over the points: of the stream, of the layer's z and neurons, and (``direct``) of the
+        stream for the own target alone.
+        """
+        lens = self.setting.lens
+        n_points, n, _ = at_sink.shape
+        leaf = at_sink.detach().clone().requires_grad_(True)
+        zeros = {"z": torch.zeros(n, 1, lens.n_heads, lens.d_head, device=leaf.device, requires_grad=True)}
         if lens.family.down is not None:
-            self.zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp or 0, device=stream.device, requires_grad=True)
-        self.bias = attention_weights(lens, layer=layer).b_k
-        if bool(self.bias.any()):
-            self.zeros["bias"] = torch.zeros(lens.n_kv_heads, device=stream.device, requires_grad=True)
-
-    def gradients(self, after: Tensor, *, target: Target) -> dict[str, Tensor]:
-        """Gradients at the sink position of the layer's own target and of what later layers make of its output."""
-        lens, layer = self.setting.lens, self.layer
-
-        def name(site: str) -> str:
-            return bridge_hook(SITES[site], family=lens.family, layer=layer)
-
-        hooks: list[Any] = [(name(site), partial(self._add, site=site)) for site in self.zeros if site != "bias"]
-        if "bias" in self.zeros:
-            hooks.append((name("k"), self._scale_bias))
-        hooks += [(name("pattern"), self._read_pattern), (name("resid_post"), self._read_stream)]
-        with torch.enable_grad(), evaluating(lens.bridge), skipped_prefix(lens, layer):
-            ends: dict[str, Any] = {"start_at_layer": layer, "stop_at_layer": layer + 1}
-            with contextlib.suppress(_EnoughError):
-                lens.bridge.run_with_hooks(self.stream, fwd_hooks=hooks, use_cache=False, **ends)
-            later = (self.read["stream"] * after).sum()
-            own = self._mass() if target == "sink" else self._magnitude()
-            leaves = {"stream": self.leaf, **self.zeros}
-            total = torch.autograd.grad(own + later, list(leaves.values()), allow_unused=True, retain_graph=True)
-            (direct,) = torch.autograd.grad(own, [self.leaf], allow_unused=True)
-        found = {
-            key: torch.zeros_like(leaf) if gradient is None else gradient.detach()
-            for (key, leaf), gradient in zip(leaves.items(), total, strict=True)
+            zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp or 0, device=leaf.device, requires_grad=True)
+        cells = range(n_points)
+        visits = {
+            (site, layer): Visit(edits=[(cell, partial(_added, zero=zero)) for cell in cells])
+            for site, zero in zeros.items()
         }
-        return found | {"direct": torch.zeros_like(self.leaf) if direct is None else direct.detach()}
+        layout = self._layout((self.setting.sink_position,) * n_points, alone=True)
+        with torch.enable_grad(), evaluating(lens.plain):
+            own, streams = self._own(
+                layer, layout=layout, visits=visits, stream=leaf.flatten(0, 1)[None], target=target
+            )
+            direct = (weights * torch.stack(own)).sum()
+            later = sum((weight * (x * after).sum() for weight, x in zip(weights, streams, strict=True)), direct * 0)
+            leaves = {"stream": leaf, **zeros}
+            total = torch.autograd.grad(direct + later, list(leaves.values()), allow_unused=True, retain_graph=True)
+            (of_own,) = torch.autograd.grad(direct, [leaf], allow_unused=True)
+        found = {
+            name: torch.zeros_like(one) if gradient is None else gradient.detach()
+            for (name, one), gradient in zip(leaves.items(), total, strict=True)
+        }
+        of_own = torch.zeros_like(leaf) if of_own is None else of_own.detach()
+        return found | {"stream": found["stream"].sum(0), "direct": of_own.sum(0)}
 
-    def _mass(self) -> Tensor:
+    def bias_gradient(
+        self, layer: int, *, stream: Float[Tensor, "batch position d_model"], bias: Tensor, share: float, target: Target
+    ) -> Float[Tensor, " kv_head"]:
+        """Gradient of the layer's own target for the share of each head's key bias, where this share is left."""
+        lens = self.setting.lens
+        leaf = torch.zeros(lens.n_kv_heads, device=stream.device, requires_grad=True)
+
+        def change(k: Tensor) -> Tensor:
+            return k + (share - 1 + leaf).to(k.dtype)[:, None] * bias.to(k.device, k.dtype)
+
+        layout, visits = self._layout((0,)), {("k", layer): Visit(edits=[(0, change)])}
+        with torch.enable_grad(), evaluating(lens.plain):
+            own, _ = self._own(layer, layout=layout, visits=visits, stream=layout.flat(stream), target=target)
+            (found,) = torch.autograd.grad(own[0], [leaf], allow_unused=True)
+        return torch.zeros_like(leaf) if found is None else found.detach()
+
+    def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
+        n, length = self.tokens.shape
+        return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
+
+    def _own(
+        self, layer: int, *, layout: Layout, visits: dict[tuple[str, int], Visit], stream: Tensor, target: Target
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The layer's own target in each cell, summed over sequences, and the stream at the sink position after it."""
+        lens, position = self.setting.lens, self.setting.sink_position
+        patterns: list[Tensor] = []
+        streams: list[Tensor] = []
+        cells = range(len(layout.begins))
+        visits |= {
+            ("pattern", layer): Visit(readers=[(cell, patterns.append) for cell in cells]),
+            ("resid_post", layer): Visit(readers=[(cell, streams.append) for cell in cells]),
+        }
+        held = {"held": self.held, "queries": self.queries} if layout.alone else {}
+        ends = {"first": layer, "last": layer + 1, "stream": stream.to(lens.dtype), "gradients": True}
+        plain_pass(lens, self.tokens, layout=layout, visits=visits, **ends, **held)
+        at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
+        if target == "sink":
+            return [self._mass(pattern, layer) for pattern in patterns], at_sink
+        return [self._magnitude(x, layer) for x in at_sink], at_sink
+
+    def _mass(self, pattern: Float[Tensor, "batch head query key"], layer: int) -> Tensor:
         """Attention to the sink position, summed over sequences, mean over heads; 0 where the sink is not read."""
         setting = self.setting
-        if self.layer not in setting.sink_layers:
-            return self.leaf.sum() * 0
-        column = self.read["column"]
+        if layer not in setting.sink_layers:
+            return pattern.sum() * 0
+        pattern = row_shares(pattern) if setting.lens.family.sigmoid else pattern
+        column = pattern[..., setting.sink_position].float()
+        before = setting.tokens.n_positions - column.shape[-1]  # queries that do not see the sink
+        column = torch.nn.functional.pad(column, (before, 0))
         valid = setting.tokens.valid.to(column.device)
-        mass = sink_mass(column, valid=valid, key=setting.sink_position, reach=setting.lens.reach(self.layer))
+        mass = sink_mass(column, valid=valid, key=setting.sink_position, reach=setting.lens.reach(layer))
         return mass.nan_to_num(0.0).mean(1).sum()
 
-    def _magnitude(self) -> Tensor:
+    def _magnitude(self, written: Float[Tensor, "batch d_model"], layer: int) -> Tensor:
         """Magnitude of the sink position's outlier dimensions after the layer, summed over sequences."""
-        dims = self.setting.location.outliers.get(self.layer, ())
+        dims = list(self.setting.location.outliers.get(layer, ()))
         if not dims:
-            return self.leaf.sum() * 0
-        written = self.read["stream"][:, list(dims)]
-        clean = self.setting.baseline.state_at(self.setting.sink_position)[self.layer][:, list(dims)]
-        return (written * clean.sign().to(written.device)).sum()
+            return written.sum() * 0
+        clean = self.setting.baseline.state_at(self.setting.sink_position)[layer][:, dims]
+        return (written[:, dims] * clean.sign().to(written.device)).sum()
 
-    def _add(self, x: Tensor, hook: object, *, site: str) -> Tensor:
-        position = self.setting.sink_position
-        before, at, later = x[:, :position], x[:, position : position + 1], x[:, position + 1 :]
-        zero = self.zeros[site]
-        return torch.cat([before, at + zero.to(x.dtype).reshape(at.shape), later], dim=1)
 
-    def _scale_bias(self, k: Tensor, hook: object) -> Tensor:
-        scale = (self.scale - 1 + self.zeros["bias"]).to(k.dtype)
-        return k + scale[:, None] * self.bias.to(k.device, k.dtype)
-
-    def _read_pattern(self, x: Tensor, hook: object) -> None:
-        x = row_shares(x) if self.setting.lens.family.sigmoid else x
-        self.read["column"] = x[..., self.setting.sink_position].float()
-
-    def _read_stream(self, x: Tensor, hook: object) -> None:
-        self.read["stream"] = x[:, self.setting.sink_position].float()
-        if self.layer == self.setting.lens.n_layers - 1:
-            raise _EnoughError
+def _added(x: Tensor, *, zero: Tensor) -> Tensor:
+    return x + zero.to(x.dtype)
 
 
 def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]) -> None:
@@ -271,7 +302,7 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
         z = change["z"][layer].to(heads.device)
         written = torch.einsum("bhd,hdo->bho", z, heads).mean(0).cpu() / largest
         if lens.family.attn_post_norm is None:
-            effects.add("head", layer, written.abs().max(-1).values, 1.0)
+            effects.add("head", layer, written.abs().max(-1).values * lens.family.residual_multiplier)
         weights = mlp_weights(lens, layer=layer)
         if weights is None:
             continue
@@ -284,7 +315,7 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
             terms, _ = output_terms(lens, weights, **options)
             over = terms * (1 - mean / torch.where(active == 0, torch.ones_like(active), active))
             shares.append(over.mean(0).cpu().abs() / largest[place])
-        effects.add("neuron", layer, torch.stack(shares).max(0).values, 1.0)
+        effects.add("neuron", layer, torch.stack(shares).max(0).values)
 
 
 def _sink_logits(setting: Setting) -> pd.DataFrame:

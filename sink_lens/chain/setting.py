@@ -6,6 +6,7 @@ on. Both have controls of the same size.
 """
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,16 +17,25 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..activations.record import Reading, capture, stream
+from ..activations.record import Reading, stream
 from ..data.tokens import TokenBatch
 from ..edits.constructors import At, Edit, edit, freeze
+from ..edits.isolation import isolate
+from ..edits.metrics import loss as loss_of
+from ..edits.metrics import sink_mass
 from ..edits.outcome import Outcome
-from ..engine.forward import Start, run_with
+from ..engine.cells import cell_of
+from ..engine.engine import outcomes
+from ..engine.ground import Ground
+from ..engine.hooks import warn_of_unchanged
+from ..engine.needs import Needs
+from ..engine.trust import grounded
 from ..errors import InputError
 from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
+from ..models.sites import sites_of
 from ..schema import LEAST_SINK, SINK_THRESHOLD
-from .config import TraceConfig
+from .config import CONTROL_SEQUENCES, TraceConfig
 from .locate import GrowthStep, Location
 from .measure import shortened
 from .readings import OTHERS_FROM, rate_by_key, sampled_rows
@@ -40,6 +50,9 @@ _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
 _MOST_SELECTED = 8
+log = logging.getLogger(__name__)
+_EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "resid_post")
+"""Sites of which the links' interventions read every layer."""
 _VERB = {False: "freeze", True: "mean ablate"}
 
 
@@ -94,8 +107,8 @@ class Setting:
     location: Location
     target_position: int
     """The interior position at which a sink is made."""
-    baseline: Outcome = field(repr=False)
-    """The clean run of the bridge, with its loss and the stream after every layer."""
+    ground: Ground = field(repr=False)
+    """The clean run, with its loss and the stream after every layer, as interventions continue it."""
     segments: tuple[Segment, ...]
     seed: int
     n_controls: int
@@ -109,6 +122,11 @@ class Setting:
     makers: tuple[Part, ...] = ()
     """All makers of the sink."""
     _clean: dict[tuple[str, int], Tensor] = field(init=False, default_factory=dict, repr=False)
+
+    @cached_property
+    def baseline(self) -> Outcome:
+        """What is read of the clean run."""
+        return self.ground.outcome
 
     @property
     def sink_position(self) -> int:
@@ -192,34 +210,76 @@ class Setting:
         *,
         layers: Sequence[int] | None = None,
         loss: bool = False,
-        of: Outcome | None = None,
+        of: Ground | None = None,
         quiet: bool = False,
         sites: Sequence[str] = (),
+        state: bool = False,
+        label: str | None = None,
     ) -> Outcome:
-        """A run under edits, the target and the sink position read.
+        """A run under edits; see ``runs``."""
+        more = {"sites": sites, "state": state, "label": label}
+        return self.runs([edits], layers=layers, loss=loss, of=of, quiet=quiet, **more)[0]
 
-        Where no loss is asked for, or the layers are named, it begins at the first layer that is edited or read, from
-        the stream of another run (``of``) under all edits that come before; the clean one if None. ``quiet`` is for
-        controls, and for freezing what may be untouched: that they change nothing is an answer, and no reason to warn.
-        ``sites`` are kept too.
+    def runs(
+        self,
+        several: Sequence[Sequence[Edit]],
+        *,
+        layers: Sequence[int] | None = None,
+        loss: bool = False,
+        of: Ground | None = None,
+        quiet: bool = False,
+        sites: Sequence[str] = (),
+        state: bool = False,
+        label: str | None = None,
+    ) -> list[Outcome]:
+        """Runs under edits, the target and the sink position read; what no edit of a run changes is not computed.
+
+        They continue another run (``of``), with its edits; the clean one if None. ``quiet`` is for controls, and for
+        freezing what may be untouched: that they change nothing is an answer, and no reason to warn. ``sites`` are kept
+        too; the stream after the last layer that is read is, where ``state`` or the loss asks for it. ``label`` is
+        that of a bar; None shows none.
         """
-        source = self.baseline if of is None else of
-        read = list(range(self.lens.n_layers)) if layers is None else list(layers)
-        start = None
-        if not loss or layers is not None:
-            first = min([*read, *(layer for edit in edits for layer in edit.over(self.lens.n_layers))])
-            if first > 0:
-                start = Start(layer=first, stream=source.tensors["resid_post", first - 1])
-        read_at = (self.target_position, self.sink_position)
-        more = {"layers": read, "loss": loss, "start": start, "quiet": quiet, "sites": sites}
-        return run_with(self.lens, self.tokens, edits, positions=read_at, **more)
+        ground = self.ground if of is None else of
+        read = tuple(range(self.lens.n_layers)) if layers is None else tuple(sorted(set(layers)))
+        more = {"layers": read, "loss": loss, "whole": loss, "sites": tuple(sites), "state": state}
+        needs = dataclasses.replace(ground.needs, **more)
+        total = len(several) * len(ground.prompts)
+        with tqdm(total=total, desc=label, unit="run", disable=label is None, leave=False) as shown:
+            found = outcomes(ground.keeping(sites), several, needs=needs, advance=shown.update)
+        for edits, (_, changed) in zip(several, found, strict=True):
+            if not quiet:
+                warn_of_unchanged(edits, changed)
+        return [outcome for outcome, _ in found]
+
+    @cached_property
+    def of_controls(self) -> Ground:
+        """The clean run of the sequences on which controls are made."""
+        return self.ground.fewer(CONTROL_SEQUENCES)
+
+    def reading(self, positions: Sequence[int]) -> Ground:
+        """The clean run with other positions read; the same one where they are the target and the sink position."""
+        needs = dataclasses.replace(self.ground.needs, keys=tuple(positions))
+        return self.ground if needs == self.ground.needs else self.ground.under((), needs=needs)
+
+    def under(self, edits: Sequence[Edit]) -> Ground:
+        """The run under edits, for others to continue."""
+        needs = dataclasses.replace(self.ground.needs, loss=False, whole=False)
+        return self.ground.under(edits, needs=needs) if edits else self.ground
 
     def clean(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
-        """The clean run's tensors of a site by layer, all positions; all that are missing in one pass."""
+        """The clean run's tensors of a site by layer, all positions; all that are missing in one pass.
+
+        Sites of which the links read every layer are kept in the same pass.
+        """
         missing = [layer for layer in layers if (site, layer) not in self._clean]
         if missing:
-            found = capture(self.lens, self.tokens, sites=[site], layers=missing, path="bridge")
-            self._clean.update({(site, layer): found[site, layer] for layer in missing})
+            sites: tuple[str, ...] = (site,)
+            if site in _EVERY_LAYER:
+                known, missing = sites_of(self.lens.family), range(self.lens.n_layers)
+                sites = tuple(one for one in _EVERY_LAYER if one in known)
+            more = {"sites": sites, "layers": tuple(missing), "loss": False, "whole": False}
+            needs = dataclasses.replace(self.ground.needs, **more)
+            self._clean.update(self.ground.under((), needs=needs).read(needs).tensors)
         return {layer: self._clean[site, layer] for layer in layers}
 
     def mean_of_others(self, clean: Tensor) -> Tensor:
@@ -301,7 +361,7 @@ def setting_of(
         tokens=few,
         location=location,
         target_position=target,
-        baseline=run_with(lens, few, positions=(target, location.sink_position), sites=("resid_post",)),
+        ground=_ground(lens, few, target=target, sink=location.sink_position),
         segments=segments(location, n_layers=lens.n_layers),
         seed=config.seed,
         n_controls=config.controls,
@@ -310,6 +370,17 @@ def setting_of(
         super_neurons=super_neurons or {},
         makers=tuple(makers),
     )
+
+
+def _ground(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> Ground:
+    """The clean run, as the engine makes it; it and an isolation, which touches every layer, were compared."""
+    keys = target, sink
+    reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
+    needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
+    cell = cell_of(isolate([target]), name="isolation")
+    ground, deviation = grounded(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
+    log.info("runs under edits are within %.1e of the bridge's: %s", deviation, ground.plan)
+    return ground
 
 
 def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
@@ -411,16 +482,6 @@ def random_dimensions(dims: Sequence[int], *, d_model: int, draws: int, generato
     """Random sets of as many other dimensions."""
     pool = torch.tensor([dimension for dimension in range(d_model) if dimension not in dims])
     return [pool[torch.randperm(len(pool), generator=generator)[: len(dims)]].tolist() for _ in range(draws)]
-
-
-def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
-    """What is left of edits from a layer on."""
-    kept = []
-    for one in edits:
-        layers = tuple(layer for layer in one.over(n_layers) if layer >= first)
-        if layers:
-            kept.append(dataclasses.replace(one, layers=layers))
-    return kept
 
 
 def bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:

@@ -163,7 +163,7 @@ def trace(
     other = None if tokens is not None else other_condition(lens, batch, config=config)
     check_tokens(lens, batch)
     check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
-    if config.interventions and config.target_position is not None:
+    if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:

@@ -4,7 +4,9 @@ Nothing heavy is imported before a command needs it, so that ``--help`` answers 
 sink_lens raises on purpose becomes one message and exit code 2; Ctrl-C becomes exit code 130.
 """
 
+import io
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -14,6 +16,8 @@ import typer
 from . import trace  # noqa: F401
 from . import tokens  # noqa: F401
 from . import interventions  # noqa: F401
+from . import card  # noqa: F401
+from . import verify  # noqa: F401
 from . import decisions  # noqa: F401
 from . import patch  # noqa: F401
 from . import sweep  # noqa: F401
@@ -23,6 +27,7 @@ from . import watch  # noqa: F401
 from . import compare  # noqa: F401
 from . import preference  # noqa: F401
 from . import fingerprint  # noqa: F401
+from . import table  # noqa: F401
 from . import tools  # noqa: F401
 
 # isort: on
@@ -37,6 +42,9 @@ def main() -> None:
     """The ``sink-lens`` command."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)  # read when the libraries are first imported
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without a character shows its number
     app(prog_name="sink-lens")
 
 

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from ..training.config import CompareConfig
-from .console import app, console, reported, say
+from .console import app, console, echo, reported, say
 from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ def compare(config: CompareConfig, out: Out = None, overwrite: Overwrite = False
     for note in found.notes:
         say("warning", note)
     page = reported(folder, quiet=quiet)
-    typer.echo(str(folder))
+    echo(str(folder))
     said = {"run": folder, "report": page, "sentences": found.sentences, "notes": found.notes}
     shown = ("finals", "measures")
     return Answer(found=lambda: said | {name: rows(found.tables[name]) for name in shown if name in found.tables})

@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SinkLensError
 from ..renamed import current_options
+from ..text import for_terminal, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,8 +30,10 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 """Exit code of Ctrl-C: 128 + SIGINT, as shells have it."""
 
-_EXPECTED = (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
-"""Errors of the file system that the user can put right."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_MEMORY = ("OutOfMemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory")
+"""What torch says, by device: it has no error of its own for it on the CPU."""
+_LONGEST = 4000
 _PACKAGE = Path(__file__).parent.parent
 _HEADINGS = {
     "Where the sink comes from": ("trace", "tokens", "report"),
@@ -95,15 +98,15 @@ class Commands(Group):
         with _heard(debug=debug):
             try:
                 return super().invoke(ctx)
-            except KeyboardInterrupt:
-                say("interrupted", "nothing was written")
+            except KeyboardInterrupt as error:
+                say("interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"])))
                 raise typer.Exit(INTERRUPTED) from None
-            except (SinkLensError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in _EXPECTED:
+            except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
+                text = _told(error)
+                if text is None:
                     raise
                 if debug:
                     traceback.print_exception(error)
-                text = str(error) if isinstance(error, SinkLensError) else _disk_full(error)
                 say("error", text)
                 raise typer.Exit(BAD_INPUT) from None
 
@@ -158,6 +161,7 @@ def _heard(*, debug: bool) -> Iterator[None]:
 
     logger = logging.getLogger(PACKAGE)
     handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(_Plain())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -170,18 +174,41 @@ def _heard(*, debug: bool) -> Iterator[None]:
 
 
 def say(word: str, text: str) -> None:
-    """One coloured word and a plain text, on stderr; never wrapped, so that paths can be copied."""
+    """One coloured word and a plain text in one line, on stderr; never wrapped, so that paths can be copied."""
     from rich.text import Text
 
     style = "bold yellow" if word == "warning" else "bold red"
-    console(stderr=True).print(Text.assemble((word, style), f": {text}"), soft_wrap=True)
+    line = visible(" ".join(text.split("\n")), limit=_LONGEST)
+    console(stderr=True).print(Text.assemble((word, style), f": {line}"), soft_wrap=True)
+
+
+def echo(text: object) -> None:
+    """A plain line on stdout."""
+    typer.echo(for_terminal(str(text)))
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Where results go, or messages."""
+    """Where results go, or messages; what a name hides in invisible characters is spelled out."""
     from rich.console import Console
+    from rich.segment import Segment
+    from rich.text import Text
 
-    return Console(stderr=stderr, highlight=False, markup=False)
+    class Shown(Console):
+        def render_str(self, text: str, **named: Any) -> Text:
+            return super().render_str(for_terminal(text), **named)  # before a table measures it
+
+        def render(self, *given: Any, **named: Any) -> Iterator[Segment]:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed on as it is
+            for one in super().render(*given, **named):
+                yield one if one.control else one._replace(text=for_terminal(one.text))
+
+    return Shown(stderr=stderr, highlight=False, markup=False)
+
+
+class _Plain(logging.Formatter):
+    """Messages in one line each."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return for_terminal(super().format(record))
 
 
 def lines(shown: "RenderableType") -> list[str]:
@@ -207,15 +234,24 @@ def reported(folder: Path, *, quiet: bool = False) -> Path:
         say("interrupted", f"the run in {folder} is finished; sink-lens report {folder} draws its page")
         raise typer.Exit(INTERRUPTED) from None
     if not quiet:
-        typer.echo(f"report: {path}")
+        echo(f"report: {path}")
     return path
 
 
-def _disk_full(error: OSError) -> str:
+def _told(error: BaseException) -> str | None:
+    """What the user can do about an error; None where it is the program's own fault."""
+    if isinstance(error, SinkLensError):
+        return str(error)
+    if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__} {error}" for sign in _NO_MEMORY):
+        return "the memory is full; need less at once. Ask for fewer or shorter sequences, or a smaller --batch-size"
+    if not isinstance(error, OSError) or error.errno is None or error.errno == errno.EPIPE:
+        return None
     if error.errno == errno.ENAMETOOLONG:
         return f"a name is too long ({str(error.filename)[:40]}...); need at most 255 bytes. Give a shorter one"
     where = f" at {error.filename}" if error.filename else ""
-    return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
+    if error.errno in _FULL:
+        return f"{error.strerror}{where}; need room on the disk. Free space, or choose another folder with --out"
+    return f"{error.strerror}{where}; need a file or folder that can be used so. Check the path and its permissions"
 
 
 def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":

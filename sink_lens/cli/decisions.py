@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from ..studies.config import QuantiseConfig, StreamingConfig
-from .console import app, columns_of, console, hush, reported
+from .console import app, columns_of, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool) 
     """The held-out rows without random draws, the sentence and the folder; the decision for ``--json``."""
     page = reported(study.folder, quiet=True)
     if quiet:
-        typer.echo(study.folder)
+        echo(study.folder)
     else:
         out = console()
         frame = study.tables[table].query("part == 'judge' and kept != 'random'")

@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from ..studies.config import AblateConfig, AmplifyConfig, IsolateConfig
-from .console import app, columns_of, console, hush, reported
+from .console import app, columns_of, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -103,12 +101,12 @@ def _ablations(study: "Study") -> "pd.DataFrame":
 def _shown(study: "Study", *, quiet: bool, columns: tuple[str, ...], frame: "pd.DataFrame | None" = None) -> Answer:
     page = reported(study.folder, quiet=True)
     if quiet:
-        typer.echo(study.folder)
+        echo(study.folder)
     else:
         console().print(columns_of(study.tables["summary"] if frame is None else frame, columns))
         console().print(study.headline, soft_wrap=True)
-        typer.echo(f"report: {page}")
-        typer.echo(f"run: {study.folder}")
+        echo(f"report: {page}")
+        echo(f"run: {study.folder}")
 
     def found() -> dict[str, Any]:
         table = study.tables.get("ablations", study.tables["summary"])

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..patching.config import PatchConfig
-from .console import app, console, hush, reported
+from .console import app, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def patch(
     from ..patching.named_metric import named_metric
     from ..patching.pairs import paired
 
-    lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else typer.echo)
+    lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else echo)
     pair = paired(lens, config.clean, config.corrupted, bos=config.bos)
     pair.run_and_source(config.direction)  # refuses one that does not exist
     metric = named_metric(lens, pair, config=config)
@@ -83,7 +83,7 @@ def patch(
     found = {"run": folder, "report": page, "metric": result.metric}
     answer = Answer(found=lambda: {**found, "differences": rows(pair.differences), "strongest": rows(strongest)})
     if quiet:
-        typer.echo(folder)
+        echo(folder)
         return answer
     console().print(
         f"the strongest of {len(result.frame)} patches of {result.site}, {result.direction}: {result.metric} "
@@ -92,9 +92,9 @@ def patch(
     )
     console().print(_strongest(result, top=top))
     if sentence:
-        typer.echo(sentence)
-    typer.echo(f"report: {page}")
-    typer.echo(f"run: {folder}")
+        echo(sentence)
+    echo(f"report: {page}")
+    echo(f"run: {folder}")
     return answer
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..identity.config import ContractionConfig, PreferenceConfig, SurveyConfig
-from .console import INTERRUPTED, app, console, hush, say
+from .console import INTERRUPTED, app, console, echo, hush, say
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -113,12 +113,12 @@ def _run(config: SurveyConfig, *, out: Path | None, dry_run: bool, overwrite: bo
     found = {"run": folder, "report": done.report}
     answer = Answer(found=lambda: found | {name: rows(done.tables[name]) for name in ("arms", "summary")})
     if quiet:
-        typer.echo(done.report)
+        echo(done.report)
         return answer
     for sentence in [f"{_TITLES[kind]} (± 95% over seeds)", *shared(done.tables["arms"]["variant"].tolist())]:
         console().print(sentence, soft_wrap=True)
     console().print(_table(kind, done))
-    typer.echo(f"report: {done.report}")
+    echo(f"report: {done.report}")
     return answer
 
 

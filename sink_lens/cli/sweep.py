@@ -10,7 +10,7 @@ import typer
 
 from ..errors import InputError
 from ..sweeps.config import SweepConfig, sweep_config
-from .console import INTERRUPTED, app, console, lines, reported
+from .console import INTERRUPTED, app, console, echo, lines, reported
 from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_of, rows
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ site = "z"
 heads = "each"                   # in every layer
 """
 
+_ENGINE_HELP = "Where the blocks are computed; ray sends tokens, cells and metrics to the cluster of RAY_ADDRESS."
 _EXAMPLES = """\
 [bold]Examples[/bold]
 
@@ -84,7 +85,7 @@ def sweep(
     devices: Annotated[
         str | None, typer.Option(help="Several devices of this machine, one process each.", metavar="D,D")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where the blocks are computed.", metavar="local|ray")] = "local",
+    engine: Annotated[str, typer.Option(help=_ENGINE_HELP, metavar="local|ray")] = "local",
     workers: Annotated[
         int | None, typer.Option(help="Number of Ray workers. Default: one for each GPU.", metavar="N", min=1)
     ] = None,
@@ -137,7 +138,7 @@ def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, An
         for row in result.failed.head(3).to_dict("records"):
             console(stderr=True).print(f"failed: {named(row)}: {row['error']}", soft_wrap=True)
     page = reported(result.folder, quiet=quiet)
-    typer.echo(str(result.folder))
+    echo(str(result.folder))
 
     def found() -> dict[str, Any]:
         metrics = dict.fromkeys(map(str, result.frame["metric"]))

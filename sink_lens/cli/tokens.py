@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from ..studies.tokens_config import TokensConfig
-from .console import app, console, hush, reported
+from .console import app, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ def tokens(
     report = reported(found.folder, quiet=True)
     answer = Answer(found=lambda: _found(found, report=report))
     if quiet:
-        typer.echo(found.folder)
+        echo(found.folder)
         return answer
     for sentence in found.headline:
         console().print(sentence, soft_wrap=True)
@@ -54,7 +52,7 @@ def tokens(
 
     for sentence in dimension_sentences(found.tables["dimensions"]):
         console().print(sentence, soft_wrap=True)
-    typer.echo(f"report: {report}")
+    echo(f"report: {report}")
     return answer
 
 

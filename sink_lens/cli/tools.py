@@ -8,7 +8,7 @@ import typer
 from ..data.config import CacheConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
-from .console import app, console, say, shown_size
+from .console import app, console, echo, say, shown_size
 from .options import Answer, Json, Quiet, answering, configured
 
 _REPORT_EXAMPLES = """\
@@ -36,7 +36,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     if not config.runs:
         raise InputError("no run was given; need the folder of a run: sink-lens report runs/NAME")
     page = render(*config.runs, out=None if config.out is None else Path(config.out))
-    typer.echo(str(page) if quiet else f"report: {page}")
+    echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
     if config.figures is not None:
         from ..report.export import save_figures
@@ -44,7 +44,7 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
         how = {"formats": config.format, "width": config.width, "font": config.font}
         files, missing = save_figures(config.runs, config.figures, **how)
         if not quiet:
-            typer.echo(f"figures: {config.figures} ({len(files)} files)")
+            echo(f"figures: {config.figures} ({len(files)} files)")
         for why in missing:
             say("warning", f"not drawn: {why}")
 
@@ -76,10 +76,10 @@ def cache(
     found: dict[str, Any] = {"folder": cache_folder(), "entries": shown}
     if not entries and name is None:
         if not quiet:
-            typer.echo(f"{cache_folder()} holds nothing")
+            echo(f"{cache_folder()} holds nothing")
         return Answer(found=lambda: found)
     if not config.clear and quiet:
-        typer.echo("\n".join(entry.name for entry in chosen))
+        echo("\n".join(entry.name for entry in chosen))
     elif not config.clear:
         from rich.table import Table
 
@@ -96,7 +96,7 @@ def cache(
         typer.confirm(f"Remove {what} ({shown_size(size)}) from {cache_folder()}?", abort=True)
     freed = clear_cache(name=name)
     if not quiet:
-        typer.echo(f"freed {shown_size(freed)}")
+        echo(f"freed {shown_size(freed)}")
     return Answer(found=lambda: {**found, "freed_bytes": freed})
 
 
@@ -114,7 +114,7 @@ def _measures(*, quiet: bool) -> Answer:
 
     for measure in MEASURES.values():
         if quiet:
-            typer.echo(measure.name)
+            echo(measure.name)
             continue
         about = f"{measure.unit}, {measure.low:g} to {measure.high:g}; {measure.reference}"
         console().print(Text.assemble((measure.name, "bold"), f"  {about}"))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..chain.config import TraceConfig
-from .console import INTERRUPTED, app, console, hush, lines, say
+from .console import INTERRUPTED, app, console, echo, hush, lines, say
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def trace(
         say("interrupted", f"what is finished is in {folder}; the same command with --out {folder} continues")
         raise typer.Exit(INTERRUPTED) from None
     if quiet:
-        typer.echo(result.report_path)
+        echo(result.report_path)
     else:
         from ..report.html import conclusion
 
         console().print(result.table())
         console().print(f"\n{conclusion(result.folder)}.", soft_wrap=True)
-        typer.echo(f"report: {result.report_path}")
+        echo(f"report: {result.report_path}")
     return Answer(found=lambda: _found(result))
 
 

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
-from .console import INTERRUPTED, app, console, lines, reported
+from .console import INTERRUPTED, app, console, echo, lines, reported
 from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_of
 
 _EXAMPLES = """\
@@ -70,6 +70,6 @@ def train(
     if not quiet:
         console().print(result.headline, soft_wrap=True)
     page = reported(result.folder, quiet=quiet)
-    typer.echo(str(result.folder))
+    echo(str(result.folder))
     found = {"run": result.folder, "report": page, "sentence": result.headline}
     return Answer(found=lambda: found)

@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from ..training.config import WatchConfig
-from .console import app, console, reported
+from .console import app, console, echo, reported
 from .options import Answer, Quiet, configured
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def watch(config: WatchConfig, quiet: Quiet = False) -> Answer:
     console().print(born.sentence, soft_wrap=True)
     page = reported(run, quiet=quiet)
     if not quiet:
-        typer.echo(str(run / "course.png"))
+        echo(str(run / "course.png"))
     found = {"run": run, "report": page, "sentence": born.sentence, "table": run / "watch.parquet"}
     return Answer(found=lambda: found)
 

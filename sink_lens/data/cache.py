@@ -17,11 +17,12 @@ from typing import Any
 import platformdirs
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import InputError, RunError
+from sink_lens.errors import InputError, RunError, is_own_name
 
 MANIFEST = "manifest.json"
 """Name of the file that lists the content of a cache folder."""
 _PART = ".part"
+_OLD = ".old"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +83,19 @@ def new_folder(folder: Path) -> Iterator[Path]:
     if part.exists():  # of a process that was killed: the lock is ours
         shutil.rmtree(part)
     part.mkdir(parents=True)
+    old = folder.with_name(f"{folder.name}{_OLD}")
+    shutil.rmtree(old, ignore_errors=True)
     try:
         yield part
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.replace(old)  # not removed before the new one is there: Ctrl-C between the two brings it back
         part.replace(folder)
-    except BaseException:
+    except BaseException:  # Ctrl-C too
+        if old.exists() and not folder.exists():
+            old.replace(folder)
         shutil.rmtree(part, ignore_errors=True)
         raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
@@ -108,8 +114,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         names = manifest["files"]
-        believed = all(Path(name).name == name and {"bytes", "sha256"} <= names[name].keys() for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        believed = all(
+            is_own_name(name) and type(one["bytes"]) is int and type(one["sha256"]) is str
+            for name, one in names.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return manifest if believed and names else None
 
@@ -202,7 +211,7 @@ def _entry(path: Path, *, kind: str) -> CacheEntry:
 
 
 def _lock_file(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name.removesuffix(_PART)}.lock")
+    return folder.with_name(f"{folder.name.removesuffix(_PART).removesuffix(_OLD)}.lock")
 
 
 def _lock(folder: Path) -> FileLock:

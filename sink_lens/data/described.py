@@ -104,7 +104,7 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as {what}: {error}. Need a TOML or JSON file") from error
     if not isinstance(found, dict):
         raise InputError(f"{path} cannot be read as {what}: it holds no table. Need one at the top of the file")

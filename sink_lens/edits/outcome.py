@@ -1,7 +1,7 @@
 """What was read of a run, edited or not."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -90,4 +90,22 @@ def spliced(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
         logits=None if found.logits is None else found.logits[rows],
         tensors={**early.tensors, **{key: tensor[rows] for key, tensor in found.tensors.items()}},
         scored=found.scored,
+    )
+
+
+def joined(parts: Sequence[Outcome]) -> Outcome:
+    """One outcome of the batches of prompts of a run, in their order."""
+    if len(parts) == 1:
+        return replace(parts[0], sequences=slice(None))
+    first = parts[0]
+    losses, logits = ([getattr(part, name) for part in parts] for name in ("loss", "logits"))
+    return replace(
+        first,
+        valid=torch.cat([part.valid for part in parts]),
+        mass=torch.cat([part.mass for part in parts], dim=1),
+        state=torch.cat([part.state for part in parts], dim=1),
+        loss=None if first.loss is None else torch.cat(losses),
+        logits=None if first.logits is None else torch.cat(logits),
+        tensors={place: torch.cat([part.tensors[place] for part in parts]) for place in first.tensors},
+        sequences=slice(None),
     )

@@ -93,10 +93,10 @@ def _with_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
     """Round values whose largest magnitudes, by scale, are given."""
     if form.element in _INTEGERS:
         top = _INTEGERS[form.element]
-        scale = largest / top
+        scale = _over(largest, top)
         return (values * (1 / _divisor(scale))).round().clamp(-top - 1, top) * scale
     if form.element in _FLOAT8:
-        scale = largest / torch.finfo(_FLOAT8[form.element]).max
+        scale = _over(largest, torch.finfo(_FLOAT8[form.element]).max)
         return to_float8(values / _divisor(scale), form.element) * scale
     scale = power_of_two_scale(largest) if form.name == "mxfp4" else _scale_in_e4m3(largest)
     return to_fp4(values / _divisor(scale)) * scale
@@ -125,8 +125,13 @@ def power_of_two_scale(largest: Tensor) -> Tensor:
 def _scale_in_e4m3(largest: Tensor) -> Tensor:
     """The scale of an nvfp4 block: max|x| / 6, rounded to e4m3 in units that one sequence shares."""
     top = torch.finfo(torch.float8_e4m3fn).max
-    unit = largest.amax((-3, -2), keepdim=True) / (_LARGEST_FP4 * top)
-    return to_float8(largest / _LARGEST_FP4 / _divisor(unit), "fp8_e4m3") * unit
+    unit = _over(largest.amax((-3, -2), keepdim=True), _LARGEST_FP4 * top)
+    return to_float8(_over(largest, _LARGEST_FP4) / _divisor(unit), "fp8_e4m3") * unit
+
+
+def _over(x: Tensor, number: float) -> Tensor:
+    """The quotient, correctly rounded: on a GPU torch multiplies by the reciprocal of a number that is no tensor."""
+    return x / torch.full_like(x, number)
 
 
 def _divisor(scale: Tensor) -> Tensor:

@@ -5,12 +5,13 @@ before either, so nothing before them is computed again.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..edits.constructors import Edit
 from ..errors import InputError
+from ..models.sites import SITES
 from .references import References
 
 Touches = tuple[tuple[str, tuple[int, ...] | None], ...]
@@ -64,3 +65,19 @@ def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
     touches = tuple((site, one.layers) for one in edits for site in (one.site, one.reads) if site is not None)
     firsts = [0 if one.positions is None or one.reads is not None else min(one.positions) for one in edits]
     return touches, min(firsts, default=0)
+
+
+def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
+    """What is left of edits from a layer on."""
+    kept = []
+    for one in edits:
+        if not SITES[one.site].per_layer:
+            kept.append(one)
+        elif layers := tuple(layer for layer in one.over(n_layers) if layer >= first):
+            kept.append(replace(one, layers=layers))
+    return kept
+
+
+def ends_before(one: Edit, position: int) -> bool:
+    """Whether an edit touches no position from this one on."""
+    return one.positions is not None and max(one.positions) < position

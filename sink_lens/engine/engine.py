@@ -16,7 +16,7 @@ product of few rows may still move the last bit of a cell that it did not compar
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import accumulate, chain
 from threading import Event, Lock
 from typing import Any, TypeVar
@@ -26,20 +26,20 @@ import torch
 from torch import Tensor
 
 from ..data.tokens import TokenBatch
+from ..edits.constructors import Edit
 from ..edits.metrics import Metric, evaluate
-from ..edits.outcome import Outcome
+from ..edits.outcome import Outcome, joined
 from ..errors import SinkLensError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.sites import SITES
-from .cells import Cell, Touches
-from .forward import Early
+from .cells import Cell, Touches, cone, ends_before, from_layer
+from .ground import Ground
 from .hooks import check_edits
 from .needs import Needs
 from .passes import Clean, Passes
 from .plan import CELLS_A_BLOCK, Plan, begins_of, packs_of
 from .references import References
-from .threads import Lanes
 
 VALUES = ("cell", "sequence", "metric", "value", "changed", "error")
 """Columns of a block's numbers."""
@@ -74,17 +74,30 @@ class Engine:
         *,
         plan: Plan,
         needs: Needs | None = None,
+        ground: Ground | None = None,
     ) -> None:
+        """Prepare them.
+
+        Args:
+            lens: the model.
+            tokens: the sequences.
+            cells: what to run.
+            metrics: what to read.
+            plan: the forwards.
+            needs: what the passes keep; None is what the metrics read.
+            ground: the run that the cells continue, of the same sequences and plan; None is the unedited one.
+        """
         self.lens = lens
         self.tokens = tokens
         self.cells = tuple(cells)
         self.metrics = tuple(metrics)
         self.plan = plan
         self.needs = Needs.of(metrics, lens=lens) if needs is None else needs
+        self._ground = Ground(lens, tokens, plan=plan, needs=self.needs, most=1) if ground is None else ground
         self.blocks = self._blocks()
         self._references = References(lens, tokens)
         self._passes = Passes(lens=lens, needs=self.needs, n_sequences=tokens.n_sequences)
-        self._clean = lru_cache(maxsize=1)(self._clean_run)
+        self._clean = self._ground.clean if ground is None else lru_cache(maxsize=None)(self._narrowed)
         self._one_at_a_time = Lock()
 
     def baseline(self) -> pd.DataFrame:
@@ -152,8 +165,8 @@ class Engine:
         each = -(-len(packs) // self.plan.lanes)
         shares = [packs[start : start + each] for start in range(0, len(packs), each)]
 
-        def of_share(passes: Passes, packs: Sequence[tuple[int, ...]], stop: Event) -> list[_Found]:
-            found = []
+        def of_share(lens: LensModel, packs: Sequence[tuple[int, ...]], stop: Event) -> list[_Found]:
+            found, passes = [], replace(self._passes, lens=lens)
             for done, some in self._share(packs, stop, block=block, passes=passes, take=take, failed=failed):
                 with self._one_at_a_time:
                     advance(done)
@@ -161,6 +174,52 @@ class Engine:
             return found
 
         return list(chain.from_iterable(self._in_lanes(block, of_share, shares)))
+
+    def outcomes(self, *, advance: Callable[[int], object] = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
+        """What is read of every cell over all sequences, in order, and which of its edits changed anything.
+
+        The forwards of all blocks run side by side. Of a cell that can change nothing that is read, and is not run, all
+        edits are given.
+
+        Args:
+            advance: called with the number of cells that were finished on a batch of prompts.
+
+        Raises:
+            Exception: whatever an edit raises.
+        """
+        found: list[dict[int, Outcome]] = [{} for _ in self.cells]
+        changed: list[set[int]] = [set() for _ in self.cells]
+        alone = [block for block in self.blocks if not self._has_lanes(block)]
+        beside = [(block, pack) for block in self.blocks if self._has_lanes(block) for pack in self._packs(block)]
+
+        def keep(block: Block, number: int, outcome: Outcome, which: list[bool]) -> None:
+            found[number][block.prompts.start] = outcome
+            is_run = block.first <= self.lens.n_layers  # else nothing is known of its edits
+            changed[number].update(place for place, one in enumerate(which) if one or not is_run)
+
+        def in_lane(lens: LensModel, work: Iterator[tuple[Block, tuple[int, ...]]], stop: Event) -> None:
+            passes = replace(self._passes, lens=lens)
+            while not stop.is_set():
+                with self._one_at_a_time:
+                    one = next(work, None)
+                if one is None:
+                    return
+                block, pack = one
+                take = partial(keep, block)
+                for done, _ in self._share([pack], stop, block=block, passes=passes, take=take, failed=None):
+                    with self._one_at_a_time:
+                        advance(done)
+
+        with evaluating(self.lens.plain):
+            for block in alone:
+                self._all_of(block, partial(keep, block), failed=None, advance=advance)
+            if beside:
+                for prompts in self._prompts():
+                    self._clean(prompts.start)
+                work = iter(beside)
+                self._ground.lanes.map(in_lane, [work] * self.plan.lanes)
+        whole = (joined([by_batch[start] for start in sorted(by_batch)]) for by_batch in found)
+        return list(zip(whole, changed, strict=True))
 
     def clean(self, prompts: slice) -> Outcome:
         """What is read of the clean run of a batch of prompts."""
@@ -173,11 +232,12 @@ class Engine:
         run = partial(self._run, block=block)
         with evaluating(self.lens.plain):
             if self._has_lanes(block):
-                (found,) = self._in_lanes(block, lambda passes, pack, stop: run(pack, passes=passes), [pack])
+                (found,) = self._in_lanes(block, self._in_one, [lambda passes: run(pack, passes=passes)])
             else:
                 found = run(pack, passes=self._passes)
         outcome, _ = found[pack.index(number)]
         edits = self.cells[number].make(self._references)
+        edits = (*self._ground.edits, *edits)
         slow, _ = self._passes.slow(self._part(block.prompts), edits, prompts=block.prompts)
         return max([0.0, *(_gap(evaluate(metric, outcome), evaluate(metric, slow)) for metric in self.metrics)])
 
@@ -185,7 +245,7 @@ class Engine:
         """The largest difference for the unedited run of the first prompts."""
         prompts = self._prompts()[0]
         clean = self._clean(prompts.start).outcome
-        slow, _ = self._passes.slow(self._part(prompts), (), prompts=prompts)
+        slow, _ = self._passes.slow(self._part(prompts), self._ground.edits, prompts=prompts)
         return max(_gap(evaluate(metric, clean), evaluate(metric, slow)) for metric in self.metrics)
 
     def pack_deviation(self) -> float:
@@ -216,13 +276,17 @@ class Engine:
                 for begins in list(shapes)[1:]:
                     streams = partial(Passes.streams, part=part, begins=begins, held=keys)
                     if self.plan.lanes > 1:
-                        (packed,) = self._lanes.map(lambda passes, given, stop: given(passes), [streams])
+                        (packed,) = self._ground.lanes.map(self._in_one, [streams])
                     else:
                         packed = streams(self._passes)
                     for begin, copy in zip(begins, packed, strict=True):
                         gaps = [float((one[:, begin:] - own).abs().max()) for one, own in zip(alone, copy, strict=True)]
                         found = max([found, *gaps])
         return found
+
+    def _in_one(self, lens: LensModel, run: Callable[[Passes], _Found], stop: Event) -> _Found:
+        """Run something in a lane."""
+        return run(replace(self._passes, lens=lens))
 
     def layers_of(self, block: Block) -> int:
         """Number of layers that a block runs for each of its cells."""
@@ -261,7 +325,12 @@ class Engine:
 
     def _earliest(self, number: int) -> int:
         """The first position that a cell needs."""
-        return self.cells[number].begin if self.plan.cut and self.plan.path == "plain" else 0
+        return self._whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "plain" else 0
+
+    def _whole_edits(self, begin: int) -> int:
+        """This position, or an earlier one at which an edit of the run that cells continue begins, if it ends later."""
+        reaching = [cone([one])[1] for one in self._ground.edits if not ends_before(one, begin)]
+        return begin if min(reaching, default=begin) >= begin else self._whole_edits(min(reaching))
 
     def _packs(self, block: Block) -> list[tuple[int, ...]]:
         """The cells that share each forward."""
@@ -271,11 +340,12 @@ class Engine:
 
     def _begins(self, pack: Sequence[int], block: Block) -> list[int]:
         """The first positions of the cells of a forward."""
-        return begins_of(
+        found = begins_of(
             [self._earliest(number) for number in pack],
             n_positions=self.tokens.n_positions,
-            n_sequences=block.prompts.stop - block.prompts.start,
+            n_sequences=len(range(self.tokens.n_sequences)[block.prompts]),
         )
+        return [self._whole_edits(begin) for begin in found]
 
     def _first(self, touches: Touches) -> int:
         n = self.lens.n_layers
@@ -285,35 +355,24 @@ class Engine:
         return min((min(layers) for layers in inner), default=n - 1)
 
     def _prompts(self) -> list[slice]:
-        n, size = self.tokens.n_sequences, self.plan.prompts
-        return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+        return self._ground.prompts
 
     def _part(self, prompts: slice) -> TokenBatch:
-        return replace(self.tokens, tokens=self.tokens.tokens[prompts], lengths=self.tokens.lengths[prompts])
+        return self._ground.part(prompts)
 
-    def _clean_run(self, start: int) -> Clean:
-        prompts = next(prompts for prompts in self._prompts() if prompts.start == start)
-        part = self._part(prompts)
-        if self.plan.path == "bridge":
-            outcome, _ = self._passes.slow(part, (), prompts=prompts)
-            return Clean(part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={})
-        with evaluating(self.lens.plain):
-            return self._passes.clean(part, prompts=prompts)
-
-    @cached_property
-    def _lanes(self) -> Lanes:
-        return Lanes(self._passes, count=self.plan.lanes)
+    def _narrowed(self, start: int) -> Clean:
+        return self._ground.clean(start).narrowed(self.needs)
 
     def _has_lanes(self, block: Block) -> bool:
         """Whether its cells may run side by side: those of the bridge do not, there is one."""
         return self.plan.lanes > 1 and self.plan.path == "plain" and block.first <= self.lens.n_layers
 
     def _in_lanes(
-        self, block: Block, run: Callable[[Passes, _Given, Event], _Found], given: Sequence[_Given]
+        self, block: Block, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]
     ) -> list[_Found]:
         """Parts of a block, side by side."""
         self._passes.known(self._clean(block.prompts.start), block.first)  # computed once for all lanes
-        return self._lanes.map(run, given)
+        return self._ground.lanes.map(run, given)
 
     def _share(
         self,
@@ -361,10 +420,19 @@ class Engine:
             check_edits(some, lens=self.lens, n_positions=self.tokens.n_positions)
         if block.first > self.lens.n_layers:
             return [(clean.outcome, [False] * len(some)) for some in edits]
+        before = self._ground.edits
         if self.plan.path == "bridge":
-            return [passes.slow(clean.part, some, prompts=block.prompts) for some in edits]
-        outcomes, changed = passes.pack(edits, clean=clean, first=block.first, begins=self._begins(pack, block))
-        return list(zip(outcomes, changed, strict=True))
+            runs = iter(passes.slow(clean.part, [*before, *some], prompts=block.prompts) for some in edits)
+        else:
+            begins = self._begins(pack, block)
+            before = from_layer(before, first=block.first, n_layers=self.lens.n_layers)
+            every = [
+                [*(one for one in before if not ends_before(one, begin)), *some]
+                for some, begin in zip(edits, begins, strict=True)
+            ]
+            runs = zip(*passes.pack(every, clean=clean, first=block.first, begins=begins), strict=True)
+        owns = zip(edits, runs, strict=True)
+        return [(outcome, changed[len(changed) - len(some) :]) for some, (outcome, changed) in owns]
 
     def _rows_of(self, number: int, outcome: Outcome, changed: list[bool], *, prompts: slice) -> list[dict[str, Any]]:
         more = {"cell": number, "changed": any(changed), "error": None}
@@ -373,6 +441,35 @@ class Engine:
             for metric in self.metrics
             for row in _rows(evaluate(metric, outcome), prompts=prompts, metric=metric.name)
         ]
+
+
+def outcomes(
+    ground: Ground,
+    several: Sequence[Sequence[Edit]],
+    *,
+    needs: Needs,
+    advance: Callable[[int], object] = lambda cells: None,
+) -> list[tuple[Outcome, set[int]]]:
+    """What is read of runs that continue another one, each under its own edits, and which of those changed anything.
+
+    Args:
+        ground: the run that they continue, with its edits.
+        several: the edits of each run; without any it is the run itself.
+        needs: what is read of each, no more than of the run that they continue.
+        advance: called with the number of runs that were finished on a batch of prompts.
+
+    Raises:
+        Exception: whatever an edit raises.
+    """
+    made = [tuple(edits) for edits in several]
+    cells = []
+    for number, edits in enumerate(made):
+        touches, begin = cone(edits)
+        cells.append(Cell(identity=str(number), touches=touches, begin=begin, make=lambda _, edits=edits: edits))
+    edited = [cell for cell, edits in zip(cells, made, strict=True) if edits]
+    engine = Engine(ground.lens, ground.tokens, edited, (), plan=ground.plan, needs=needs, ground=ground)
+    found = iter(engine.outcomes(advance=advance))
+    return [next(found) if edits else (ground.read(needs), set()) for edits in made]
 
 
 def _gap(found: Tensor, wanted: Tensor) -> float:
@@ -385,8 +482,9 @@ def _gap(found: Tensor, wanted: Tensor) -> float:
 
 def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
     """One row a sequence; where the metric gives one number in all, it stands at the first sequence of its batch."""
-    for index, value in enumerate(values.tolist()):
-        yield {"sequence": prompts.start + index, "metric": metric, "value": value}
+    numbers = range(prompts.start, prompts.stop, prompts.step or 1)
+    for sequence, value in zip(numbers, values.tolist(), strict=False):
+        yield {"sequence": sequence, "metric": metric, "value": value}
 
 
 def _failed(number: int, error: Exception) -> dict[str, Any]:

@@ -130,11 +130,12 @@ def run_applied(
     last = lens.n_layers if loss or logits else max(layers) + 1
     desk = Desk(lens=lens, keys=positions)
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions) if batch_size is None else batch_size
-    done = 0
+    done, n_sequences = 0, max(applied.n_sequences, batch.n_sequences)
     with tqdm(total=batch.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False) as bar:
         for part in batch.batches(size):
             chosen = slice(done, done + part.n_sequences)
-            own = slice(prompts.start + done, prompts.start + done + part.n_sequences)
+            own = range(n_sequences)[prompts][done : done + part.n_sequences]
+            own = slice(own.start, own.stop, None if own.step == 1 else own.step)
             hooks: list[Any] = list(applied.hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read, take=take))
@@ -287,14 +288,14 @@ class Desk:
                 "model from load or wrap(model) of Hugging Face, not a stock bridge"
             )
         n, n_keys = len(valid), len(self.keys)
-        mass = [torch.cat(self.mass[layer]) for layer in read]
-        state = [torch.cat(self.state[layer]) for layer in read]
+        mass = [torch.cat(self.mass[layer]).cpu() for layer in read]  # a layer taken from the clean run lies there
+        state = [torch.cat(self.state[layer]).cpu() for layer in read]
         return Outcome(
             positions=self.keys,
             layers=read,
             valid=valid,
-            mass=torch.stack(mass).cpu() if read else torch.empty(0, n, 0, n_keys),
-            state=torch.stack(state).cpu() if read else torch.empty(0, n, n_keys, 0),
+            mass=torch.stack(mass) if read else torch.empty(0, n, 0, n_keys),
+            state=torch.stack(state) if read else torch.empty(0, n, n_keys, 0),
             loss=torch.cat(self.losses) if self.losses else None,
             logits=torch.cat(self.logits) if self.logits else None,
             tensors={place: torch.cat(parts) for place, parts in self.kept.items()},

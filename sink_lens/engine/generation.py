@@ -1,9 +1,12 @@
 """Generate text under edits, for example with the sink removed.
 
-This is a plain loop on the bridge. Every new token takes a whole forward pass without a key-value cache, so an edit
-acts on every position in every pass, as in all other runs. The time grows with the square of the length, so it is
-meant for a few dozen tokens. The positions of edits are absolute, counted from the first token of the prompt; a
-position that does not exist yet is edited once it exists.
+An edit acts on every position of every pass, as in all other runs. The positions of edits are absolute, counted from
+the first token of the prompt; a position that does not exist yet is edited once it exists.
+
+Where the edits allow it, a new token takes the keys and values of the positions before it from the last pass, and only
+the last few positions are computed. They allow it if each is of all positions, or of positions of the prompt, and reads
+no other site. That an edit of all positions does not mix them is not known of a function: the first such token is
+compared with a whole pass of the bridge, and where its logits differ every token takes a whole pass.
 """
 
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..activations.forward import check_tokens
@@ -22,7 +25,14 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import display
+from .cells import cone, ends_before
 from .hooks import Applied, check_edits
+from .layout import Layout
+from .partial_pass import Visit, plain_pass
+from .plan import begins_of
+
+_AGREE = 1e-4
+"""Logits of a pass with a cache agree with a whole pass within this share of the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +134,20 @@ def _continued(
     max_new_tokens: int,
     temperature: float,
     generator: torch.Generator | None,
+    cached: bool = True,
 ) -> tuple[int, ...]:
-    ends = _ends(lens)
+    ends, state = _ends(lens), None if generator is None else generator.get_state()
     record = Applied(lens=lens, edits=edits, n_sequences=1)
+    cache = _Cache(lens, edits) if cached and _allow_cache(edits, n_prompt=tokens.shape[1]) else None
     new: list[int] = []
     while len(new) < max_new_tokens:
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
-        logits = _last_logits(lens, here, edits, record=record)
+        logits = _last_logits(lens, here, edits, record=record) if cache is None else cache.logits(here, record=record)
+        if cache is not None and len(new) == 1 and not _agree(logits, _last_logits(lens, here, edits, record=record)):
+            if generator is not None and state is not None:
+                generator.set_state(state)
+            options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "generator": generator}
+            return _continued(lens, tokens, edits, cached=False, **options)
         if not bool(logits.isfinite().all()):
             raise InputError("the logits are not finite under these edits; need edits that keep them finite")
         if temperature > 0:
@@ -142,6 +159,63 @@ def _continued(
             break
     record.warn()
     return tuple(new)
+
+
+def _allow_cache(edits: Sequence[Edit], *, n_prompt: int) -> bool:
+    """Whether no edit acts later on what was computed before, as far as can be told."""
+    return all(
+        one.reads is None and (one.positions is None or max(one.positions) < n_prompt) and one.keys is None
+        for one in edits
+    )
+
+
+def _agree(logits: Tensor, whole: Tensor) -> bool:
+    return bool(torch.allclose(logits, whole, rtol=_AGREE, atol=_AGREE * float(whole.abs().max())))
+
+
+class _Cache:
+    """Passes of the plain module that go on from the keys and values of the last one."""
+
+    def __init__(self, lens: LensModel, edits: tuple[Edit, ...]) -> None:
+        self.lens, self.edits = lens, edits
+        self.keys: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def logits(self, tokens: Int[Tensor, "1 position"], *, record: Applied) -> Float[Tensor, " vocab"]:
+        """Logits of the next token."""
+        n, begin = tokens.shape[1], 0
+        held = {layer: (_longer(key), _longer(value)) for layer, (key, value) in self.keys.items()}
+        if held:
+            (begin,) = begins_of([n - 1], n_positions=n, n_sequences=1)
+            while reaching := [cone([one])[1] for one in self._local if not ends_before(one, begin)]:
+                if min(reaching) >= begin:
+                    break
+                begin = min(reaching)
+        numbers = [number for number, one in enumerate(self.edits) if not ends_before(one, begin)]
+        applied = Applied(
+            lens=self.lens, edits=tuple(self.edits[number] for number in numbers), n_sequences=1, begin=begin
+        )
+        valid, visits = torch.ones(1, n, dtype=torch.bool), dict[tuple[str, int], Visit]()
+        for step in applied.steps(sequences=slice(0, 1), valid=valid, layers=range(self.lens.n_layers)):
+            visits.setdefault((step.site, step.layer), Visit()).edits.append((0, step.act))
+        layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
+        ends = {"first": 0, "last": self.lens.n_layers + 1, "logits_at": torch.tensor([n - begin - 1])}
+        self.keys = {}
+        with evaluating(self.lens.plain):
+            out = plain_pass(self.lens, tokens, layout=layout, visits=visits, held=held, keep=self.keys, **ends)
+        assert out is not None  # the pass goes to the end
+        record.changed |= {numbers[number] for number in applied.changed}
+        record.reached |= {numbers[number] for number in applied.reached}
+        return out[0, -1].float().cpu()
+
+    @property
+    def _local(self) -> list[Edit]:
+        """The edits of some positions."""
+        return [one for one in self.edits if one.positions is not None]
+
+
+def _longer(tensor: Float[Tensor, "sequence head key d_head"]) -> Tensor:
+    """Keys or values with room for one more position."""
+    return torch.nn.functional.pad(tensor, (0, 0, 0, 1))
 
 
 def _last_logits(

@@ -1,7 +1,10 @@
-"""The gradient of the loss with respect to each token's residual stream, from one backward pass."""
+"""Gradients: of the loss for each token's residual stream, and of a metric for a site, from one backward pass each."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,8 +12,14 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch
+from ..edits.metrics import Metric, evaluate
+from ..edits.outcome import Outcome
+from ..errors import InputError
+from ..measures.attention import row_shares, sink_mass
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
+from ..models.sites import SITES, bridge_hook
+from .forward import sequence_loss
 
 _TOKENS_OF_LOGITS = 256
 """Tokens whose logits are held at a time."""
@@ -82,3 +91,94 @@ def _loss_gradient(lens: LensModel, final: Tensor, tokens: Tensor) -> Tensor:
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / predicted
         gradient[:, places] = torch.autograd.grad(loss, states)[0]
     return gradient
+
+
+def metric_gradients(
+    lens: LensModel,
+    batch: TokenBatch,
+    *,
+    metric: Metric,
+    at: Mapping[tuple[str, int], Tensor],
+    embedding: Float[Tensor, "batch position d_model"] | None = None,
+) -> dict[tuple[str, int], Tensor]:
+    """Gradient of a metric, summed over sequences, for the tensors of sites in an unedited run of the bridge.
+
+    It is taken through a zero tensor that is added at the site, since the tensor that a hook receives is not always the
+    one that later computations use.
+
+    Args:
+        lens: the model.
+        batch: the sequences, all of which are in one pass.
+        metric: what is derived.
+        at: (site, layer) -> a tensor of the site's shape.
+        embedding: the stream before layer 0; None is the sequences' own.
+
+    Raises:
+        InputError: the metric has no gradient.
+    """
+    zeros = {key: torch.zeros_like(tensor, device=lens.device, requires_grad=True) for key, tensor in at.items()}
+    given = None if embedding is None else embedding.to(lens.device)
+    hooks: list[Any] = [] if given is None else [(_hook(lens, "resid_pre", 0), lambda x, hook: given)]
+    hooks += [(_hook(lens, *key), partial(_add, zero=zero)) for key, zero in zeros.items()]
+    with torch.enable_grad():
+        values = evaluate(metric, _outcome(lens, batch, metric=metric, hooks=hooks))
+        if not values.requires_grad:
+            raise InputError(
+                f"the metric {metric.name!r} has no gradient; need one made of the run's tensors by "
+                "differentiable operations, without detach, item, argmax or counts. Use patch for this metric"
+            )
+        total = values[~values.isnan()].sum()
+        found = torch.autograd.grad(total, list(zeros.values()), allow_unused=True)
+    return {
+        key: torch.zeros_like(zero, device="cpu") if gradient is None else gradient.detach().cpu()
+        for (key, zero), gradient in zip(zeros.items(), found, strict=True)
+    }
+
+
+def _hook(lens: LensModel, site: str, layer: int) -> str:
+    return bridge_hook(SITES[site], family=lens.family, layer=layer)
+
+
+def _add(x: Tensor, hook: object, *, zero: Tensor) -> Tensor:
+    return x + zero.to(x.device)
+
+
+def _outcome(lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[Any]) -> Outcome:
+    """A run with gradients, read as ``run_with`` does."""
+    layers, valid = metric.over(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
+    mass: dict[int, Tensor] = {}
+    state: dict[int, Tensor] = {}
+    tensors: dict[tuple[str, int], Tensor] = {}
+
+    def read_mass(x: Tensor, hook: object, *, layer: int) -> None:
+        x = row_shares(x) if lens.family.sigmoid else x
+        at = {"valid": valid.to(x.device), "reach": lens.reach(layer)}
+        found = [sink_mass(x[..., key].float(), key=key, **at) for key in metric.positions]
+        mass[layer] = torch.stack(found, dim=-1).cpu()
+
+    def read_state(x: Tensor, hook: object, *, layer: int) -> None:
+        state[layer] = x[:, list(metric.positions)].float().cpu()
+
+    def keep(x: Tensor, hook: object, *, key: tuple[str, int]) -> None:
+        tensors[key] = x.cpu()
+
+    reads: list[Any] = []
+    for layer in layers:
+        reads.append((_hook(lens, "pattern", layer), partial(read_mass, layer=layer)))
+        reads.append((_hook(lens, "resid_post", layer), partial(read_state, layer=layer)))
+    for site in metric.sites:
+        for key in [(site, layer) for layer in layers] if SITES[site].per_layer else [(site, 0)]:
+            reads.append((_hook(lens, *key), partial(keep, key=key)))
+    stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
+    with evaluating(lens.bridge):
+        out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
+    return Outcome(
+        positions=metric.positions,
+        layers=layers,
+        valid=batch.valid.cpu(),
+        mass=torch.stack([mass[layer] for layer in layers]),
+        state=torch.stack([state[layer] for layer in layers]),
+        loss=sequence_loss(out, batch).cpu() if metric.loss else None,
+        logits=out.cpu() if metric.logits else None,
+        tensors=tensors,
+    )

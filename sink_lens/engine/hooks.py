@@ -6,7 +6,7 @@ are applied in the given order, each to the result of the previous one.
 
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -86,11 +86,8 @@ class Applied:
 
     def warn(self) -> None:
         """Warn about every edit that changed nothing."""
-        for number, one in enumerate(self.edits):
-            if number not in self.changed:
-                ran = number in self.reached
-                reason = "the new values equal the old ones" if ran else "the run ended before the layers that it edits"
-                warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=3)
+        late = [one for number, one in enumerate(self.edits) if number not in self.reached]
+        warn_of_unchanged(self.edits, self.changed, late=late, stacklevel=4)
 
     def _apply(
         self,
@@ -106,7 +103,8 @@ class Applied:
         self.reached.add(number)
         index = _index(one, tensor, begin=self.begin)
         old = tensor if index is None else tensor[index]
-        positions = torch.arange(valid.shape[1]) if one.positions is None else torch.tensor(one.positions)
+        every = torch.arange(self.begin, valid.shape[1])
+        positions = every if one.positions is None else torch.tensor(one.positions)
         at = At(
             layer=layer,
             sequences=sequences,
@@ -128,6 +126,24 @@ class Applied:
         edited = tensor.clone()
         edited[index] = new
         return edited
+
+
+def warn_of_unchanged(
+    edits: Sequence[Edit], changed: Collection[int], *, late: Collection[Edit] = (), stacklevel: int = 3
+) -> None:
+    """Warn about every edit that changed nothing.
+
+    Args:
+        edits: all edits of a run.
+        changed: the numbers of those that changed something.
+        late: those of layers that the run did not reach.
+        stacklevel: of the warning.
+    """
+    for number, one in enumerate(edits):
+        if number not in changed:
+            ended = "the run ended before the layers that it edits"
+            reason = ended if one in late else "the new values equal the old ones"
+            warnings.warn(f"the edit {one.label!r} changed nothing: {reason}", stacklevel=stacklevel)
 
 
 def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> None:

@@ -4,6 +4,9 @@ A pass over cells that begin at different positions is one sequence of rows: of 
 sequence the positions from the cell's first on. Norms, projections and the MLP need no more. Attention takes the rows
 apart: queries are padded to the longest cell, keys and values are completed by those of the clean run, which a causal
 model computes the same way before the first position that an edit touches.
+
+For a single layer, one position may be computed alone: of the others nothing is changed before the layer, so that their
+keys, values and queries are the clean run's.
 """
 
 import contextlib
@@ -33,27 +36,38 @@ class Layout:
     n_positions: int
     begins: tuple[int, ...]
     """The first position of each cell."""
+    alone: bool = False
+    """Whether the first position, the same for all cells, is the only one that is computed."""
 
     @property
     def first(self) -> int:
         """The first position of any cell."""
         return min(self.begins)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every cell computes every position."""
+        return not self.alone and not any(self.begins)
+
     @cached_property
     def rows(self) -> tuple[slice, ...]:
         """The rows of each cell."""
-        sizes = [self.n_sequences * (self.n_positions - begin) for begin in self.begins]
+        sizes = [self.n_sequences * len(self.positions(begin)) for begin in self.begins]
         return tuple(slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True))
+
+    def positions(self, begin: int) -> range:
+        """The positions that a cell computes."""
+        return range(begin, begin + 1 if self.alone else self.n_positions)
 
     @cached_property
     def places(self) -> tuple[Int[Tensor, " row"], Int[Tensor, " row"]]:
         """The sequence of each row, counted over all cells, and its position."""
         sequences, positions = [], []
         for cell, begin in enumerate(self.begins):
-            length = self.n_positions - begin
+            computed = torch.tensor(self.positions(begin))
             own = torch.arange(cell * self.n_sequences, (cell + 1) * self.n_sequences)
-            sequences.append(own.repeat_interleave(length))
-            positions.append(torch.arange(begin, self.n_positions).repeat(self.n_sequences))
+            sequences.append(own.repeat_interleave(len(computed)))
+            positions.append(computed.repeat(self.n_sequences))
         return torch.cat(sequences), torch.cat(positions)
 
     def cell(self, tensor: Shaped[Tensor, "1 row *value"], cell: int) -> Shaped[Tensor, "batch position *value"]:
@@ -62,9 +76,10 @@ class Layout:
 
     def flat(self, tensor: Shaped[Tensor, "batch position *value"]) -> Shaped[Tensor, "1 row *value"]:
         """The rows of all cells, each with the values of the same tensor."""
-        if not any(self.begins):
+        if self.is_whole:
             return tensor.flatten(0, 1).repeat(len(self.begins), *[1] * (tensor.dim() - 2))[None]
-        return torch.cat([tensor[:, begin:].flatten(0, 1) for begin in self.begins])[None]
+        parts = [self.positions(begin) for begin in self.begins]
+        return torch.cat([tensor[:, part.start : part.stop].flatten(0, 1) for part in parts])[None]
 
     def apart(self, tensor: Float[Tensor, "1 head row d_head"]) -> Float[Tensor, "sequence head query d_head"]:
         """Rows by sequence, from the first position of any cell on; what no cell computes is 0."""
@@ -89,7 +104,7 @@ class Layout:
         self, tensor: Float[Tensor, "1 head row d_head"], clean: Float[Tensor, "batch head key d_head"] | None
     ) -> Float[Tensor, "sequence head key d_head"]:
         """Keys or values of whole sequences; those before a cell's first position are the clean ones."""
-        if not any(self.begins):
+        if self.is_whole:
             return self.apart(tensor)
         assert clean is not None
         by_row = tensor[0].transpose(0, 1)
@@ -114,6 +129,8 @@ class Attending:
     """(``scores`` or ``pattern``, layer) -> function of the whole tensor, which may edit and read it."""
     keep: dict[int, tuple[Tensor, Tensor]] | None = None
     """Takes the keys and values of every layer; None does not keep them."""
+    queries: dict[int, Tensor] | None = None
+    """Layer -> queries of the clean run: read where a position is computed alone, else kept like the keys."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, layer: int, *, like: Tensor) -> Float[Tensor, "1 1 query key"]:
@@ -159,6 +176,7 @@ def _attention(
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
     weighting: Literal["softmax", "sigmoid"] = "softmax",
+    alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "1 row head d_head"], Float[Tensor, "sequence head query key"]]:
     """Eager attention of every family, in the order of operations of Hugging Face and of the bridge."""
@@ -167,13 +185,22 @@ def _attention(
     layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
     clean = how.held.get(layer, (None, None))
     query = layout.apart(query)
+    if layout.alone:
+        assert how.queries is not None
+        others = how.queries[layer][:, :, layout.first + 1 :].repeat(len(layout.begins), 1, 1, 1)
+        query = torch.cat([query[:, :, :1], others], dim=2)
     key, value = (layout.completed(one, before) for one, before in zip((key, value), clean, strict=True))
     if how.keep is not None:
         how.keep[layer] = (key, value)
+        if how.queries is not None:
+            how.queries[layer] = query
     key, value = (_by_head(one, n_heads=query.shape[1]) for one in (key, value))
     scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    if alibi is not None:
+        keys = torch.arange(scores.shape[-1], device=scores.device)
+        scores = scores + (alibi[:, None, None] * keys).to(scores.dtype)
     scores = scores + how.mask(layer, like=scores)
     if ("scores", layer) in how.at:
         scores = how.at["scores", layer](scores)

@@ -10,7 +10,7 @@ edit changes (``Known``); and what lies behind the last attention where nothing 
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -84,13 +84,15 @@ _Z = frozenset({"z_raw", "z"})
 _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
-def skipped(sites: frozenset[str], *, known: Known, family: Family) -> frozenset[str]:
+def skipped(sites: frozenset[str], *, family: Family) -> frozenset[str]:
     """The parts of a layer that need not be computed if only these sites are edited."""
+    if family.adds_inside:  # what attention and MLP give depends on the stream
+        return frozenset()
     if sites & _BEFORE_Z or ("z_raw" in sites and family.head_out is not None):
         return frozenset()
     if sites & _Z:
         return frozenset({"pattern"})
-    if sites & _BEFORE_NEURONS or known.neurons is None:
+    if sites & _BEFORE_NEURONS or family.mlp is None or family.down is None:
         return frozenset({"pattern", "attention"})
     return frozenset({"pattern", "attention", "neurons"})
 
@@ -111,6 +113,8 @@ def plain_pass(
     attention_only: bool = False,
     logits_at: Int[Tensor, " sample"] | None = None,
     taps: Sequence[tuple[nn.Module, str, Take]] = (),
+    queries: dict[int, Tensor] | None = None,
+    gradients: bool = False,
 ) -> Tensor | None:
     """Layers ``first`` to ``last`` - 1 of the plain model; the logits if ``last`` is its number of layers + 1.
 
@@ -129,6 +133,8 @@ def plain_pass(
         attention_only: of the last layer, no more than the attention.
         logits_at: rows to unembed; None is all.
         taps: submodules whose input or output is handed over as it is.
+        queries: of the clean run, where one position is computed alone; with ``keep``, takes those of every layer.
+        gradients: autograd records the pass.
     """
     layers = lens.layers
     with contextlib.ExitStack() as stack:
@@ -148,6 +154,8 @@ def plain_pass(
                 continue
             root = layers[layer] if SITES[site].per_layer else lens.plain
             change = partial(visit.edited, view=partial(_view, lens=lens, address=address, layout=layout))
+            if address.scale != 1:
+                change = partial(_scaled, change=change, scale=address.scale)
             module = root.get_submodule(address.module)
             stack.callback((_before if address.side == "input" else _after)(module, change).remove)
         for module, side, take in taps:
@@ -155,8 +163,9 @@ def plain_pass(
         if last <= lens.n_layers:
             module = layers[last - 1].get_submodule(lens.family.attention) if attention_only else layers[last - 1]
             stack.callback(module.register_forward_hook(_end).remove)
-        stack.enter_context(attending(Attending(lens=lens, layout=layout, held=held, at=observed, keep=keep)))
-        stack.enter_context(torch.no_grad())
+        how = {"held": held, "at": observed, "keep": keep, "queries": queries}
+        stack.enter_context(attending(Attending(lens=lens, layout=layout, **how)))
+        stack.enter_context(torch.set_grad_enabled(gradients))
         stack.enter_context(contextlib.suppress(_EndedError))
         positions = layout.places[1][None].to(lens.device)
         inputs: dict[str, Any] = {"input_ids": layout.flat(tokens).to(lens.device), "position_ids": positions}
@@ -226,7 +235,14 @@ def _hand_on(*args: Any, **kwargs: Any) -> Any:
 
 def _view(raw: Tensor, cell: int, *, lens: LensModel, address: Address, layout: Layout) -> Tensor:
     sizes = {"n_heads": lens.n_heads, "n_kv_heads": lens.n_kv_heads, "d_head": lens.d_head}
-    return layout.cell(read(raw, address=address, family=lens.family, batch=1, **sizes), cell)
+    as_it_is = replace(address, scale=1.0)  # a view, which an edit writes to
+    return layout.cell(read(raw, address=as_it_is, family=lens.family, batch=1, **sizes), cell)
+
+
+def _scaled(raw: Tensor, *, change: Callable[[Tensor], Tensor | None], scale: float) -> Tensor | None:
+    """Edit the multiple of a tensor that is the site."""
+    new = change(raw * scale)
+    return None if new is None else new / scale
 
 
 def _in_attention(raw: Tensor, *, visit: Visit, layout: Layout) -> Tensor:

@@ -1,7 +1,7 @@
 """The forward passes of cells: the clean run, several cells at once, and one cell alone on the bridge."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from .plan import LEAST_ROWS
 
 @dataclass(slots=True, kw_only=True)
 class Clean:
-    """The unedited run of one batch of prompts."""
+    """The run that cells continue, on one batch of prompts: the unedited one, or one under edits of its own."""
 
     part: TokenBatch
     prompts: slice
@@ -29,13 +29,23 @@ class Clean:
     early: Early
     keys: dict[int, tuple[Tensor, Tensor]]
     """Layer -> its keys and values."""
+    streams: Mapping[int, Tensor] = field(default_factory=dict)
+    """Layer -> the stream before it, of the layers whose stream was kept."""
     known: Known | None = None
-    """Unedited values inside the layer that was needed last."""
+    """Values inside the layer that was needed last."""
 
     @property
     def outcome(self) -> Outcome:
         """What is read of it."""
         return self.early.outcome
+
+    def narrowed(self, needs: Needs) -> "Clean":
+        """The same run, as far as some cells read it."""
+        found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
+        sites = {place: found.tensors[place] for site in needs.sites for place in _places(site, needs.layers)}
+        kept = {"mass": found.mass[rows], "state": found.state[rows], "layers": needs.layers, "tensors": sites}
+        outcome = replace(found, **kept, loss=found.loss if needs.loss else None)
+        return replace(self, early=replace(self.early, outcome=outcome))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +57,13 @@ class Passes:
     n_sequences: int
     """The sequences of all batches of prompts."""
 
-    def clean(self, part: TokenBatch, *, prompts: slice) -> Clean:
-        """The unedited run."""
+    def clean(self, part: TokenBatch, *, prompts: slice, edits: Sequence[Edit] = ()) -> Clean:
+        """The unedited run, or one under edits, that cells continue."""
         keys: dict[int, tuple[Tensor, Tensor]] = {}
-        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[()], begins=[0], clean=None)
+        pack = _Pack(passes=self, part=part, prompts=prompts, edits=[edits], begins=[0], clean=None)
         (outcome,) = pack.run(0, keep=keys)
-        return Clean(part=part, prompts=prompts, early=pack.desks[0].early_of(outcome), keys=keys)
+        streams = {layer + 1: x for (site, layer), x in outcome.tensors.items() if site == "resid_post"}
+        return Clean(part=part, prompts=prompts, early=pack.desks[0].early_of(outcome), keys=keys, streams=streams)
 
     def slow(self, part: TokenBatch, edits: Sequence[Edit], *, prompts: slice) -> tuple[Outcome, list[bool]]:
         """Run one cell alone on the bridge, over all layers and positions: the reference for every faster way."""
@@ -109,9 +120,16 @@ class Passes:
         known = clean.known
         if known is None or known.layer != layer:
             begin = (known.layer, known.stream) if known is not None and known.layer < layer else None
+            if layer in clean.streams:
+                begin = layer, clean.streams[layer].to(self.lens.device)
             known = know(self.lens, clean.part.tokens, layer=layer, begin=begin)
             clean.known = known
         return known
+
+
+def _places(site: str, layers: Sequence[int]) -> list[tuple[str, int]]:
+    """The keys of a site's tensors in an outcome."""
+    return [(site, layer) for layer in (layers if SITES[site].per_layer else (0,))]
 
 
 def _layout(part: TokenBatch, begins: Sequence[int]) -> Layout:
@@ -147,13 +165,16 @@ class _Pack:
     def run(self, first: int, *, keep: dict[int, tuple[Tensor, Tensor]] | None = None) -> list[Outcome]:
         """Run the cells, starting inside the first layer if possible."""
         read = [layer for layer in self.needs.layers if layer >= first]
-        known, skip = None, frozenset[str]()
+        known, stream, skip = None, None, frozenset[str]()
         if self.clean is not None:
-            before = self.passes.known(self.clean, first)
             here = [one for some in self.edits for one in some if _is_at(one, first, n_layers=self.lens.n_layers)]
-            sites = {site for one in here for site in (one.site, one.reads) if site is not None}
-            skip = skipped(frozenset(sites), known=before, family=self.lens.family)
-            known = before.of(self.layout)
+            sites = frozenset(site for one in here for site in (one.site, one.reads) if site is not None)
+            skip = skipped(sites, family=self.lens.family)
+            if skip or (first > 0 and first not in self.clean.streams):
+                known = self.passes.known(self.clean, first).of(self.layout)
+                stream = known.stream
+            elif first > 0:
+                stream = self.layout.flat(self.clean.streams[first].to(self.lens.device))
         last = self.needs.end(self.lens.n_layers)
         visits = self._visits(first)
         for cell, desk in enumerate(self.desks):
@@ -170,7 +191,7 @@ class _Pack:
             first=first,
             last=last,
             visits=visits,
-            stream=None if known is None else known.stream,
+            stream=stream,
             held={} if self.clean is None else self.clean.keys,
             keep=keep,
             known=known,

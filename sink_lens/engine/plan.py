@@ -1,7 +1,7 @@
 """Plan the forward passes of many cells: how many share one pass, given the free memory and their cones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import psutil
@@ -56,6 +56,16 @@ def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) 
     lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
     lanes = max(1, min(lanes, -(-n_cells // pack), room // (prompts * pack * tokens.n_positions)))
     return Plan(path="plain", prompts=prompts, pack=pack, cut=not experts, lanes=lanes)
+
+
+def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
+    """The plan of a few cells at a time: the sequences are spread evenly over the forwards that run side by side."""
+    plan = plan_of(lens, tokens, needs, n_cells=_MOST_LANES * tokens.n_sequences)
+    budget = plan.prompts * plan.pack * tokens.n_positions
+    batches = plan.lanes * max(1, round(tokens.tokens.numel() / (plan.lanes * budget)))
+    prompts = -(-tokens.n_sequences // batches)
+    pack = max(1, budget // (prompts * tokens.n_positions)) if plan.cut else 1
+    return replace(plan, prompts=prompts, pack=pack)
 
 
 def packs_of(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]:

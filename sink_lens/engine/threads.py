@@ -16,7 +16,6 @@ from typing import TypeVar
 import torch
 
 from ..models.lens import LensModel
-from .passes import Passes
 
 log = logging.getLogger(__name__)
 
@@ -27,20 +26,20 @@ _Found = TypeVar("_Found")
 class Lanes:
     """Threads that share the CPU cores; each runs passes on its own copy of the model's modules."""
 
-    def __init__(self, passes: Passes, *, count: int) -> None:
+    def __init__(self, lens: LensModel, *, count: int) -> None:
         each = max(1, torch.get_num_threads() // count)
-        self._passes = [replace(passes, lens=copied(passes.lens)) for _ in range(count)]
+        self._lenses = [copied(lens) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,))
 
-    def map(self, run: Callable[[Passes, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
+    def map(self, run: Callable[[LensModel, _Given, Event], _Found], given: Sequence[_Given]) -> list[_Found]:
         """Call ``run`` for each item, one per lane; if one fails, or this thread is interrupted, the others stop.
 
         Args:
-            run: called with a lane's passes, one of the given, and an event that is set when it should stop.
+            run: called with a lane's copy of the model, one of the given, and an event that is set when it should stop.
             given: at most as many as there are lanes.
         """
         stop = Event()
-        futures = [self._pool.submit(run, *each, stop) for each in zip(self._passes, given, strict=False)]
+        futures = [self._pool.submit(run, *each, stop) for each in zip(self._lenses, given, strict=False)]
         try:
             return [future.result() for future in futures]
         finally:

@@ -13,8 +13,9 @@ from ..edits.metrics import Metric
 from ..models.lens import LensModel
 from .cells import Cell
 from .engine import Engine
+from .ground import Ground
 from .needs import Needs
-from .plan import Plan, plan_of
+from .plan import Plan, even_plan_of, plan_of
 from .threads import can_copy
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def checked(
     computed; where cells that share a forward differ, they share none. If nothing of this makes them equal, and in
     other families, the first plan within ``TOLERANCE`` is taken; where there is none, one forward of the bridge a cell.
     """
-    alike = lens.device.type == "cpu" and lens.dtype == torch.float32 and lens.family.same_products
+    alike = _alike(lens)
     if plan.lanes > 1 and not can_copy(lens):
         plan = replace(plan, lanes=1)
     ways = [
@@ -61,6 +62,33 @@ def checked(
     last = list(dict.fromkeys(ways))[-1]
     log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
     return last, worst
+
+
+def grounded(
+    lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, needs: Needs
+) -> tuple[Ground, float]:
+    """The unedited run that a few cells at a time continue, and how far the worst of some cells is off.
+
+    The unedited run and the given cells are compared with the bridge; other plans are tried (``checked``) only where
+    they differ more than they should.
+
+    Args:
+        lens: the model.
+        batch: the sequences.
+        cells: what is compared.
+        metrics: the numbers that are compared.
+        needs: what is read of the run.
+    """
+    plan = even_plan_of(lens, batch, needs)
+    if plan.lanes > 1 and not can_copy(lens):
+        plan = replace(plan, lanes=1)
+    ground = Ground(lens, batch, plan=plan, needs=needs)
+    engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), ground=ground)
+    worst = max([engine.clean_deviation(), *map(engine.deviation, range(len(cells)))])
+    if worst == 0 or (not _alike(lens) and worst <= _allowed(engine)):
+        return ground, worst
+    plan, worst = checked(lens, batch, cells, metrics, plan=plan)
+    return Ground(lens, batch, plan=plan, needs=needs), worst
 
 
 def trusted(
@@ -90,6 +118,11 @@ def trusted(
         plan = replace(plan, prompts=batch.n_sequences, pack=max(1, plan.pack * plan.prompts // batch.n_sequences))
     plan, _ = checked(lens, batch, cells, metrics, plan=plan)
     return Engine(lens, batch, cells, metrics, plan=plan)
+
+
+def _alike(lens: LensModel) -> bool:
+    """Whether equal bits are asked for."""
+    return lens.device.type == "cpu" and lens.dtype == torch.float32 and lens.family.same_products
 
 
 def _deviation(engine: Engine) -> float:

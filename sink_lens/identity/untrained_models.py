@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrain
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from ..configuration import check_choices, check_most
 from ..errors import InputError
 from ..models.checks import check_architecture
 from ..models.families import Family
@@ -80,6 +81,7 @@ class UntrainedConfig:
     """Whether the MLP does."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.style not in STYLES:
             raise InputError(f"style is {self.style!r}; need one of {', '.join(STYLES)}")
         for name, own in {**_OWN[self.style], "scaled_writers": self.style == "gpt2"}.items():
@@ -104,6 +106,9 @@ class UntrainedConfig:
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_mlp", "vocab_size", "n_context"):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
                 raise InputError(f"{name} is {getattr(self, name)!r}; need a whole number from 1 on")
+        check_most(self, 10_000, "n_layers")
+        check_most(self, 1_000_000, "d_model", "n_heads", "n_kv_heads", "d_mlp")
+        check_most(self, 10_000_000, "vocab_size", "n_context")
         if not (isinstance(self.init_std, (int, float)) and 0 < self.init_std < math.inf):
             raise InputError(f"init_std is {self.init_std!r}; need a positive number")
         assert self.n_kv_heads is not None

@@ -1,5 +1,6 @@
 """Checks that a model must pass before it is returned, since wrong numbers are worse than errors."""
 
+import contextlib
 import json
 import re
 import warnings
@@ -7,19 +8,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 import transformers
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import ModelError
+from ..errors import ModelError, is_own_name
 from .evaluating import evaluating
 from .families import Family, family_of, family_of_model
 from .headnorm import HeadNormForCausalLM
+from .interfaced import set_attention
 
 _PROBE_LENGTH = 8
+_FEW_LAYERS = 200
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _OLD_MASK = re.compile(r"\.masked_bias$")
 """A causal mask that older versions of transformers saved beside the weights."""
@@ -54,7 +59,7 @@ def check_folder(folder: Path) -> None:
         raise ModelError(f"{folder} has no config.json; need a folder written by save_pretrained")
     try:
         config = json.loads(config_file.read_text("utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError(
             f"{config_file} cannot be read ({error}); need the file as save_pretrained wrote it"
         ) from error
@@ -67,7 +72,44 @@ def check_folder(folder: Path) -> None:
             f"{folder} has {found}; need *.safetensors. Pickle can run code when it is read: "
             "convert it where you trust it, with model.save_pretrained(folder)"
         )
+    _check_index(folder)
     check_config(config, name=str(folder))
+    _check_depth(config, folder)
+
+
+def _check_index(folder: Path) -> None:
+    """Refuse a list of weights that names what is no file of the folder."""
+    for index in folder.glob("*.safetensors.index.json"):
+        try:
+            files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            away = sorted(str(name) for name in files if not isinstance(name, str) or not is_own_name(name))
+            lost = sorted(name for name in files if name not in away and not (folder / str(name)).is_file())
+        except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelError(
+                f"{index} cannot be read ({type(error).__name__}: {error}); need the file as save_pretrained wrote it"
+            ) from error
+        if away or lost:
+            raise ModelError(
+                f"{index} says that weights are in {', '.join((away or lost)[:3])}; need files of the folder itself. "
+                "Fetch the whole model again"
+            )
+
+
+def _check_depth(config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a configuration with more layers than the folder has tensors: building it could take for ever."""
+    asked = [config.get(name) for name in ("num_hidden_layers", "n_layer", "num_layers")]
+    layers = max((one for one in asked if isinstance(one, int | float)), default=0)
+    if layers <= _FEW_LAYERS:
+        return
+    found = 0
+    for file in folder.glob("*.safetensors"):
+        with contextlib.suppress(SafetensorError, OSError), safetensors.safe_open(file, framework="pt") as opened:
+            found += len(opened.keys())
+    if layers > found:
+        raise ModelError(
+            f"{folder / 'config.json'} says {layers:,} layers and the weights are {found:,} tensors; need a "
+            "configuration that belongs to the weights. Fetch it again"
+        )
 
 
 def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
@@ -82,9 +124,15 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
     Raises:
         ModelError: the table has no such architecture, or its code is not part of transformers.
     """
-    for architecture in config.get("architectures") or ():
+    named, code = config.get("architectures") or [], config.get("auto_map") or {}
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named) or not isinstance(code, dict):
+        raise ModelError(
+            f"the configuration of {name} has architectures {named!r:.60} and auto_map {code!r:.60}; need a list of "
+            "names and a table. Fetch it again"
+        )
+    for architecture in named:
         family_of(architecture)
-    code = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
+    code = code.get("AutoModelForCausalLM")
     if code is None:
         return None
     reference = str(code).rpartition("--")[2]  # "owner/name--file.Class" if the code is in another repository
@@ -117,7 +165,12 @@ def check_keys(info: dict, *, name: str) -> None:
     Raises:
         ModelError: the checkpoint has such weights; the message names the first ones.
     """
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    for key, found, needed in sorted(info.get("mismatched_keys", ())):
+        raise ModelError(
+            f"{name}: {key} has the shape {tuple(found)} in the checkpoint and {tuple(needed)} by its configuration; "
+            "need a config.json and weights that belong together. Fetch both again"
+        )
+    for kind in ("missing_keys", "unexpected_keys"):
         keys = sorted(str(key) for key in info.get(kind, ()))
         keys = [key for key in keys if not _OLD_MASK.search(key)]
         if keys:
@@ -144,7 +197,7 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
     """
     ids = probe_tokens(plain)
     kernel = str(plain.config._attn_implementation)
-    plain.set_attn_implementation("eager")
+    set_attention(plain, "eager")
     try:
         with evaluating(plain), torch.no_grad():
             expected = plain(ids, use_cache=False).logits.float()
@@ -155,11 +208,16 @@ def check_logits(bridge: TransformerBridge, *, plain: PreTrainedModel) -> None:
             "plain model and TransformerLens run. Use float32"
         ) from error
     finally:
-        plain.set_attn_implementation(kernel)
+        set_attention(plain, kernel)
     if not bool(expected.isfinite().all()):
         raise ModelError(
             f"the model's logits in {plain.dtype} are not finite on {ids.shape[1]} tokens; need a type whose range "
             "is large enough. Load it in float32 or bfloat16; if that does not help, the weights are broken"
+        )
+    if not bool(expected.any()):
+        raise ModelError(
+            f"every logit of the model is 0 on {ids.shape[1]} tokens: its weights are 0, or its last ones; need "
+            "trained or random weights. Fetch or save them again"
         )
     tolerance = max(1e-5, 4 * torch.finfo(plain.dtype).eps)
     error = ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()

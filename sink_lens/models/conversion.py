@@ -76,7 +76,7 @@ def convert(gguf: Path, *, folder: Path) -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True, **source
+                folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **source
             )
         model, info = loaded
         if header.has_tokenizer:

@@ -69,7 +69,7 @@ class Family:
     sink_logit: bool = False
     """Whether every head has a learned logit that takes mass without a key, so that pattern rows sum to less than 1."""
     own_sdpa: bool = False
-    """Whether the model class itself adds to SDPA the parts of its attention that go beyond a softmax."""
+    """Whether the model class itself calls SDPA, with the parts of its attention that go beyond a softmax."""
     sigmoid: bool = False
     """Whether attention weights are the sigmoid of the scores; pattern rows then need not sum to 1."""
     head_out: str | None = None
@@ -83,18 +83,28 @@ class Family:
     """Whether the bridge and the plain module multiply matrices of the same shapes in the same order, so that the same
     kernels give the same bits. If False (for example, if one of them splits a fused projection), they agree within the
     rounding of the type, and bit for bit only on some instruction sets."""
+    residual_multiplier: float = 1.0
+    """Number by which the outputs of attention and MLP are multiplied before they are added to the stream (Granite)."""
+    own_attention: bool = False
+    """Whether the class writes its attention out instead of calling transformers' attention interface; ``interfaced``
+    has a subclass that calls it."""
+    alibi: bool = False
+    """Whether scores have a slope for each head times the position of the key (ALiBi); no fused kernel is given it."""
+    adds_inside: bool = False
+    """Whether attention and MLP add the residual stream to their output themselves (BLOOM)."""
     bridge_architecture: str | None = None
     """Name under which the TransformerLens adapter is registered, if that is not the class name."""
 
     @property
     def fused_kernel(self) -> bool:
         """Whether a fused kernel computes this family's attention exactly."""
-        return not (self.soft_capped or self.sigmoid)
+        return not (self.soft_capped or self.sigmoid or self.alibi)
 
     @property
     def plain_kernel(self) -> str:
         """The Hugging Face attention implementation that is exact for the family and fastest."""
-        return "eager" if self.soft_capped or (self.sink_logit and not self.own_sdpa) else "sdpa"
+        no_sdpa = self.soft_capped or ((self.sink_logit or self.own_attention) and not self.own_sdpa)
+        return "eager" if no_sdpa else "sdpa"
 
 
 _SANDWICH = {
@@ -103,6 +113,14 @@ _SANDWICH = {
     "mlp_post_norm": "post_feedforward_layernorm",
     "gain_offset": 1.0,
 }
+
+_POST_NORM = {
+    "attn_norm": None,
+    "attn_post_norm": "post_attention_layernorm",
+    "mlp_norm": None,
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+_EXPERTS = {"gate": None, "up": None, "down": None}
 
 _ROWS = (
     Family(architecture="LlamaForCausalLM"),
@@ -122,15 +140,7 @@ _ROWS = (
         gate_up_fused=True,
         same_products=False,
     ),
-    Family(
-        architecture="Olmo2ForCausalLM",
-        attn_norm=None,
-        attn_post_norm="post_attention_layernorm",
-        mlp_norm=None,
-        mlp_post_norm="post_feedforward_layernorm",
-        qk_norm="width",
-        rotates_in_float32=True,
-    ),
+    Family(architecture="Olmo2ForCausalLM", **_POST_NORM, qk_norm="width", rotates_in_float32=True),
     Family(
         architecture="GPT2LMHeadModel",
         layers="transformer.h",
@@ -181,12 +191,135 @@ _ROWS = (
         bridge_architecture="SinkLensOPTForCausalLM",
         same_products=False,
     ),
-    Family(architecture="GptOssForCausalLM", gate=None, up=None, down=None, sink_logit=True),
+    Family(architecture="GptOssForCausalLM", **_EXPERTS, sink_logit=True),
+    Family(architecture="GemmaForCausalLM", gain_offset=1.0),
+    Family(architecture="SmolLM3ForCausalLM"),
+    Family(architecture="GraniteForCausalLM"),
+    Family(architecture="Olmo3ForCausalLM", **_POST_NORM, qk_norm="width", rotates_in_float32=True),
+    Family(architecture="Exaone4ForCausalLM", **_POST_NORM, qk_norm="head"),
+    Family(
+        architecture="Glm4ForCausalLM",
+        attn_post_norm="post_self_attn_layernorm",
+        mlp_post_norm="post_mlp_layernorm",
+        gate="gate_up_proj",
+        up="gate_up_proj",
+        gate_up_fused=True,
+        same_products=False,
+    ),
+    Family(architecture="StableLmForCausalLM", centred_norm=True),
+    Family(
+        architecture="Starcoder2ForCausalLM",
+        gate=None,
+        up="c_fc",
+        down="c_proj",
+        centred_norm=True,
+        same_products=False,
+    ),
+    Family(architecture="CohereForCausalLM", mlp_norm="input_layernorm", centred_norm=True, same_products=False),
+    Family(
+        architecture="PhiForCausalLM",
+        final_norm="model.final_layernorm",
+        o="dense",
+        gate=None,
+        up="fc1",
+        down="fc2",
+        mlp_norm="input_layernorm",
+        centred_norm=True,
+    ),
+    Family(
+        architecture="FalconForCausalLM",
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        attention="self_attention",
+        q="query_key_value",
+        k="query_key_value",
+        v="query_key_value",
+        o="dense",
+        qkv_layout="contiguous",
+        gate=None,
+        up="dense_h_to_4h",
+        down="dense_4h_to_h",
+        mlp_norm="input_layernorm",
+        centred_norm=True,
+        own_attention=True,
+        own_sdpa=True,
+        bridge_architecture="SinkLensFalconForCausalLM",
+        same_products=False,
+    ),
+    Family(
+        architecture="GPTJForCausalLM",
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        attention="attn",
+        o="out_proj",
+        attn_norm="ln_1",
+        gate=None,
+        up="fc_in",
+        down="fc_out",
+        mlp_norm="ln_1",
+        centred_norm=True,
+        own_attention=True,
+        bridge_architecture="SinkLensGPTJForCausalLM",
+        same_products=False,
+    ),
+    Family(
+        architecture="GPTNeoForCausalLM",
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        attention="attn.attention",
+        o="out_proj",
+        attn_norm="ln_1",
+        gate=None,
+        up="c_fc",
+        down="c_proj",
+        mlp_norm="ln_2",
+        centred_norm=True,
+        own_attention=True,
+        bridge_architecture="SinkLensGPTNeoForCausalLM",
+        same_products=False,
+    ),
+    Family(
+        architecture="BloomForCausalLM",
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        attention="self_attention",
+        q="query_key_value",
+        k="query_key_value",
+        v="query_key_value",
+        o="dense",
+        qkv_layout="interleaved",
+        gate=None,
+        up="dense_h_to_4h",
+        down="dense_4h_to_h",
+        centred_norm=True,
+        own_attention=True,
+        alibi=True,
+        adds_inside=True,
+        bridge_architecture="SinkLensBloomForCausalLM",
+        same_products=False,
+    ),
+    Family(architecture="MixtralForCausalLM", **_EXPERTS),
+    Family(architecture="Qwen3MoeForCausalLM", **_EXPERTS, qk_norm="head"),
+    Family(architecture="OlmoeForCausalLM", **_EXPERTS, qk_norm="width"),
     Family(architecture="HeadNormForCausalLM", head_out="head_out", own_sdpa=True),
 )
 
 FAMILIES = {row.architecture: row for row in _ROWS}
 """Class name of the Hugging Face model -> its row."""
+
+
+_NORM_OF_HEADS = "it norms queries and keys with a gain of its own for each head; need a model without that norm"
+_REFUSED: dict[str, dict[str, str]] = {
+    "StableLmForCausalLM": {"qk_layernorm": _NORM_OF_HEADS},
+    "CohereForCausalLM": {"use_qk_norm": _NORM_OF_HEADS},
+    "PhiForCausalLM": {"qk_layernorm": "its norm of queries and keys is not known here; need a model without it"},
+    "FalconForCausalLM": {
+        "alibi": "its positions are ALiBi's; need a Falcon with rotary positions, as 7B",
+        "new_decoder_architecture": "its keys and values are laid out in groups; need one of the first kind, as 7B",
+    },
+    "OlmoeForCausalLM": {"clip_qkv": "it clips its queries, keys and values; need a model that does not"},
+}
+"""Architecture -> field of the configuration -> why a model where it is set cannot be opened."""
 
 
 def family_of(architecture: str) -> Family:
@@ -210,6 +343,18 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
         ModelError: the table has no row for the architecture.
     """
     row = family_of(architecture)
+    for name, reason in _REFUSED.get(architecture, {}).items():
+        if getattr(config, name, None):
+            raise ModelError(f"this {architecture} has {name}={getattr(config, name)!r}: {reason}")
+    if architecture == "FalconForCausalLM" and not (config.multi_query and config.parallel_attn):
+        raise ModelError(
+            "this FalconForCausalLM has several key heads, or an MLP behind its attention; need multi_query and "
+            "parallel_attn, as 7B has"
+        )
+    if architecture == "Qwen3MoeForCausalLM" and (config.mlp_only_layers or config.decoder_sparse_step != 1):
+        raise ModelError("some of its layers have no experts; need a Qwen3-MoE whose layers all have them")
+    if hasattr(config, "residual_multiplier"):
+        return replace(row, residual_multiplier=float(config.residual_multiplier))
     if row.head_out is None:
         return row
     return replace(
@@ -225,6 +370,8 @@ def reach_of(config: Any, *, layer: int) -> int | None:
 
     A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
     """
+    if getattr(config, "attention_layers", None) is not None:  # GPT-Neo
+        return int(config.window_size) if config.attention_layers[layer] == "local" else None
     window = getattr(config, "sliding_window", None)
     if window is None or getattr(config, "use_sliding_window", True) is False:
         return None

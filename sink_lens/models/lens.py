@@ -46,6 +46,8 @@ class LensModel:
     @property
     def n_kv_heads(self) -> int:
         """Number of key and value heads."""
+        if getattr(self.config, "multi_query", False):
+            return 1
         return getattr(self.config, "num_key_value_heads", None) or self.n_heads
 
     @property

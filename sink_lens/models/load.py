@@ -4,6 +4,7 @@ import contextlib
 import copy
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ..errors import InputError, ModelError, check_name
 from ..renamed import renamed_names
 from . import checks
 from .bundled import DEFAULT_MODEL, bundled_gguf, converted
+from .interfaced import set_attention
 from .lens import LensModel
 from .wrapping import assemble, random_state_kept, wrap
 
@@ -35,6 +37,7 @@ _FROM_GGUF = "the weights were read from {}; where that file is quantised, the q
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 }
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -95,6 +98,7 @@ def load(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # check_keys refuses them, and says which
                 **({} if "device" in placement else placement),
             )
     except ModelError:
@@ -105,7 +109,7 @@ def load(
     checks.check_class(model, config=model.config)
     checks.check_keys(info, name=str(name))
     family = checks.check_architecture(model)
-    model.set_attn_implementation(family.plain_kernel)
+    set_attention(model, family.plain_kernel)
     if "device" in placement:
         model.to(placement["device"])
     if tokenizer is None:
@@ -174,6 +178,11 @@ def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | N
         return path, ()
     if path.exists():
         raise ModelError(f"{path} is a file; need a folder written by save_pretrained, a .gguf file or a hub name")
+    if not _HUB_NAME.fullmatch(name):
+        raise ModelError(
+            f"there is no folder {path}; need one written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} "
+            "(bundled), or a hub name, as OWNER/NAME. Check the path"
+        )
     return None, ()
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -30,6 +29,8 @@ class Address:
     side: Literal["input", "output"]
     part: Literal["whole", "q", "k", "v", "gate", "up", "heads"] = "whole"
     """Which part of a fused projection to take, or that the tensor is viewed by heads."""
+    scale: float = 1.0
+    """Number that the submodule's tensor is multiplied by to give the site's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,10 @@ def _neurons(family: Family) -> Address | None:
 
 
 def _attn_out(family: Family) -> Address:
-    return Address(module=family.attn_post_norm or family.attention, side="output")
+    module = family.attn_post_norm or family.attention
+    if family.adds_inside:
+        module = _join(family.attention, family.o)
+    return Address(module=module, side="output", scale=family.residual_multiplier)
 
 
 def _mlp_in(family: Family) -> Address:
@@ -95,7 +99,10 @@ def _down_out(family: Family) -> Address | None:
 
 
 def _mlp_out(family: Family) -> Address:
-    return Address(module=family.mlp_post_norm or family.mlp or _join(family.down), side="output")
+    module = family.mlp_post_norm or family.mlp or _join(family.down)
+    if family.adds_inside:
+        module = _join(family.mlp, family.down)
+    return Address(module=module, side="output", scale=family.residual_multiplier)
 
 
 def _of_head(family: Family) -> Address:
@@ -280,6 +287,8 @@ def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
     """
     if site.name == "up" and family.gate is None:
         return f"blocks.{layer}.mlp.hook_pre"
+    if site.name == "down_out" and family.adds_inside:
+        return f"blocks.{layer}.mlp.out.hook_out"
     if site.name == "z_raw" and family.head_out is not None:
         return f"blocks.{layer}.attn.{family.head_out}.hook_in"
     return site.hook_name(layer)
@@ -298,6 +307,8 @@ def read(
     """Extract a site's tensor from a submodule's input or output: split a fused projection, view by heads."""
     if tensor.dim() == 2:  # OPT flattens batch and position around its MLP
         tensor = tensor.unflatten(0, (batch, -1))
+    if address.scale != 1:
+        tensor = tensor * address.scale
     match address.part:
         case "whole":
             return tensor
@@ -315,4 +326,5 @@ def read(
             if family.qkv_layout == "interleaved":
                 return tensor.unflatten(-1, (n_heads, 3, d_head))[..., index, :]
             widths = [n_heads * d_head, n_kv_heads * d_head, n_kv_heads * d_head]
-            return torch.split(tensor, widths, dim=-1)[index].unflatten(-1, (heads, d_head))
+            # a view of its own: one of several views of ``split`` cannot be changed in place under autograd
+            return tensor.narrow(-1, sum(widths[:index]), widths[index]).unflatten(-1, (heads, d_head))

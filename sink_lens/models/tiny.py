@@ -88,6 +88,43 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", _WIDE_HEAD),
+    "smollm3": ("smollm3", _LLAMA | {"no_rope_layers": [1, 0, 1]}),
+    "granite": (
+        "granite",
+        _LLAMA
+        | {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+    ),
+    "olmo3": ("olmo3", _LLAMA | {"sliding_window": WINDOW}),
+    "exaone4": ("exaone4", _LLAMA | {"sliding_window": WINDOW, "sliding_window_pattern": 4}),
+    "glm4": ("glm4", _WIDE_HEAD | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
+    "stablelm": ("stablelm", _LLAMA | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
+    "starcoder2": ("starcoder2", _LLAMA | {"sliding_window": WINDOW}),
+    "cohere": ("cohere", _LLAMA | {"logit_scale": 0.5}),
+    "phi": ("phi", _LLAMA | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
+    "falcon": ("falcon", _SIZES | {"ffn_hidden_size": 80, "initializer_range": 0.2, "bias": True}),
+    "gptj": ("gptj", _SIZES | {"n_inner": 80, "initializer_range": 0.2, "rotary_dim": 6}),
+    "gpt_neo": (
+        "gpt_neo",
+        _SIZES
+        | {
+            "intermediate_size": 80,
+            "initializer_range": 0.2,
+            "window_size": WINDOW,
+            "attention_types": [[["global", "local", "global"], 1]],
+        },
+    ),
+    "bloom": ("bloom", _SIZES | {"initializer_range": 0.2}),
+    "mixtral": ("mixtral", _LLAMA | _EXPERTS),
+    "qwen3_moe": (
+        "qwen3_moe",
+        _WIDE_HEAD | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    "olmoe": ("olmoe", _LLAMA | {"num_experts": 4, "num_experts_per_tok": 2}),
+}
+"""Families that came later: not every test goes through them, see `tests/models/test_more_families.py`."""
 _HEADNORM = {
     "headnorm": {"value_norm": "shared"},
     "headnorm_sigmoid": {"attention": "sigmoid"},
@@ -97,7 +134,10 @@ _HEADNORM = {
 """Configuration fields of the variants of our own class: norm of the values, sigmoid weights, gates, sink logit."""
 _CONFIGS |= {name: (HeadNormConfig.model_type, _LLAMA | fields) for name, fields in _HEADNORM.items()}
 TINY_FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
-"""The families that `tiny` builds."""
+"""The families that every test goes through."""
+MORE_FAMILIES: tuple[str, ...] = tuple(_MORE)
+"""The families that `tiny` builds beside them."""
+_CONFIGS |= _MORE
 
 
 def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -110,7 +150,7 @@ def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     does not change.
 
     Args:
-        family: One of `TINY_FAMILIES`.
+        family: One of `TINY_FAMILIES` or `MORE_FAMILIES`.
         seed: Seed of the weights.
         **overrides: Fields of the family's Hugging Face configuration, by their Hugging Face names, such as
             `num_hidden_layers=2` or `attn_implementation="eager"`.
@@ -130,7 +170,7 @@ def config_of(family: str, **overrides: Any) -> Any:
         InputError: The config has no such field.
     """
     if family not in _CONFIGS:
-        raise ModelError(f"no tiny model of the family {family!r}; need one of {', '.join(TINY_FAMILIES)}")
+        raise ModelError(f"no tiny model of the family {family!r}; need one of {', '.join(_CONFIGS)}")
     model_type, defaults = _CONFIGS[family]
     config_class = CONFIG_MAPPING[model_type]
     known = {*vars(config_class()), *config_class.attribute_map, "attn_implementation"}
@@ -141,7 +181,7 @@ def config_of(family: str, **overrides: Any) -> Any:
         )
     names = config_class.attribute_map  # gpt2: hidden_size -> n_embd; either may be overridden
     fields = {names.get(key, key): value for key, value in (defaults | overrides).items()}
-    if family in ("gemma2", "gemma3", "gpt_oss"):
+    if family in ("gemma2", "gemma3", "gpt_oss", "olmo3", "exaone4"):
         n_layers = fields["num_hidden_layers"]
         fields.setdefault("layer_types", [_ALTERNATING[layer % 2] for layer in range(n_layers)])
     return config_class(**fields)

@@ -43,16 +43,20 @@ class MlpWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """An RMSNorm or LayerNorm: ``(x - mean * centred) / scale * gain + bias``."""
+    """An RMSNorm or LayerNorm: ``(x - mean * centred) / scale * gain + bias``; or the gain alone."""
 
     gain: Float[Tensor, " value"]
     bias: Float[Tensor, " value"]
     eps: float
     centred: bool
+    divides: bool = True
+    """False where the model multiplies by a constant, as Granite does before it adds to the stream."""
 
     def scale(self, x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
         """The number that the norm divides by: the root mean square, or the standard deviation if the norm centres."""
         x = x.float()
+        if not self.divides:
+            return torch.ones_like(x[..., 0])
         if self.centred:
             x = x - x.mean(-1, keepdim=True)
         return (x.square().mean(-1) + self.eps).sqrt()
@@ -129,6 +133,9 @@ def norm_weights(lens: LensModel, *, layer: int, which: str) -> Norm | None:
         path = None if family.qk_norm is None else f"{family.attention}.{which}"
     else:
         path = getattr(family, which)
+    if which in ("attn_post_norm", "mlp_post_norm") and family.residual_multiplier != 1:
+        gain = torch.full((lens.d_model,), family.residual_multiplier, device=lens.device)
+        return Norm(gain=gain, bias=torch.zeros_like(gain), eps=0.0, centred=False, divides=False)
     width = None if which in ("q_norm", "k_norm") else lens.d_model
     return None if path is None else _norm(lens.layer(layer).get_submodule(path), family, width=width)
 

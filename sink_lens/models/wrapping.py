@@ -15,7 +15,7 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
-from . import checks, neox, opt
+from . import checks, interfaced, neox, opt
 from .families import Family
 from .headnorm import adapter as headnorm
 from .lens import LensModel
@@ -37,7 +37,8 @@ def wrap(
 ) -> LensModel:
     """Wrap an existing Hugging Face model or ``TransformerBridge`` in a ``LensModel``.
 
-    Parameters are shared with the object, and buffers are copied. A Hugging Face model becomes ``.plain`` unchanged. A
+    Parameters are shared with the object, and buffers are copied. A Hugging Face model becomes ``.plain`` unchanged,
+    but for attention modules that do not take transformers' attention interface (``interfaced``). A
     bridge becomes ``.bridge``, and ``.plain`` is rebuilt from its parameters. A GPT-NeoX bridge that TransformerLens
     built keeps copies of its fused projections; ``notes`` then says so. An object in training mode stays in training
     mode, but every measurement runs in eval mode.
@@ -56,9 +57,11 @@ def wrap(
         checks.check_unprocessed(model)
         plain = _unwrapped(model)
         family = checks.check_architecture(plain)
-        plain.set_attn_implementation(family.plain_kernel)
+        interfaced.take_interface(plain)
+        interfaced.set_attention(plain, family.plain_kernel)
         notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
-        if family.qkv_layout == "interleaved" and not isinstance(model.adapter, neox.SharedNeoxAdapter):
+        fused_by_head = family.qkv_layout == "interleaved" or family.architecture == "FalconForCausalLM"
+        if fused_by_head and not isinstance(model.adapter, (neox.SharedNeoxAdapter, *interfaced.SHARED)):
             notes += (_BRIDGE_COPIES,)
         checks.check_logits(model, plain=plain)
         return LensModel(
@@ -94,6 +97,7 @@ def assemble(
     Raises:
         ModelError: the bridge's logits differ from the plain model's.
     """
+    interfaced.take_interface(plain)
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)
@@ -113,8 +117,9 @@ def _bridge(
 ) -> TransformerBridge:
     opt.register()
     neox.register()
+    interfaced.register()
     headnorm.register()
-    model.set_attn_implementation("eager")
+    interfaced.set_attention(model, "eager")
     # Some adapters make new projections, whose random weights are drawn before the model's replace them.
     with _reloadable(tokenizer) as own, torch.random.fork_rng(devices=[]):
         bridge = build_bridge_from_module(

@@ -39,6 +39,7 @@ from ..records import display
 from ..stats import strongest
 from .cells import Part, cell_of_patch, cells, differs
 from .config import PatchConfig
+from .first_order import first_order
 from .named_metric import named_metric
 from .pairs import Direction, PromptPair, Sequences, paired
 
@@ -120,6 +121,9 @@ def patch(
         progress: show a bar.
         **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``.
 
+    With ``screen``, the effects of all cells are approximated first (``attribution_patch``), and only those with the
+    largest are patched; the frame then has the column ``approximation``, as a check of it.
+
     Raises:
         InputError: sequences of different lengths; a field, sweep, choice or metric that is not possible.
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
@@ -129,9 +133,24 @@ def patch(
     if asked.approximate:
         raise InputError("approximate was asked of patch, which makes real patches; call attribution_patch")
     sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked)
+    approximations = None
+    if asked.screen:
+        grid, approximations = _screened(sweep, grid, most=asked.screen, steps=asked.steps)
     values = sweep.measure(grid, batch_size=asked.batch_size, progress=progress)
     direction = cast("Direction", asked.direction)
-    return _result(sweep, values, pair=pair, by=asked.by, direction=direction, grid=grid)
+    result = _result(sweep, values, pair=pair, by=asked.by, direction=direction, grid=grid)
+    if approximations is not None:
+        result.frame["approximation"] = approximations
+    return result
+
+
+def _screened(sweep: "Sweep", grid: Sequence[Part], *, most: int, steps: int) -> tuple[list[Part], list[float]]:
+    """The cells with the largest effects to first order, in the order of the grid, and these effects."""
+    found = first_order(sweep, grid, steps=steps).double()
+    by_sequence = len(sweep.unpatched) == sweep.run.n_sequences
+    effects = found[:, ~sweep.unpatched.isnan()].mean(1) if by_sequence else found.sum(1)
+    best = sorted(effects.abs().argsort(descending=True, stable=True)[:most].tolist())
+    return [grid[number] for number in best], effects[best].tolist()
 
 
 def patch_config(
@@ -180,6 +199,8 @@ class Sweep:
     lens: LensModel
     run: TokenBatch
     """The sequences that are patched."""
+    other: TokenBatch
+    """The sequences of the source run."""
     site: str
     metric: Metric
     unpatched: Float[Tensor, " sample"]
@@ -210,7 +231,15 @@ class Sweep:
                 f"the clean and the corrupted run have the same {site}: patching it changes nothing", stacklevel=3
             )
         return cls(
-            lens=lens, run=run, site=site, metric=metric, unpatched=unpatched, source=wanted, held=held, given=given
+            lens=lens,
+            run=run,
+            other=source,
+            site=site,
+            metric=metric,
+            unpatched=unpatched,
+            source=wanted,
+            held=held,
+            given=given,
         )
 
     def changes(self, cell: Part) -> bool:

@@ -5,34 +5,33 @@ forward and one backward pass give this approximation for every cell, whereas re
 it to screen cells: if the metric is not linear between x and x', as with attention, the approximation can be far off,
 even in sign. ``sample`` measures the error against real patches.
 
-Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348.
+With ``steps``, the gradient is averaged over runs whose embeddings lie between those of the unpatched run and of the
+source run, in the middle of that many equal steps (integrated gradients): where the metric saturates at the unpatched
+run, its gradient there says nothing.
+
+Reference: Nanda 2023, "Attribution patching"; Syed et al., arXiv 2310.10348; Hanna et al., arXiv 2403.17806 (steps).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..edits.metrics import Metric, evaluate
+from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
-from ..engine.forward import sequence_loss
 from ..errors import InputError
-from ..measures.attention import row_shares, sink_mass
-from ..models.evaluating import evaluating
 from ..models.load import ModelLike, as_lens
-from ..models.sites import SITES, bridge_hook
 from ..records import display
 from ..stats import strongest
 from .activation import Sweep, patch_config, swept
-from .cells import Part, place
+from .cells import Part
 from .config import PatchConfig
+from .first_order import first_order
 from .pairs import Direction, PromptPair, Sequences
 
 if TYPE_CHECKING:
@@ -149,7 +148,8 @@ def attribution_patch(
 ) -> AttributionResult:
     """Approximate every patch of a sweep by the metric's gradient; the arguments are those of ``patch``.
 
-    Cost: four passes, plus one pass with gradients on all sequences at once, which needs the memory of a training step.
+    Cost: four passes, plus one pass with gradients on all sequences at once for each step, which needs the memory of a
+    training step.
 
     Raises:
         InputError: as in ``patch``; or the metric has no gradient (one of ranks, counts or detached tensors).
@@ -158,7 +158,7 @@ def attribution_patch(
     lens = as_lens(lens)
     asked = patch_config(config, lens=lens, metric=metric, fields=fields)
     sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked)
-    per_sequence = _first_order(sweep, grid)
+    per_sequence = first_order(sweep, grid, steps=asked.steps)
     direction = cast("Direction", asked.direction)
     return _result(sweep, per_sequence, pair=pair, by=asked.by, direction=direction, grid=grid)
 
@@ -191,94 +191,4 @@ def _result(
         labels=pair.labels,
         sweep=sweep,
         grid=tuple(grid),
-    )
-
-
-def _first_order(sweep: Sweep, grid: Sequence[Part]) -> Float[Tensor, "sample batch"]:
-    """Compute (x' - x) . dm/dx for each cell, by sequence."""
-    gradients = _gradients(sweep)
-    products = {}
-    for key, gradient in gradients.items():
-        run, source = sweep.held[key].float(), sweep.given[key].float()
-        difference = torch.where(run == source, 0.0, source - run)  # masked scores may be infinite in both runs
-        products[key] = difference * gradient.float()
-    found = torch.zeros(len(grid), sweep.run.n_sequences)
-    for number, cell in enumerate(grid):
-        for key in {place(sweep.site, layer) for layer in cell.layers}:
-            found[number] += cell.of(products[key]).flatten(1).sum(1)
-    return found
-
-
-def _gradients(sweep: Sweep) -> dict[tuple[str, int], Tensor]:
-    """Gradient of the metric, summed over sequences, at the site in every layer of the sweep.
-
-    It is taken through a zero tensor that is added at the site, since the tensor that a hook receives is not always the
-    one that later computations use.
-    """
-    lens, site = sweep.lens, sweep.site
-    zeros = {key: torch.zeros_like(sweep.held[key], device=lens.device, requires_grad=True) for key in sweep.given}
-
-    def add(x: Tensor, hook: object, *, zero: Tensor) -> Tensor:
-        return x + zero.to(x.device)
-
-    hooks: list[Any] = [
-        (bridge_hook(SITES[site], family=lens.family, layer=key[1]), partial(add, zero=zero))
-        for key, zero in zeros.items()
-    ]
-    with torch.enable_grad():
-        values = evaluate(sweep.metric, _outcome(sweep, hooks))
-        if not values.requires_grad:
-            raise InputError(
-                f"the metric {sweep.metric.name!r} has no gradient; need one made of the run's tensors by "
-                "differentiable operations, without detach, item, argmax or counts. Use patch for this metric"
-            )
-        total = values[~values.isnan()].sum()
-        found = torch.autograd.grad(total, list(zeros.values()), allow_unused=True)
-    return {
-        key: torch.zeros_like(zero, device="cpu") if gradient is None else gradient.detach().cpu()
-        for (key, zero), gradient in zip(zeros.items(), found, strict=True)
-    }
-
-
-def _outcome(sweep: Sweep, hooks: list[Any]) -> Outcome:
-    """Repeat the unpatched run with gradients, and read it as ``run_with`` does."""
-    lens, metric, batch = sweep.lens, sweep.metric, sweep.run
-    layers, valid = metric.over(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
-    mass: dict[int, Tensor] = {}
-    state: dict[int, Tensor] = {}
-    tensors: dict[tuple[str, int], Tensor] = {}
-
-    def read_mass(x: Tensor, hook: object, *, layer: int) -> None:
-        x = row_shares(x) if lens.family.sigmoid else x
-        at = {"valid": valid.to(x.device), "reach": lens.reach(layer)}
-        found = [sink_mass(x[..., key].float(), key=key, **at) for key in metric.positions]
-        mass[layer] = torch.stack(found, dim=-1).cpu()
-
-    def read_state(x: Tensor, hook: object, *, layer: int) -> None:
-        state[layer] = x[:, list(metric.positions)].float().cpu()
-
-    def keep(x: Tensor, hook: object, *, key: tuple[str, int]) -> None:
-        tensors[key] = x.cpu()
-
-    def name(site: str, layer: int) -> str:
-        return bridge_hook(SITES[site], family=lens.family, layer=layer)
-
-    reads: list[Any] = []
-    for layer in layers:
-        reads.append((name("pattern", layer), partial(read_mass, layer=layer)))
-        reads.append((name("resid_post", layer), partial(read_state, layer=layer)))
-    for key in {place(site, layer): None for site in metric.sites for layer in layers}:
-        reads.append((name(*key), partial(keep, key=key)))
-    stop: dict[str, Any] = {} if metric.whole else {"stop_at_layer": max(layers) + 1}
-    with evaluating(lens.bridge):
-        out = lens.bridge.run_with_hooks(batch.tokens.to(lens.device), fwd_hooks=hooks + reads, use_cache=False, **stop)
-    return Outcome(
-        positions=metric.positions,
-        layers=layers,
-        valid=batch.valid.cpu(),
-        mass=torch.stack([mass[layer] for layer in layers]),
-        state=torch.stack([state[layer] for layer in layers]),
-        loss=sequence_loss(out, batch).cpu() if metric.loss else None,
-        logits=out.cpu() if metric.logits else None,
-        tensors=tensors,
     )

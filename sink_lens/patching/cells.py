@@ -1,9 +1,9 @@
 """The parts of a site that the patches of a sweep replace, and each patch as a cell of the engine.
 
 ``by`` names the swept axes: ``layer``, ``position`` (query position in ``scores`` and ``pattern``), ``head`` (key-value
-heads in ``k`` and ``v``) and ``key`` (key position in ``scores`` and ``pattern``). All indices of an axis that is not
-swept are patched together. The words of ``transformer_lens.patching`` (``pos``, ``head_index``, ``src_pos``) still
-work.
+heads in ``k`` and ``v``), ``key`` (key position in ``scores`` and ``pattern``) and ``unit`` (neuron or dimension). All
+indices of an axis that is not swept are patched together. The words of ``transformer_lens.patching`` (``pos``,
+``head_index``, ``src_pos``) still work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def cells(
     """
     axes = site_of(site, family=lens.family).axes.split()[1:]
     names = [SWEPT.get(axis, "unit") for axis in axes]
-    able = ("layer", *(name for name in names if name != "unit"))
+    able = ("layer", *names)
     if unknown := [name for name in by if name not in able]:
         raise InputError(f"a sweep of {site!r} by {', '.join(unknown)} is not possible; need some of {', '.join(able)}")
     if len(set(by)) < len(by):

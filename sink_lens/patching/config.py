@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..configuration import check_choices
+from ..configuration import check_choices, check_least
 from ..data.described import BOS_CONDITIONS
 from ..models.bundled import DEFAULT_MODEL
 from ..renamed import current_axes, renamed_fields
@@ -30,7 +30,7 @@ class PatchConfig:
     metric: str = field(default="sink_mass", metadata={"choices": METRICS})
     """Metric to report; loss is computed on the patched run's own tokens."""
     by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
-    """What is swept: some of layer, position, head, key. The rest is patched together."""
+    """What is swept: some of layer, position, head, key, unit. The rest is patched together."""
     direction: str = field(default="denoising", metadata={"choices": DIRECTIONS})
     """Clean values into the corrupted run, or corrupted values into the clean run."""
     layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
@@ -42,7 +42,7 @@ class PatchConfig:
     keys: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Keys of scores and pattern. Default: all."""
     units: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
-    """Neurons or dimensions, patched together. Default: all."""
+    """Neurons or dimensions. Default: all."""
     sink_position: int = 0
     """Position that sink_mass, norm and dominance are read at."""
     metric_layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
@@ -57,6 +57,10 @@ class PatchConfig:
     """Sequences a forward pass. Default: by length."""
     approximate: bool = False
     """Attribution patching: by gradients, checked on a sample of real patches."""
+    steps: int = 1
+    """Runs between the two over whose embeddings the gradient is averaged; 1 is the unpatched run alone."""
+    screen: int = 0
+    """Patch only so many cells: those with the largest effects to first order. 0 patches all."""
     check: int = 30
     """With --approximate: real patches in the check."""
     seed: int = 0
@@ -74,3 +78,5 @@ class PatchConfig:
         """
         object.__setattr__(self, "by", current_axes(self.by))
         check_choices(self)
+        check_least(self, 1, "steps", "check")
+        check_least(self, 0, "screen")

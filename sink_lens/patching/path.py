@@ -18,10 +18,8 @@ recomputed as well, as in Wang et al., where a path runs through residual connec
 Reference: Wang et al., arXiv 2211.00593, appendix B; Goldowsky-Dill et al., arXiv 2304.05969.
 """
 
-import contextlib
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,8 +32,14 @@ from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, freeze
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
+from ..engine.cells import cell_of
+from ..engine.engine import outcomes
 from ..engine.forward import run_with
+from ..engine.ground import Ground
 from ..engine.hooks import check_edits
+from ..engine.needs import Needs
+from ..engine.plan import even_plan_of
+from ..engine.trust import checked
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
@@ -64,15 +68,23 @@ class Node:
 
     def put(self, value: Tensor) -> Edit:
         """Make an edit that replaces this part by the same part of a given tensor."""
-        where: dict[str, Any] = {"positions": self.positions, "heads": self.heads, "units": self.units}
-        chosen: dict[str, Any] = {name: indices for name, indices in where.items() if indices is not None}
+        layer = self.layer if SITES[self.site].per_layer else 0
+        at = {"layers": (layer,), "label": f"path through {self.site}"}
+        return freeze(self.site, {layer: self.of(value)}, **at, **self._chosen)
+
+    def of(self, value: Tensor) -> Tensor:
+        """This part of a whole tensor of the site."""
         named = {"position": "positions", "head": "heads", "key": "keys"}
         for axis, word in list(enumerate(SITES[self.site].axes.split()))[1:]:
-            indices = chosen.get(named.get(SWEPT.get(word, ""), "units"))
+            indices = self._chosen.get(named.get(SWEPT.get(word, ""), "units"))
             if indices is not None:
                 value = value.index_select(axis, torch.tensor(indices))
-        layer = self.layer if SITES[self.site].per_layer else 0
-        return freeze(self.site, {layer: value}, layers=(layer,), label=f"path through {self.site}", **chosen)
+        return value
+
+    @property
+    def _chosen(self) -> dict[str, Any]:
+        where = {"positions": self.positions, "heads": self.heads, "units": self.units}
+        return {name: indices for name, indices in where.items() if indices is not None}
 
 
 Path = Node | tuple[str, int] | tuple[str, int, int]
@@ -119,7 +131,8 @@ def path_patch(
 ) -> PathResult:
     """Measure the effect of each sender through the receiver alone, directly or also through MLPs.
 
-    Cost: four passes, plus two for each sender.
+    Cost: five passes, and a few to compare some senders with passes of the bridge; for each sender the layers and
+    positions from its own on, up to the receiver, and those from the receiver on. They are cells of ``engine``.
 
     Args:
         lens: the model.
@@ -162,14 +175,28 @@ def path_patch(
     check_edits(
         [one.put(held[place(one.site, one.layer)]) for one in [*senders, end]], lens=lens, n_positions=run.n_positions
     )
-    unpatched = evaluate(measured, measured_run(lens, run, metric=measured)).double()
+    edits = [
+        [
+            one.put(given[place(one.site, one.layer)]),
+            *frozen_edits(lens, sender=one, receiver=end, held=held, which=freeze),
+        ]
+        for one in senders
+    ]
+    ending, receiving = _grounds(lens, run, receiver=end, edits=edits, metric=measured)
+    unpatched = evaluate(measured, ending.read(ending.needs)).double()
     wanted = evaluate(measured, measured_run(lens, source, metric=measured)).double()
     span = float((wanted - unpatched).nanmean())
+    key = place(end.site, end.layer)
+    batches = len(ending.prompts)
+    with tqdm(total=2 * len(senders) * batches, desc="path patching", disable=not progress, leave=False) as bar:
+        received = outcomes(receiving, edits, needs=receiving.needs, advance=bar.update)
+        before = end.of(receiving.read(receiving.needs).tensors[key])
+        values = [outcome.tensors[key] for outcome, _ in received]
+        puts = [[] if torch.equal(end.of(value), before) else [end.put(value)] for value in values]
+        ended = outcomes(ending, puts, needs=ending.needs, advance=bar.update)
     rows = []
-    for one in tqdm(senders, desc="path patching", unit="sender", disable=not progress, leave=False):
-        frozen = frozen_edits(lens, sender=one, receiver=end, held=held, which=freeze)
-        received = _received(lens, run, [one.put(given[place(one.site, one.layer)]), *frozen], receiver=end)
-        values = evaluate(measured, _ended(lens, run, end.put(received), metric=measured)).double()
+    for one, (outcome, _) in zip(senders, ended, strict=True):
+        values = evaluate(measured, outcome).double()
         effects = values - unpatched
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
         head = one.heads[0] if one.heads is not None and len(one.heads) == 1 else None
@@ -207,24 +234,17 @@ def frozen_edits(
     return found
 
 
-def _received(lens: LensModel, run: TokenBatch, edits: list[Edit], *, receiver: Node) -> Tensor:
-    last = not SITES[receiver.site].per_layer
-    with _unsurprised():
-        found = run_with(lens, run, edits, layers=(receiver.layer,), sites=(receiver.site,), loss=False, logits=last)
-    return found.tensors[place(receiver.site, receiver.layer)]
-
-
-def _ended(lens: LensModel, run: TokenBatch, edit: Edit, *, metric: Metric) -> Outcome:
-    with _unsurprised():
-        return measured_run(lens, run, metric=metric, edits=(edit,))
-
-
-@contextlib.contextmanager
-def _unsurprised() -> Iterator[None]:
-    """Within the block, edits that change nothing do not warn, since a path without an effect is a result."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the edit .* changed nothing")
-        yield
+def _grounds(
+    lens: LensModel, run: TokenBatch, *, receiver: Node, edits: Sequence[Sequence[Edit]], metric: Metric
+) -> tuple[Ground, Ground]:
+    """The unpatched run as the metric reads it, and with the receiver's tensor, by a plan that was compared."""
+    needs, last = Needs.of([metric], lens=lens), not SITES[receiver.site].per_layer
+    at = {"keys": needs.keys or (0,), "layers": (receiver.layer,), "sites": (receiver.site,), "positions": None}
+    of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
+    cells = [cell_of(some, name=str(number)) for number, some in enumerate(edits)]
+    plan, _ = checked(lens, run, cells, [metric], plan=even_plan_of(lens, run, needs))
+    ground = Ground(lens, run, plan=plan, needs=needs)
+    return ground, ground.under((), needs=of_receiver)
 
 
 def _node(lens: LensModel, given: Path, *, n_positions: int) -> Node:

@@ -15,13 +15,24 @@ import pandas as pd
 import safetensors
 import safetensors.numpy
 
-from sink_lens.errors import InputError, RunError, check_name
+from sink_lens.errors import InputError, RunError, check_name, is_own_name
 from sink_lens.records.old_names import current_record, current_table
 
 RUN_FILE = "run.json"
 PAGE_FILE = "report.html"
 """File name of a run's page. The page is drawn from the run's other files, and run.json never lists it."""
-_FIELDS = {"kind", "status", "started", "ended", "error", "config", "provenance", "expects", "files"}
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "status": (str,),
+    "started": (str,),
+    "ended": (str, type(None)),
+    "error": (str, type(None)),
+    "config": (dict,),
+    "provenance": (dict,),
+    "expects": (list,),
+    "files": (dict,),
+}
+_FIELDS = set(_KINDS)
 
 
 class Tables(Mapping[str, pd.DataFrame]):
@@ -170,15 +181,32 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder} has no {RUN_FILE}, so it is no run. Give the folder that a run was written to.")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if absent := _FIELDS - set(record):
-            raise ValueError(f"it lacks {', '.join(sorted(absent))}")
-        if torn := [name for name in ("config", "provenance", "files") if not isinstance(record[name], dict)]:
-            raise ValueError(f"{', '.join(torn)} should be tables of names and values")
-        if outside := [file for file in record["files"] if Path(file).name != file]:
-            raise ValueError(f"it lists files of other folders: {', '.join(outside)}")
-    except (OSError, ValueError, TypeError) as error:
+        _check_record(record)
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from error
     return current_record(record)
+
+
+def _check_record(record: Any) -> None:
+    """Refuse what has not the shape of run.json.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    if not isinstance(record, dict):
+        raise ValueError("it holds no table")
+    if absent := _FIELDS - set(record):
+        raise ValueError(f"it lacks {', '.join(sorted(absent))}")
+    for name, kinds in _KINDS.items():
+        if not isinstance(record[name], kinds):
+            raise ValueError(f"{name} is {record[name]!r:.60}; need {' or '.join(one.__name__ for one in kinds)}")
+    if not all(isinstance(name, str) for name in record["expects"]):
+        raise ValueError("expects should be names")
+    for file, entry in record["files"].items():
+        if not is_own_name(file):
+            raise ValueError(f"it lists {file!r:.60}, which is no file of this folder")
+        if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
+            raise ValueError(f"{file} has no size and hash")
 
 
 def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:

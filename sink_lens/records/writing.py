@@ -1,5 +1,6 @@
 """Write a run folder: under a lock, file by file, and continued from where an equal run stopped."""
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -52,7 +53,11 @@ class RunWriter:
         return self._write(f"{name}.parquet", buffer.getvalue())
 
     def write_csv(self, name: str, frame: pd.DataFrame) -> Path:
-        """Write NAME.csv, without the frame's index; nan is an empty cell."""
+        """Write NAME.csv, without the frame's index; nan is an empty cell.
+
+        Texts are written as they are, so that they are read back equal. A spreadsheet takes one that begins with "="
+        for a formula: open such a file as text, or copy the table from the page, which escapes them.
+        """
         return self._write(f"{name}.csv", frame.to_csv(index=False, lineterminator="\n").encode())
 
     def write_tensors(self, name: str, tensors: Mapping[str, np.ndarray]) -> Path:
@@ -88,6 +93,8 @@ class RunWriter:
             _release(self._lock)
             if error is not None:
                 _remove_empty(self._made)
+            if isinstance(error, KeyboardInterrupt) and (self._wrote or self._record["files"]):
+                error.add_note(f"what is finished is in {self.folder}; the same command goes on from there")
 
     def _open(self, *, overwrite: bool, reopen: bool) -> None:
         self._put_back()
@@ -98,8 +105,8 @@ class RunWriter:
             if overwrite:
                 aside = self.folder / _REPLACED
                 aside.mkdir()
-                for file in [PAGE_FILE, *earlier["files"], RUN_FILE]:
-                    if (self.folder / file).exists():
+                for file in dict.fromkeys([PAGE_FILE, *earlier["files"], RUN_FILE]):
+                    if (self.folder / file).is_file():
                         (self.folder / file).replace(aside / file)
             else:
                 _refuse_other(self.folder, earlier=earlier, record=self._record, reopen=reopen)
@@ -246,8 +253,13 @@ def create_run(
         raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
     writer = RunWriter(folder, record=record, lock=lock, made=made)
     try:
-        writer._open(overwrite=overwrite, reopen=reopen)
-    except BaseException:
+        try:
+            writer._open(overwrite=overwrite, reopen=reopen)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
+    except BaseException:  # Ctrl-C too: what was put aside comes back, and the lock goes
+        with contextlib.suppress(OSError):
+            writer._put_back()
         _release(lock)
         _remove_empty(made)
         raise

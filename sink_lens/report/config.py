@@ -1,6 +1,9 @@
-"""What ``report`` is asked: one frozen record."""
+"""What ``report`` and ``table`` are asked: a frozen record each."""
 
 from dataclasses import dataclass, field
+
+from ..configuration import check_choices
+from ..errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,3 +22,29 @@ class ReportConfig:
     """With --figures: width of every figure, such as 3.25in or 8.3cm. Default: as on the page."""
     font: str | None = field(default=None, metadata={"metavar": "NAME"})
     """With --figures: font of the text: serif, sans-serif, monospace or one that is installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableConfig:
+    """Which runs are rows, which of their numbers are columns, and how the table is written."""
+
+    runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN"})
+    """Folder of a card or a trace; a row each."""
+    columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
+    """Columns, as model,sink_rate,loss; ? lists those that there are. Default: the main ones."""
+    format: str = field(default="terminal", metadata={"choices": ("terminal", "csv", "latex", "markdown")})
+    """How the table is written."""
+    out: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """File of the table. Default: it is printed."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be written.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_choices(self)
+        if self.out is not None and self.format == "terminal":
+            raise InputError(
+                "a table for the terminal cannot be written to a file; need --format csv, latex or markdown"
+            )

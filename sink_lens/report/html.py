@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 import matplotlib as mpl
 
-from sink_lens.errors import RunError
+from sink_lens.errors import RunError, check_name
 from sink_lens.records import PAGE_FILE, Run, check_not_of_run, read_run
 from sink_lens.report import views
 from sink_lens.report.page import Content, Drawn, Listed, Page, PageTable, Shown, csv, shown_table, told
@@ -39,6 +39,8 @@ PAGES = {
     "ablate": "studies:ABLATE",
     "quantise": "quantise:QUANTISE",
     "streaming": "streaming:STREAMING",
+    "card": "card:CARD",
+    "verify": "verify:VERIFY",
     "patch": "patch:PATCH",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
@@ -225,11 +227,12 @@ def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out:
         InputError: Too many runs, or the page would be written over a file that belongs to a run.
     """
     path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
+    check_name(path, what="the name of the page")
     check_not_of_run(path, replaceable=(".html", ".htm"))
-    text, part = page_text(folder, *others), path.with_name(f"{path.name}.part")
+    text, part = page_text(folder, *others), path.with_name(f"{path.name}.{os.getpid()}.part")  # others may draw it too
     try:
         try:
-            part.write_text(text, encoding="utf-8")
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

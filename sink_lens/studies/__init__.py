@@ -1,4 +1,4 @@
-"""One question, one run folder: isolate, amplify, ablate, sink_tokens, quantise, streaming."""
+"""One question, one run folder: isolate, amplify, ablate, sink_tokens, card, verify, diff, quantise, streaming."""
 
 from typing import TYPE_CHECKING
 
@@ -9,49 +9,61 @@ if TYPE_CHECKING:
     from .ablation import ablate as ablate
     from .amplification import amplify as amplify
     from .cache_window import streaming as streaming
+    from .card import card as card
     from .config import AblateConfig as AblateConfig
     from .config import AmplifyConfig as AmplifyConfig
+    from .config import CardConfig as CardConfig
     from .config import IsolateConfig as IsolateConfig
     from .config import QuantiseConfig as QuantiseConfig
     from .config import StreamingConfig as StreamingConfig
+    from .config import VerifyConfig as VerifyConfig
     from .isolation import isolate as isolate
     from .quantisation import quantise as quantise
     from .study import Study as Study
     from .token_scan import sink_tokens as sink_tokens
     from .tokens_config import TokensConfig as TokensConfig
+    from .verify import verify as verify
 
 _NAMES = {
     "AblateConfig": "config",
     "AmplifyConfig": "config",
+    "CardConfig": "config",
     "IsolateConfig": "config",
     "QuantiseConfig": "config",
     "StreamingConfig": "config",
     "Study": "study",
     "TokensConfig": "tokens_config",
     "Trace": ".chain.trace",
+    "VerifyConfig": "config",
     "ablate": "ablation",
     "amplify": "amplification",
+    "card": "card",
     "isolate": "isolation",
     "quantise": "quantisation",
     "sink_tokens": "token_scan",
     "streaming": "cache_window",
+    "verify": "verify",
 }
 """Public name -> the module that defines it."""
 
 __all__ = [
     "AblateConfig",
     "AmplifyConfig",
+    "CardConfig",
     "IsolateConfig",
     "QuantiseConfig",
     "StreamingConfig",
     "Study",
     "TokensConfig",
     "Trace",
+    "VerifyConfig",
     "ablate",
     "amplify",
+    "card",
     "isolate",
     "quantise",
     "sink_tokens",
     "streaming",
+    "verify",
 ]
 __getattr__, __dir__ = exported(__name__, _NAMES)

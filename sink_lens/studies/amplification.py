@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from ..chain.config import Question
-from ..chain.setting import bar
 from ..chain.summary import curve_text
 from ..data.tokens import TokenBatch
 from ..edits.amplification import Centre, CentringMeans, centring_means
@@ -62,9 +61,11 @@ def amplify(
         means = centring_means(setting.lens, seed=config.seed, progress=progress)
     baseline, by_layer, summary = setting.baseline, [], []
     cells: list[tuple[Centre, float]] = [(centre, float(factor)) for centre in centres for factor in factors]
-    for centre, factor in bar(cells, label="amplification", progress=progress):
-        edits = _amplified(factor, position=setting.target_position, layers=chosen, centre=centre, means=means)
-        edited = setting.run(edits, loss=True) if edits else baseline
+    at = {"position": setting.target_position, "layers": chosen, "means": means}
+    edits = [_amplified(factor, centre=centre, **at) for centre, factor in cells]
+    runs = setting.runs(edits, loss=True, label="amplification" if progress else None)
+    for (centre, factor), some, run in zip(cells, edits, runs, strict=True):
+        edited = run if some else baseline
         table = layer_table(
             baseline, edited, target_position=setting.target_position, sink_position=setting.sink_position
         )

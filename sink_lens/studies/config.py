@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field, fields
 
-from ..chain.config import CONTROLS, Question, TraceConfig
-from ..configuration import check_choices, check_least
+from ..chain.config import CONTROLS, MOST_CONTROLS, Question, TraceConfig
+from ..configuration import check_choices, check_least, check_most
 from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 from ..renamed import renamed_fields
-from ..schema import CENTRES, FACTORS, QUANTISED_FORMATS
+from ..schema import CENTRES, FACTORS, QUANTISED_FORMATS, SINK_THRESHOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +80,8 @@ class AblateConfig(StudyConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionConfig:
-    """What the studies that end in a decision share: model, sequences, how sure. Never made by itself."""
+class ReadConfig:
+    """Which model is read on which sequences. Never made by itself."""
 
     model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
@@ -93,14 +93,10 @@ class DecisionConfig:
     """Text, uniformly random ids, or one id repeated."""
     bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token: what the tokenizer does, BOS, or no BOS."""
-    sequences: int = 32
-    """How many sequences; the first half is to choose on, the second to judge on."""
+    sequences: int = 16
+    """How many sequences."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included."""
-    goal: float = 0.9
-    """Share of what can be gained that the chosen set must gain."""
-    controls: int = 19
-    """Draws of as many random tokens or channels."""
     batch_size: int | None = None
     """Sequences a forward pass. Default: by length."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
@@ -119,7 +115,63 @@ class DecisionConfig:
         check_choices(self)
         check_described(self)
         check_least(self, 1, "batch_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardConfig(ReadConfig):
+    """What a card is made from."""
+
+    threshold: float = SINK_THRESHOLD
+    """A head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
+    trace: str | None = field(default=None, metadata={"metavar": "RUN"})
+    """Folder of a trace of the same weights with interventions: its answers about the chain and its makers are put on
+    the card. Default: the card says that they were not asked for."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        ReadConfig.__post_init__(self)
+        if not 0 < self.threshold < 1:
+            raise InputError(f"threshold is {self.threshold}; need a number between 0 and 1, both excluded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyConfig(ReadConfig):
+    """Which facts are compared, and what the model and the text are called where they were published."""
+
+    length: int = field(default=64, metadata={"metavar": "T"})
+    """The most tokens a sequence, BOS included; a fact about fewer is measured on fewer."""
+    facts: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
+    """JSON file of facts of your own, beside those that come with the package; repeat for several."""
+    published_as: str | None = field(default=None, metadata={"option": "as", "metavar": "NAME"})
+    """Name under which the model is published, such as meta-llama/Llama-2-7b-hf. Default: its own."""
+    text_name: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """Name of the text that --text gives, as facts call it (wikitext, c4, lambada)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionConfig(ReadConfig):
+    """What the studies that choose and judge share: two parts of the text, how sure. Never made by itself."""
+
+    sequences: int = 32
+    """How many sequences; the first half is to choose on, the second to judge on."""
+    goal: float = 0.9
+    """Share of what can be gained that the chosen set must gain."""
+    controls: int = 19
+    """Draws of as many random tokens or channels."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        ReadConfig.__post_init__(self)
         check_least(self, 0, "controls")
+        check_most(self, MOST_CONTROLS, "controls")
         if not 0 < self.goal <= 1:
             raise InputError(f"goal is {self.goal}; need a share above 0, at most 1")
 

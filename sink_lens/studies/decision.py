@@ -20,17 +20,17 @@ from ..models.load import ModelLike, as_lens
 from ..records import create_run
 from ..schema import WORTH_KEEPING_NATS
 from ..stats import Interval, interval, paired_difference
-from .config import DecisionConfig
+from .config import ReadConfig
 from .study import Study
 
-D = TypeVar("D", bound=DecisionConfig)
+D = TypeVar("D", bound=ReadConfig)
 FEWEST = 4
 """The fewest sequences that two parts are made from."""
 
 
 def inputs(
     kind: type[D],
-    model: ModelLike | DecisionConfig,
+    model: ModelLike | ReadConfig,
     *,
     config: D | None,
     tokens: TokenBatch | str | None,
@@ -43,7 +43,7 @@ def inputs(
     """
     where = kind.__name__.removesuffix("Config").lower()
     given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
-    if isinstance(model, DecisionConfig):
+    if isinstance(model, ReadConfig):
         if config is not None or not isinstance(model, kind):
             found = "two configurations" if config is not None else f"a {type(model).__name__}"
             raise InputError(f"{where} was given {found}; need one {kind.__name__}, or a model before it")
@@ -130,7 +130,7 @@ def decided(
     kind: str,
     lens: LensModel,
     batch: TokenBatch,
-    config: DecisionConfig,
+    config: ReadConfig,
     frames: Mapping[str, pd.DataFrame],
     *,
     kernel: str,
@@ -140,9 +140,9 @@ def decided(
     out: str | Path | None,
     overwrite: bool,
 ) -> Study:
-    """The study, once its run folder is written; each of the files is written as JSON."""
+    """The study, once its run folder is written; a file that is no text is written as JSON."""
     folder = Path(out) if out is not None else default_folder(lens.name)
-    every: Sequence[str] = ("tokens", *frames, *(name.partition(".")[0] for name in files))
+    every: Sequence[str] = ("tokens", *frames, *dict.fromkeys(name.partition(".")[0] for name in files))
     with create_run(
         folder,
         kind=kind,
@@ -159,5 +159,6 @@ def decided(
             else:
                 writer.write_table(name, frame)
         for name, content in files.items():
-            writer.write_text(name, json.dumps(content, indent=2) + "\n")
+            text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            writer.write_text(name, text)
     return Study(folder=folder, kind=kind, tables=dict(frames), headline=headline, decision=decision)

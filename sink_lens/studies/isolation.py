@@ -9,7 +9,6 @@ from ..chain.config import Question
 from ..data.tokens import TokenBatch
 from ..edits.effects import layer_table
 from ..edits.isolation import isolate as isolating
-from ..engine.forward import run_with
 from ..models.load import ModelLike
 from ..text import span
 from .config import IsolateConfig
@@ -48,10 +47,9 @@ def isolate(
     chosen = list(targets) or [setting.target_position]
     positions = tuple(dict.fromkeys([*chosen, setting.sink_position]))
     edit = isolating(chosen, layers=layers)
-    baseline = setting.baseline
-    if positions != baseline.positions:
-        baseline = run_with(setting.lens, setting.tokens, positions=positions)
-    edited = run_with(setting.lens, setting.tokens, edit, positions=positions, progress=progress)
+    ground = setting.reading(positions)
+    baseline = ground.outcome
+    edited = setting.run([edit], loss=True, of=ground, label="isolation" if progress else None)
     sink, by_layer, summary = setting.sink_position, [], []
     for target in chosen:
         table = layer_table(baseline, edited, target_position=target, sink_position=sink)

@@ -6,6 +6,8 @@ model by its name and refuses weights that differ from the sweep's.
 
 import logging
 import multiprocessing
+import os
+import socket
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -27,6 +29,7 @@ from .grid import Grid
 from .reads import Measured, MetricSpec, measured
 
 ENGINES = ("local", "ray")
+_SECONDS_TO_ANSWER = 5.0
 _RETRIES = 3
 """Number of retries after a worker died, if no block was finished in between."""
 
@@ -109,11 +112,32 @@ def check_engine(
             import ray  # noqa: F401
         except ImportError as error:
             raise InputError("engine 'ray' needs Ray; install it with pip install 'sink-lens[ray]'") from error
+        _check_address()
     elif len(devices) > 1 and not (isinstance(what, Grid) and all(isinstance(one, MetricSpec) for one in metrics)):
         raise InputError(
             "cells and metrics that hold functions cannot be sent to other processes; need a Grid and MetricSpec, or "
             "one device, or engine='ray'"
         )
+
+
+def _check_address() -> None:
+    """Refuse a cluster that does not answer, which Ray itself would wait for for minutes."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # none, "auto" or "local": Ray says itself at once what it finds
+    try:
+        socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: str, error: Exception) -> InputError:
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return InputError(
+        f"no Ray cluster answers{f' at RAY_ADDRESS={address}' * bool(address)} ({first[:200]}); need a running one. "
+        "Start it, unset RAY_ADDRESS for one on this machine, or leave engine 'ray' out"
+    )
 
 
 def here(engine: Engine, blocks: Sequence[Block], *, advance: Advance) -> Blocks:
@@ -130,6 +154,7 @@ def processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], adva
         RuntimeError: processes died again and again, and finished nothing in between.
     """
     context = multiprocessing.get_context("spawn")
+    others = {process.pid for process in multiprocessing.active_children()}
     deaths = 0
     left = {block.number: block for block in blocks}
     while left:
@@ -159,8 +184,11 @@ def processes(job: Job, blocks: Sequence[Block], *, devices: Sequence[str], adva
                     raise RuntimeError(
                         f"a worker process died {deaths} times and finished nothing in between; is there enough memory?"
                     ) from error
-            except BaseException:
+            except BaseException:  # Ctrl-C, a full disk: nobody waits for blocks that are half done
                 pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    if process.pid not in others:
+                        process.terminate()
                 raise
 
 
@@ -179,6 +207,9 @@ def _run(block: Block) -> pd.DataFrame:
 
 def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gpu: bool, advance: Advance) -> Blocks:
     """Compute the blocks on a Ray cluster, with one worker per GPU (per two CPUs if there is no GPU).
+
+    What is sent there is the job: the model's name, the tokens, the cells and metrics, and the code of functions among
+    them, which Ray runs. Nothing is sent unless ``engine="ray"`` is asked for.
 
     Ray restarts a worker that died and repeats its block. A worker that waits for resources does not block the others;
     it gets blocks once it has started. If Ray is not running in this process, the cluster at ``RAY_ADDRESS`` is
@@ -200,7 +231,10 @@ def ray_cluster(job: Job, blocks: Sequence[Block], *, workers: int | None, on_gp
 
     started = not ray.is_initialized()
     if started:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise _unreachable(os.environ.get("RAY_ADDRESS", ""), error) from error
     try:
         resources = ray.cluster_resources()
         fit = int(resources.get("GPU", 0)) if on_gpu else int(resources.get("CPU", 1)) // 2

@@ -26,6 +26,7 @@ from .edits import DEFAULT_CENTRES, KINDS, Place
 
 _AXIS_OF = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
 _MOST_CELLS = 1_000_000
+_MOST_CONTROLS = 10_000
 _PLACE = tuple(part.name for part in fields(Place))
 _LARGEST = 1e38
 """What float32 holds."""
@@ -180,13 +181,19 @@ class Grid:
     """Seed of the draws."""
 
     def __post_init__(self) -> None:
-        """Refuse a number of controls that cannot be.
+        """Refuse edits, controls or a seed that cannot be.
 
         Raises:
-            InputError: it is below 0.
+            InputError: which, and what is needed.
         """
-        if self.controls < 0:
-            raise InputError(f"controls is {self.controls}; need a whole number from 0 on")
+        for name in ("controls", "seed"):
+            given = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+                raise InputError(f"{name} is {given!r}; need a whole number from 0 on")
+        if self.controls > _MOST_CONTROLS:
+            raise InputError(f"controls is {self.controls:,}; need at most {_MOST_CONTROLS:,}")
+        if not isinstance(self.edits, tuple) or not all(isinstance(one, EditGrid) for one in self.edits):
+            raise InputError(f"edits is {self.edits!r:.80}; need a tuple of EditGrid. Make it with Grid.of(...)")
 
     @classmethod
     def of(cls, *edits: EditGrid, **options: Any) -> "Grid":

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from ..edits.metrics import Metric
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
 from ..engine.needs import Needs
+from ..engine.plan import Path as PlanPath
 from ..engine.plan import Plan, plan_of
 from ..engine.trust import checked
 from ..errors import InputError, RunError
@@ -30,6 +31,7 @@ from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import RunWriter, create_run, display
+from ..records.reading import damaged
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig, check_mode
 from .estimate import cost_of, estimate
@@ -211,15 +213,31 @@ def _plan(
 ) -> Plan:
     """Plan the forward passes: keep the plan of a resumed sweep; else plan by the free memory and check the plan."""
     if writer.has("plan"):
-        found = json.loads((writer.folder / "plan.json").read_text(encoding="utf-8"))
-        # a sweep of an earlier version computed every position
-        names = {part.name for part in fields(Plan)}
-        kept: dict[str, Any] = {"cut": False} | {name: value for name, value in found.items() if name in names}
-        return Plan(**kept)
+        return _kept_plan(writer.folder / "plan.json")
     writer.clear()  # blocks without a plan were made by a plan that is lost
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
     writer.write_text("plan.json", json.dumps(asdict(plan) | {"deviation": deviation}, indent=2) + "\n")
+    return plan
+
+
+def _kept_plan(path: Path) -> Plan:
+    """The plan that a sweep began with.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        # a sweep of an earlier version computed every position
+        names = {part.name for part in fields(Plan)}
+        kept: dict[str, Any] = {"cut": False} | {name: value for name, value in found.items() if name in names}
+        plan = Plan(**kept)
+        counts = (plan.prompts, plan.pack, plan.lanes)
+        if plan.path not in get_args(PlanPath) or not all(type(one) is int and 0 < one < 2**20 for one in counts):
+            raise ValueError(f"it holds {plan}")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise damaged(path, error) from error
     return plan
 
 
@@ -258,7 +276,24 @@ def _left(writer: RunWriter, block: Block, *, retry_failed: bool) -> Block | Non
 
 
 def _read(writer: RunWriter, block: Block) -> pd.DataFrame:
-    return pd.read_parquet(writer.folder / f"{_part(block)}.parquet")
+    """The numbers of a finished block.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    path = writer.folder / f"{_part(block)}.parquet"
+    try:
+        found = pd.read_parquet(path)
+        types = {name: found[name].dtype for name in ("cell", "sequence", "value")}
+        if not all(pd.api.types.is_numeric_dtype(one) for one in types.values()):
+            raise ValueError(f"its columns are {', '.join(f'{name}: {one}' for name, one in types.items())}")
+        if not set(found["cell"].tolist()) <= set(block.cells):
+            raise ValueError("it holds cells of another block")
+        if absent := {"metric", "changed", "error"} - set(found):
+            raise ValueError(f"it lacks {', '.join(sorted(absent))}")
+    except (OSError, ValueError, KeyError) as error:
+        raise damaged(path, error) from error
+    return found
 
 
 def _joined(writer: RunWriter, block: Block, frame: pd.DataFrame) -> pd.DataFrame:

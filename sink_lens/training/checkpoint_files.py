@@ -7,6 +7,7 @@ optimizer is three times the size of the model: only the newest two checkpoints 
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import warnings
@@ -61,9 +62,16 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint to go on from; one that is damaged is passed over with a warning."""
-    for path in checkpoints(folder).values():
+def newest(folder: Path, *, before: float = math.inf) -> Checkpoint | None:
+    """The newest checkpoint to go on from; one that is damaged is passed over with a warning.
+
+    Args:
+        folder: of the checkpoints.
+        before: only those of earlier steps than this.
+    """
+    for step, path in checkpoints(folder).items():
+        if step >= before:
+            continue
         try:
             found = read_checkpoint(path)
         except RunError as error:
@@ -83,14 +91,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     try:
         listed = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         files, step, facts = listed["files"], listed["step"], listed["facts"]
+        if type(step) is not int or not all(math.isfinite(float(facts[name])) for name in ("since_row", "seconds")):
+            raise ValueError("its step or its facts are no numbers")
         for name, entry in files.items():
             path = folder / name
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise ValueError(f"{name} is no file of this folder")
             if path.stat().st_size != entry["bytes"]:
                 raise ValueError(f"{name} has {path.stat().st_size:,} bytes, not {entry['bytes']:,}")
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
                     raise ValueError(f"{name} is not what was written")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"the checkpoint {folder} is damaged ({error})") from error
     return Checkpoint(folder=folder, step=step, facts=facts, resumable=_NEEDED in files)
 
@@ -105,13 +117,13 @@ def drop_after(folder: Path, step: int) -> None:
 
 
 def tidy(folder: Path, *, finished: bool) -> None:
-    """Keep the optimizer's state in the newest two checkpoints (of a finished run: one), and nothing superseded."""
-    found = checkpoints(folder)
-    keep = list(found)[: 1 if finished else _RESUMABLE]
+    """Keep the optimizer's state in the newest two whole checkpoints (a finished run: one), and nothing superseded."""
+    whole = [path for path in checkpoints(folder).values() if _sizes_fit(path)]
+    keep = whole[: 1 if finished else _RESUMABLE]
     for prefix in (LATEST, KEPT):
         for path in folder.glob(f"{prefix}*"):
             number = path.name.removeprefix(prefix)
-            if not number.isdecimal() or path in (found[step] for step in keep):
+            if not number.isdecimal() or path in keep:
                 continue
             if prefix == LATEST:
                 shutil.rmtree(path)
@@ -119,10 +131,19 @@ def tidy(folder: Path, *, finished: bool) -> None:
                 _without_state(path)
 
 
+def _sizes_fit(folder: Path) -> bool:
+    """Whether a checkpoint can be gone on from, as far as the sizes of its files say."""
+    try:
+        files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
+        return _NEEDED in files and all((folder / name).stat().st_size == files[name]["bytes"] for name in files)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def _without_state(folder: Path) -> None:
     """The manifest first: a checkpoint that was left half tidied is still what its manifest says."""
     state = [path for pattern in _STATE for path in folder.glob(pattern)]
-    if not state:
+    if not state or not _sizes_fit(folder):
         return
     listed = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     gone = {path.name for path in state}

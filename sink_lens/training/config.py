@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..configuration import check_choices, check_known, check_least, value_of, with_fields
+from ..configuration import check_choices, check_known, check_least, check_most, value_of, with_fields
 from ..data.described import read_settings
 from ..errors import InputError
 from ..schema import SINK_THRESHOLD
@@ -250,6 +250,8 @@ class TrainConfig:
     def _check_numbers(self) -> None:
         for least, names in _LEAST.items():
             check_least(self, least, *names)
+        for most, names in _MOST.items():
+            check_most(self, most, *names)
         for name in ("lr", "init_std", "rope_theta", "rms_eps"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; need a number above 0")
@@ -346,6 +348,13 @@ _LEAST = {
     2: ("d_model", "vocab_size", "length"),
 }
 """Smallest value -> its fields."""
+_MOST = {
+    10_000: ("n_layers",),
+    1_000_000: ("d_model", "d_mlp", "n_heads", "n_kv_heads", "batch", "accumulation"),
+    10_000_000: ("vocab_size", "length"),
+    2**63 - 1: ("seed", "data_seed", "steps", "warmup", "log_every", "eval_every", "save_every", "eval_sequences"),
+}
+"""Largest value -> its fields: more would take for ever before anything is said."""
 
 EXAMPLE = """\
 # A training of sink-lens. Everything has a default; what a size sets can be set here too.

@@ -30,7 +30,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..errors import RunError
+from ..errors import CheckpointError, RunError, SinkLensError
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter
 from . import checkpoint_files
@@ -98,6 +98,7 @@ class Loop(Trainer):
         self._done = -1
         self._seconds, self._begun, self._written = 0.0, time.perf_counter(), 0.0
         self._part = folder
+        self._stepped = False
         self._last_loss: Tensor | None = None
         self._broken: Tensor | None = None
         self._bar: Any = None
@@ -115,15 +116,28 @@ class Loop(Trainer):
         """Train to the end, from a checkpoint or from the initial weights.
 
         Raises:
+            CheckpointError: the checkpoint's weights or state are not this training's.
             RunError: the loss or the gradient is not finite, or a checkpoint cannot be written.
             KeyboardInterrupt: ``stopping`` was set; the state is saved.
         """
         self._resumed = checkpoint
-        if checkpoint is not None:
-            self.rows = rows_of(pd.read_parquet(checkpoint.folder / checkpoint_files.LOG))
-            self._seconds, self._done = float(checkpoint.facts["seconds"]), checkpoint.step
         try:
+            if checkpoint is not None:
+                log = pd.read_parquet(checkpoint.folder / checkpoint_files.LOG)
+                self.rows = rows_of(log[list(COLUMNS)].astype(COLUMNS))
+                self._seconds, self._done = float(checkpoint.facts["seconds"]), checkpoint.step
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
+        except SinkLensError:
+            raise
+        except Exception as error:  # what torch, pickle and transformers raise where they read what is no state
+            if checkpoint is None or self._stepped:
+                raise
+            self.rows = []
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CheckpointError(
+                f"{checkpoint.folder} holds what training cannot go on from ({first[:200]}); need the weights and the "
+                "state that it wrote. Train into another folder, or overwrite=True (--overwrite) to begin again."
+            ) from error
         finally:
             self._end()
 
@@ -165,6 +179,7 @@ class Loop(Trainer):
 
     def training_step(self, *given: Any, **named: Any) -> Tensor:
         """A forward and a backward; the loss is looked at before the weights are changed."""
+        self._stepped = True
         self._last_loss = super().training_step(*given, **named)
         return self._last_loss
 
@@ -220,6 +235,20 @@ class Loop(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         else:  # strictly: the Trainer would pass over a parameter that is missing
             safetensors.torch.load_model(cast("nn.Module", self.model), weights)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or self._resumed is None or self.is_fsdp_enabled:
+            return
+        held: Any = cast("Any", self.optimizer).state
+        if self._resumed.step > 0 and not held:
+            raise ValueError("the optimizer's state is empty")
+        for parameter, entry in held.items():
+            for name, value in entry.items():
+                if isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape:
+                    raise ValueError(f"{name} has the shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
+        if (at := cast("Any", self.lr_scheduler).last_epoch) != self._resumed.step:
+            raise ValueError(f"the schedule is at step {at}, not {self._resumed.step}")
 
     # --- what is done at a step
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..activations.attention import Scores
+from ..activations.attention import Scores, with_positions
 from ..errors import ModelError
 
 __all__ = ["Look", "Seen", "first", "query_and_key", "uncached_autocast"]
@@ -135,6 +135,7 @@ def _seen(
     s_aux: Tensor | None = None,
     weighting: str = "softmax",
     sliding_window: int | None = None,
+    alibi: Tensor | None = None,
     **given: Any,
 ) -> Seen:
     length, mask = query.shape[2], None
@@ -148,4 +149,6 @@ def _seen(
         hidden = (distance < 0) | (distance >= sliding_window)
         mask = query.new_zeros(1, 1, length, length).masked_fill_(hidden, -math.inf)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if alibi is not None:
+        query, key = with_positions(query, key, slopes=alibi / scale)
     return Scores(query=query, key=key, mask=mask, scale=scale, softcap=softcap), s_aux, weighting == "sigmoid"

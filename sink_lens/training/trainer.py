@@ -6,14 +6,18 @@
 import contextlib
 import importlib.util
 import json
+import netrc
 import os
+import re
 import shutil
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pandas as pd
 import torch
@@ -21,7 +25,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
-from ..errors import InputError, RunError, SinkLensError
+from ..errors import CheckpointError, InputError, RunError, SinkLensError
 from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
 from ..records import RunWriter, create_run, display, versions
@@ -123,21 +127,27 @@ def train(
             )
         model = model_of(config, tokenizer=corpus.tokenizer)
         with _opened(config, corpus, args, folder=folder, overwrite=overwrite) as (writer, checkpoint):
-            loop = Loop(
-                config,
-                model=model,
-                tokenizer=corpus.tokenizer,
-                train=corpus.train,
-                evaluation=corpus.evaluation,
-                args=args,
-                undecayed=undecayed(model, unshared_gain=not config.decay_unshared_gain),
-                folder=folder / "checkpoints",
-                writer=writer,
-                watch=_watch(config, folder, writer) if config.watch and writer is not None else None,
-                progress=progress and args.should_save,
-            )
-            with _interruptible(loop, args):
-                loop.run(checkpoint)
+            while True:
+                loop = Loop(
+                    config,
+                    model=model,
+                    tokenizer=corpus.tokenizer,
+                    train=corpus.train,
+                    evaluation=corpus.evaluation,
+                    args=args,
+                    undecayed=undecayed(model, unshared_gain=not config.decay_unshared_gain),
+                    folder=folder / "checkpoints",
+                    writer=writer,
+                    watch=_watch(config, folder, writer) if config.watch and writer is not None else None,
+                    progress=progress and args.should_save,
+                )
+                try:
+                    with _interruptible(loop, args):
+                        loop.run(checkpoint)
+                    break
+                except CheckpointError as error:
+                    checkpoint = _before(checkpoint, error, alone=args.world_size == 1)
+                    model = model_of(config, tokenizer=corpus.tokenizer)
         return TrainResult(
             folder=folder,
             config=config,
@@ -218,10 +228,10 @@ def check_device(config: TrainConfig) -> str:
 
 
 def check_trackers(config: TrainConfig) -> None:
-    """Refuse a tracker whose package is not there.
+    """Refuse a tracker whose package is not there, and Weights & Biases without a key: it would ask in the middle.
 
     Raises:
-        InputError: how it is installed.
+        InputError: how it is installed, or where the key is looked for.
     """
     for tracker in config.trackers:
         if importlib.util.find_spec(tracker) is None:
@@ -229,6 +239,33 @@ def check_trackers(config: TrainConfig) -> None:
                 f"the tracker {tracker} is asked for and not installed; need pip install 'sink-lens[{tracker}]', or "
                 "leave it out of trackers: the log is written in any case"
             )
+
+    if "wandb" in config.trackers and not _wandb_is_ready():
+        raise InputError(
+            f"the tracker wandb is asked for and there is no key for {_wandb_host()}, in WANDB_API_KEY or .netrc; need "
+            "one: run wandb login, or set WANDB_MODE=offline, or leave wandb out of trackers"
+        )
+
+
+def _wandb_host() -> str:
+    return urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or "api.wandb.ai"
+
+
+def _wandb_is_ready() -> bool:
+    """Whether Weights & Biases needs no key, or has one where ``wandb login`` puts it."""
+    if os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun"):
+        return True
+    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_DISABLED")):
+        return True
+    settings = Path(os.environ.get("WANDB_DIR", ".")) / "wandb" / "settings"  # what wandb offline writes
+    with contextlib.suppress(OSError, ValueError):
+        if re.search(r"^\s*(mode|disabled)\s*=\s*(offline|disabled|true)", settings.read_text("utf-8"), re.MULTILINE):
+            return True
+    for file in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            if file and netrc.netrc(Path(file).expanduser()).authenticators(_wandb_host()):
+                return True
+    return False
 
 
 def check_processes(config: TrainConfig, n_processes: int) -> None:
@@ -322,6 +359,20 @@ def _prepared(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, o
         )
     checkpoint_files.drop_after(folder, -1 if checkpoint is None else checkpoint.step)
     return checkpoint
+
+
+def _before(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: bool) -> Checkpoint:
+    """The checkpoint before one whose state cannot be used; the error itself where there is none."""
+    if checkpoint is None or not alone:
+        raise error
+    folder = checkpoint.folder.parent
+    found = checkpoint_files.newest(folder, before=checkpoint.step)
+    if found is None:
+        raise error
+    reason = str(error).partition("; need")[0]
+    warnings.warn(f"{reason}; the one before it, of step {found.step}, is taken", stacklevel=3)
+    checkpoint_files.drop_after(folder, found.step)
+    return found
 
 
 def _kept(folder: Path) -> dict[int, Path]:

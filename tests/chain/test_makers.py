@@ -23,13 +23,7 @@ KNOWN = [
     ("bos_neuron", "qwen3"),
     ("variance", "llama"),
     ("variance", "olmo2"),
-    pytest.param(
-        "slow_growth",
-        "llama",
-        marks=pytest.mark.xfail(
-            strict=True, reason="F1 .94: 8 of the 9 makers are found, and nothing else; neuron 1.135 is missed"
-        ),
-    ),
+    ("slow_growth", "llama"),
     ("two_dimensions", "olmo2"),
     ("direction", "llama"),
     ("key_bias", "llama"),

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from sink_lens.activations.record import capture
-from sink_lens.chain import setting
 from sink_lens.chain.locate import GrowthStep, Location
 from sink_lens.chain.setting import (
     bar,
-    from_layer,
     interior_position,
     random_dimensions,
     segments,
@@ -23,7 +21,9 @@ from sink_lens.chain.setting import (
 )
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import scale, zero
+from sink_lens.engine.cells import from_layer
 from sink_lens.engine.forward import run_with
+from sink_lens.engine.ground import Ground
 from sink_lens.errors import InputError
 
 
@@ -110,7 +110,7 @@ def test_the_baseline_is_a_run_of_the_first_positions_of_sequences_spread_over_t
     plain = run_with(place.lens, place.setting.tokens, positions=(6, 0))
     assert torch.equal(plain.mass, place.setting.baseline.mass)
     assert torch.equal(plain.loss, place.setting.baseline.loss)
-    assert sorted(place.setting.baseline.tensors) == [("resid_post", layer) for layer in range(5)]
+    assert sorted(place.setting.ground.clean(0).streams) == [1, 2, 3, 4, 5]
 
 
 def test_sequences_are_cut_to_the_shortest(planted_at, config):
@@ -153,21 +153,25 @@ def test_the_sink_as_the_new_position_is_refused(planted_at, config):
 
 
 @pytest.mark.parametrize("layer", [0, 2, 4])
-def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer):
+@pytest.mark.parametrize("position", [0, 3])
+def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer, position):
     place = planted_at()
-    one = scale("attn_out", 3.0, layers=[layer], positions=[3])
+    one = scale("attn_out", 3.0, layers=[layer], positions=[position])
     short = place.setting.run([one], layers=[4])
     whole = run_with(place.lens, place.setting.tokens, [one], positions=(6, 0))
-    assert torch.equal(short.mass[0], whole.mass[4])
+    with_loss = place.setting.run([one], loss=True)
+    pairs = [(short.mass[0], whole.mass[4]), (with_loss.loss, whole.loss), (with_loss.state, whole.state)]
+    for found, wanted in pairs:
+        if position == 0:  # the same products
+            assert torch.equal(found, wanted)
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
     assert short.loss is None
-    assert place.setting.run([one], loss=True).loss.tolist() == whole.loss.tolist()
 
 
 def test_a_run_goes_on_from_another_run(planted_at):
     place = planted_at()
     early, late = (zero("neurons", layers=[layer], positions=[2]) for layer in (0, 3))
-    source = run_with(place.lens, place.setting.tokens, early, positions=(6, 0), sites=("resid_post",))
-    found = place.setting.run([late], layers=[4], of=source)
+    found = place.setting.run([late], layers=[4], of=place.setting.under([early]))
     both = run_with(place.lens, place.setting.tokens, [early, late], positions=(6, 0))
     assert torch.equal(found.mass[0], both.mass[4])
     assert not torch.equal(found.mass[0], place.setting.run([late], layers=[4]).mass[0])
@@ -230,15 +234,20 @@ def held(place, one, site, layer):
 def test_a_site_is_captured_once(planted_at, monkeypatch):
     fresh, calls = dataclasses.replace(planted_at().setting), []  # without what others captured
 
-    def counted(*args, **options):
-        calls.append(options["layers"])
-        return capture(*args, **options)
+    right = Ground.read
 
-    monkeypatch.setattr(setting, "capture", counted)
+    def counted(ground, needs):
+        calls.append((needs.sites, needs.layers))
+        return right(ground, needs)
+
+    monkeypatch.setattr(Ground, "read", counted)
     first = fresh.clean("z", layers=[1, 2])
     again = fresh.clean("z", layers=[2, 3])
-    assert calls == [[1, 2], [3]]
+    assert calls == [(("z",), (1, 2)), (("z",), (3,))]
     assert again[2] is first[2]
+    fresh.clean("k", layers=[2])
+    fresh.clean("attn_out", layers=[0])
+    assert [layers for _, layers in calls[2:]] == [(0, 1, 2, 3, 4)]  # both, of every layer, in one pass
 
 
 def test_the_mean_of_others_is_over_positions_from_8_on_that_are_no_sink(planted_at):

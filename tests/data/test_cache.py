@@ -1,6 +1,8 @@
 """The cache: folders that are whole or not there, shown and cleared."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -49,6 +51,39 @@ def test_a_file_is_hashed_again_only_where_its_time_has_changed(cache):
     os.utime(folder / "file", ns=(1, 1))
     assert fault(folder, manifest) == "file has changed"
     assert fault(folder, manifest, sizes_only=True) is None
+
+
+@pytest.mark.parametrize("name", ["..", "", ".", "../file", "a\nb"])
+def test_a_manifest_that_names_what_is_no_file_of_its_folder_is_none(cache, name):
+    folder = kept(cache, "models", "abc")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = manifest["files"]["file"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert read_manifest(folder) is None
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"files": {"file": {"bytes": "1", "sha256": 3}}}', '{"files": [1]}'])
+def test_a_manifest_of_the_wrong_shape_is_none(cache, text):
+    folder = kept(cache, "models", "abc")
+    (folder / "manifest.json").write_text(text)
+    assert read_manifest(folder) is None
+    assert [entry.complete for entry in cache_entries()] == [False]
+
+
+def test_an_interrupt_while_a_folder_is_replaced_brings_the_old_one_back(cache, monkeypatch):
+    folder = kept(cache, "models", "abc", b"old")
+    replace = Path.replace
+
+    def interrupted(self, target):
+        if self.suffix == ".part":
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kept(cache, "models", "abc", b"new")
+    assert (folder / "file").read_bytes() == b"old"
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["abc", "abc.lock"]
 
 
 def test_an_empty_cache_has_no_entries_and_clears_nothing():

@@ -145,7 +145,7 @@ def test_what_a_format_holds_is_near_odd_and_of_no_larger_size(name, seed, dim):
     x, form = drawn(1, 2, dim + 4, seed=seed), format_of(name)
     found = rounded(x, form)
     assert exactly(rounded(-x, form), -found)  # odd: the integers here are symmetric
-    assert float(found.abs().max()) <= float(x.abs().max()) * (1 + 1 / 6)
+    assert float(found.abs().max()) <= float(x.abs().max()) * (1 + 1 / 5)  # mxfp4: 5 and more of a scale become 6
     assert float((x - found).abs().max()) <= float(x.abs().max()) * 0.34
 
 

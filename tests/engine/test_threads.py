@@ -10,7 +10,6 @@ from sink_lens.edits.constructors import edit, scale
 from sink_lens.edits.metrics import sink_mass
 from sink_lens.engine import threads as lanes
 from sink_lens.engine.cells import cell_of
-from sink_lens.engine.passes import Passes
 from sink_lens.engine.threads import Lanes, copied
 from sink_lens.engine.trust import checked
 
@@ -22,22 +21,21 @@ def cells(n, *more):
 @pytest.fixture
 def two(lens_of):
     """Two lanes of a model that has four threads."""
-    passes = Passes(lens=lens_of("llama"), needs=None, n_sequences=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lanes.torch, "get_num_threads", lambda: 4)
-        return Lanes(passes, count=2)
+        return Lanes(lens_of("llama"), count=2)
 
 
 def test_each_lane_has_its_share_of_the_threads(two):
     before = torch.get_num_threads()
-    assert two.map(lambda passes, given, stop: (given, torch.get_num_threads()), ["a", "b"]) == [("a", 2), ("b", 2)]
+    assert two.map(lambda lens, given, stop: (given, torch.get_num_threads()), ["a", "b"]) == [("a", 2), ("b", 2)]
     assert torch.get_num_threads() == before
 
 
 def test_where_one_lane_fails_the_others_stop(two):
     seen = []
 
-    def run(passes, given, stop):
+    def run(lens, given, stop):
         if given == "bad":
             raise KeyError("bad")
         seen.append(stop.wait(10))

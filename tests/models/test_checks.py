@@ -148,7 +148,9 @@ def test_the_probe_is_eight_tokens_of_the_vocabulary():
 
 def test_keys_that_are_missing_left_over_or_of_other_shape_are_named():
     checks.check_keys({"missing_keys": set(), "unexpected_keys": ["h.0.attn.masked_bias"]}, name="m")
-    for kind in ("missing", "unexpected", "mismatched"):
+    with pytest.raises(ModelError, match=r"m: head has the shape \(3,\) in the checkpoint and \(4,\) by its config"):
+        checks.check_keys({"mismatched_keys": {("head", (3,), (4,))}}, name="m")
+    for kind in ("missing", "unexpected"):
         keys = [f"layer.{index}" for index in range(5)]
         with pytest.raises(ModelError, match=rf"m: {kind} keys .*: layer.0, layer.1, layer.2 and more \(5\); need"):
             checks.check_keys({f"{kind}_keys": keys}, name="m")

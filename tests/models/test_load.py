@@ -14,7 +14,6 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sink_lens.errors import InputError, ModelError
-from sink_lens.models.families import FAMILIES
 from sink_lens.models.load import load, random_init, weights_hash, wrap
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
 
@@ -328,6 +327,40 @@ def test_truncated_weights_are_refused(tmp_path, keep):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "..", "", "gone.safetensors", None])
+def test_an_index_that_names_no_file_of_the_folder_is_refused(tmp_path, name):
+    folder = saved(tmp_path / "model")
+    (tmp_path / "outside.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(ModelError, match=r"says that weights are in .*; need files of the folder itself"):
+        load(folder)
+
+
+def test_more_layers_than_there_are_weights_are_refused_at_once(tmp_path):
+    with pytest.raises(ModelError, match=r"says 1,000,000,000 layers and the weights are \d+ tensors; need"):
+        load(saved(tmp_path, num_hidden_layers=1_000_000_000))
+
+
+def test_weights_that_are_all_zero_are_named_as_such(tmp_path):
+    file = saved(tmp_path) / "model.safetensors"
+    save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match="every logit of the model is 0 on 8 tokens: its weights are 0"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["/no/such/cache/models/abc", "./missing", "~/missing", "a/b/c"])
+def test_a_path_that_is_not_there_is_not_looked_for_on_a_hub(name):
+    with pytest.raises(ModelError, match=r"there is no folder .*missing|there is no folder .*(abc|a/b/c); need one"):
+        load(name)
+
+
+@pytest.mark.parametrize("config", ["[" * 100_000, '{"architectures": "LlamaForCausalLM"}', '{"auto_map": [1]}'])
+def test_a_configuration_of_the_wrong_shape_is_refused(tmp_path, config):
+    (saved(tmp_path) / "config.json").write_text(config)
+    with pytest.raises(ModelError, match=r"cannot be read|need a list of names and a table"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -341,7 +374,7 @@ def test_truncated_weights_are_refused(tmp_path, keep):
         ),
         (
             lambda weights: weights.update({"model.norm.weight": torch.ones(47)}),
-            r"(mismatched keys|weights cannot be read)",
+            r"model.norm.weight has the shape \(47,\) in the checkpoint and \(48,\) by its configuration; need",
         ),
     ],
 )
@@ -476,7 +509,3 @@ def test_a_random_twin_has_the_configuration_and_other_weights(family):
     assert twin.config.to_dict() == model.config.to_dict()
     assert twin.config is not model.config
     assert twin.plain.config._attn_implementation == model.family.plain_kernel
-
-
-def test_every_family_of_the_table_is_loaded_here():
-    assert {type(tiny(family)).__name__ for family in TINY_FAMILIES} == set(FAMILIES)

@@ -11,13 +11,16 @@ from sink_lens.activations.record import capture
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of
-from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
 from sink_lens.models.weights import NORMS, attention_weights, mlp_weights, norm_weights
 
 LAYERS = (0, 1, 2)
-DENSE = tuple(family for family in TINY_FAMILIES if family != "gpt_oss")
+ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
+DENSE = tuple(family for family in ALL_FAMILIES if family not in ("gpt_oss", "mixtral", "qwen3_moe", "olmoe"))
 SANDWICHED = ("gemma2", "gemma3")
-UNGATED = ("gpt2", "gpt_neox", "opt")
+UNGATED = ("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom")
+PARALLEL = ("gpt_neox", "cohere", "phi", "falcon", "gptj")
+POST_NORMED = ("olmo2", "olmo3", "exaone4")
 
 
 @functools.cache
@@ -41,7 +44,7 @@ def close(found, expected, tolerance=1e-5):
     return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_queries_keys_and_values_come_from_the_attentions_input(family):
     for layer in LAYERS:
         weights = attention_weights(lens(family), layer=layer)
@@ -55,7 +58,7 @@ def test_queries_keys_and_values_come_from_the_attentions_input(family):
             assert close(made.flatten(2), sites(family)[site, layer].flatten(2)), (site, layer)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_the_attentions_output_is_the_sum_over_heads(family):
     for layer in LAYERS:
         weights = attention_weights(lens(family), layer=layer)
@@ -88,28 +91,28 @@ def test_gate_and_up_come_from_the_mlps_input(family):
                 assert close(made, sites(family)[site, layer].diff(dim=1)), (site, layer)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_the_attention_and_the_mlp_read_the_stream_through_their_norms(family):
     for layer in LAYERS:
         stream = sites(family)["resid_pre", layer]
         assert close(through(family, "attn_norm", layer, stream), sites(family)["attn_in", layer])
-        if family != "gpt_neox":  # its MLP reads the stream before the attention
+        if family not in PARALLEL:  # their MLP reads the stream before the attention
             stream = stream + sites(family)["attn_out", layer]
         assert close(through(family, "mlp_norm", layer, stream), sites(family)["mlp_in", layer])
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_a_family_has_the_norms_that_it_has(family):
     expected = {"attn_norm", "mlp_norm"}
-    if family in SANDWICHED:
+    if family in (*SANDWICHED, "glm4", "granite"):
         expected |= {"attn_post_norm", "mlp_post_norm"}
-    if family == "olmo2":
+    if family in POST_NORMED:
         expected = {"attn_post_norm", "mlp_post_norm"}
-    if family in ("qwen3", "gemma3", "olmo2", "headnorm_gate"):
+    if family in ("qwen3", "gemma3", "headnorm_gate", "qwen3_moe", "olmoe", *POST_NORMED):
         expected |= {"q_norm", "k_norm"}
     found = {which: norm_weights(lens(family), layer=1, which=which) for which in NORMS}
     assert {which for which, norm in found.items() if norm is not None} == expected
-    assert {norm.centred for norm in found.values() if norm is not None} == {family in UNGATED}
+    assert {norm.centred for norm in found.values() if norm is not None} == {family in (*UNGATED, "stablelm", "cohere")}
 
 
 @pytest.mark.parametrize(("family", "width"), [("qwen3", 16), ("gemma3", 16), ("olmo2", 48)])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -219,6 +220,29 @@ def test_without_ray_the_error_says_how_to_install_it(lens, tmp_path, monkeypatc
     with pytest.raises(InputError, match=r"engine 'ray' needs Ray; install it with pip install 'sink-lens\[ray\]'"):
         swept(lens, tmp_path / "run", engine="ray")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_said_at_once_and_nothing_is_written(lens, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    with socket.socket() as held:  # bound and not listening: whoever connects is refused
+        held.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"ray://127.0.0.1:{held.getsockname()[1]}")
+        with pytest.raises(
+            InputError, match=r"no Ray cluster answers at RAY_ADDRESS=ray://127.* \(.*refused.*\); need a"
+        ):
+            swept(lens, tmp_path / "run", engine="ray")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_ray_says_when_it_cannot_begin_is_one_line(monkeypatch):
+    def init(**options):
+        raise ConnectionError("Could not find any running Ray instance.\nPlease specify")
+
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, is_initialized=lambda: False))
+    with pytest.raises(InputError, match=r"at RAY_ADDRESS=auto \(Could not find any running Ray instance\.\); need"):
+        next(cluster.ray_cluster(None, (), workers=None, on_gpu=False, advance=print))
 
 
 def cluster_of(made, *, room, resources):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from sink_lens.errors import InputError, RunError
+from sink_lens.errors import CheckpointError, InputError, RunError
 from sink_lens.models.headnorm import undecayed
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.records import read_run
@@ -26,7 +27,7 @@ from sink_lens.training import loop as loop_module
 from sink_lens.training.batches import corpus_of, tokenizer_hash
 from sink_lens.training.loop import Loop, Order, learning_rate
 from sink_lens.training.model import model_of
-from sink_lens.training.trainer import arguments, check_device, check_processes, train
+from sink_lens.training.trainer import arguments, check_device, check_processes, check_trackers, train
 
 HERE = Path(__file__).parent
 _SCRIPT = spec_from_file_location("tiny_run", HERE / "tiny_run.py")
@@ -198,6 +199,32 @@ def test_a_device_that_is_not_there_a_tracker_and_a_batch_that_cannot_be_shared_
         trained(tmp_path / "run", config=config_of(trackers=("tensorboard",)))
     with pytest.raises(InputError, match="batch is 4 sequences, for 3 processes with 2 forwards a step each"):
         check_processes(config_of(accumulation=2), 3)
+
+
+def test_wandb_without_a_key_is_refused_before_training_begins(tmp_path, monkeypatch):
+    for name in (
+        "WANDB_API_KEY",
+        "WANDB_MODE",
+        "WANDB_DISABLED",
+        "WANDB_IDENTITY_TOKEN_FILE",
+        "WANDB_BASE_URL",
+        "NETRC",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    asked = config_of(trackers=("wandb",))
+    with pytest.raises(InputError, match=r"no key for api\.wandb\.ai.*run wandb login, or set WANDB_MODE=offline"):
+        trained(tmp_path / "run", config=asked)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key\n")
+    check_trackers(asked)
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    with pytest.raises(InputError, match=r"no key for wandb\.example\.org"):
+        check_trackers(asked)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_trackers(asked)
 
 
 # --- a run
@@ -375,6 +402,73 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(whole, tmp_
     with pytest.warns(UserWarning, match=r"latest-10 is damaged \(model.safetensors is not what was written\)"):
         trained(out)
     same_run(whole.folder, out)
+
+
+def _without_state(path):
+    held = torch.load(path / "optimizer.pt", weights_only=True)
+    torch.save(held | {"state": {}}, path / "optimizer.pt")
+
+
+def _of_other_shapes(path):
+    held = torch.load(path / "optimizer.pt", weights_only=True)
+    state = {number: entry | {"exp_avg": torch.zeros(1)} for number, entry in held["state"].items()}
+    torch.save(held | {"state": state}, path / "optimizer.pt")
+
+
+FOREIGN = {
+    "garbage": lambda path: (path / "optimizer.pt").write_bytes(b"PK garbage"),
+    "no table": lambda path: torch.save([1, 2], path / "optimizer.pt"),
+    "an empty state": _without_state,
+    "a state of other shapes": _of_other_shapes,
+    "a pickle that runs code": lambda path: (path / "scheduler.pt").write_bytes(pickle.dumps(Evil(path / "ran"))),
+    "a schedule of another step": lambda path: torch.save({"last_epoch": 3}, path / "scheduler.pt"),
+    "no random state": lambda path: torch.save({"python": 1}, path / "rng_state.pth"),
+    "another log": lambda path: pd.DataFrame({"a": [1]}).to_parquet(path / "log.parquet"),
+    "another trainer's state": lambda path: (path / "trainer_state.json").write_text("[]"),
+}
+
+
+class Evil:
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return open, (str(self.canary), "w")
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_state_of_something_else_falls_back_to_the_checkpoint_before(whole, tmp_path, content):
+    out = tmp_path / "run"
+    stop_at(out, 10)
+    newest = out / "checkpoints/latest-10"
+    FOREIGN[content](newest)
+    step, facts = 10, checkpoint_files.read_checkpoint(out / "checkpoints/checkpoint-8").facts
+    checkpoint_files.seal(newest, step=step, facts=facts)  # every hash is right, the content is not
+    with pytest.warns(UserWarning, match=r"latest-10 holds what training cannot go on from .*of step 8, is taken"):
+        trained(out)
+    assert not (newest / "ran").exists()
+    same_run(whole.folder, out)
+
+
+def test_state_of_something_else_in_the_only_checkpoint_is_one_line(whole, tmp_path):
+    out = copy_of(whole, tmp_path / "run")
+    only = out / "checkpoints/checkpoint-12"
+    facts = checkpoint_files.read_checkpoint(only).facts
+    (only / "optimizer.pt").write_bytes(b"garbage")
+    checkpoint_files.seal(only, step=12, facts=facts)
+    with pytest.raises(CheckpointError, match=r"checkpoint-12 holds what .*; need the weights and the.*--overwrite"):
+        trained(out)
+    assert only.exists()
+
+
+def test_a_damaged_checkpoint_does_not_cost_a_good_one_its_state(whole, tmp_path):
+    out = tmp_path / "run"
+    stop_at(out, 10)
+    folder = out / "checkpoints"
+    os.truncate(folder / "latest-10/optimizer.pt", 3)
+    shutil.copytree(folder / "latest-10", folder / "latest-11")
+    checkpoint_files.tidy(folder, finished=False)
+    assert checkpoint_files.read_checkpoint(folder / "checkpoint-8").resumable
 
 
 def test_where_no_checkpoint_is_whole_it_is_said(whole, tmp_path):

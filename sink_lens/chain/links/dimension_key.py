@@ -68,9 +68,9 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         drawn = torch.stack([part(x, weights.w_k, some.to(k.device)) for some in random_sets[view.layer]]).mean(0)
         parts = torch.stack([dimension, k - dimension - bias, bias, drawn], dim=2) * _key_norm(lens, view.layer, k)
         # Where the rotary tables are stretched for long contexts (YaRN), even an unturned key is: by one number.
-        as_used = view["rotated_k"][:, :, key].float().norm(dim=-1)
+        as_used = view["rotated_k"][:, :, key, : lens.d_head].float().norm(dim=-1)
         parts = parts * (as_used / parts[:, :, :3].sum(2).norm(dim=-1))[..., None, None]
-        query = view["rotated_q"].float()
+        query = view["rotated_q"][..., : lens.d_head].float()  # without the dimension of ALiBi's positions
         logits = locking.logit_split(query, parts=parts, scale=1.0)
         return mean_where(logits, where=later_queries(view, key=key)[:, None, :, None], dim=2)
 
@@ -86,7 +86,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
 def rotary(lens: LensModel) -> bool:
     """Whether keys are rotated by position."""
-    return getattr(lens.config, "rope_parameters", None) is not None
+    return any(getattr(lens.config, name, None) is not None for name in ("rope_parameters", "rotary_dim"))
 
 
 def _key_gain(lens: LensModel, layer: int) -> Tensor | float:

@@ -86,9 +86,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     found = []
     by_layer = {layer: dims for layer, dims in setting.location.outliers.items() if layer >= 0}
     every = sorted({one for dims in setting.location.outliers.values() for one in dims})
-    # Makers upstream of the layers that write a dimension do so through others; they may write anything else.
-    writing = setting.location.growth_layers
-    supers = {layer: mask for layer, mask in setting.super_neurons.items() if bool(mask.any()) and layer in writing}
+    supers = {layer: mask for layer, mask in setting.super_neurons.items() if bool(mask.any())}
     if supers and every:
         chosen = {layer: list(by_layer.get(layer, ())) or every for layer in supers}
 

@@ -1,6 +1,7 @@
 """W_O preserves the variance discrepancy: it reads most from the inputs in which the sink token varies."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from ...measures.variance import output_preservation
 from ...models.weights import attention_weights
 from ...stats import Interval
 from ..evidence import Evidence, Statistic, other_positions, too_short, undefined
-from ..measure import Panel
 from ..readings import MeasuringPass, control_positions
 from .link import Intervention, Link, Trial
 
@@ -53,10 +53,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
         return float(torch.stack(found).nanmean())
 
     at_sink, *at_others = (one[~one.isnan().flatten(1).any(1)] for one in values.unbind(2))
-    writes = _writing_layer(panel, feeding)
-    ratio = evidence.interval(panel.std_ratio("attn_out")[writes], generator=rng)
-    nulls = {"other_positions": other_positions(panel["std:attn_out"][[writes]], panel)}
-    after = Statistic(name="s2_ratio_after_w_o", interval=ratio, nulls=nulls, note=too_short(panel))
+    after = _after_w_o(evidence, rng)
     if len(at_sink) < 2:
         return [after, undefined("kendall_tau", "one sequence has no standard deviation over sequences")]
     if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():  # BOS: rounding is all that is left
@@ -77,12 +74,22 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     return [after, Statistic(name="kendall_tau", interval=found, references=references)]
 
 
-def _writing_layer(panel: Panel, feeding: list[int]) -> int:
-    """The layer whose attention writes the difference most: the first growth layer or the one before it."""
-    steps = panel.location.steps
-    layers = sorted({max(0, steps[0].first_layer - 1), steps[0].first_layer}) if steps else feeding
-    ratio = panel.std_ratio("attn_out")[layers].nanmean(1).nan_to_num(0.0)
-    return layers[int(ratio.argmax())]
+def _after_w_o(evidence: Evidence, rng: np.random.Generator) -> Statistic:
+    """S2 of what W_O writes, in the first growth layer or the one before it, where the ratio is larger.
+
+    Without a growth step nobody knows which layer's output is read later: the interval then spans those of all layers,
+    so that layers that differ decide nothing.
+    """
+    panel, steps = evidence.panel, evidence.panel.location.steps
+    ratio = panel.std_ratio("attn_out")
+    layers = sorted({max(0, steps[0].first_layer - 1), steps[0].first_layer}) if steps else list(range(len(ratio)))
+    strongest = layers[int(ratio[layers].nanmean(1).nan_to_num(0.0).argmax())]
+    found = evidence.interval(ratio[strongest], generator=rng)
+    if not steps:
+        weakest = layers[int(ratio[layers].nanmean(1).nan_to_num(math.inf).argmin())]
+        found = replace(found, low=min(found.low, evidence.interval(ratio[weakest], generator=rng).low))
+    nulls = {"other_positions": other_positions(panel["std:attn_out"][[strongest]], panel)}
+    return Statistic(name="s2_ratio_after_w_o", interval=found, nulls=nulls, note=too_short(panel))
 
 
 def _interventions(trial: Trial) -> list[Intervention]:

@@ -1,0 +1,118 @@
+"""The run that cells continue: what lies outside their cones is taken from it.
+
+It is the unedited run, or a run under edits of its own, which all its cells then share.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+
+from ..data.tokens import TokenBatch
+from ..edits.constructors import Edit
+from ..edits.outcome import Outcome, joined
+from ..models.evaluating import evaluating
+from ..models.lens import LensModel
+from .forward import Early
+from .needs import Needs
+from .passes import Clean, Passes
+from .plan import Plan
+from .threads import Lanes
+
+
+class Ground:
+    """A run on some sequences, by batches of prompts, as far as it is needed; each batch is computed on demand."""
+
+    def __init__(
+        self,
+        lens: LensModel,
+        tokens: TokenBatch,
+        *,
+        plan: Plan,
+        needs: Needs,
+        edits: Sequence[Edit] = (),
+        every: int = 1,
+        most: int | None = None,
+        lanes: Lanes | None = None,
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            lens: the model.
+            tokens: the sequences.
+            plan: the batches of prompts, and the module that runs them.
+            needs: what is read of it; cells read no more.
+            edits: those of the run, and of all its cells.
+            every: of this many sequences one is run; 1 is all.
+            most: batches of prompts that are kept; None keeps all.
+            lanes: those of another run of the same model; None makes its own.
+        """
+        self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs
+        self.edits, self.every = tuple(edits), every
+        self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
+        self.clean = lru_cache(maxsize=most)(self._clean)
+        self._lanes = lanes
+        self._keeping: dict[tuple[str, ...], Ground] = {}
+
+    @cached_property
+    def lanes(self) -> Lanes:
+        """Forwards side by side, each on a copy of the modules."""
+        return Lanes(self.lens, count=self.plan.lanes) if self._lanes is None else self._lanes
+
+    @property
+    def prompts(self) -> list[slice]:
+        """The batches of prompts, as indices among all sequences."""
+        n, step = self.tokens.n_sequences, self.plan.prompts * self.every
+        every = None if self.every == 1 else self.every
+        return [slice(start, min(start + step, n), every) for start in range(0, n, step)]
+
+    @property
+    def n_sequences(self) -> int:
+        """Number of sequences that are run."""
+        return len(range(0, self.tokens.n_sequences, self.every))
+
+    def read(self, needs: Needs) -> Outcome:
+        """As much of the run as some cells read, over all sequences."""
+        return joined([self.clean(prompts.start).narrowed(needs).outcome for prompts in self.prompts])
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What is read of the run, without the tensors of sites."""
+        return self.read(replace(self.needs, sites=()))
+
+    def part(self, prompts: slice) -> TokenBatch:
+        """Some of the sequences."""
+        return replace(self.tokens, tokens=self.tokens.tokens[prompts], lengths=self.tokens.lengths[prompts])
+
+    def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "Ground":
+        """The run under other edits, with other readings, or of fewer sequences; it shares the lanes of this one."""
+        return Ground(
+            self.lens,
+            self.tokens,
+            plan=self.plan,
+            needs=self.needs if needs is None else needs,
+            edits=edits,
+            every=self.every if every is None else every,
+            lanes=self.lanes if self.plan.lanes > 1 else None,
+        )
+
+    def keeping(self, sites: Sequence[str]) -> "Ground":
+        """The same run with the tensors of more sites; itself where it has them."""
+        more = tuple(site for site in sites if site not in self.needs.sites)
+        if more and more not in self._keeping:
+            needs = replace(self.needs, sites=(*self.needs.sites, *more))
+            self._keeping[more] = self.under(self.edits, needs=needs)
+        return self._keeping[more] if more else self
+
+    def fewer(self, most: int) -> "Ground":
+        """The same run on at most so many of the sequences, spread over all; itself where there are no more."""
+        every = -(-self.n_sequences // most)
+        return self if every == 1 else self.under(self.edits, every=self.every * every)
+
+    def _clean(self, start: int) -> Clean:
+        prompts = next(prompts for prompts in self.prompts if prompts.start == start)
+        part = self.part(prompts)
+        if self.plan.path == "bridge":
+            outcome, _ = self.passes.slow(part, self.edits, prompts=prompts)
+            return Clean(part=part, prompts=prompts, early=Early(outcome=outcome, columns={}, losses=None), keys={})
+        with evaluating(self.lens.plain):
+            return self.passes.clean(part, prompts=prompts, edits=self.edits)

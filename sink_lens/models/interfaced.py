@@ -1,0 +1,284 @@
+"""Attention modules that take transformers' attention interface, for classes that write their attention out.
+
+GPT-J, GPT-Neo, Falcon and BLOOM compute scores, softmax and sum themselves, so an attention function registered with
+``AttentionInterface`` is never called, and neither the observed pass (``activations.attention``) nor the cells
+(``engine.layout``) would see anything. ``take_interface`` gives their modules a subclass. It computes queries, keys and
+values as its parent does, and calls the registered function where the model's configuration names one; with ``eager``
+and ``sdpa`` the parent runs, and no number of the model changes.
+
+TransformerLens delegates GPT-J's and GPT-Neo's attention to these modules. ``InterfacedAttentionBridge`` puts its hooks
+for the scores and the pattern inside them.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+from transformer_lens.model_bridge.generalized_components import AttentionBridge
+from transformer_lens.model_bridge.supported_architectures import (
+    BloomArchitectureAdapter,
+    FalconArchitectureAdapter,
+    GptjArchitectureAdapter,
+    NeoArchitectureAdapter,
+)
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.models.bloom.modeling_bloom import BloomAttention, _get_alibi_slopes, dropout_add
+from transformers.models.falcon.modeling_falcon import FalconAttention, FalconDecoderLayer, apply_rotary_pos_emb
+from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
+from transformers.models.gptj.modeling_gptj import GPTJAttention
+
+from .neox import PartOfFused
+
+Attend = Callable[..., tuple[Tensor, Tensor | None]]
+"""An attention function of transformers: (module, query, key, value, mask, scaling=...) -> (output, pattern)."""
+
+_OWN = frozenset({"eager", "sdpa"})
+_HOOKED: ContextVar[Attend | None] = ContextVar("sink_lens_hooked", default=None)
+
+
+def _attend_of(module: nn.Module) -> Attend | None:
+    """The function that the bridge or the configuration names; None where the class's own computation runs."""
+    hooked = _HOOKED.get()
+    if hooked is not None:
+        return hooked
+    name = str(module.config._attn_implementation)  # type: ignore[union-attr]  # every attention of transformers has it
+    return None if name in _OWN else AttentionInterface()[name]
+
+
+class InterfacedGptj(GPTJAttention):
+    """GPT-J's attention; its products are in float32 whatever the type of the weights."""
+
+    def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+        attend = _attend_of(self)
+        if attend is None:
+            return super()._attn(query, key, value, attention_mask)
+        return _summed(attend, self, query, key, value, attention_mask, scaling=1 / self.scale_attn)
+
+
+class InterfacedGptNeo(GPTNeoSelfAttention):
+    """GPT-Neo's attention, whose scores are not scaled; every other layer has a window."""
+
+    def _attn(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> Any:
+        attend = _attend_of(self)
+        if attend is None:
+            return super()._attn(query, key, value, attention_mask)
+        length = query.shape[2]
+        mask = None  # the layer knows which keys a query sees; it is given no padding
+        if self.attention_type == "local" and length > self.config.window_size:
+            mask = self.bias[:, :, :length, :length]
+        return _summed(attend, self, query, key, value, mask, scaling=1.0)
+
+
+def _summed(
+    attend: Attend, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
+) -> tuple[Tensor, Tensor | None]:
+    """What ``_attn`` of these classes gives: the output by heads, and the pattern."""
+    output, pattern = attend(module, query.float(), key.float(), value.float(), mask, scaling=scaling)
+    return output.transpose(1, 2).to(value.dtype), pattern
+
+
+class InterfacedFalcon(FalconAttention):
+    """Falcon's attention with rotary positions."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Project, rotate, attend, and project back."""
+        attend = _attend_of(self)
+        if attend is None:
+            return super().forward(hidden_states, *args, **kwargs)
+        parts = (one.transpose(1, 2) for one in self._split_heads(self.query_key_value(hidden_states)))
+        query, key, value = parts
+        query, key = apply_rotary_pos_emb(query, key, *kwargs["position_embeddings"])
+        if kwargs.get("layer_past") is not None:
+            key, value = kwargs["layer_past"].update(key, value, self.layer_idx)
+        output, pattern = attend(
+            self, query, key, value, kwargs.get("attention_mask"), scaling=1 / math.sqrt(self.head_dim)
+        )
+        return self.dense(output.flatten(2)), pattern
+
+
+class SeparateFalconLayer(FalconDecoderLayer):
+    """Falcon's layer, which adds the attention's output to the MLP's in place: here it adds it to a copy.
+
+    What was read as the MLP's output would otherwise change after it was read.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer, with a copy of the MLP's output after all readers have seen it."""
+        handle = self.mlp.register_forward_hook(lambda module, args, output: output.clone())
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            handle.remove()
+
+
+class InterfacedBloom(BloomAttention):
+    """BLOOM's attention, which adds slope times position of the key to each head's scores (ALiBi)."""
+
+    def forward(self, hidden_states: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Project, attend, project back, and add the residual stream, as BLOOM does inside its attention."""
+        attend = _attend_of(self)
+        if attend is None:
+            return super().forward(hidden_states, residual, *args, **kwargs)
+        query, key, value = self._reshape(self.query_key_value(hidden_states))
+        if kwargs.get("layer_past") is not None:
+            key, value = kwargs["layer_past"].update(key, value, self.layer_idx)
+        output, pattern = attend(
+            self,
+            query,
+            key,
+            value,
+            kwargs.get("attention_mask"),
+            scaling=self.inv_norm_factor,
+            alibi=_get_alibi_slopes(self.num_heads, hidden_states.device),
+        )
+        out = dropout_add(self.dense(output.flatten(2)), residual, self.hidden_dropout, self.training)
+        return out, pattern
+
+
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
+    GPTJAttention: InterfacedGptj,
+    GPTNeoSelfAttention: InterfacedGptNeo,
+    FalconAttention: InterfacedFalcon,
+    FalconDecoderLayer: SeparateFalconLayer,
+    BloomAttention: InterfacedBloom,
+}
+
+
+def take_interface(model: PreTrainedModel) -> None:
+    """Make the model's attention modules take the attention interface, where their class does not.
+
+    The modules stay the same objects with the same weights; only their class changes, to a subclass.
+    """
+    for module in model.modules():
+        own = _CLASSES.get(type(module))
+        if own is None:
+            continue
+        module.__class__ = own
+        if isinstance(module, GPTNeoSelfAttention):
+            module.layer_idx = module.layer_id  # the name that every other family has
+        elif isinstance(module, BloomAttention):
+            module.config = model.config  # every other family's attention has it
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Choose the attention function of a model; ``set_attn_implementation`` refuses where the class writes it out."""
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(name)
+    else:
+        model.config._attn_implementation = name
+
+
+class InterfacedAttentionBridge(AttentionBridge):
+    """A delegated attention whose scores and pattern are hooked where they are used, so that edits take effect."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the wrapped module with the hooks inside it."""
+        with self._inside():
+            return super().forward(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        token = _HOOKED.set(self._attend)
+        try:
+            yield
+        finally:
+            _HOOKED.reset(token)
+
+    def _attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float
+    ) -> tuple[Tensor, None]:
+        """Eager attention; the pattern is not handed on, or TransformerLens would call its hooks again."""
+        length, n_keys = query.shape[2], key.shape[2]
+        if mask is None:
+            mask = torch.ones(length, n_keys, dtype=torch.bool, device=query.device).tril(n_keys - length)
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(
+                ~mask, torch.finfo(query.dtype).min
+            )
+        scores = self.hook_attn_scores(torch.matmul(query, key.transpose(2, 3)) * scaling + mask)
+        pattern = self.hook_pattern(nn.functional.softmax(scores, dim=-1))
+        return torch.matmul(pattern, value).transpose(1, 2), None
+
+
+def _with_hooks_inside(mapping: Any) -> None:
+    stock = mapping["blocks"].submodules["attn"]
+    mapping["blocks"].submodules["attn"] = InterfacedAttentionBridge(
+        name=stock.name, config=stock.config, submodules=stock.submodules
+    )
+
+
+class EditableGptjAdapter(GptjArchitectureAdapter):
+    """The stock GPT-J adapter, with an attention whose scores and pattern can be edited."""
+
+    def __init__(self, cfg: Any) -> None:
+        """Build the stock components and put the hooked attention in the blocks."""
+        super().__init__(cfg)
+        _with_hooks_inside(self.component_mapping)
+
+
+class EditableNeoAdapter(NeoArchitectureAdapter):
+    """The stock GPT-Neo adapter, with an attention whose scores and pattern can be edited."""
+
+    def __init__(self, cfg: Any) -> None:
+        """Build the stock components and put the hooked attention in the blocks."""
+        super().__init__(cfg)
+        _with_hooks_inside(self.component_mapping)
+
+
+class SharedBloomAdapter(BloomArchitectureAdapter):
+    """The stock BLOOM adapter, except that the parts of the fused projection are shared instead of copied."""
+
+    def split_qkv_matrix(self, original_attention_component: Any) -> Any:
+        """The three parts; TransformerLens puts its hooks around each."""
+        fused = original_attention_component.query_key_value
+        return tuple(PartOfFused(fused, part=part, n_heads=self.cfg.n_heads) for part in range(3))
+
+
+class _RowsOfFused(nn.Module):
+    """A linear map whose weight is a block of rows of a shared projection."""
+
+    def __init__(self, fused: nn.Module, *, rows: slice) -> None:
+        super().__init__()
+        self.rows = rows
+        self._fused = (fused,)  # in a tuple: it is a submodule of the attention already, and stays one only there
+
+    @property
+    def weight(self) -> Tensor:
+        return self._fused[0].weight[self.rows]  # type: ignore[index, return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        bias = self._fused[0].bias
+        return None if bias is None else bias[self.rows]  # type: ignore[index, return-value]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class SharedFalconAdapter(FalconArchitectureAdapter):
+    """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
+
+    def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
+        fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
+        ends = [self.cfg.n_heads * d_head, (self.cfg.n_heads + 1) * d_head, (self.cfg.n_heads + 2) * d_head]
+        return tuple(_RowsOfFused(fused, rows=slice(*pair)) for pair in zip([0, *ends[:-1]], ends, strict=True))
+
+
+SHARED = (SharedBloomAdapter, SharedFalconAdapter)
+"""The adapters whose query, key and value weights are the model's own."""
+
+
+def register() -> None:
+    """Register the adapters with TransformerLens, under names of their own. Repeated calls change nothing."""
+    for name, adapter in (
+        ("SinkLensGPTJForCausalLM", EditableGptjAdapter),
+        ("SinkLensGPTNeoForCausalLM", EditableNeoAdapter),
+        ("SinkLensFalconForCausalLM", SharedFalconAdapter),
+        ("SinkLensBloomForCausalLM", SharedBloomAdapter),
+    ):
+        ArchitectureAdapterFactory.register_adapter(name, adapter)

@@ -1,0 +1,167 @@
+"""The page of ``card``: a model's sinks and outliers, what writes them, and what removing them costs."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.style import BLUE, ORANGE, canvas, finished, logarithmic, panel, whole_numbers
+from sink_lens.text import interval, listed, number, plural, visible
+
+_LOSSES = {
+    "clean": "as it is",
+    "zeroed": "outlier dimensions at zero",
+    "set_to_mean": "outlier dimensions at their mean",
+}
+
+
+def sink_by_layer(layers: pd.DataFrame) -> Figure:
+    """Attention to the first token, and its norm over that of the others, by layer.
+
+    Args:
+        layers: layer, sink_attention, norm_ratio.
+    """
+    figure = canvas(width=7.4, height=2.8)
+    for place, (column, label, colour) in enumerate(
+        (
+            ("sink_attention", "attention to the first token", BLUE),
+            ("norm_ratio", "its norm, times that of the others", ORANGE),
+        ),
+        start=1,
+    ):
+        axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=label)
+        axes.plot(layers["layer"], layers[column].to_numpy(float), color=colour, marker="o", markersize=3.5)
+        if column == "norm_ratio":
+            logarithmic(axes, axis="y")
+        else:
+            axes.set_ylim(bottom=0)
+        whole_numbers(axes, y=False)
+    return finished(figure)
+
+
+def head_outputs(heads: pd.DataFrame) -> Figure:
+    """Each head's output norm over its layer's mean against its attention to the first token.
+
+    Args:
+        heads: sink_mass, output_ratio.
+    """
+    figure = canvas(width=5.6, height=3.2)
+    axes = panel(figure, xlabel="attention to the first token", ylabel="output norm, times the layer's mean")
+    axes.scatter(heads["sink_mass"], heads["output_ratio"], s=9, color=BLUE, alpha=0.6, linewidths=0)
+    axes.axhline(0.25, color=ORANGE, linewidth=1, linestyle="--")
+    axes.set_ylim(bottom=0)
+    return finished(figure)
+
+
+def _title(run: Run) -> str:
+    table = run.optional("summary", columns=["sink_positions", "outlier_dimensions"])
+    if table is None or table.empty:
+        return "A model's sinks"
+    row = table.astype("string").fillna("").to_dict("records")[0]
+    sinks, dims = (str(row[name]).split(",") if row[name] else [] for name in ("sink_positions", "outlier_dimensions"))
+    sink = f"a sink at position {listed(sinks)}" if sinks else "no sink"
+    dimension = f"outlier dimension{'s' * (len(dims) > 1)} {listed(dims)}" if dims else "no outlier dimension"
+    return visible(f"{sink[:1].upper()}{sink[1:]}, {dimension}", limit=200)
+
+
+def _headline(run: Run) -> list[str]:
+    said = [visible(text, limit=900) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
+    heads = run.optional("heads", columns=["inactive"])
+    if heads is not None and len(heads):
+        count = int(heads["inactive"].to_numpy().sum())
+        said.append(f"{plural(count, 'head')} of {len(heads)} write at most a quarter of their layer's mean.")
+    if (run.folder / "card.md").exists():
+        said.append("The block for a model card is card.md in the run's folder, the same for programs card.json.")
+    return said
+
+
+def _sinks(run: Run) -> tuple[str, Figure]:
+    see = (
+        "Where heads begin to attend to the first token, and where that token becomes large: a jump of the norm is the "
+        "layer that writes the outlier dimension."
+    )
+    return see, sink_by_layer(run.need("layers", columns=["layer", "sink_attention", "norm_ratio"]))
+
+
+def _heads(run: Run) -> tuple[str, Figure]:
+    see = "One point a head. Heads below the line add next to nothing to the stream; those far right rest on the sink."
+    return see, head_outputs(run.need("heads", columns=["sink_mass", "output_ratio"]))
+
+
+def _dimensions(run: Run) -> tuple[str, PageTable]:
+    table = run.need("dimensions", columns=["kind", "dimension", "layers", "value", "coverage"])
+    see = (
+        "Outlier dimensions dominate the studied token; residual ones are large on most other tokens. Both are to be "
+        "kept in 16 bit, or to be left out of a scale." + more(len(table), "dimensions")
+    )
+    heads = {"kind": "kind", "dimension": "dimension", "layers": "after layers", "value": "value"}
+    shown = table.assign(coverage=["" if pd.isna(one) else f"{one:.0%}" for one in table["coverage"]])
+    return see, shown_table(shown, heads | {"coverage": "of tokens"})
+
+
+def _writers(run: Run) -> tuple[str, PageTable]:
+    table = run.need("writers", columns=["layer", "dimension", "part", "unit", "share"])
+    see = (
+        "What writes the dimension in the layers where the token grows: shares of its change; of a super weight "
+        "(arXiv 2411.07191) the share of what the MLP writes there." + more(len(table), "writers")
+    )
+    shown = table.assign(unit=["" if pd.isna(one) else str(int(one)) for one in table["unit"]])
+    heads = {"layer": "layer", "dimension": "dimension", "part": "part", "unit": "neuron or column", "share": "share"}
+    return see, shown_table(shown, heads)
+
+
+def _maxima(run: Run) -> tuple[str, PageTable]:
+    table = run.need("maxima", columns=["site", "value", "layer", "position", "channel", "over_median"])
+    see = "The largest entry of every site over all layers and tokens: what a number format must be able to hold."
+    heads = {name: name for name in ("site", "value", "layer", "position", "channel")}
+    return see, shown_table(table, heads | {"over_median": "times its token's median"})
+
+
+def _losses(run: Run) -> tuple[str, PageTable]:
+    table = run.need("losses", columns=["condition", "loss_nats", "change_nats", "change_low", "change_high"])
+    bounds = zip(table["change_low"].to_numpy(float), table["change_high"].to_numpy(float), strict=True)
+    shown = table.assign(
+        condition=[_LOSSES.get(str(name), visible(name)) for name in table["condition"]],
+        interval=[interval(low, high, shown=number) for low, high in bounds],
+    )
+    see = "What the outlier dimensions are worth: setting them to zero against setting them to their mean."
+    heads = {"condition": "condition", "loss_nats": "loss, nats", "change_nats": "change", "interval": "95%"}
+    return see, shown_table(shown, heads)
+
+
+def _has_idle(run: Run) -> bool:
+    heads = run.optional("heads", columns=["inactive"])
+    return heads is not None and bool(heads["inactive"].to_numpy().any())
+
+
+def _idle(run: Run) -> tuple[str, PageTable]:
+    heads = run.need("heads", columns=["layer", "head", "output_ratio", "sink_mass", "inactive"])
+    idle = heads.loc[heads["inactive"]].sort_values("output_ratio", kind="stable")
+    see = (
+        "Heads whose output has at most a quarter of their layer's mean norm, the weakest first. The first token's "
+        "attention alone misses some of them (arXiv 2504.03889)." + more(len(idle), "heads")
+    )
+    names = {"layer": "layer", "head": "head", "output_ratio": "output, times the mean"}
+    return see, shown_table(idle, names | {"sink_mass": "attention to the first token"})
+
+
+CARD = Page(
+    title=_title,
+    headline=_headline,
+    figures=(
+        Drawn(key="sink", title="The first token by layer", make=_sinks, data=whole("layers")),
+        Drawn(
+            key="heads",
+            title="Heads",
+            make=_heads,
+            data=whole("heads", columns=["layer", "head", "sink_mass", "output_ratio"]),
+        ),
+    ),
+    tables=(
+        Listed(key="dimension-table", title="Large dimensions", make=_dimensions),
+        Listed(key="writer-table", title="What writes them", make=_writers),
+        Listed(key="loss-table", title="What they are worth", make=_losses),
+        Listed(key="maximum-table", title="Largest activations", make=_maxima),
+        Listed(key="idle-table", title="Heads that do nothing", make=_idle, when=_has_idle),
+    ),
+)

@@ -1,0 +1,48 @@
+"""The page of ``verify``: published facts about a model, each with what was measured and the verdict."""
+
+from sink_lens.records import Run
+from sink_lens.report.page import Listed, Page, PageTable, more, shown_table
+from sink_lens.text import plural, visible
+
+_MOST = 200
+_ORDER = {"disagree": 0, "agree": 1, "not comparable": 2}
+_SIGNS = {"disagree": "✗ disagree", "agree": "✓ agree", "not comparable": "– not comparable"}
+_COLUMNS = ["id", "quantity", "verdict", "published", "measured", "condition", "reason", "source"]
+
+
+def _title(run: Run) -> str:
+    table = run.optional("summary", columns=["agree", "disagree", "not_comparable"])
+    if table is None or table.empty:
+        return "Published facts"
+    row = table.to_dict("records")[0]
+    if not row["agree"] + row["disagree"]:
+        return "No published fact can be compared"
+    if row["disagree"]:
+        return f"{plural(int(row['disagree']), 'published fact')} in doubt, {row['agree']} confirmed"
+    return f"{plural(int(row['agree']), 'published fact')} confirmed"
+
+
+def _headline(run: Run) -> list[str]:
+    return [visible(text, limit=1500) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
+
+
+def _facts(run: Run) -> tuple[str, PageTable]:
+    table = run.need("facts", columns=_COLUMNS)
+    order = table["verdict"].map(_ORDER)
+    table = table.assign(order=order, verdict=table["verdict"].map(_SIGNS)).sort_values("order", kind="stable")
+    see = (
+        "Facts that disagree come first. A number agrees where the measured interval meets the tolerated range "
+        "of the published one; a set where all published members are found." + more(len(table), "facts", most=_MOST)
+    )
+    heads = {
+        name: name for name in ("verdict", "quantity", "published", "measured", "condition", "reason", "source", "id")
+    }
+    return see, shown_table(table, heads, most=_MOST)
+
+
+VERIFY = Page(
+    title=_title,
+    headline=_headline,
+    figures=(),
+    tables=(Listed(key="fact-table", title="Facts", make=_facts),),
+)

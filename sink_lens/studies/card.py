@@ -1,0 +1,586 @@
+"""``card``: what somebody who adopts a checkpoint must know of its sinks, on one page and in one JSON object.
+
+Everything on a card is measured on the model's own tokens in a few passes: where the sink is, whether BOS is needed,
+which dimensions are outliers and what writes them, how large activations get, and what removing the outliers costs. A
+card holds no path and no time, and numbers of four digits: the same model on the same tokens gives the same bytes.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..activations.record import stream
+from ..chain import readings as r
+from ..chain.config import TraceConfig
+from ..data.bos import bos_id
+from ..data.tokens import TokenBatch
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.load import ModelLike, weights_hash
+from ..records import read_run
+from ..schema import CARD_SCHEMA, VERDICTS, WORTH_KEEPING_NATS
+from ..stats import Interval, interval, paired_difference
+from ..text import interval as bounds
+from ..text import listed, number, percent, plural, span, visible
+from .config import CardConfig
+from .decision import decided, inputs
+from .observed import SITES_READ, Observed, digits
+from .study import Study
+
+INACTIVE = 0.25
+"""A head does nothing where its output norm is at most this share of its layer's mean; ours, after arXiv 2504.03889."""
+_MOST_LISTED = 16
+
+
+def card(
+    model: ModelLike | CardConfig,
+    *,
+    config: CardConfig | None = None,
+    tokens: TokenBatch | str | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **fields: Any,
+) -> Study:
+    """Make a model's card: sinks, BOS, outlier dimensions, what writes them, largest activations, what they are worth.
+
+    The cost is one reading pass, one pass for the loss with or without BOS, and two passes with the outlier dimensions
+    set to zero and to their mean. The result's ``decision`` is the card; ``card.json`` in the run folder is the same,
+    ``card.md`` a block for a model card.
+
+    Args:
+        model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
+        config: the card's configuration; the default one if None.
+        tokens: the sequences, instead of those of the configuration.
+        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
+        overwrite: replace the run that the folder holds.
+        progress: show bars.
+        **fields: fields of ``CardConfig``, such as ``length=128``; they win over those of ``config``.
+
+    Raises:
+        InputError: a value that cannot be used, tokens that the model cannot take, or a trace of another model.
+        RunError: the folder is in use, or holds another run; or the trace's folder has no run.
+    """
+    config, lens, batch = inputs(CardConfig, model, config=config, tokens=tokens, fields=fields)
+    seen = Observed(lens, batch, config=_thresholds(config), batch_size=config.batch_size)
+    made = contents(seen, chain=None if config.trace is None else chain_of(config.trace, lens))
+    frames = _frames(seen, made)
+    return decided(
+        "card",
+        lens,
+        batch,
+        config,
+        frames,
+        kernel=seen.core.kernel,
+        decision=made,
+        headline=made["sentence"],
+        files={"card.json": made, "card.md": markdown(made)},
+        out=out,
+        overwrite=overwrite,
+    )
+
+
+def _thresholds(config: CardConfig) -> TraceConfig:
+    return TraceConfig(threshold=config.threshold, seed=config.seed, batch_size=config.batch_size)
+
+
+def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
+    lens, batch, threshold = seen.lens, seen.tokens, seen.config.threshold
+    losses = {"clean": seen.losses} | (
+        {"zeroed": seen.zeroed, "set_to_mean": seen.set_to_mean} if _has_outliers(seen) else {}
+    )
+    found = {
+        "schema": CARD_SCHEMA,
+        "sink_lens": version("sink-lens"),
+        "model": {
+            "name": shown_name(lens.name),
+            "family": lens.family.architecture,
+            "weights_sha256": weights_hash(lens),
+            "dtype": str(lens.dtype).removeprefix("torch."),
+            "n_layers": lens.n_layers,
+            "n_heads": lens.n_heads,
+            "n_kv_heads": lens.n_kv_heads,
+            "d_model": lens.d_model,
+            "notes": list(lens.notes),
+        },
+        "measured_on": {
+            "source": batch.source,
+            "tokens_sha256": batch.hash,
+            "sequences": batch.n_sequences,
+            "length": batch.n_positions,
+            "begins_with_bos": batch.bos,
+        },
+        "sink": {
+            "found": seen.location.sink_found,
+            "positions": list(seen.location.sink_positions) if seen.location.sink_found else [],
+            "at_first_position": _at_first(seen),
+            "tokens": _sink_tokens(seen),
+            "rate": _number(seen.rated(threshold), seen) | {"threshold": threshold},
+            "attention": _number(seen.core.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2)), seen),
+            "to_no_key": _number(seen.core.stacked("null_mass").nanmean(dim=(0, 2)), seen),
+            "first_layer": _onset(seen, threshold),
+        },
+        "bos": _bos(seen),
+        "outlier_dimensions": _outliers(seen),
+        "residual_sinks": [{"dimension": one} | row for one, row in seen.residual_sinks.items()],
+        "growth": [
+            {
+                "layers": span(list(step.layers)),
+                "dimension": step.dimension,
+                "norm_ratio": [step.ratio_before, step.ratio_after],
+            }
+            for step in seen.location.steps
+        ],
+        "writers": seen.writers,
+        "super_weights": _super_weights(seen),
+        "largest_activations": _largest(seen),
+        "loss": {name: _loss(one, seen) for name, one in losses.items()},
+        "inactive_heads": _inactive(seen),
+        "chain": chain or {"asked": False},
+        "hook_points": hook_points(lens, seen),
+    }
+    found = digits(found)
+    return {"schema": found.pop("schema"), "sentence": sentence(found)} | found
+
+
+def shown_name(name: str) -> str:
+    """A model's name without the path of a folder or file."""
+    return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
+
+
+def _has_outliers(seen: Observed) -> bool:
+    return any(layer >= 0 for layer in seen.location.outliers)
+
+
+def _number(samples: Tensor, seen: Observed) -> dict[str, Any]:
+    found = interval(samples.double().numpy(), generator=np.random.default_rng(seen.seed), n_resamples=1000)
+    return _of(found)
+
+
+def _of(found: Interval) -> dict[str, Any]:
+    return {"value": found.estimate, "low": found.low, "high": found.high, "n": found.n}
+
+
+def _sink_tokens(seen: Observed) -> list[dict[str, Any]]:
+    """The ids that are sinks, most often first: how often, and at which share of their occurrences."""
+    marked = seen.marked("attention")
+    tokens = seen.tokens.tokens.cpu()
+    valid = seen.tokens.valid.cpu()
+    valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = False  # nothing attends to the last token
+    ids, counts = tokens[marked].unique(return_counts=True)
+    order = counts.argsort(descending=True, stable=True)[:_MOST_LISTED]
+    known = seen.lens.tokenizer
+    rows = []
+    for token, count in zip(ids[order].tolist(), counts[order].tolist(), strict=True):
+        text = f"<{token}>" if known is None else str(known.decode([token]))
+        occurs = int(((tokens == token) & valid).sum())
+        rows.append({"id": token, "text": visible(text, limit=24), "sinks": count, "occurs": occurs})
+    return rows
+
+
+def _at_first(seen: Observed) -> float:
+    """Share of the sink tokens that stand at position 0; nan where there is no sink token."""
+    return float(seen.marked("attention").nonzero()[:, 1].eq(0).double().mean())
+
+
+def _onset(seen: Observed, threshold: float) -> int | None:
+    over = (seen.heads["sink_mass"].nanmean(1) > threshold).nonzero()
+    return int(over[0]) if len(over) else None
+
+
+def _bos(seen: Observed) -> dict[str, Any]:
+    """The loss of the same tokens with BOS in front of them and without it."""
+    tokenizer = seen.lens.tokenizer
+    token = None if tokenizer is None else bos_id(tokenizer)
+    if token is None:
+        return {"needed": None, "why": "the tokenizer has no BOS token" if tokenizer else "the model has no tokenizer"}
+    if seen.tokens.bos:
+        with_bos, without = seen.token_losses[:, 1:], token_losses(seen.lens, seen.without_first().tokens)
+    else:
+        if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
+            return {"needed": None, "why": "the sequences fill the model's context; BOS does not fit in front"}
+        first = torch.full((seen.tokens.n_sequences, 1), token)
+        before = dataclasses.replace(
+            seen.tokens, tokens=torch.cat([first, seen.tokens.tokens], dim=1), lengths=seen.tokens.lengths + 1, bos=True
+        )
+        with_bos, without = token_losses(seen.lens, before)[:, 1:], seen.token_losses
+    more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
+    change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
+    needed = change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0
+    return {
+        "needed": bool(needed),
+        "token": {"id": token, "text": visible(str(tokenizer.decode([token])), limit=24)},  # type: ignore[union-attr]  # there is one
+        "loss_with_nats": float(less.mean()),
+        "loss_without_nats": float(more.mean()),
+        "cost_without_nats": _of(change),
+    }
+
+
+def token_losses(lens: LensModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
+    """Loss of each token after the first; one pass that reads nothing else."""
+    return stream(lens, batch, [r.token_loss_reading(lens)]).stacked("token_loss")[0]
+
+
+def _outliers(seen: Observed) -> list[dict[str, Any]]:
+    rows = []
+    for dimension in seen.outlier_dimensions:
+        layers = [layer for layer, dims in seen.location.outliers.items() if dimension in dims]
+        values = seen.states[1:, :, dimension].mean(1)
+        top = int(values.abs().argmax())
+        rows.append(
+            {
+                "dimension": dimension,
+                "position": seen.location.sink_position,
+                "layers": span([layer for layer in layers if layer >= 0]),
+                "in_embedding": -1 in layers,
+                "value": float(values[top]),
+                "at_layer": top,
+            }
+        )
+    return rows
+
+
+def _super_weights(seen: Observed) -> list[dict[str, Any]]:
+    return [] if seen.lens.family.down is None else seen.super_weights[:_MOST_LISTED]
+
+
+def _largest(seen: Observed) -> list[dict[str, Any]]:
+    rows = []
+    for site in SITES_READ:
+        name = f"largest:{site}"
+        if name not in seen.core.values:
+            continue
+        found = seen.core.stacked(name)
+        layer, sequence = divmod(int(found[..., 0].abs().argmax()), found.shape[1])
+        value, position, channel, over = found[layer, sequence].tolist()
+        rows.append(
+            {
+                "site": site,
+                "value": value,
+                "layer": layer,
+                "position": int(position),
+                "channel": int(channel),
+                "over_median": over,
+            }
+        )
+    return rows
+
+
+def _loss(losses: Tensor, seen: Observed) -> dict[str, Any]:
+    change = paired_difference(
+        losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
+    )
+    return _number(losses, seen) | {"change": _of(change)}
+
+
+def _inactive(seen: Observed) -> list[dict[str, Any]]:
+    """The heads that do nothing, the weakest first."""
+    ratio = seen.heads["output_ratio"]
+    rows = [
+        {
+            "layer": layer,
+            "head": head,
+            "output_ratio": float(ratio[layer, head]),
+            "sink_attention": float(seen.heads["sink_mass"][layer, head]),
+        }
+        for layer, head in (ratio <= INACTIVE).nonzero().tolist()
+    ]
+    return sorted(rows, key=lambda row: row["output_ratio"])
+
+
+def chain_of(folder: str | Path, lens: LensModel) -> dict[str, Any]:
+    """The answers about the chain and the makers of a trace.
+
+    Raises:
+        InputError: the run is no trace, or one of other weights.
+        RunError: there is no run.
+    """
+    run = read_run(folder)
+    if run.kind != "trace":
+        raise InputError(f"{folder} holds a run of {run.kind}; need one of trace")
+    if run.provenance.get("weights_sha256") != weights_hash(lens):
+        raise InputError(f"the trace in {folder} is of other weights than {shown_name(lens.name)}; need one of these")
+    table = run.need("links", columns=["link", "verdict"]).drop_duplicates("link")
+    makers = run.optional("makers", columns=["kind", "layer", "unit", "is_maker", "removed_alone"])
+    made = [] if makers is None else makers.loc[makers["is_maker"].astype(bool)].to_dict("records")
+    return {
+        "asked": True,
+        "links": {str(row["link"]): str(row["verdict"]) for row in table.to_dict("records")},
+        "makers": [
+            {name: row[name] for name in ("kind", "layer", "unit", "removed_alone")} for row in made[:_MOST_LISTED]
+        ],
+    }
+
+
+def hook_points(lens: LensModel, seen: Observed) -> dict[str, Any]:
+    """Where to read or change the outliers with other tools, and the constants that people paste.
+
+    Paths are those of the Hugging Face module, which nnsight's envoys and vLLM's layers share.
+    """
+    family = lens.family
+    layers = sorted({row["layer"] for row in seen.writers}) or [0]
+    mlp = f".{family.mlp}" if family.mlp else ""
+    points = []
+    for layer in layers:
+        at = f"{family.layers}.{layer}"
+        points.append({"what": "residual stream after the layer", "module": at, "side": "output", "layer": layer})
+        points.append(
+            {
+                "what": "heads joined, before W_O",
+                "module": f"{at}.{family.attention}.{family.o}",
+                "side": "input",
+                "layer": layer,
+            }
+        )
+        if family.down is not None:
+            points.append({"what": "neurons", "module": f"{at}{mlp}.{family.down}", "side": "input", "layer": layer})
+    return {
+        "dimensions": seen.outlier_dimensions,
+        "SINK_DIMS": seen.outlier_dimensions,
+        "points": points,
+        "nnsight": [f"model.{_indexed(point['module'])}.{point['side']}" for point in points],
+        "vllm": "the same modules; a layer that returns two tensors (hidden states and residual) gives the stream only "
+        "as their sum",
+    }
+
+
+def _indexed(path: str) -> str:
+    """``model.layers.3.mlp`` as Python writes it: ``model.layers[3].mlp``."""
+    parts: list[str] = []
+    for part in path.split("."):
+        if part.isdecimal() and parts:
+            parts[-1] += f"[{part}]"
+        else:
+            parts.append(part)
+    return ".".join(parts)
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """What to do about this model's sink, with the number that says so."""
+    sink, outliers = found["sink"], [row["dimension"] for row in found["outlier_dimensions"]]
+    rate = sink["rate"]
+    rated = f"{percent(rate['value'])} {bounds(rate['low'], rate['high'], shown=percent)} of heads".replace("  ", " ")
+    parts = []
+    if sink["found"]:
+        where = listed(f"position {place}" for place in sink["positions"][:3])
+        parts.append(f"Keep the token at {where}: it is the sink of {rated}")
+    elif (sink["to_no_key"]["value"] or 0) > 0.05:
+        parts.append(
+            f"Keep no token: the heads have learned sink logits, which take {percent(sink['to_no_key']['value'])}"
+        )
+    elif rate["value"] is None:
+        parts.append("Sinks cannot be told at the first token: windows are too short, or sequences")
+    else:
+        parts.append(f"There is no sink to keep: {rated} attend to the first token")
+    if outliers:
+        zeroed = found["loss"]["zeroed"]["change"]
+        cost = f"{number(zeroed['value'])} nats {bounds(zeroed['low'], zeroed['high'])}"
+        what = "dimension" if len(outliers) == 1 else "dimensions"
+        worth = zeroed["low"] is not None and zeroed["low"] > 0 and zeroed["value"] >= WORTH_KEEPING_NATS
+        keep = "keep" if worth else "nothing hangs on"
+        parts.append(
+            f"{keep} {what} {listed(outliers)} of its stream in 16 bit: zeroing costs {cost}"
+            if worth
+            else f"{keep} its outlier {what} {listed(outliers)}: zeroing costs {cost}"
+        )
+    bos = found["bos"]
+    if bos["needed"] is not None:
+        change = bos["cost_without_nats"]
+        cost = f"{number(change['value'])} nats {bounds(change['low'], change['high'])}"
+        parts.append(f"{'begin with BOS' if bos['needed'] else 'BOS is not needed'}: leaving it out costs {cost}")
+    return "; ".join(parts) + "."
+
+
+def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a card says, a name and a text a row."""
+    sink = found["sink"]
+    rate = sink["rate"]
+    return [
+        ("Sink positions", listed(sink["positions"]) or "none"),
+        ("Sink tokens", _said_tokens(sink)),
+        (
+            f"Sink rate (threshold {number(rate['threshold'])})",
+            f"{number(rate['value'])} {bounds(rate['low'], rate['high'])}".strip(),
+        ),
+        (
+            "BOS needed",
+            {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}[found["bos"]["needed"]],
+        ),
+        (
+            "Outlier dimensions",
+            "; ".join(
+                f"{row['dimension']} (layers {row['layers'] or 'embedding'}, {number(row['value'])})"
+                for row in found["outlier_dimensions"]
+            )
+            or "none",
+        ),
+        ("Residual sinks", listed(row["dimension"] for row in found["residual_sinks"]) or "none"),
+        (
+            "Super weights",
+            "; ".join(f"layer {row['layer']} [{row['row']}, {row['column']}]" for row in found["super_weights"])
+            or "none",
+        ),
+        (
+            "Largest activation",
+            "; ".join(
+                f"{row['site']} {number(row['value'])} (layer {row['layer']})" for row in found["largest_activations"]
+            ),
+        ),
+        *((f"Loss, {_LOSSES[name]}", _loss_cell(row)) for name, row in found["loss"].items()),
+        ("Heads that do nothing", plural(len(found["inactive_heads"]), "head")),
+        (
+            "Chain",
+            "; ".join(f"{VERDICTS.get(verdict, '?')} {link}" for link, verdict in found["chain"]["links"].items())
+            if found["chain"]["asked"]
+            else "not asked for",
+        ),
+    ]
+
+
+def _said_tokens(sink: Mapping[str, Any]) -> str:
+    """The sink tokens; where other ones stand first and are sinks too, it is the position that counts."""
+    if not sink["tokens"]:
+        return "none"
+    if sink["at_first_position"] == 1 and len(sink["tokens"]) > 1:
+        return "whatever stands at position 0"
+    return listed(f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"])
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """A block for a model card."""
+    on = found["measured_on"]
+    lines = [f"| {name} | {_cell(value)} |" for name, value in rows_of_card(found)]
+    bos = "with BOS" if on["begins_with_bos"] else "without BOS"
+    made = (
+        f"Measured with sink_lens {found['sink_lens']} ({found['schema']}) in {found['model']['dtype']} on "
+        f"{on['sequences']} sequences of {on['length']} tokens ({_cell(on['source'])}, {bos})."
+    )
+    notes = [f"Note: {_cell(note)}." for note in found["model"]["notes"]]
+    return "\n".join(
+        ["## Attention sinks", "", found["sentence"], "", "| | |", "| --- | --- |", *lines, "", made, *notes, ""]
+    )
+
+
+_LOSSES = {"clean": "nats", "zeroed": "outlier dimensions at zero", "set_to_mean": "outlier dimensions at their mean"}
+"""Loss on the card -> what it is called."""
+
+
+def _loss_cell(row: Mapping[str, Any]) -> str:
+    change = row["change"]
+    text = f"{number(row['value'])} {bounds(row['low'], row['high'])}".strip()
+    return (
+        text
+        if not change["value"]
+        else f"{text}; change {number(change['value'])} {bounds(change['low'], change['high'])}"
+    )
+
+
+def _cell(text: Any) -> str:
+    """Text that cannot break out of a cell of a Markdown table."""
+    return str(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
+
+
+def _frames(seen: Observed, made: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """The tables behind the card."""
+    heads, n_layers = seen.heads, seen.lens.n_layers
+    tokens = seen.core.stacked("tokens")
+    layers = pd.DataFrame(
+        {
+            "layer": range(n_layers),
+            "sink_attention": heads["sink_mass"].nanmean(1).double().numpy(),
+            "norm_ratio": seen.norm_ratio[1:].nanmean(1).double().numpy(),
+            "max_abs": tokens[..., 0].nan_to_num(0.0).flatten(1).amax(1).double().numpy(),
+            "kurtosis": tokens[..., 2].flatten(1).nanmean(1).double().numpy(),
+            "dominance_ratio": seen.dominance[1:].mean(1).double().numpy(),
+        }
+    )
+    index = pd.MultiIndex.from_product([range(n_layers), range(seen.lens.n_heads)], names=["layer", "head"])
+    columns = {name: values.flatten().double().numpy() for name, values in heads.items()}
+    by_head = pd.DataFrame(columns, index=index).reset_index()
+    by_head["inactive"] = by_head["output_ratio"] <= INACTIVE
+    dimensions = [
+        {
+            "kind": "outlier",
+            "dimension": row["dimension"],
+            "layers": row["layers"],
+            "value": row["value"],
+            "coverage": math.nan,
+        }
+        for row in made["outlier_dimensions"]
+    ] + [
+        {
+            "kind": "residual",
+            "dimension": row["dimension"],
+            "layers": span(row["layers"]),
+            "value": row["value"],
+            "coverage": row["coverage"],
+        }
+        for row in made["residual_sinks"]
+    ]
+    losses = [
+        {
+            "condition": name,
+            "loss_nats": row["value"],
+            "change_nats": row["change"]["value"],
+            "change_low": row["change"]["low"],
+            "change_high": row["change"]["high"],
+            "n": row["n"],
+        }
+        for name, row in made["loss"].items()
+    ]
+    rate = made["sink"]["rate"]
+    summary = {
+        "sentence": made["sentence"],
+        "sink_rate": rate["value"],
+        "sink_rate_low": rate["low"],
+        "sink_rate_high": rate["high"],
+        "threshold": rate["threshold"],
+        "sink_positions": ",".join(map(str, made["sink"]["positions"])),
+        "outlier_dimensions": ",".join(str(row["dimension"]) for row in made["outlier_dimensions"]),
+        "loss_nats": made["loss"]["clean"]["value"],
+        "inactive_heads": len(made["inactive_heads"]),
+    }
+    return {
+        "layers": layers,
+        "heads": by_head,
+        "dimensions": pd.DataFrame(dimensions, columns=["kind", "dimension", "layers", "value", "coverage"]),
+        "writers": pd.DataFrame(_writer_rows(made), columns=["layer", "dimension", "part", "unit", "share"]).astype(
+            {"unit": "Int64"}
+        ),
+        "maxima": pd.DataFrame(made["largest_activations"]),
+        "losses": pd.DataFrame(losses).astype({"change_low": float, "change_high": float}),
+        "summary": pd.DataFrame([summary]).astype(
+            dict.fromkeys(("sink_rate", "sink_rate_low", "sink_rate_high", "loss_nats"), float)
+        ),
+    }
+
+
+def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for row in made["writers"]:
+        at = {"layer": row["layer"], "dimension": row["dimension"]}
+        rows += [
+            at | {"part": part, "unit": None, "share": row[site]}
+            for part, site in (("attention", "attn_out"), ("MLP", "mlp_out"))
+        ]
+        rows += [at | {"part": "neuron", "unit": neuron, "share": share} for neuron, share in row["neurons"]]
+    return rows + [
+        {
+            "layer": row["layer"],
+            "dimension": row["row"],
+            "part": "super weight",
+            "unit": row["column"],
+            "share": row["share"],
+        }
+        for row in made["super_weights"]
+    ]

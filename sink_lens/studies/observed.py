@@ -1,0 +1,460 @@
+"""A model as the cards, the facts and the comparison of two models see it: one pass of the plain model, numbers kept.
+
+``Observed`` reads a model once on one batch, and what needs a second run (an edit, a gradient, another layer) when it
+is asked for. Attention, sinks and outlier dimensions are found exactly as in a trace.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..activations.forward import check_tokens
+from ..activations.record import capture, stream
+from ..activations.sink_mask import LEAST, Norms, Received
+from ..activations.views import LayerView, Reading, Streamed
+from ..chain import readings as r
+from ..chain.config import TraceConfig
+from ..chain.locate import Location, find, sink_positions
+from ..data.tokens import TokenBatch
+from ..edits.constructors import Edit, freeze, zero
+from ..engine.forward import run_with
+from ..errors import InputError
+from ..measures import attention, outputs
+from ..measures.dimensions import dominance_ratio
+from ..measures.reductions import mean_where, queries_from
+from ..measures.sink_tokens import residual_outliers, score_gap, token_kurtosis
+from ..measures.variance import token_std
+from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
+from ..models.sites import SITES
+from ..models.weights import attention_weights, mlp_weights
+from ..schema import SINK_THRESHOLD
+
+SITES_READ = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "down_out", "mlp_out", "resid_post")
+"""Sites whose largest activation is read."""
+RESIDUAL_FACTOR = 20.0
+"""A dimension is large on a token where it is over this many times the token's median magnitude."""
+COVERAGE = 0.5
+"""A residual sink is large on at least this share of the tokens after the first."""
+SUPER_SHARE = 0.05
+"""A writing neuron makes at least this share of its layer's change of the outlier dimension."""
+WRITES_MOST = 0.5
+"""A super weight makes at least this share of the largest value that its layer's MLP writes."""
+SPIKE = 50.0
+"""What a super weight writes is at least this many times the median magnitude of its token's MLP output."""
+OF_LARGEST = 0.25
+"""Only layers whose MLP writes at least this share of what the strongest layer's MLP writes have super weights."""
+_CORE = ("sink_score", "sink_mass", "entropy", "null_mass")
+
+
+class UnmeasuredError(InputError):
+    """A quantity that this model, or these sequences, do not have."""
+
+
+class AbsentError(UnmeasuredError):
+    """What is asked for could be in this model, and is not: a fact that claims it is wrong."""
+
+
+class Observed:
+    """One model on one batch of tokens."""
+
+    def __init__(
+        self, lens: ModelLike, tokens: TokenBatch, *, config: TraceConfig | None = None, batch_size: int | None = None
+    ) -> None:
+        """Check that the model takes the tokens; nothing is run yet.
+
+        Args:
+            lens: the model.
+            tokens: the sequences.
+            config: thresholds of the sink and of outlier dimensions, and the seed; those of a trace if None.
+            batch_size: sequences a forward pass; None chooses it by their length.
+        """
+        self.lens: LensModel = as_lens(lens)
+        check_tokens(self.lens, tokens)
+        self.tokens, self.batch_size = tokens, batch_size
+        self.config = TraceConfig() if config is None else config
+        self._received: list[Received] = []
+        self._norms: list[Norms] = []
+
+    @property
+    def seed(self) -> int:
+        """Seed of every bootstrap."""
+        return self.config.seed
+
+    @cached_property
+    def core(self) -> Streamed:
+        """Everything that one pass reads."""
+        lens, n = self.lens, self.tokens.n_positions
+        positions = r.sampled_positions(n)
+        sites = [name for name in SITES_READ if SITES[name].address(lens.family) is not None]
+        shared = {one.name: one for one in r.attention_readings((0,), threshold=self.config.threshold)}
+        readings = [
+            *(shared[name] for name in _CORE),
+            r.rate_by_key(self.config.threshold, shares=lens.family.sigmoid),
+            r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
+            r.norm_reading("resid_post", positions=positions),
+            *r.state_readings((0,), positions=positions)[:2],
+            r.token_loss_reading(lens),
+            Reading(name="late_mass", sites=("mass",), function=_late_mass),
+            Reading(name="received", sites=("rows",), function=self._take_rows),
+            Reading(name="tokens", sites=("resid_post",), function=self._take_stream),
+            Reading(name="residual", sites=("resid_post",), function=_residual),
+            Reading(name="z_std", sites=("z",), function=_z_ratio),
+            Reading(name="head_norm", sites=("z",), function=self._head_norm),
+            Reading(name="value_ratio", sites=("v",), function=self._value_ratio),
+            *(Reading(name=f"largest:{site}", sites=(site,), function=_largest(site)) for site in sites),
+        ]
+        self._received.clear()
+        self._norms.clear()
+        return stream(
+            lens, self.tokens, readings, keys=(0,), rows=r.sampled_rows(n), batch_size=self.batch_size, label="reading"
+        )
+
+    def _take_rows(self, view: LayerView) -> Tensor:
+        """Mean attention that each key receives; the scores of sinks are summed on the way."""
+        assert view.rows is not None
+        if view.layer == 0:
+            self._received.append(Received(rows=view.rows.cpu(), sigmoid=self.lens.family.sigmoid))
+        self._received[-1].add(view)
+        rows = attention.row_shares(view["rows"]) if self.lens.family.sigmoid else view["rows"]
+        keys = torch.arange(rows.shape[-1], device=rows.device)
+        later = view.rows[:, None] > keys
+        if view.reach is not None:
+            later = later & (view.rows[:, None] < keys + view.reach)
+        seen = later & view.valid[:, view.rows][:, :, None]
+        return mean_where(rows.mean(1), where=seen, dim=1)
+
+    def _take_stream(self, view: LayerView) -> Tensor:
+        """Largest magnitude, magnitude over the median, kurtosis of each token; norms are kept on the way."""
+        if view.layer == 0:
+            self._norms.append(Norms())
+        ratio = self._norms[-1].add(view)
+        h = view["resid_post"].float()
+        magnitude = h.abs()
+        largest = magnitude.amax(-1)
+        over = largest / magnitude.median(-1).values
+        found = torch.stack([largest, over, token_kurtosis(h), ratio], dim=-1)
+        return found.masked_fill(~view.valid[..., None], math.nan)
+
+    def _head_norm(self, view: LayerView) -> Tensor:
+        w_o = attention_weights(self.lens, layer=view.layer).w_o
+        return outputs.head_output_norms(view["z"], w_o=w_o, valid=view.valid)
+
+    def _value_ratio(self, view: LayerView) -> Tensor:
+        w_o = attention_weights(self.lens, layer=view.layer).w_o
+        return outputs.value_norm_ratio(view["v"], w_o=w_o, valid=view.valid, key=0)
+
+    @cached_property
+    def token_losses(self) -> Float[Tensor, "batch target"]:
+        """Loss of each token after the first, in nats; nan at padding."""
+        return self.core.stacked("token_loss")[0]
+
+    @cached_property
+    def losses(self) -> Float[Tensor, " batch"]:
+        """Mean next-token loss of each sequence, in nats."""
+        return self.token_losses.nanmean(1)
+
+    @cached_property
+    def scores(self) -> dict[str, Float[Tensor, "batch position"]]:
+        """``attention`` (fair shares) and ``norm`` (over the sequence's median) -> score of each token."""
+        assert self.core
+        valid = self.tokens.valid.cpu().split([len(one.shares) for one in self._received if one.shares is not None])
+        pairs = list(zip(valid, self._received, self._norms, strict=True))
+        return {
+            "attention": torch.cat([taken.scores(part) for part, taken, _ in pairs]),
+            "norm": torch.cat([taken.scores(part) for part, _, taken in pairs]),
+        }
+
+    def marked(self, by: str) -> Bool[Tensor, "batch position"]:
+        """The tokens that are sinks (``attention``) or massive (``norm``): those above the gap in the scores."""
+        scores = self.scores[by]
+        gap = score_gap(scores, least=LEAST[by])
+        return torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
+
+    @cached_property
+    def location(self) -> Location:
+        """Sink positions, growth steps and outlier dimensions of the strongest position, else of position 0."""
+        shortest = int(self.tokens.lengths.min())
+        rate = self.core.stacked("rate_by_key").nanmean(dim=(0, 1))[:shortest]
+        found = sink_positions(rate, min_rate=self.config.min_sink_rate)
+        positions = found or (0,)
+        norms = torch.cat([self.core.stacked("norm:resid_pre"), self.core.stacked("norm:resid_post")])
+        sampled = r.sampled_positions(self.tokens.n_positions)
+        at = positions[0] if bool((sampled == positions[0]).any()) else 0
+        ratio = r.ratio_to_others(norms, positions=sampled, key=at)
+        return find(
+            positions=positions,
+            sink_found=bool(found),
+            ratio=ratio.nanmean(1),
+            states=self.states_at(positions[0]),
+            growth_factor=self.config.growth_factor,
+            dominance_threshold=self.config.dominance_threshold,
+            energy_frac=self.config.energy_frac,
+            max_outliers=self.config.max_outliers,
+        )
+
+    def states_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
+        """The stream at a position before layer 0 and after each layer."""
+        if position == 0:
+            return torch.cat([self.core.stacked("state_pre"), self.core.stacked("state")])[:, :, 0]
+        kept = capture(self.lens, self.tokens, sites=["resid_pre", "resid_post"], positions=[position], path="plain")
+        layers = [kept["resid_pre", 0], *(kept["resid_post", layer] for layer in range(self.lens.n_layers))]
+        return torch.stack(layers)[:, :, 0].float()
+
+    @cached_property
+    def states(self) -> Float[Tensor, "layer batch d_model"]:
+        """The stream at the studied position before layer 0 and after each layer."""
+        return self.states_at(self.location.sink_position)
+
+    @cached_property
+    def norm_ratio(self) -> Float[Tensor, "layer batch"]:
+        """Norm of the first token over the median norm of those from position 8 on, before layer 0 and after each."""
+        norms = torch.cat([self.core.stacked("norm:resid_pre"), self.core.stacked("norm:resid_post")])
+        return r.ratio_to_others(norms, positions=r.sampled_positions(self.tokens.n_positions), key=0)
+
+    @cached_property
+    def dominance(self) -> Float[Tensor, "layer batch"]:
+        """Dominance ratio of the studied token before layer 0 and after each layer."""
+        return torch.stack([dominance_ratio(state) for state in self.states])
+
+    @property
+    def outlier_dimensions(self) -> list[int]:
+        """The outlier dimensions of all layers, the one that is largest in most layers first."""
+        counts: dict[int, int] = {}
+        for dimensions in self.location.outliers.values():
+            for place, dimension in enumerate(dimensions):
+                counts[dimension] = counts.get(dimension, 0) + len(dimensions) - place
+        return sorted(counts, key=lambda one: (-counts[one], one))
+
+    def run(self, edits: Sequence[Edit]) -> Float[Tensor, " batch"]:
+        """Loss of each sequence under edits."""
+        found = run_with(
+            self.lens, self.tokens, edits, layers=[0], quiet=True, batch_size=self.batch_size, loss=True
+        ).loss
+        assert found is not None  # it was asked for
+        return found
+
+    def attention_under(self, edits: Sequence[Edit], *, layers: Sequence[int]) -> Float[Tensor, " batch"]:
+        """Attention of the later tokens to the first one under edits, mean over heads of some layers."""
+        run = run_with(self.lens, self.tokens, edits, layers=layers, loss=False, quiet=True, batch_size=self.batch_size)
+        return run.mass_at(0, layers=layers)
+
+    @cached_property
+    def zeroed(self) -> Float[Tensor, " batch"]:
+        """Loss with the outlier dimensions of the studied position set to 0 after every layer that has them."""
+        return self._outliers_set(to_mean=False)
+
+    @cached_property
+    def set_to_mean(self) -> Float[Tensor, " batch"]:
+        """The same with each set to its mean over the sequences."""
+        return self._outliers_set(to_mean=True)
+
+    def _outliers_set(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
+        outliers = {layer: dims for layer, dims in self.location.outliers.items() if layer >= 0}
+        if not outliers:
+            raise AbsentError("the model has no outlier dimension at the studied position")
+        edits = []
+        for layer, dims in outliers.items():
+            at: dict[str, Any] = {"layers": [layer], "positions": [self.location.sink_position], "units": dims}
+            if to_mean:
+                mean = self.states[layer + 1][:, list(dims)].mean(0)[None, None]
+                edits.append(freeze("resid_post", {layer: mean}, **at))
+            else:
+                edits.append(zero("resid_post", **at))
+        return self.run(edits)
+
+    @cached_property
+    def writers(self) -> list[dict[str, Any]]:
+        """What writes the outlier dimension in each growth step: the attention, the MLP and the strongest neurons.
+
+        One row a layer of a step: layer, dimension, change, attention and MLP shares of it, and ``neurons``: [neuron,
+        share] of those that make at least ``SUPER_SHARE``. Shares of norms after the MLP are left out: a family that
+        norms its MLP's output has no neurons here.
+        """
+        found = []
+        position = self.location.sink_position
+        for step in self.location.steps:
+            for layer in step.layers:
+                change = float((self.states[layer + 1] - self.states[layer])[:, step.dimension].mean())
+                row: dict[str, Any] = {"layer": layer, "dimension": step.dimension, "change": change}
+                sites = ["attn_out", "mlp_out"]
+                neurons = self.lens.family.down is not None and self.lens.family.mlp_post_norm is None
+                kept = capture(
+                    self.lens,
+                    self.tokens,
+                    sites=[*sites, *(["neurons"] if neurons else [])],
+                    layers=[layer],
+                    positions=[position],
+                    path="plain",
+                )
+                for site in sites:
+                    value = float(kept[site, layer][:, 0, step.dimension].float().mean())
+                    row[site] = value / change if change else math.nan
+                row["neurons"] = []
+                if neurons and change:
+                    weights = mlp_weights(self.lens, layer=layer)
+                    assert weights is not None  # the family has neurons
+                    column = weights.w_down[step.dimension].float().cpu()
+                    shares = (kept["neurons", layer][:, 0].float() * column).mean(0) / change
+                    top = shares.sort(descending=True, stable=True)
+                    row["neurons"] = [
+                        [int(index), float(share)]
+                        for share, index in zip(top.values[:8], top.indices[:8], strict=True)
+                        if share >= SUPER_SHARE
+                    ]
+                found.append(row)
+        return found
+
+    @cached_property
+    def super_weights(self) -> list[dict[str, Any]]:
+        """Entries of the down-projections that write most of their layer's largest value, the largest first.
+
+        Raises:
+            UnmeasuredError: the model has no down-projection of its own (a mixture of experts).
+
+        Reference: arXiv 2411.07191 (the largest input and output of the down-projection give column and row); which
+        layers count is ours (``WRITES_MOST``, ``SPIKE``, ``OF_LARGEST``).
+        """
+        if self.lens.family.down is None:
+            raise UnmeasuredError("the model is a mixture of experts, whose down-projections are not read")
+        rows = []
+        for layer in range(self.lens.n_layers):
+            inputs, written = self.core["largest:neurons", layer], self.core["largest:down_out", layer]
+            top = int(written[:, 0].abs().argmax())
+            value, _, dimension, over = written[top].tolist()
+            activation, _, neuron, _ = inputs[int(inputs[:, 0].abs().argmax())].tolist()
+            weights = mlp_weights(self.lens, layer=layer)
+            assert weights is not None  # the family has neurons
+            weight = float(weights.w_down[int(dimension), int(neuron)])
+            share = weight * activation / value if value else 0.0
+            rows.append(
+                {
+                    "layer": layer,
+                    "row": int(dimension),
+                    "column": int(neuron),
+                    "weight": weight,
+                    "written": value,
+                    "share": share,
+                    "over_median": over,
+                }
+            )
+        largest = max(abs(row["written"]) for row in rows)
+        kept = [
+            row
+            for row in rows
+            if row["share"] >= WRITES_MOST
+            and row["over_median"] >= SPIKE
+            and abs(row["written"]) >= OF_LARGEST * largest
+        ]
+        return sorted(kept, key=lambda row: -abs(row["written"]))
+
+    @cached_property
+    def residual_sinks(self) -> dict[int, dict[str, Any]]:
+        """Dimension -> coverage, layers and value: those that are large on most tokens after the first, in some layer.
+
+        Reference: arXiv 2601.22966; the factor and the coverage are ours.
+        """
+        flags = self.core.stacked("residual")
+        coverage = flags[..., 0].nanmean(1)
+        sizes = flags[..., 1].nanmean(1)
+        found = {}
+        for dimension in (coverage >= COVERAGE).any(0).nonzero().flatten().tolist():
+            layers = (coverage[:, dimension] >= COVERAGE).nonzero().flatten().tolist()
+            found[dimension] = {
+                "coverage": float(coverage[:, dimension].max()),
+                "layers": layers,
+                "value": float(sizes[layers, dimension].max()),
+            }
+        return found
+
+    @cached_property
+    def heads(self) -> dict[str, Float[Tensor, "layer head"]]:
+        """Numbers of each head, means over sequences.
+
+        Sink score and mass of the first token, entropy, output norm over its layer's mean, value-norm ratio.
+        """
+        norms = self.core.stacked("head_norm").nanmean(1)
+        return {
+            "sink_score": self.core.stacked("sink_score")[..., 0].nanmean(1),
+            "sink_mass": self.core.stacked("sink_mass")[..., 0].nanmean(1),
+            "entropy": self.core.stacked("entropy").nanmean(1),
+            "output_ratio": norms / norms.mean(1, keepdim=True),
+            "value_norm_ratio": self.core.stacked("value_ratio").nanmean(1),
+        }
+
+    def rated(self, threshold: float = SINK_THRESHOLD) -> Float[Tensor, " batch"]:
+        """Share of (layer, head) whose sink score at the first token passes the threshold, by sequence."""
+        score = self.core.stacked("sink_score")[..., 0]
+        return (score > threshold).float().masked_fill(score.isnan(), math.nan).nanmean(dim=(0, 2))
+
+    def on(self, tokens: TokenBatch) -> "Observed":
+        """The same model on other tokens."""
+        return Observed(self.lens, tokens, config=self.config, batch_size=self.batch_size)
+
+    def without_first(self) -> "Observed":
+        """The same model without the first token of every sequence."""
+        batch = dataclasses.replace(
+            self.tokens,
+            tokens=self.tokens.tokens[:, 1:],
+            lengths=(self.tokens.lengths - 1).clamp(min=1),
+            bos=False,
+            bos_condition="without",
+        )
+        return self.on(batch)
+
+
+def _late_mass(view: LayerView) -> Tensor:
+    """Attention to the first token from the second half of the queries."""
+    column = view["mass"][..., 0]
+    late = queries_from(view.valid, start=view.valid.shape[1] // 2, end=view.reach)
+    return mean_where(column, where=late[:, None], dim=-1)
+
+
+def _residual(view: LayerView) -> Tensor:
+    """Share of the tokens after the first on which each dimension is large, and its mean magnitude on them."""
+    others = view.valid.clone()
+    others[:, 0] = False
+    h = view["resid_post"].float()
+    large = residual_outliers(h, valid=others, factor=RESIDUAL_FACTOR)
+    share = mean_where(large.float(), where=others[..., None], dim=1)
+    size = mean_where(h.abs(), where=others[..., None], dim=1)
+    return torch.stack([share, size], dim=-1)
+
+
+def _z_ratio(view: LayerView) -> Tensor:
+    """S2 of the first token's aggregated value over the median of the tokens from position 8 on."""
+    std = token_std(view["z"].flatten(2).float()).masked_fill(~view.valid, math.nan)
+    return r.ratio_to_others(std, positions=torch.arange(std.shape[1], device=std.device), key=0)
+
+
+def _largest(site: str) -> Any:
+    """Reads the largest entry of a site: its value, position, channel, and magnitude over its token's median."""
+
+    def largest(view: LayerView) -> Tensor:
+        flat = view[site].flatten(2).float()
+        size = flat.abs().masked_fill(~view.valid[..., None], -1.0)
+        place = size.flatten(1).argmax(1)
+        value = flat.flatten(1).gather(1, place[:, None])[:, 0]
+        position, channel = place // flat.shape[2], place % flat.shape[2]
+        token = flat.take_along_dim(position[:, None, None], dim=1)[:, 0].abs()
+        over = value.abs() / token.median(-1).values
+        return torch.stack([value, position.float(), channel.float(), over], dim=1)
+
+    return largest
+
+
+def digits(value: Any, n: int = 4) -> Any:
+    """Numbers to a few significant digits, in anything; what is undefined becomes None, so that bytes are stable."""
+    if isinstance(value, Mapping):
+        return {str(name): digits(one, n) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [digits(one, n) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.{n}g}") if math.isfinite(value) else None
+    return value

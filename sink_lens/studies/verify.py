@@ -1,0 +1,243 @@
+"""``verify``: which published facts about a model agree with what is measured, which do not, and which cannot be told.
+
+Each fact names a quantity and the conditions of its number. What the conditions ask for is measured: BOS or none,
+random or repeated tokens, the length. Where they ask for what is not at hand (another text, another type, longer
+sequences), the fact is not comparable, and the reason says what to give.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm.auto import tqdm
+
+from ..chain.config import TraceConfig
+from ..data.tokens import TokenBatch
+from ..errors import InputError
+from ..models.inputs import tokens_of
+from ..models.lens import LensModel
+from ..models.load import ModelLike
+from ..text import interval as bounds
+from ..text import listed, number, plural
+from .card import shown_name
+from .config import VerifyConfig
+from .decision import decided, inputs
+from .facts import Fact, is_about, read_facts
+from .observed import AbsentError, Observed, UnmeasuredError
+from .quantities import QUANTITIES, Value, measured
+from .study import Study
+
+_MOST_NAMED = 3
+
+
+def verify(
+    model: ModelLike | VerifyConfig,
+    *,
+    config: VerifyConfig | None = None,
+    tokens: TokenBatch | str | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **fields: Any,
+) -> Study:
+    """Compare published facts about a model with what is measured on it.
+
+    Args:
+        model: what ``load`` takes, a ``LensModel``, or a configuration, which names one and its tokens.
+        config: the configuration; the default one if None.
+        tokens: the sequences, instead of those of the configuration; facts under another BOS condition, or on random
+            tokens, are then not comparable.
+        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
+        overwrite: replace the run that the folder holds.
+        progress: show bars.
+        **fields: fields of ``VerifyConfig``, such as ``facts=("mine.json",)``; they win over those of ``config``.
+
+    Raises:
+        InputError: a value that cannot be used, or a file of facts that cannot be read.
+        RunError: the folder is in use, or holds another run.
+    """
+    config, lens, batch = inputs(VerifyConfig, model, config=config, tokens=tokens, fields=fields)
+    facts = read_facts(config.facts)
+    names = _names(lens, config)
+    own = [fact for fact in facts if is_about(fact, names)]
+    batches = _Batches(lens, batch, config, fixed=isinstance(tokens, TokenBatch))
+    rows = []
+    for fact in tqdm(own, desc="facts", unit="fact", disable=not progress, leave=False):
+        rows.append(_row(fact, *_judged(fact, batches, config)))
+    table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
+    decision = _decision(table, name=shown_name(lens.name), known=len(facts))
+    frames = {"facts": table, "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}])}
+    return decided(
+        "verify",
+        lens,
+        batch,
+        config,
+        frames,
+        kernel="fused, eager under edits",
+        decision=decision | {"facts": table.to_dict("records")},
+        headline=decision["sentence"],
+        files={},
+        out=out,
+        overwrite=overwrite,
+    )
+
+
+_COLUMNS = {
+    "id": "str",
+    "quantity": "str",
+    "verdict": "str",
+    "published": "str",
+    "measured": "str",
+    "value": "float64",
+    "low": "float64",
+    "high": "float64",
+    "condition": "str",
+    "reason": "str",
+    "source": "str",
+}
+_SUMMARY = ("sentence", "agree", "disagree", "not_comparable", "known")
+
+
+def _names(lens: LensModel, config: VerifyConfig) -> list[str]:
+    """The names under which the model may be published."""
+    return [one for one in (lens.name, getattr(lens.config, "_name_or_path", ""), config.published_as) if one]
+
+
+class _Batches:
+    """The model on the sequences that conditions ask for, each read once."""
+
+    def __init__(self, lens: LensModel, batch: TokenBatch, config: VerifyConfig, *, fixed: bool) -> None:
+        self.lens, self.batch, self.config, self.fixed = lens, batch, config, fixed
+        self._seen: dict[tuple[str, str, int], Observed] = {}
+
+    def seen(self, condition: Mapping[str, Any]) -> Observed:
+        """The model on sequences of a condition.
+
+        Raises:
+            UnmeasuredError: such sequences are not at hand.
+        """
+        config, bos = self.config, condition.get("bos")
+        kind, length = str(condition.get("tokens", config.tokens)), int(condition.get("length", config.length))
+        if bos is not None and bos == ("with" if self.batch.bos else "without"):
+            bos = config.bos
+        if self.fixed and (bos not in (None, config.bos) or kind != config.tokens):
+            raise UnmeasuredError("the sequences were given, and the number is about others")
+        if length > config.length and not self.fixed:
+            raise UnmeasuredError(f"the number is about {length} tokens; give --length {length}")
+        place = (bos or config.bos, kind, length)
+        if place not in self._seen:
+            batch = self.batch
+            if not self.fixed and place != (config.bos, config.tokens, config.length):
+                try:
+                    other = replace(config, tokens=kind, length=length, **_of_kind(config, kind))
+                    batch = tokens_of(self.lens, config=other, bos=place[0])
+                except InputError as error:
+                    raise UnmeasuredError(str(error)) from error
+            thresholds = TraceConfig(seed=config.seed, batch_size=config.batch_size)
+            self._seen[place] = Observed(self.lens, batch, config=thresholds, batch_size=config.batch_size)
+        return self._seen[place]
+
+
+def _of_kind(config: VerifyConfig, kind: str) -> dict[str, Any]:
+    return {} if kind == "text" else {"text": None, "prompts": ()}
+
+
+def _judged(fact: Fact, batches: _Batches, config: VerifyConfig) -> tuple[str, str, Value | None]:
+    """Verdict, reason and what was measured."""
+    if fact.quantity is None:
+        return "not comparable", fact.not_comparable, None
+    depends, condition = QUANTITIES[fact.quantity].depends, fact.condition
+    text = condition.get("text")
+    if "text" in depends and text is not None and text != config.text_name:
+        return "not comparable", f"the number is about {text}; give it with --text FILE --text-name {text}", None
+    dtype, own = condition.get("dtype"), str(batches.lens.dtype).removeprefix("torch.")
+    if "dtype" in depends and dtype is not None and dtype != own:
+        return "not comparable", f"the number is about {dtype} and the model is in {own}; give --dtype {dtype}", None
+    try:
+        found = measured(fact.quantity, batches.seen(condition), fact.terms)
+    except AbsentError as error:
+        return "disagree", str(error), None
+    except UnmeasuredError as error:
+        return "not comparable", str(error), None
+    return "agree" if fact.agrees(found) else "disagree", "", found
+
+
+def _row(fact: Fact, verdict: str, reason: str, found: Value | None) -> dict[str, Any]:
+    kind = "number" if fact.quantity is None else QUANTITIES[fact.quantity].kind
+    return {
+        "id": fact.id,
+        "quantity": fact.quantity or "",
+        "verdict": verdict,
+        "published": _said(fact.value),
+        "measured": "" if found is None else _measured_text(found, kind),
+        "value": float("nan") if found is None else found.number,
+        "low": float("nan") if found is None else found.low,
+        "high": float("nan") if found is None else found.high,
+        "condition": ", ".join(f"{name} {_said(value)}" for name, value in fact.condition.items()),
+        "reason": reason,
+        "source": fact.source,
+    }
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        parts = [f"[{', '.join(map(str, one))}]" if isinstance(one, list | tuple) else str(one) for one in value]
+        return ", ".join(parts) or "none"
+    return number(value)
+
+
+def _measured_text(found: Value, kind: str) -> str:
+    if kind != "number":
+        return _said(found.indices)
+    return f"{number(found.number)} {bounds(found.low, found.high)}".strip()
+
+
+def _decision(table: pd.DataFrame, *, name: str, known: int) -> dict[str, Any]:
+    counts = {verdict: int((table["verdict"] == verdict).sum()) for verdict in ("agree", "disagree", "not comparable")}
+    agree, disagree, unknown = counts.values()
+    compared = agree + disagree
+    if not len(table):
+        text = (
+            f"No published fact about {name} is known ({known} about other models); name it with --as, or give facts "
+            "with --facts"
+        )
+    elif not compared:
+        text = f"None of {plural(unknown, 'published fact')} about {name} can be compared: {_first(table)}"
+    elif disagree:
+        wrong = table.loc[table["verdict"] == "disagree"].to_dict("records")
+        parts = [
+            f"{row['quantity']} {row['published']}, measured {row['measured'] or row['reason']} ({row['id']})"
+            for row in wrong[:_MOST_NAMED]
+        ]
+        text = (
+            f"Check {name} against its source: {disagree} of {plural(compared, 'comparable fact')} "
+            f"{'disagrees' if disagree == 1 else 'disagree'}: {'; '.join(parts)}"
+        )
+        if disagree > _MOST_NAMED:
+            text += f"; and {disagree - _MOST_NAMED} more"
+    else:
+        nearest = table.loc[table["verdict"] == "agree"].iloc[0]
+        text = (
+            f"{name} is what was published, as far as it can be compared: {plural(agree, 'fact')} agree, such as "
+            f"{nearest['quantity']} {nearest['published']}, measured {nearest['measured']}"
+        )
+    if unknown and compared:
+        text += f"; {unknown} cannot be compared"
+    return {
+        "sentence": f"{text}.",
+        "agree": agree,
+        "disagree": disagree,
+        "not_comparable": unknown,
+        "known": known,
+    }
+
+
+def _first(table: pd.DataFrame) -> str:
+    return listed(dict.fromkeys(table["reason"].tolist()), most=2)
+
+
+def definitions() -> Sequence[tuple[str, str, str, str]]:
+    """Name, unit, what it depends on and meaning of every quantity, for the documentation."""
+    return [(one.name, one.unit, ", ".join(one.depends), one.meaning) for one in QUANTITIES.values()]

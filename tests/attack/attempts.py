@@ -1,0 +1,365 @@
+"""What is tried: each category draws one attempt on a folder that is a fresh copy of the workspace."""
+
+import io
+import json
+import os
+import random
+import shutil
+import tarfile
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bad_calls
+import typer.main
+import workspace
+from bad_values import NUMBERS, TEXTS, change_bytes, change_file, change_some_file
+from child import Outcome, attempt
+
+from sink_lens.cli import app
+from sink_lens.data import packages
+from sink_lens.data.cache import sha256_of
+from sink_lens.models.load import load
+from sink_lens.records.reading import RUN_FILE
+
+_NAMES = ("a\u202eb", "=1+1", "[red]x[/red]", "\x1b[31mx", "two words", "日本", "-x", "x" * 200, "a\nb", "\u200b")
+_NUMERIC = ("N", "F", "T", "M", "N-N", "F,F", "N,N", "0-4")
+_ENCODINGS = ("utf-8", "utf-8", "utf-8", "ascii", "cp1252")
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """What is done, and how it is looked at."""
+
+    label: str
+    action: Callable[[], object] = lambda: None
+    call: bool = False
+    """A call of Python, whose errors are ours; else a command, whose errors are lines."""
+    encoding: str = "utf-8"
+    out: str | None = None
+    """The run's folder."""
+    may_fail: bool = False
+    """Exit code 1 says that a part failed."""
+    run: Callable[[Path], Outcome] | None = None
+    """Instead of one process: what makes several."""
+
+
+def commands() -> dict[str, Any]:
+    """Every command of the program by its words."""
+    found = {}
+
+    def walk(group: Any, words: tuple[str, ...]) -> None:
+        for name, one in group.commands.items():
+            if hasattr(one, "commands"):
+                walk(one, (*words, name))
+            else:
+                found[" ".join((*words, name))] = one
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+_COMMANDS = commands()
+
+
+def warm(template: Path, folder: Path) -> None:
+    """Import here what every attempt needs, so that none imports it again."""
+    shutil.copytree(template, folder, symlinks=True)
+    os.chdir(folder)
+    for one in (
+        "report runs/sweep",
+        "measures",
+        "patch --quiet --out warm " + " ".join(workspace.COMMANDS["patch"][:1]),
+    ):
+        held = attempt(lambda one=one: workspace.invoke(one.split()), folder)  # noqa: F841  # in a child, for its errors
+    import sink_lens.chain.trace
+    import sink_lens.report.html
+    import sink_lens.report.trace
+    import sink_lens.studies.quantisation
+    import sink_lens.sweeps.runner
+    import sink_lens.training.comparison
+    import sink_lens.training.trainer
+    import sink_lens.training.watching
+
+    sink_lens.report.html.page_text("runs/sweep")
+    os.chdir(folder.parent)
+
+
+def _bad_text(rng: random.Random, option: Any) -> str:
+    numeric = str(getattr(option, "metavar", "")) in _NUMERIC
+    pool: Sequence[str] = NUMBERS if numeric and rng.random() < 0.7 else TEXTS
+    return rng.choice(pool)
+
+
+def _command_line(rng: random.Random, folder: Path) -> Attempt:
+    """A command with options from its own list, and values that are bad, or absent, or given twice."""
+    name = rng.choice(list(_COMMANDS))
+    words = list(workspace.COMMANDS.get(name, ("MODEL",)))
+    options = [one for one in _COMMANDS[name].params if one.opts and one.name != "help"]
+    given: list[str] = []
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        if not options or rng.random() < 0.1:
+            given.append(rng.choice(TEXTS))
+            continue
+        one = rng.choice(options)
+        if one.param_type_name == "argument":
+            bad = _bad_text(rng, one)
+            if words and rng.random() < 0.7:
+                words[rng.randrange(len(words))] = bad
+            else:
+                words.append(bad)
+        elif one.is_flag:
+            given.append(rng.choice([*one.opts, *one.secondary_opts]))
+        else:
+            given += [rng.choice(one.opts), _bad_text(rng, one)]
+    if rng.random() < 0.05:
+        given += ["--set", rng.choice(["a=b", "=", "lr=x", "seed=nan", "x"])]
+    out = None
+    if any("--out" in one.opts for one in options) and "--out" not in given and name != "report":
+        out = rng.choice(["new", "deep/new", f"runs/{name}", "runs/sweep", "MODEL"])
+        given += ["--out", out]
+    line = [*name.split(), *(words + given if rng.random() < 0.9 else given + words)]
+    if "cache" in line:
+        line.append("--yes") if "--clear" in line else None
+    return Attempt(
+        label=" ".join(map(repr, line)),
+        action=lambda: workspace.invoke(line),
+        encoding=rng.choice(_ENCODINGS),
+        out=out,
+        may_fail=name.split()[0] in ("data", "sweep"),
+    )
+
+
+def _hostile_names(rng: random.Random, folder: Path) -> Attempt:
+    """Good input under names that a terminal, a page or a table could stumble over."""
+    name = rng.choice(_NAMES)
+    kind = rng.choice(["model", "run", "settings", "out"])
+    if kind == "model":
+        (folder / "MODEL").rename(folder / name)
+        line = ["patch", "--", *workspace.COMMANDS["patch"]]
+        line = ["patch", *workspace.COMMANDS["patch"][1:], "--out", "new", "--", name]
+    elif kind == "run":
+        (folder / "runs/sweep").rename(folder / name)
+        line = ["report", "--", name]
+    elif kind == "settings":
+        (folder / "SWEEP.toml").rename(folder / f"{name}.toml")
+        line = ["sweep", "--out", "new", "--", f"{name}.toml"]
+    else:
+        line = ["sweep", "SWEEP.toml", f"--out={name}"]
+    return Attempt(
+        label=" ".join(map(repr, line)), action=lambda: workspace.invoke(line), encoding=rng.choice(_ENCODINGS)
+    )
+
+
+def _reseal(folder: Path) -> None:
+    """Make a run's or a checkpoint's list of files agree with what lies there, so that the content itself is read."""
+    for name in (RUN_FILE, "checkpoint.json"):
+        path = folder / name
+        try:
+            listed = json.loads(path.read_text())
+            for file, entry in listed["files"].items():
+                if (folder / file).is_file():
+                    entry |= {"bytes": (folder / file).stat().st_size, "sha256": sha256_of(folder / file)}
+            path.write_text(json.dumps(listed))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+
+
+def _run_folder(rng: random.Random, folder: Path) -> Attempt:
+    """A run folder that something was done to, and what reads it."""
+    run = rng.choice(sorted(path.name for path in (folder / "runs").iterdir()))
+    path = folder / "runs" / run
+    done = [change_file(path / RUN_FILE, rng) if rng.random() < 0.35 else change_some_file(path, rng)]
+    if rng.random() < 0.6:
+        _reseal(path)
+        done.append("listed so")
+    lines = [
+        ["report", f"runs/{run}"],
+        ["report", f"runs/{run}", "--figures", "figures"],
+        ["report", f"runs/{run}", "runs/sweep"],
+    ]
+    if run in ("train", "other"):
+        lines += [["compare", "runs/train", "runs/other", "--out", "new"], ["watch", *workspace.COMMANDS["watch"]]] * 2
+    if run in workspace.COMMANDS:
+        again = [run, *workspace.COMMANDS[run], "--out", f"runs/{run}", "--quiet"]
+        lines += [again, [*again, "--overwrite"]]
+    line = rng.choice(lines)
+    return Attempt(
+        label=f"{run} with {', '.join(done)}: {' '.join(line)}",
+        action=lambda: workspace.invoke(line),
+        out=f"runs/{run}",
+        encoding=rng.choice(_ENCODINGS),
+    )
+
+
+def _model(rng: random.Random, folder: Path) -> Attempt:
+    """A model's folder or GGUF file that something was done to."""
+    if rng.random() < 0.4:
+        done = f"model.gguf: {change_file(folder / 'model.gguf', rng)}"
+        name = "model.gguf"
+    else:
+        done, name = change_some_file(folder / "MODEL", rng), "MODEL"
+        if rng.random() < 0.2:
+            (folder / "MODEL/model.safetensors.index.json").write_text(
+                json.dumps(
+                    {"metadata": {}, "weight_map": {"a": rng.choice(["../x.safetensors", "/etc/passwd", "", 3, None])}}
+                )
+            )
+            done += ", an index that leads away"
+    if rng.random() < 0.3:
+        line = ["patch", name, *workspace.COMMANDS["patch"][1:], "--out", "new"]
+        return Attempt(label=f"{done}: {' '.join(line)}", action=lambda: workspace.invoke(line), out="new")
+    return Attempt(label=f"{done}: load", action=lambda: load(name, device="cpu") and None, call=True)
+
+
+def _settings(rng: random.Random, folder: Path) -> Attempt:
+    """A file of settings that something was done to."""
+    command, file = rng.choice([("sweep", "SWEEP.toml"), ("train", "TRAIN.toml"), ("trace", "TRACE.toml")])
+    if rng.random() < 0.4:
+        import tomllib
+
+        path = folder / file.replace("toml", "json")
+        path.write_text(json.dumps(tomllib.loads((folder / file).read_text())))
+        file = path.name
+    done = change_file(folder / file, rng)
+    line = [command, *(["--config"] if command == "trace" else []), file, "--out", "new", "--quiet"]
+    if rng.random() < 0.3:
+        line.append("--dry-run")
+    return Attempt(
+        label=f"{file} is {done} ({(folder / file).read_bytes()[:300] if (folder / file).is_file() else ''!r}): {line}",
+        action=lambda: workspace.invoke(line),
+        out="new",
+    )
+
+
+def _checkpoint(rng: random.Random, folder: Path) -> Attempt:
+    """A stopped training one of whose checkpoints something was done to; the same command goes on, or refuses."""
+    held = folder / "runs/stopped/checkpoints"
+    chosen = rng.choice(sorted(path for path in held.iterdir() if (path / "optimizer.pt").exists()))
+    done = change_some_file(chosen, rng, pattern=rng.choice(["*", "*.pt", "*.pth", "*.json"]))
+    if rng.random() < 0.7:
+        _reseal(chosen)
+        done += ", listed so"
+    line = ["train", "TRAIN.toml", "--out", "runs/stopped", "--quiet"]
+    return Attempt(
+        label=f"{chosen.name}/{done}: {' '.join(line)}", action=lambda: workspace.invoke(line), out="runs/stopped"
+    )
+
+
+def _cache(rng: random.Random, folder: Path) -> Attempt:
+    """A cache that something was done to."""
+    entry = folder / "cache/models"
+    if not entry.is_dir():
+        made = attempt(lambda: load("model.gguf", device="cpu") and None, folder, patience=60)
+        assert not made.trace, made.trace
+    (converted,) = (path for path in entry.iterdir() if path.is_dir())
+    done = change_file(converted / "manifest.json", rng) if rng.random() < 0.5 else change_some_file(converted, rng)
+    line = rng.choice([["cache"], ["cache", "--clear", "--yes"], None])
+    if line is None:
+        return Attempt(
+            label=f"cache: {done}: load", action=lambda: load("model.gguf", device="cpu") and None, call=True
+        )
+    return Attempt(label=f"cache: {done}: {line}", action=lambda: workspace.invoke(line))
+
+
+def _archive(rng: random.Random, folder: Path) -> Attempt:
+    """A package of text that something was done to."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as tar:
+        for name in ("package/a.txt", "package/b.txt", rng.choice(["../out", "/abs", "x" * 300, "package/c.txt"])):
+            info = tarfile.TarInfo(name)
+            info.size = 40
+            info.type = rng.choice(
+                [tarfile.REGTYPE] * 5 + [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, b"S", b"x", b"L"]
+            )
+            if info.type in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+                info.linkname, info.size = "/etc/passwd", 0
+            tar.addfile(info, io.BytesIO(b"content " * 5))
+    content = held.getvalue()
+    if rng.random() < 0.6:
+        content = change_bytes(content, rng)
+    if rng.random() < 0.3:  # sizes that cannot be, with a checksum that fits
+        header = bytearray(content[:512].ljust(512, b"\0"))
+        header[124:136] = rng.choice([b"77777777777\0", b"\xff" * 12, b"\x80" + b"\xff" * 11, b"-0000000001\0"])
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        content = bytes(header) + content[512:]
+    import gzip
+
+    packed = gzip.compress(content)
+    if rng.random() < 0.3:
+        packed = change_bytes(packed, rng)
+    path = folder / "package.tgz"
+    path.write_bytes(packed)
+    return Attempt(label="an archive", action=lambda: packages.read_members(path, "*.txt") and None, call=True)
+
+
+def _killed(rng: random.Random, folder: Path) -> Attempt:
+    """A run that is killed, and the same command again: it must end as the run that was never killed."""
+    name = rng.choice(workspace.MADE)
+    line = [name, *workspace.COMMANDS[name], "--out", "new", "--quiet"]
+    at = [rng.uniform(0.0, 2.5) for _ in range(rng.choice([1, 1, 2]))]
+
+    def run(folder: Path) -> Outcome:
+        for after in at:
+            attempt(lambda: workspace.invoke(line), folder, killed_after=after)
+        found = attempt(lambda: workspace.invoke(line), folder, patience=120)
+        if found.code == 2 and "finished" in found.err:  # the kill came after its end
+            found.code = 0
+        if not found.trace and found.code == 0 and (said := _differs(folder / "new", folder / "runs" / name)):
+            found.trace = said
+        return found
+
+    return Attempt(label=f"{' '.join(line)} killed after {', '.join(f'{one:.2f} s' for one in at)}", run=run)
+
+
+def _differs(found: Path, needed: Path) -> str:
+    """How the tables of a run differ from those of another, to the last bit but for times; nothing if they do not."""
+    from sink_lens.records import read_run
+
+    a, b = read_run(found), read_run(needed)
+    if a.missing or set(a.tables) != set(b.tables) or a.status != b.status:
+        return f"lost: {sorted(set(b.tables) ^ set(a.tables))}, missing {a.missing}, {a.status}"
+    for name in a.tables:
+        one, other = (run.tables[name].drop(columns="seconds", errors="ignore") for run in (a, b))
+        if not one.equals(other):
+            return f"the table {name} differs after a kill"
+    left = [path.name for path in found.rglob("*.part*")]
+    return f"left behind: {left}" if left else ""
+
+
+def _call(rng: random.Random, folder: Path) -> Attempt:
+    """A public function with an argument that it cannot take."""
+    name, function, given = bad_calls.drawn(rng)
+    shown = ", ".join(f"{key}={value!r:.60}" for key, value in given.items())
+
+    def act() -> None:
+        made = {key: value() if isinstance(value, bad_calls.Made) else value for key, value in given.items()}
+        found = function(**made)
+        if isinstance(found, typing.Iterator):
+            next(found, None)
+
+    return Attempt(label=f"{name}({shown})", action=act, call=True)
+
+
+CATEGORIES: dict[str, Callable[[random.Random, Path], Attempt]] = {
+    "command lines": _command_line,
+    "hostile names": _hostile_names,
+    "settings": _settings,
+    "run folders": _run_folder,
+    "models": _model,
+    "checkpoints": _checkpoint,
+    "cache": _cache,
+    "archives": _archive,
+    "kills": _killed,
+    "calls": _call,
+}
+_WEIGHTS = {"command lines": 30, "calls": 22, "run folders": 14, "models": 8, "settings": 10, "checkpoints": 5}
+
+
+def category_of(rng: random.Random, *, only: Sequence[str] | None) -> str:
+    """Draw a category."""
+    names = list(only or CATEGORIES)
+    return rng.choices(names, weights=[_WEIGHTS.get(name, 3) for name in names])[0]

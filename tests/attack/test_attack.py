@@ -1,0 +1,39 @@
+"""A short attack, of every category; ``make attack`` is the long one."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RUN = Path(__file__).parent / "run.py"
+CATEGORIES = (
+    "command lines",
+    "hostile names",
+    "settings",
+    "run folders",
+    "models",
+    "checkpoints",
+    "cache",
+    "archives",
+    "calls",
+)
+"""All but kills, which take seconds each."""
+
+
+def test_a_short_attack_finds_nothing(tmp_path):
+    chosen = [word for name in CATEGORIES for word in ("--category", name)]
+    done = subprocess.run(
+        [sys.executable, str(RUN), "--seed", "0", "--attempts", "60", "--short", *chosen],
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = dict(re.findall(r"^(.+?) +(\d+) attempts: ", done.stdout, re.MULTILINE))
+    assert counts["together"] == "60"
+    assert all(int(counts[name]) for name in ("command lines", "calls", "run folders", "models", "settings"))

@@ -1,0 +1,87 @@
+"""The table of families and sites in ``docs/families.md``, made by reading and editing every site of every family.
+
+``python tests/checking/family_table.py`` writes it; ``tests/models/test_family_table.py`` compares it.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from lenses import lens_of
+
+from sink_lens.activations.record import capture
+from sink_lens.errors import SiteError
+from sink_lens.models.lens import LensModel
+from sink_lens.models.sites import SITES, bridge_hook, site_of, sites_of
+from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+BEGIN, END = "<!-- made by tests/checking/family_table.py -->", "<!-- end of what was made -->"
+BOTH, READ = "●", "○"
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    blocked = other < -1e30
+    one, other = one.masked_fill(blocked, 0), other.masked_fill(blocked, 0)
+    return bool((one - other).norm() <= 1e-5 * other.norm())
+
+
+@torch.no_grad()
+def _cell(lens: LensModel, site: str, *, captured: list[dict], tokens: torch.Tensor, clean: torch.Tensor) -> str:
+    """What is found when the site is read on both paths and noise is added to it."""
+    layer = 1 if SITES[site].per_layer else 0
+    plain, bridge = (found[site, layer] for found in captured)
+    if not _same(plain, bridge):
+        raise AssertionError(f"{site} of {lens.family.architecture} is not the same on both paths")
+    hook = bridge_hook(SITES[site], family=lens.family, layer=layer)
+    edited = lens.bridge.run_with_hooks(tokens, fwd_hooks=[(hook, lambda x, hook: x + 0.1 * x.std())], use_cache=False)
+    if site in lens.uneditable or torch.equal(edited, clean):
+        return READ
+    return BOTH
+
+
+def _reason(lens: LensModel, site: str) -> str:
+    with pytest.raises(SiteError) as refused:
+        site_of(site, family=lens.family)
+    found = re.search(r": it (.*?); need one of", str(refused.value))
+    assert found, refused.value
+    return found[1]
+
+
+@torch.no_grad()
+def made() -> str:
+    """The table, and under it why a site is refused."""
+    tokens = torch.randint(3, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
+    reasons: dict[str, str] = {}
+    rows = []
+    seen: set[str] = set()
+    for family in (*TINY_FAMILIES, *MORE_FAMILIES):
+        lens = lens_of(family)
+        if lens.family.architecture in seen:  # variants of our own class have the same sites
+            continue
+        seen.add(lens.family.architecture)
+        own = sites_of(lens.family)
+        captured = [capture(lens, tokens, sites=own, path=path).tensors for path in ("plain", "bridge")]
+        clean = lens.bridge(tokens, use_cache=False)
+        cells = []
+        for site in SITES:
+            if site in own:
+                cells.append(_cell(lens, site, captured=captured, tokens=tokens, clean=clean))
+            else:
+                cells.append(reasons.setdefault(_reason(lens, site), "abcdefgh"[len(reasons)]))
+        rows.append(f"| `{lens.family.architecture}` | " + " | ".join(cells) + " |")
+    head = ["| | " + " | ".join(f"`{site}`" for site in SITES) + " |", "| --- " * (len(SITES) + 1) + "|"]
+    below = [f"- {letter}: refused, since it {reason}" for reason, letter in reasons.items()]
+    return "\n".join([BEGIN, *head, *rows, "", *below, END])
+
+
+def written() -> str:
+    """The table as the page has it."""
+    text = PAGE.read_text(encoding="utf-8")
+    return text[text.index(BEGIN) : text.index(END) + len(END)]
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(page.replace(written(), made()), encoding="utf-8")

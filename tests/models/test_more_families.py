@@ -1,0 +1,100 @@
+"""The families that came later: what the tests of every family do not reach, and the variants that are refused."""
+
+import pytest
+import torch
+from lenses import lens_of, speaking
+
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.trace import trace
+from sink_lens.errors import ModelError
+from sink_lens.models.families import FAMILIES, family_of_model
+from sink_lens.models.interfaced import set_attention, take_interface
+from sink_lens.models.load import load, weights_hash, wrap
+from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, config_of, tiny
+from sink_lens.records import read_run
+
+OWN_ATTENTION = ("falcon", "gptj", "gpt_neo", "bloom")
+
+
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def logits(model):
+    return model(tokens(), use_cache=False).logits
+
+
+def test_there_are_at_least_24_families():
+    assert {type(tiny(name)).__name__ for name in (*TINY_FAMILIES, *MORE_FAMILIES)} == set(FAMILIES)
+    assert len(FAMILIES) >= 24
+
+
+@pytest.mark.parametrize("family", MORE_FAMILIES)
+def test_a_saved_model_is_loaded_with_the_same_weights_and_logits(family, tmp_path):
+    model = tiny(family)
+    expected = logits(model)
+    model.save_pretrained(tmp_path)
+    found = load(tmp_path)
+    assert found.uneditable == frozenset()
+    assert weights_hash(found) == weights_hash(lens_of(family))
+    assert ((logits(found.plain) - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("family", OWN_ATTENTION)
+def test_an_attention_that_takes_the_interface_gives_the_numbers_of_its_own_class(family):
+    model, other = tiny(family), tiny(family)
+    take_interface(other)
+    assert any(type(one).__module__.startswith("sink_lens") for one in other.modules())
+    assert {name for name, _ in other.named_parameters()} == {name for name, _ in model.named_parameters()}
+    assert torch.equal(logits(other), logits(model))
+    set_attention(other, "sink_lens_cells")
+    with pytest.raises((AssertionError, KeyError)):  # the registered function is called: it asks for its pass
+        logits(other)
+
+
+@pytest.mark.parametrize("family", OWN_ATTENTION)
+def test_a_change_of_the_weights_reaches_the_bridge(family):
+    lens = wrap(tiny(family))
+    before = lens.bridge(tokens(), use_cache=False)
+    fused = lens.layer(1).get_submodule(lens.family.attention).get_submodule(lens.family.q)
+    with torch.no_grad():
+        fused.weight.mul_(1.5)
+        found, expected = lens.bridge(tokens(), use_cache=False), logits(lens.plain)
+    assert not torch.equal(found, before)
+    assert ((found - expected).norm(dim=-1) <= 1e-5 * expected.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "reason"),
+    [
+        ("stablelm", {"qk_layernorm": True}, "a gain of its own for each head"),
+        ("cohere", {"use_qk_norm": True}, "a gain of its own for each head"),
+        ("phi", {"qk_layernorm": True}, "need a model without it"),
+        ("olmoe", {"clip_qkv": 8.0}, "clips its queries"),
+        ("falcon", {"alibi": True}, "need a Falcon with rotary positions"),
+        ("falcon", {"new_decoder_architecture": True}, "laid out in groups"),
+        ("falcon", {"multi_query": False}, "need multi_query and parallel_attn"),
+        ("falcon", {"parallel_attn": False}, "need multi_query and parallel_attn"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "some of its layers have no experts"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "some of its layers have no experts"),
+    ],
+)
+def test_a_variant_that_is_not_known_is_refused_with_the_reason(family, fields, reason):
+    with pytest.raises(ModelError, match=reason):
+        wrap(tiny(family, **fields))
+
+
+def test_granites_multiplier_is_read_from_the_configuration():
+    row = family_of_model("GraniteForCausalLM", config=config_of("granite", residual_multiplier=0.22))
+    assert row.residual_multiplier == 0.22
+
+
+@pytest.mark.parametrize("family", MORE_FAMILIES)
+def test_a_trace_runs_to_its_end(family, tmp_path):
+    config = TraceConfig(
+        model="tiny", tokens="random", sequences=2, length=16, interventions=False, random_init=False, threshold=0.1
+    )
+    result = trace(speaking(family), config=config, out=tmp_path / "run", progress=False, report=False)
+    assert read_run(tmp_path / "run").status == "finished"
+    assert len(result.tables["heads"]) == 3 * 4 * len(result.location.sink_positions)

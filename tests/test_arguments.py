@@ -1,0 +1,105 @@
+"""Arguments of public functions: what a signature does not allow is refused with what was found and needed."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import sink_lens
+from sink_lens.arguments import checked, fits
+from sink_lens.errors import InputError
+
+META = torch.zeros(2, 2, device="meta")
+
+
+def gini(rows):
+    return sink_lens.measures.gini(rows, row_positions=torch.arange(2))
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "fit"),
+    [
+        (3, int, True),
+        (np.int64(3), int, True),
+        (3.0, int, False),
+        (True, int, False),
+        ("3", int, False),
+        (None, int, False),
+        (None, int | None, True),
+        (3, float, True),
+        (math.inf, float, True),
+        (math.nan, float, False),
+        ("a", Literal["a", "b"], True),
+        (1, Literal[True], False),
+        ((1, 2), Sequence[int], True),
+        (torch.tensor([1, 2]), Sequence[int], True),
+        ("12", Sequence[int], False),
+        ([1, "2"], Sequence[int], False),
+        ([1, 2], tuple[int, int], True),
+        ([1, 2, 3], tuple[int, int], False),
+        ({"a": 1}, Mapping[str, int], True),
+        ({"a": None}, Mapping[str, int], False),
+        (len, Callable[[Any], int], True),
+        ("len", Callable[[Any], int], False),
+        (Path("a"), str | Path, True),
+        (torch.zeros(2, 2), Float[Tensor, "a b"], True),
+        (torch.zeros(2), Float[Tensor, "a b"], False),
+        (torch.zeros(2, 2, dtype=torch.int64), Float[Tensor, "a b"], False),
+        (META, Float[Tensor, "a b"], False),
+        (object(), Any, True),
+    ],
+)
+def test_what_a_type_allows(value, hint, fit):
+    assert fits(value, hint) is fit
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda: gini(None),
+            r"of gini is None \(NoneType\); need a tensor Float",
+        ),
+        (lambda: gini("a"), r"is 'a' \(str\); need a tensor Float"),
+        (
+            lambda: gini(META),
+            "the device meta, which holds no values; need a tensor",
+        ),
+        (lambda: sink_lens.edits.scale("z", factor=math.nan), r"is nan \(float\); need a number"),
+        (lambda: sink_lens.edits.scale("z", factor="2"), r"is '2' \(str\); need a number"),
+        (lambda: sink_lens.trace("MODEL", sequences=2.5), "sequences is 2.5; need a whole number"),
+        (lambda: sink_lens.TraceConfig(sequences="4"), "sequences is '4'; need a whole number"),
+        (lambda: sink_lens.TraceConfig(controls=1_000_000), "controls is 1000000; need at most 10,000"),
+        (lambda: sink_lens.views.attention_heads(len), "cannot use what it was given.*'len', a builtin_function"),
+        (lambda: sink_lens.identity.UntrainedConfig(n_layers=10**9), "n_layers is 1000000000; need at most 10,000"),
+    ],
+)
+def test_public_names_refuse_what_they_cannot_take(call, says):
+    with pytest.raises(InputError, match=says):
+        call()
+
+
+def test_what_a_function_itself_raises_passes():
+    @checked
+    def fails(number: int) -> int:
+        raise FileNotFoundError("no such file")
+
+    with pytest.raises(FileNotFoundError):
+        fails(3)
+
+
+def test_an_argument_that_is_missing_is_a_type_error():
+    with pytest.raises(TypeError, match="missing a required argument"):
+        sink_lens.measures.gini()
+
+
+def test_a_public_function_is_one_object_and_keeps_its_signature():
+    assert sink_lens.measures.gini is sink_lens.measures.gini
+    assert sink_lens.measures.gini.__wrapped__.__module__ == "sink_lens.measures.attention"
+    assert sink_lens.measures.gini.__doc__

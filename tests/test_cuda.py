@@ -1,0 +1,174 @@
+"""On a GPU the numbers of the CPU: every family's readings, edits, sweeps, patches, traces and trainings."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+
+from sink_lens import (
+    TokenBatch,
+    TraceConfig,
+    capture,
+    edits,
+    generate,
+    metrics,
+    run_with,
+    sink_mask,
+    sweep,
+    trace,
+    wrap,
+)
+from sink_lens.edits.quantisation import format_of, rounded
+from sink_lens.models.sites import sites_of
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny, tiny_tokenizer
+from sink_lens.patching.activation import patch
+from sink_lens.schema import QUANTISED_FORMATS
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec
+from sink_lens.training.config import TrainConfig
+from sink_lens.training.monitor import SinkMonitor
+from sink_lens.training.trainer import train
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # of the compiler, by torch's own files
+]
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def ids(n=3, length=14, *, seed=1):
+    return torch.randint(3, 300, (n, length), generator=torch.Generator().manual_seed(seed))
+
+
+def both(family):
+    """A tiny model on the CPU, and a copy on the GPU."""
+    model = tiny(family)
+    return wrap(copy.deepcopy(model), tokenizer=tiny_tokenizer()), wrap(model.to("cuda"), tokenizer=tiny_tokenizer())
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_every_site_and_edit_of_a_family(family):
+    tokens, (here, there) = TokenBatch.from_tensor(ids()), both(family)
+    sites = [site for site in ("resid_post", "z", "pattern", "k") if site in sites_of(here.family)]
+    of_here, of_there = (capture(lens, tokens, sites=sites, layers=[1]) for lens in (here, there))
+    for site in sites:
+        torch.testing.assert_close(of_there[site, 1].cpu(), of_here[site, 1], **CLOSE)
+    changes = [edits.isolate([5]), edits.zero("mlp_out", layers=[1], positions=[0])]
+    runs = [run_with(lens, tokens, changes, positions=(5, 0)) for lens in (here, there)]
+    torch.testing.assert_close(runs[1].loss.cpu(), runs[0].loss, **CLOSE)
+    torch.testing.assert_close(runs[1].mass_at(0).cpu(), runs[0].mass_at(0), **CLOSE)
+    assert torch.equal(sink_mask(there, tokens).cpu(), sink_mask(here, tokens))
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_sweep_and_a_patch(family, tmp_path):
+    here, there = both(family)
+    grid = Grid.of(EditGrid(site="z", layers="0-1", heads="each"), EditGrid(kind="mean", site="mlp_out"), controls=1)
+    names = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
+    frames = [
+        sweep(
+            lens, grid, tokens=TokenBatch.from_tensor(ids()), metrics=names, out=tmp_path / name, progress=False
+        ).frame
+        for lens, name in ((here, "cpu"), (there, "cuda"))
+    ]
+    assert all(frame["error"].isna().all() for frame in frames), frames[1]["error"].unique()
+    values = [torch.tensor(frame["effect"].to_numpy()) for frame in frames]
+    torch.testing.assert_close(values[1], values[0], **CLOSE)
+    clean, corrupted = ids(2), ids(2, seed=2)
+    difference = metrics.logit_difference([5, 6], [7, 8])
+    results = [
+        patch(lens, clean, corrupted, site="resid_pre", metric=difference, by=("layer", "position"), progress=False)
+        for lens in (here, there)
+    ]
+    values = [torch.tensor(result.frame["value"].to_numpy()) for result in results]
+    torch.testing.assert_close(values[1], values[0], **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_is_near(dtype):
+    tokens, (here, there) = TokenBatch.from_tensor(ids()), both("llama")
+    lower = wrap(there.plain.to(dtype), tokenizer=tiny_tokenizer())
+    torch.testing.assert_close(
+        run_with(lower, tokens).loss.cpu().float(), run_with(here, tokens).loss, rtol=0.02, atol=0.02
+    )
+
+
+def test_a_trace_says_the_same(tmp_path):
+    said, model = [], planted().model
+    for device in ("cpu", "cuda"):
+        lens = wrap(copy.deepcopy(model).to(device), tokenizer=tiny_tokenizer())
+        config = TraceConfig(model="planted", random_init=False, intervention_sequences=4, controls=2)
+        batch = TokenBatch.from_tensor(ids(10, 24))
+        result = trace(lens, config=config, tokens=batch, out=tmp_path / device, progress=False)
+        said.append(result.links.set_index(["link", "statistic"])[["value", "verdict"]])
+    assert said[0]["verdict"].tolist() == said[1]["verdict"].tolist()
+    values = [torch.tensor(one["value"].to_numpy(dtype=float)) for one in said]
+    torch.testing.assert_close(values[1], values[0], rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+def test_text_under_edits():
+    here, there = both("llama")
+    change = [edits.zero("mlp_out", positions=[0])]
+    assert generate(there, "a b c", edits=change, max_new_tokens=5) == generate(
+        here, "a b c", edits=change, max_new_tokens=5
+    )
+
+
+@pytest.mark.parametrize("name", QUANTISED_FORMATS)
+def test_number_formats_round_alike(name):
+    form = format_of(name)
+    x = torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(0)) * 3
+    assert torch.equal(rounded(x.cuda(), form).cpu(), rounded(x, form))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_monitor_reads_the_same_and_changes_nothing(attention, compiled):
+    read, weights = [], []
+    for device, watched in (("cpu", True), ("cuda", True), ("cuda", False)):
+        model = tiny("llama").train().to(device)
+        model.set_attn_implementation(attention)
+        run = torch.compile(model) if compiled and device == "cuda" else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        with SinkMonitor(run, every=1) if watched else contextlib.nullcontext() as monitor:
+            for step in range(3):
+                batch = ids(4, 20, seed=step).to(device)
+                run(input_ids=batch, labels=batch).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if monitor is not None:
+                    monitor.step()
+        if monitor is not None:
+            read.append(monitor.frame())
+        weights.append(model.get_input_embeddings().weight.detach().cpu().clone())
+    assert torch.equal(weights[1], weights[2])
+    torch.testing.assert_close(
+        torch.tensor(read[1].select_dtypes("number").to_numpy(dtype=float)),
+        torch.tensor(read[0].select_dtypes("number").to_numpy(dtype=float)),
+        rtol=1e-2,
+        atol=1e-3,
+        equal_nan=True,
+    )
+
+
+@pytest.mark.parametrize("norm", ["none", "shared"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_toy_training_in_bf16(norm, compiled, tmp_path):
+    config = TrainConfig(
+        data="bundled",
+        steps=6,
+        batch=4,
+        length=64,
+        value_norm=norm,
+        dtype="bf16",
+        device="cuda",
+        compile=compiled,
+        d_model=64,
+        d_mlp=128,
+        n_heads=2,
+        n_layers=2,
+        vocab_size=512,
+        warmup=1,
+    )
+    train(config, out=tmp_path / "run")
+    assert (tmp_path / "run").is_dir()
