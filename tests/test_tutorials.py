@@ -1,4 +1,4 @@
-"""What the README and the tutorials say can be run is run: Python blocks in their order, commands up to their options."""
+"""What the README and the tutorials say can be run is run: Python in its order, commands up to their options."""
 
 import contextlib
 import re
