@@ -205,7 +205,7 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
     """Every quantity of both, with its change and whether that is alarming."""
     by_bos = config.by == "bos"
     first, second = pairs
-    worse = {"most": config.most_loss}
+    worse: dict[str, Any] = {"most": config.most_loss}
     rows = [_numbers("loss", "nats", first.nanmean(1), second.nanmean(1), a, **worse)]
     blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
     for name, block in blocks:

@@ -207,7 +207,8 @@ def check_batch(lens: LensModel, batch: Mapping[str, Any], *, where: str = "the 
     found = checked_batch(batch, where=where)
     found = {name: tensor[:_MOST_ROWS].to(lens.device) for name, tensor in found.items()}
     tokenizer = lens.tokenizer
-    pads = _pads(found, None if tokenizer is None else tokenizer.pad_token_id)
+    pad: Any = None if tokenizer is None else tokenizer.pad_token_id
+    pads = _pads(found, pad)
     checks = [_labels(found, pads), _seen_padding(lens, found, pads), _leaking(lens, found, pads)]
     if tokenizer is not None and bos_id(tokenizer) is not None:
         checks.insert(0, _batch_bos(found, pads, tokenizer))
@@ -339,7 +340,7 @@ def documents(
 
 def _leaking(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
     known = lens.tokenizer
-    ends = (None, None) if known is None else (bos_id(known), known.eos_token_id)
+    ends: tuple[Any, Any] = (None, None) if known is None else (bos_id(known), known.eos_token_id)
     number = documents(batch, pads, bos=ends[0], eos=ends[1])
     first = torch.where(pads, number.max() + 1, number).amin(1, keepdim=True)
     packed = (number > first).any(1)
