@@ -125,7 +125,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     widths = {"z": lens.n_heads * lens.d_head}
     moments = sum(2 * 8 * len(panel.positions) * widths.get(site, lens.d_model) for site in SITES_BY_POSITION)
     patterns = lens.n_layers * lens.n_heads * min(64, batch.n_positions) ** 2
-    neurons = len(aim.growth_layers) * (lens.d_mlp or 0) * len(aim.sink_positions) * _BYTES_A_NEURON_ROW
+    neurons = len(aim.growth_layers) * lens.d_mlp * len(aim.sink_positions) * _BYTES_A_NEURON_ROW
     return TraceCost(
         passes=tuple(passes),
         bytes_weights=weights * (2 if config.random_init else 1),

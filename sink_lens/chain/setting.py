@@ -386,7 +386,7 @@ def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
     masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}
     for part in parts:
         if part.kind == "neuron":
-            mask = masks.setdefault(part.layer, torch.zeros(setting.lens.d_mlp or 0, dtype=torch.bool))
+            mask = masks.setdefault(part.layer, torch.zeros(setting.lens.d_mlp, dtype=torch.bool))
             mask[part.unit] = True
     found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts))
     found._clean.update(setting._clean)
