@@ -79,8 +79,8 @@ FILES = (
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
 again, and ``location.json``; in a mixture of experts also ``experts``, with the random-init baseline also
-``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``, and ``plan.json``: how their
-forwards were made, and how far the worst of some numbers was from the bridge's."""
+``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``, and ``plan.json``: how
+their forwards were made, and how far the worst of some numbers was from the bridge's."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
