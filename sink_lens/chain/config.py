@@ -103,6 +103,9 @@ class Question:
 class TraceConfig(Question):
     """The question that a trace answers."""
 
+    at: str | None = field(default=None, metadata={"metavar": "TOKEN"})
+    """Trace the sink that is a token: its text, its id, or auto for the one that draws the most attention where it does
+    not stand first. Each sequence becomes rows with one occurrence at one position."""
     super_share: float = 0.05
     """A super neuron makes at least this share of its layer's change of the outlier dimension."""
     random_init: bool = True

@@ -49,7 +49,8 @@ _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
-_MOST_SELECTED = 8
+MOST_SELECTED = 8
+"""The most sequences on which parts are chosen."""
 log = logging.getLogger(__name__)
 _EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "resid_post")
 """Sites of which the links' interventions read every layer."""
@@ -388,7 +389,7 @@ def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
     masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}
     for part in parts:
         if part.kind == "neuron":
-            mask = masks.setdefault(part.layer, torch.zeros(setting.lens.d_mlp or 0, dtype=torch.bool))
+            mask = masks.setdefault(part.layer, torch.zeros(setting.lens.d_mlp, dtype=torch.bool))
             mask[part.unit] = True
     found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts))
     found._clean.update(setting._clean)
@@ -405,7 +406,7 @@ def selected(n_sequences: int, *, config: TraceConfig) -> list[int]:
     """The sequences on which parts are chosen, none of which is tested; all where none is left, and that is said."""
     test = set(tested(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
-    index = torch.linspace(0, len(rest) - 1, min(_MOST_SELECTED, len(rest))).round().long().unique().tolist()
+    index = torch.linspace(0, len(rest) - 1, min(MOST_SELECTED, len(rest))).round().long().unique().tolist()
     return [rest[place] for place in index]
 
 

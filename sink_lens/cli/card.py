@@ -29,8 +29,8 @@ def card(
     hush(quiet)
     from rich.table import Table
 
-    from ..studies.card import card as run
-    from ..studies.card import rows_of_card
+    from ..studies.model_card import card as run
+    from ..studies.model_card import rows_of_card
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     page = reported(study.folder, quiet=True)

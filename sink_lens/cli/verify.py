@@ -27,7 +27,7 @@ def verify(
 ) -> Answer:
     """Is this the model that was published? Published facts against what is measured."""
     hush(quiet)
-    from ..studies.verify import verify as run
+    from ..studies.verification import verify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     page = reported(study.folder, quiet=True)

@@ -50,7 +50,9 @@ def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) 
     budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
     prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
-    experts = lens.family.down is None  # an expert multiplies all its tokens at once: how many moves the last bit
+    experts = (
+        lens.family.experts is not None
+    )  # an expert multiplies all its tokens at once: how many moves the last bit
     if experts:
         pack = 1
     lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
@@ -99,7 +101,7 @@ def begins_of(begins: Sequence[int], *, n_positions: int, n_sequences: int) -> l
 
 def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
     """Memory of a forward for each token, roughly: streams, projections, the MLP, the pattern, the logits."""
-    width = 10 * lens.d_model + 4 * (lens.d_mlp or 4 * lens.d_model) + 6 * lens.n_heads * lens.d_head
+    width = 10 * lens.d_model + 4 * lens.d_mlp + 6 * lens.n_heads * lens.d_head
     width += 4 * lens.n_heads * n_positions
     if needs.whole:
         width += 3 * lens.d_vocab

@@ -41,6 +41,7 @@ PAGES = {
     "streaming": "streaming:STREAMING",
     "card": "card:CARD",
     "verify": "verify:VERIFY",
+    "diff": "diff:DIFF",
     "patch": "patch:PATCH",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
