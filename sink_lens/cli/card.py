@@ -5,7 +5,7 @@ import json
 import typer
 
 from ..studies.config import CardConfig
-from .console import app, console, hush, reported
+from .console import app, console, echo, hush, reported
 from .options import Json, Out, Overwrite, Quiet, configured
 
 _EXAMPLES = """\
@@ -50,6 +50,6 @@ def card(
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps({"command": study.kind, "run": str(study.folder), **study.decision}, ensure_ascii=False))
+        typer.echo(json.dumps({"command": study.kind, "run": str(study.folder), **study.decision}))
     elif quiet:
-        typer.echo(study.folder)
+        echo(study.folder)

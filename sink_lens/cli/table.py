@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from ..report.config import TableConfig
-from .console import app, console
+from .console import app, console, echo
 from .options import Json, configured
 
 _EXAMPLES = """\
@@ -33,12 +33,12 @@ def table(config: TableConfig, as_json: Json = False) -> None:
     rows = rows_of(config.runs)
     if config.columns == ("?",):
         for name in sorted({name for row in rows for name in row}):
-            typer.echo(name)
+            echo(name)
         return
     columns = chosen_columns(rows, config.columns)
     if as_json:
         found = {"command": "table", "columns": columns, "rows": as_objects(rows, columns)}
-        typer.echo(json.dumps(strict(found), ensure_ascii=False))
+        typer.echo(json.dumps(strict(found)))
         return
     if config.format == "terminal":
         shown = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
@@ -53,4 +53,4 @@ def table(config: TableConfig, as_json: Json = False) -> None:
     path = Path(config.out)
     check_not_of_run(path, replaceable=(path.suffix,))
     path.write_text(text, encoding="utf-8")
-    typer.echo(f"table: {path}")
+    echo(f"table: {path}")

@@ -5,7 +5,7 @@ import json
 import typer
 
 from ..studies.config import VerifyConfig
-from .console import app, columns_of, console, hush, reported
+from .console import app, columns_of, console, echo, hush, reported
 from .options import Json, Out, Overwrite, Quiet, configured
 
 _EXAMPLES = """\
@@ -45,6 +45,6 @@ def verify(
         out_to.print(f"run: {study.folder}", soft_wrap=True)
     if as_json:
         found = {"command": study.kind, "run": str(study.folder), **study.decision}
-        typer.echo(json.dumps(strict(found), ensure_ascii=False))
+        typer.echo(json.dumps(strict(found)))
     elif quiet:
-        typer.echo(study.folder)
+        echo(study.folder)
