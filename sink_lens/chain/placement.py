@@ -59,7 +59,7 @@ def kind_of(table: pd.DataFrame) -> Kind:
     """What the sink is bound to, from the cells that are not isolated.
 
     *positional*: an ordinary token at position 0 is a sink, and BOS inside is none. *token*: the other way round.
-    *position or token*: both are. *position and token*: neither is, but BOS at position 0 is. Of a model without
+    *position or token*: both are. *position and token*: neither is, but BOS at position 0 is. In a model without
     BOS only *positional* and *no sink* can be told.
     """
 

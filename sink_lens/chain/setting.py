@@ -1,6 +1,6 @@
 """Where interventions are made: a few sequences, a sink of theirs, a target position, and their clean run.
 
-A quantity at a position is *frozen* at its clean value while something upstream is changed. Of the model's own sink,
+A quantity at a position is *frozen* at its clean value while something upstream is changed. In the model's own sink,
 whose clean value is what makes it a sink, it is *mean ablated* instead: set to the mean over other positions, from 8
 on. Both have controls of the same size.
 """

@@ -44,7 +44,7 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
     Args:
         heads: layer, head, position, sink_score.
         position: The key.
-        threshold: Of the sink score.
+        threshold: The threshold of the sink score.
     """
     grid = by_layer_and_head(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
