@@ -203,7 +203,7 @@ def _row(
     few = setting.of_controls
     controls = setting.runs(with_loss, layers=reads, loss=True, of=few, quiet=True)
     controls += setting.runs(without, layers=reads, of=few, quiet=True)
-    # Of fewer sequences: what the controls change there is added to the clean run of all.
+    # With fewer sequences, what the controls change there is added to the clean run of all.
     clean_of_few = few.outcome
     over = _mass(baseline, one.position, reads) - _mass(clean_of_few, one.position, reads)
     masses = torch.tensor([_mass(run, one.position, reads) + over for run in controls])
