@@ -86,8 +86,13 @@ class Panel:
 
     @property
     def lacks_sink(self) -> bool:
-        """Whether no position was found to be a sink; sequences may be too short to tell."""
-        return not self.location.sink_found
+        """Whether no position is a sink, on sequences that are long enough to tell."""
+        return not self.location.sink_found and self.tells_sinks
+
+    @property
+    def tells_sinks(self) -> bool:
+        """Whether the sequences are long enough, and windows wide enough, for any position to have a sink score."""
+        return not bool(self["rate_by_key"][..., : self.shortest].isnan().all())
 
     def sinks(self, *, min_rate: float) -> tuple[int, ...]:
         """The sink positions of this pass, the strongest first, whether or not their columns were read."""

@@ -159,10 +159,11 @@ def _headline(
         text.append(
             f": no attention sink was found, so no link is judged; position {location.sink_position} is studied\n"
         )
-    text.append(
-        f"  sink rate at {config.threshold:g}: {float(rate['value']):.1%} of layers and heads"
-        f" ({float(rate['ci_low']):.1%} to {float(rate['ci_high']):.1%})\n"
-    )
+    if not np.isnan(float(rate["value"])):
+        text.append(
+            f"  sink rate at {config.threshold:g}: {float(rate['value']):.1%} of layers and heads"
+            f" ({float(rate['ci_low']):.1%} to {float(rate['ci_high']):.1%})\n"
+        )
     # An empty text is nan once it was written to a file and read again.
     dimensions, steps = (
         "none" if pd.isna(value) or value == "" else value

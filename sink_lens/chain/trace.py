@@ -29,6 +29,7 @@ from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
+from ..records.old_names import named
 from ..renamed import renamed_fields
 from . import summary, tables
 from .at_token import Occurrences, at_token
@@ -79,7 +80,8 @@ FILES = (
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
 again, and ``location.json``; in a mixture of experts also ``experts``, with the random-init baseline also
-``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``."""
+``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``, and ``plan.json``: how
+their forwards were made, and how far the worst of some numbers was from the bridge's."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
@@ -149,8 +151,8 @@ def trace(
         tokens: sequences to use instead of those that the configuration describes; no other BOS condition is read then.
             A text is the configuration's field: "random".
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
-            what is finished of the other condition and the baseline is not measured again. Of one that is finished and
-            lacks its page, the page is drawn.
+            what is finished of the other condition and the baseline is not measured again. Where only the page
+            is missing, it is drawn.
         overwrite: replace the run that the folder holds.
         progress: show bars.
         report: draw the report at the end.
@@ -208,7 +210,8 @@ def trace(
                 lens, batch, config=config, writer=writer, progress=progress, other=other, links=links, there=there
             )
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
-        result = Trace(folder=folder, config=config, location=panel.location, tables=frames)
+        shown = {name: named(frame, kind="trace", name=name) for name, frame in frames.items()}
+        result = Trace(folder=folder, config=config, location=panel.location, tables=shown)
     if report:
         result.report()
     return result
@@ -297,6 +300,7 @@ def _run(
             config=config,
             once=once,
             keep_means=lambda means: writer.write_tensors("centring_means", _arrays(means)),
+            keep_plan=lambda plan, deviation: writer.write_text("plan.json", plan.as_json(deviation=deviation)),
             lacks_sink=panel.lacks_sink,
             links=links,
             progress=progress,

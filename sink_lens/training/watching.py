@@ -478,7 +478,8 @@ def evaluation_tokens(
     """The beginnings of a run's evaluation sequences, or pieces of the bundled prose where those cannot be had.
 
     The data is packed again where the cache has lost it. Where it is not what the run was trained on, or was given
-    to ``train`` as rows, a warning says that the bundled prose stands in. Of fewer sequences than asked for, all.
+    to ``train`` as rows, a warning says that the bundled prose stands in. Where the text has
+    fewer sequences than asked for, all are used.
 
     Raises:
         RunError: there is neither evaluation data nor a tokenizer.
