@@ -357,9 +357,11 @@ _TRACE = (
         "one neuron of a growth layer at one sink position; numbers are means over sequences",
         """
         layer: int, index. Layer.
-        neuron: int, index. Neuron of the layer's MLP.
+        neuron: int, index. Neuron of the layer's MLP; in a mixture of experts counted over all of its experts.
+        expert?: int, index. The neuron's expert, in a mixture of experts.
         sink_position: int, index. Sink position.
-        activation: float, stream. Activation at the position, as the down-projection reads it.
+        activation: float, stream. Activation at the position, as the down-projection reads it; that of an expert times
+            the router's weight.
         spike_ratio: float, 1. Mean magnitude of the activation at the sink position over its mean magnitude at
             positions without a sink; infinite for a neuron that is silent elsewhere, nan for an always silent neuron.
         contribution: float, stream. Amount that the neuron adds to the step's outlier dimension at the position.
@@ -373,6 +375,21 @@ _TRACE = (
             for a constant column.
         top_dimension: int, index. Dimension that the neuron's down-projection column writes to most strongly.
         is_super: bool, yes or no. Whether the neuron is a super neuron at any of the sink positions.
+        """,
+    ),
+    _table(
+        "experts",
+        "one expert of a growth layer at one sink position, in a mixture of experts; numbers are means over sequences",
+        """
+        layer: int, index. Layer.
+        expert: int, index. Routed expert.
+        sink_position: int, index. Sink position.
+        routed_share: float, share. Share of the sequences whose token at the position is sent to the expert.
+        contribution: float, stream. Amount that its neurons add to the step's outlier dimension at the position.
+        contribution_share: float, share. contribution over the layer's change of the outlier dimension, a ratio of
+            means; nan if the dimension does not change.
+        outlier_dimension: int, index. The growth step's outlier dimension.
+        is_super: bool, yes or no. Whether it makes at least the share of the change that makes a neuron a super neuron.
         """,
     ),
     _table(
@@ -602,7 +619,7 @@ _TRACE = (
         beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
         uniform_loss_nats: float, nats. Loss of guessing every token alike.
         n: int, count. Sequences that the numbers are averaged over.
-        control_n: int, count. Of these, the sequences on which the controls are made; 0 without controls.
+        control_n: int, count. How many of these the controls are made on; 0 without controls.
         """,
         when="with interventions",
     ),
@@ -629,7 +646,7 @@ _TRACE = (
         n_controls: int, count. Number of random controls.
         size: int, count. Numbers per token that are frozen.
         n: int, count. Sequences that the numbers are averaged over.
-        control_n: int, count. Of these, the sequences on which the controls are made; 0 without controls.
+        control_n: int, count. How many of these the controls are made on; 0 without controls.
         """,
         when="with interventions",
     ),
@@ -1056,6 +1073,68 @@ _VERIFY = (
         disagree: int, count. Facts that disagree.
         not_comparable: int, count. Facts about the model that cannot be compared.
         known: int, count. Facts about any model.
+        """,
+        file="csv",
+    ),
+)
+
+_DIFF = (
+    _TOKENS,
+    _table(
+        "changes",
+        "one quantity of both models",
+        """
+        quantity: str, name. Quantity that is compared.
+        unit: str, text. Unit of the row's numbers.
+        first: float, of the row. Number of the first model; nan for indices.
+        second: float, of the row. Number of the second model; nan for indices.
+        change: float, of the row. Second minus first, mean of paired differences over sequences; nan for indices.
+        change_low/change_high: float, of the row. 95% interval of the change over sequences.
+        first_indices: str, list. Indices of the first model; empty for numbers.
+        second_indices: str, list. Indices of the second model; empty for numbers.
+        alarm: bool, yes or no. Whether the change is more than a healthy fine-tune makes.
+        """,
+    ),
+    _table(
+        "positions",
+        "one position",
+        """
+        position: int, index. Position of the token that is predicted, counted in the first model's sequences.
+        first: float, nats. Mean loss of the first model.
+        second: float, nats. Mean loss of the second model.
+        change: float, nats. Second minus first, mean of paired differences.
+        change_low/change_high: float, nats. 95% interval of the change over sequences.
+        """,
+    ),
+    _table(
+        "checks",
+        "one check of the inputs or of the configuration",
+        """
+        check: str, name. Check that was made.
+        alarm: bool, yes or no. Whether it found something wrong.
+        said: str, text. What it found.
+        line: str, text. What to change, and where; empty where nothing is wrong.
+        """,
+    ),
+    _table(
+        "tensors",
+        "one tensor of weights that changed",
+        """
+        tensor: str, name. Name of the parameter.
+        change: float, 1. Norm of the difference over the norm of the first model's tensor.
+        """,
+        when="with --by weights",
+    ),
+    _table(
+        "summary",
+        "the verdict",
+        """
+        sentence: str, text. The conclusion.
+        by: str, name. What the two differ by: weights, dtype or bos.
+        alarms: int, count. Changes and checks that are alarming.
+        loss_change_nats: float, nats. Paired change of the loss.
+        loss_change_low/loss_change_high: float, nats. 95% interval of that change over sequences.
+        n: int, count. Sequences.
         """,
         file="csv",
     ),
@@ -1806,6 +1885,7 @@ TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType(
         "streaming": _STREAMING,
         "card": _CARD,
         "verify": _VERIFY,
+        "diff": _DIFF,
         "patch": _PATCH,
         "sweep": _SWEEP,
         "train": _TRAIN,
@@ -1828,6 +1908,8 @@ FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 """Factors of the amplification, those of arXiv 2605.06611."""
 CARD_SCHEMA = "sink_lens.card/1"
 """Version of a card's JSON; the number grows where a field goes or changes its meaning."""
+COMPARED_BY = ("weights", "dtype", "bos")
+"""What two models that ``diff`` compares may differ by."""
 QUANTISED_FORMATS = (
     "int8_tensor",
     "int8_token",

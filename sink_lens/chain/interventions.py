@@ -17,6 +17,7 @@ from ..data.tokens import TokenBatch
 from ..edits.amplification import FACTORS, CentringMeans, centring_means
 from ..edits.effects import change_of, made_share, removed_share
 from ..edits.outcome import Outcome
+from ..engine.plan import Plan
 from ..models.lens import LensModel
 from ..stats import Interval, studentised
 from ..text import span
@@ -106,6 +107,7 @@ def causal_tables(
     config: TraceConfig,
     once: Callable[[str, Callable[[], pd.DataFrame]], pd.DataFrame],
     keep_means: Callable[[CentringMeans], object],
+    keep_plan: Callable[[Plan, float], object] = lambda plan, deviation: None,
     lacks_sink: bool = False,
     links: Sequence[Link] = LINKS,
     factors: Sequence[float] = FACTORS,
@@ -122,6 +124,7 @@ def causal_tables(
         config: the question.
         once: makes a table by its name and maker, unless an interrupted run has left it.
         keep_means: called with the centring means where they are computed.
+        keep_plan: called with the plan of the forwards, and how far the worst of some numbers was from the bridge's.
         lacks_sink: the model has no sink to remove, make at another position or mediate, so the tables have no rows.
         links: the chain.
         factors: of the amplification.
@@ -135,7 +138,10 @@ def causal_tables(
     def place(*, choosing: bool = False) -> Setting:
         at = {"location": location, "target_position": config.target_position, "super_neurons": supers}
         chosen = selected(batch.n_sequences, config=config) if choosing else None
-        return setting_of(lens, batch, config=config, chosen=chosen, **at)
+        found = setting_of(lens, batch, config=config, chosen=chosen, **at)
+        if not choosing:
+            keep_plan(found.ground.plan, found.ground.deviation)
+        return found
 
     @functools.cache
     def setting() -> Setting:

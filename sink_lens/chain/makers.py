@@ -438,7 +438,7 @@ def _matched(setting: Setting, parts: Sequence[Part], generator: torch.Generator
     groups: dict[tuple[str, int], list[int]] = {}
     for part in parts:
         groups.setdefault((part.kind, part.layer), []).append(part.unit)
-    sizes = {"neuron": setting.lens.d_mlp or 0, "head": setting.lens.n_heads, "key bias": setting.lens.n_kv_heads}
+    sizes = {"neuron": setting.lens.d_mlp, "head": setting.lens.n_heads, "key bias": setting.lens.n_kv_heads}
     sizes["sink logit"] = setting.lens.n_heads
     for (kind, layer), units in groups.items():
         pool = torch.tensor([unit for unit in range(sizes.get(kind, 0)) if unit not in units], dtype=torch.long)

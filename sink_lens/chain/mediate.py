@@ -21,7 +21,7 @@ from ..edits.constructors import Edit
 from ..edits.isolation import isolate
 from ..edits.outcome import Outcome
 from ..schema import LEAST_ADDED
-from .config import CONTROL_SEQUENCES, FEW_CONTROLS
+from .config import FEW_CONTROLS
 from .links import LINKS
 from .links.link import Link
 from .setting import Setting, bar
@@ -70,7 +70,7 @@ def mediation_table(
     freezes = [link.freeze for link in links if link.freeze is not None]
     cells = [(name, segment) for name in interventions for segment in setting.segments]
     runs = {name: setting.under(edits) for name, edits in interventions.items()}
-    fewer = {name: run.fewer(CONTROL_SEQUENCES) for name, run in runs.items()}
+    fewer = {name: run.fewer(setting.control_sequences) for name, run in runs.items()}
     for name, segment in bar(cells, label="mediation", progress=progress):
         run = runs[name]
         natural, layers = name == "natural", list(segment.layers)

@@ -18,6 +18,7 @@ from . import tokens  # noqa: F401
 from . import interventions  # noqa: F401
 from . import card  # noqa: F401
 from . import verify  # noqa: F401
+from . import diff  # noqa: F401
 from . import decisions  # noqa: F401
 from . import patch  # noqa: F401
 from . import sweep  # noqa: F401

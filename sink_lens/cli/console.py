@@ -116,7 +116,8 @@ class Typer(typer.Typer):
 
     def command(self, name: str | None = None, **given: Any) -> Any:
         """Put a command on the app, as typer does."""
-        return super().command(name, **{"cls": Command} | given)
+        named: dict[str, Any] = {"cls": Command} | given
+        return super().command(name, **named)
 
 
 app = Typer(

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import InputError
+from .experts import columns_of, rows_of
 from .families import Family
 from .lens import LensModel
 
@@ -103,12 +104,18 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     )
 
 
-def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights | None:
-    """The MLP's projections of one layer; None in a mixture of experts."""
+def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
+    """The MLP's projections of one layer; in a mixture of experts those of all experts, copied, side by side."""
     family = lens.family
-    if family.up is None or family.down is None:
-        return None
     module = lens.layer(layer).get_submodule(family.mlp or "")
+    if family.experts is not None:
+        experts: Any = module.get_submodule(family.experts)
+        pairs = [rows_of(experts, expert) for expert in range(experts.num_experts)]
+        w_gate, w_up = (torch.cat([pair[which] for pair in pairs]).detach() for which in (0, 1))
+        w_down = torch.cat([columns_of(experts, expert) for expert in range(experts.num_experts)], dim=1).detach()
+        return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=w_down.new_zeros(len(w_down)))
+    assert family.up is not None
+    assert family.down is not None
     w_up, _ = _linear(module.get_submodule(family.up), transposed=family.transposed)
     w_down, b_down = _linear(module.get_submodule(family.down), transposed=family.transposed)
     if family.gate_up_fused:

@@ -42,6 +42,7 @@ PAGES = {
     "streaming": "streaming:STREAMING",
     "card": "card:CARD",
     "verify": "verify:VERIFY",
+    "diff": "diff:DIFF",
     "patch": "patch:PATCH",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
@@ -218,8 +219,8 @@ def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out:
     """Write the page of a run, or of several side by side, whole or not at all, and return its path.
 
     Args:
-        folder: Of a run.
-        *others: Of further runs, of the same kind, on the same tokens and with the same settings.
+        folder: The folder of a run.
+        *others: The folders of further runs, of the same kind, on the same tokens and with the same settings.
         out: The page; report.html in the folder if None, of several runs report.html here.
 
     Raises:

@@ -70,7 +70,7 @@ def more(total: int, name: str, *, most: int = MOST_ROWS) -> str:
 def csv(frame: pd.DataFrame) -> str:
     """A data frame as CSV to be pasted: numbers to six digits, and no text that a spreadsheet takes for a formula.
 
-    Of a longer frame than a page holds, evenly spaced rows, and a last line that says so.
+    A frame that is longer than a page holds gives evenly spaced rows, and a last line that says so.
     """
     step = -(-len(frame) // _MOST_COPIED)
     part = frame.iloc[:: max(step, 1)].map(lambda value: f"'{value}" if _is_formula(value) else value)

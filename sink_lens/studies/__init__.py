@@ -9,25 +9,28 @@ if TYPE_CHECKING:
     from .ablation import ablate as ablate
     from .amplification import amplify as amplify
     from .cache_window import streaming as streaming
-    from .card import card as card
+    from .comparison import diff as diff
     from .config import AblateConfig as AblateConfig
     from .config import AmplifyConfig as AmplifyConfig
     from .config import CardConfig as CardConfig
+    from .config import DiffConfig as DiffConfig
     from .config import IsolateConfig as IsolateConfig
     from .config import QuantiseConfig as QuantiseConfig
     from .config import StreamingConfig as StreamingConfig
     from .config import VerifyConfig as VerifyConfig
     from .isolation import isolate as isolate
+    from .model_card import card as card
     from .quantisation import quantise as quantise
     from .study import Study as Study
     from .token_scan import sink_tokens as sink_tokens
     from .tokens_config import TokensConfig as TokensConfig
-    from .verify import verify as verify
+    from .verification import verify as verify
 
 _NAMES = {
     "AblateConfig": "config",
     "AmplifyConfig": "config",
     "CardConfig": "config",
+    "DiffConfig": "config",
     "IsolateConfig": "config",
     "QuantiseConfig": "config",
     "StreamingConfig": "config",
@@ -37,12 +40,13 @@ _NAMES = {
     "VerifyConfig": "config",
     "ablate": "ablation",
     "amplify": "amplification",
-    "card": "card",
+    "card": "model_card",
+    "diff": "comparison",
     "isolate": "isolation",
     "quantise": "quantisation",
     "sink_tokens": "token_scan",
     "streaming": "cache_window",
-    "verify": "verify",
+    "verify": "verification",
 }
 """Public name -> the module that defines it."""
 
@@ -50,6 +54,7 @@ __all__ = [
     "AblateConfig",
     "AmplifyConfig",
     "CardConfig",
+    "DiffConfig",
     "IsolateConfig",
     "QuantiseConfig",
     "StreamingConfig",
@@ -60,6 +65,7 @@ __all__ = [
     "ablate",
     "amplify",
     "card",
+    "diff",
     "isolate",
     "quantise",
     "sink_tokens",

@@ -8,7 +8,7 @@ from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_de
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 from ..renamed import renamed_fields
-from ..schema import CENTRES, FACTORS, QUANTISED_FORMATS, SINK_THRESHOLD
+from ..schema import CENTRES, COMPARED_BY, FACTORS, QUANTISED_FORMATS, SINK_THRESHOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,35 @@ class VerifyConfig(ReadConfig):
     """Name under which the model is published, such as meta-llama/Llama-2-7b-hf. Default: its own."""
     text_name: str | None = field(default=None, metadata={"metavar": "NAME"})
     """Name of the text that --text gives, as facts call it (wikitext, c4, lambada)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffConfig(ReadConfig):
+    """Which two models are compared, by what they differ, and which inputs are checked."""
+
+    other: str | None = field(default=None, metadata={"positional": True, "metavar": "OTHER"})
+    """The model that is compared with the first one. Default: the same, where --by dtype or --by bos is asked for."""
+    by: str = field(default="weights", metadata={"choices": COMPARED_BY})
+    """By what the two differ: weights (base and tuned, two checkpoints), dtype or bos."""
+    other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """With --by dtype: the type of the second model's weights."""
+    batch: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """A .safetensors file with what the data collator gives (input_ids, attention_mask, position_ids, labels): it is
+    checked for BOS, packing and padding."""
+    most_loss: float = 0.25
+    """The loss of the second model may be above the first one's by this many nats."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        ReadConfig.__post_init__(self)
+        if (self.other_dtype is not None) != (self.by == "dtype"):
+            raise InputError("--other-dtype goes with --by dtype; need both, as --by dtype --other-dtype bfloat16")
+        if not self.most_loss > 0:
+            raise InputError(f"most_loss is {self.most_loss}; need nats above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,7 +131,7 @@ class EditGrid:
             )
         counts = {"position": n_positions, "query": n_positions, "key": n_positions}
         counts |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
-        counts |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp or 0}
+        counts |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp}
         sizes = {_AXIS_OF.get(axis, "unit"): counts[axis] for axis in site.axes.split()[1:]}
         if site.per_layer:
             sizes["layer"] = lens.n_layers

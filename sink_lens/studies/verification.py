@@ -21,10 +21,10 @@ from ..models.lens import LensModel
 from ..models.load import ModelLike
 from ..text import interval as bounds
 from ..text import listed, number, plural
-from .card import shown_name
 from .config import VerifyConfig
 from .decision import decided, inputs
 from .facts import Fact, is_about, read_facts
+from .model_card import shown_name
 from .observed import AbsentError, Observed, UnmeasuredError
 from .quantities import QUANTITIES, Value, measured
 from .study import Study
@@ -195,7 +195,7 @@ def _measured_text(found: Value, kind: str) -> str:
 
 
 def _decision(table: pd.DataFrame, *, name: str, known: int) -> dict[str, Any]:
-    counts = {verdict: int((table["verdict"] == verdict).sum()) for verdict in ("agree", "disagree", "not comparable")}
+    counts = {verdict: table["verdict"].tolist().count(verdict) for verdict in ("agree", "disagree", "not comparable")}
     agree, disagree, unknown = counts.values()
     compared = agree + disagree
     if not len(table):

@@ -1,0 +1,108 @@
+"""The page of ``diff``: what changed from one model to another, what is alarming, and the line to change."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.style import BLUE, QUIET, canvas, finished, panel
+from sink_lens.text import interval, plural, visible
+
+_CHANGES = ["quantity", "first", "second", "change", "change_low", "change_high", "alarm"]
+_SIGNS = {True: "✗ alarm", False: "✓"}
+
+
+def loss_change_by_position(positions: pd.DataFrame) -> Figure:
+    """Change of the loss by position, with its interval.
+
+    Args:
+        positions: position, change, change_low, change_high.
+    """
+    figure = canvas(width=7.4, height=3.0)
+    axes = panel(figure, xlabel="position of the predicted token", ylabel="change of the loss, nats")
+    low, high = (positions[name].to_numpy(float) for name in ("change_low", "change_high"))
+    axes.fill_between(positions["position"], low, high, color=BLUE, alpha=0.2, linewidth=0)
+    axes.plot(positions["position"], positions["change"].to_numpy(float), color=BLUE)
+    axes.axhline(0, color=QUIET, linewidth=0.8)
+    return finished(figure)
+
+
+def _title(run: Run) -> str:
+    table = run.optional("summary", columns=["alarms", "by"])
+    if table is None or table.empty:
+        return "Two models compared"
+    row = table.to_dict("records")[0]
+    by = {"weights": "", "dtype": ", compared by type", "bos": ", compared by BOS"}.get(str(row["by"]), "")
+    return f"{plural(int(row['alarms']), 'alarm')}{by}" if row["alarms"] else f"Nothing is broken{by}"
+
+
+def _headline(run: Run) -> list[str]:
+    return [visible(text, limit=1500) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
+
+
+def _by_position(run: Run) -> tuple[str, Figure]:
+    see = (
+        "Paired over sequences, with 95% intervals. A rise at the first positions alone is a lost BOS or sink; a rise "
+        "everywhere is damage to the weights, or other text."
+    )
+    columns = ["position", "change", "change_low", "change_high"]
+    return see, loss_change_by_position(run.need("positions", columns=columns))
+
+
+def _numbers(run: Run) -> tuple[str, PageTable]:
+    table = run.need("changes", columns=[*_CHANGES, "unit"])
+    table = table.loc[table["unit"] != "index"].sort_values("alarm", ascending=False, kind="stable")
+    bounds = zip(table["change_low"].to_numpy(float), table["change_high"].to_numpy(float), strict=True)
+    shown = table.assign(
+        verdict=[_SIGNS[bool(one)] for one in table["alarm"]],
+        quantity=[str(name).replace("_", " ") for name in table["quantity"]],
+        interval=[interval(low, high) for low, high in bounds],
+    )
+    heads = {"quantity": "quantity", "first": "first", "second": "second", "change": "change", "interval": "95%"}
+    return "Numbers of both models on the same tokens.", shown_table(shown, heads | {"verdict": ""})
+
+
+def _indices(run: Run) -> tuple[str, PageTable]:
+    table = run.need("changes", columns=["quantity", "first_indices", "second_indices", "alarm", "unit"])
+    table = table.loc[table["unit"] == "index"].fillna("")
+    shown = table.assign(
+        verdict=[_SIGNS[bool(one)] for one in table["alarm"]],
+        quantity=[str(name).replace("_", " ") for name in table["quantity"]],
+    )
+    heads = {"quantity": "what", "first_indices": "first", "second_indices": "second", "verdict": ""}
+    return "Where the sink and the outliers are in both models.", shown_table(shown, heads)
+
+
+def _checks(run: Run) -> tuple[str, PageTable]:
+    table = run.need("checks", columns=["check", "alarm", "said", "line"])
+    shown = table.sort_values("alarm", ascending=False, kind="stable")
+    shown = shown.assign(
+        verdict=[_SIGNS[bool(one)] for one in shown["alarm"]], check=shown["check"].str.replace("_", " ")
+    )
+    heads = {"verdict": "", "check": "check", "said": "what it found", "line": "line to change"}
+    return "Tokenizers, chat templates, configurations and the batch." + more(len(shown), "checks"), shown_table(
+        shown, heads
+    )
+
+
+def _tensors(run: Run) -> tuple[str, PageTable]:
+    table = run.need("tensors", columns=["tensor", "change"])
+    see = "The weights that changed most: norm of the difference over the norm." + more(len(table), "tensors")
+    return see, shown_table(table, {"tensor": "tensor", "change": "relative change"})
+
+
+def _has_tensors(run: Run) -> bool:
+    return "tensors" in run.tables
+
+
+DIFF = Page(
+    title=_title,
+    headline=_headline,
+    figures=(Drawn(key="positions", title="Loss by position", make=_by_position, data=whole("positions")),),
+    tables=(
+        Listed(key="check-table", title="Inputs", make=_checks),
+        Listed(key="change-table", title="What changed", make=_numbers),
+        Listed(key="index-table", title="Where things are", make=_indices),
+        Listed(key="tensor-table", title="Weights that changed most", make=_tensors, when=_has_tensors),
+    ),
+)

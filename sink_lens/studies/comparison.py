@@ -1,0 +1,469 @@
+"""``diff``: what changed from one model to another on the same tokens, whether that is alarming, and what to change.
+
+Both models are read once on the same sequences; every difference is paired by sequence. A change is an alarm where it
+is larger than short healthy fine-tunes make it: the sink gone or made, the outlier dimension moved, shrunk or grown,
+the loss up. What the inputs do is checked beside it, since that is where most breakages begin.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..chain.config import TraceConfig
+from ..data.bos import bos_id
+from ..data.tokens import TokenBatch
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens, load
+from ..schema import GAINED_FRAC, LOST_FRAC
+from ..stats import Interval, interval, paired_difference
+from ..text import interval as bounds
+from ..text import listed, number, plural
+from .config import DiffConfig
+from .decision import decided, inputs
+from .input_checks import Finding, check_batch, check_tokenizers, read_batch
+from .model_card import shown_name
+from .observed import Observed
+from .study import Study
+
+GREW = 2.0
+"""An outlier that grows by more than this factor, or shrinks by it, is an alarm."""
+STANDS_OUT = 3.0
+"""A first token whose norm is at least this many times that of the others is an outlier that can be lost."""
+_WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_UNREAD = (
+    *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "name_or_path"),
+    *(
+        "quantization_config",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "attn_implementation",
+        "_attn_implementation",
+    ),
+    *("initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout"),
+)
+"""Fields of a configuration that do not change what the weights compute, or that are compared elsewhere."""
+_TENSORS = 20
+_FIRST = 8
+
+
+def diff(
+    model: ModelLike | DiffConfig,
+    other: ModelLike | None = None,
+    *,
+    config: DiffConfig | None = None,
+    tokens: TokenBatch | str | None = None,
+    batch: Mapping[str, Tensor] | str | Path | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **fields: Any,
+) -> Study:
+    """Compare two models on the same tokens, and check tokenizers, chat templates and a batch.
+
+    The cost is one reading pass of each model.
+
+    Args:
+        model: the first model, or a configuration, which names both and their tokens.
+        other: the second model; that of the configuration if None.
+        config: the comparison's configuration; the default one if None.
+        tokens: the sequences, instead of those of the configuration.
+        batch: what the data collator of the second model's training gives, or a .safetensors file of it.
+        out: the run folder; ``runs/MODEL-DATE-TIME`` if None.
+        overwrite: replace the run that the folder holds.
+        progress: show bars; a comparison has none.
+        **fields: fields of ``DiffConfig``, such as ``by="bos"``; they win over those of ``config``.
+
+    Raises:
+        InputError: a value that cannot be used, models of different shapes, or that differ by more than ``by`` names.
+        RunError: the folder is in use, or holds another run.
+    """
+    if other is not None:
+        fields |= {"other": str(other) if isinstance(other, str | Path) else as_lens(other).name}
+    config, lens, sequences = inputs(DiffConfig, model, config=config, tokens=tokens, fields=fields)
+    second = _second(lens, config, other)
+    _check_alike(lens, second, config)
+    thresholds = TraceConfig(seed=config.seed, batch_size=config.batch_size)
+    findings = [*check_tokenizers(lens.tokenizer, second.tokenizer), *_configurations(lens, second, config)]
+    if batch is None and config.batch is not None:
+        batch = config.batch
+    if batch is not None:
+        findings += check_batch(second, read_batch(batch) if isinstance(batch, str | Path) else batch)
+    a = Observed(lens, sequences, config=thresholds, batch_size=config.batch_size)
+    b = _read_second(a, second, config)
+    pairs = _losses(a, b)
+    changes = pd.DataFrame(_changes(a, b, pairs, config))
+    tensors = _tensors(lens, second) if config.by == "weights" else None
+    decision = _decision(changes, findings, tensors, names=_names(lens, second, config), config=config, n=len(pairs[0]))
+    frames = {
+        "changes": changes,
+        "positions": _positions(*pairs, seed=config.seed),
+        "checks": pd.DataFrame(
+            [dataclasses.asdict(one) for one in findings], columns=["check", "alarm", "said", "line"]
+        ).astype({"alarm": "bool"}),
+        "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}]),
+    }
+    if tensors is not None:
+        frames["tensors"] = tensors
+    return decided(
+        "diff",
+        lens,
+        sequences,
+        config,
+        frames,
+        kernel=a.core.kernel,
+        decision=decision | {"checks": [dataclasses.asdict(one) for one in findings if one.alarm]},
+        headline=decision["sentence"],
+        files={},
+        out=out,
+        overwrite=overwrite,
+    )
+
+
+_SUMMARY = ("sentence", "by", "alarms", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
+
+
+def _second(lens: LensModel, config: DiffConfig, other: ModelLike | None) -> LensModel:
+    """The second model.
+
+    Raises:
+        InputError: none was named, and nothing else makes the two differ.
+    """
+    if other is not None and not isinstance(other, str | Path):
+        return as_lens(other)
+    if config.by == "bos" and config.other is None:
+        return lens
+    name = config.other if config.other is not None else config.model if config.by == "dtype" else None
+    if name is None:
+        raise InputError("one model was given; need a second one, or --by dtype or --by bos for one model")
+    return load(name, device=config.device, dtype=config.other_dtype or config.dtype)
+
+
+def _check_alike(first: LensModel, second: LensModel, config: DiffConfig) -> None:
+    """Refuse what cannot be compared, or differs by more than what is asked.
+
+    Raises:
+        InputError: in what they differ.
+    """
+    for name in _WEIGHT_SIZES:
+        mine, its = (getattr(one.config, name, None) for one in (first, second))
+        if mine != its and not (name == "vocab_size" and its is not None and mine is not None):
+            raise InputError(
+                f"{shown_name(first.name)} has {name} {mine} and {shown_name(second.name)} {its}; need two models of "
+                "one shape. Compare cards of other models with sink-lens table"
+            )
+    if first.dtype != second.dtype and config.by != "dtype":
+        raise InputError(
+            f"the models differ in dtype ({first.dtype}, {second.dtype}); need one type, or --by dtype if that is "
+            "what is compared"
+        )
+    if first.dtype == second.dtype and config.by == "dtype":
+        raise InputError(f"both models are in {first.dtype}; need another --other-dtype to compare by dtype")
+
+
+def _read_second(a: Observed, second: LensModel, config: DiffConfig) -> Observed:
+    """The second model on the same tokens; with the other BOS condition where that is compared."""
+    seen = Observed(second, a.tokens, config=a.config, batch_size=config.batch_size)
+    if config.by != "bos":
+        return seen
+    if a.tokens.bos:
+        return seen.without_first()
+    token = None if second.tokenizer is None else bos_id(second.tokenizer)
+    if token is None:
+        raise InputError(f"{shown_name(second.name)} has no BOS token; need one to compare by BOS")
+    first = torch.full((a.tokens.n_sequences, 1), token)
+    batch = dataclasses.replace(
+        a.tokens,
+        tokens=torch.cat([first, a.tokens.tokens], dim=1),
+        lengths=a.tokens.lengths + 1,
+        bos=True,
+        bos_condition="with",
+    )
+    return seen.on(batch)
+
+
+def _losses(a: Observed, b: Observed) -> tuple[Tensor, Tensor]:
+    """Loss of the tokens that both predict: sequence, position of the first model's sequences from 1 on."""
+    first, second = a.token_losses.double(), b.token_losses.double()
+    width = min(first.shape[1], second.shape[1])
+    return first[:, first.shape[1] - width :], second[:, second.shape[1] - width :]
+
+
+def _pair(a: Tensor, b: Tensor, *, seed: int) -> Interval:
+    return paired_difference(b.double().numpy(), a.double().numpy(), generator=np.random.default_rng(seed))
+
+
+def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: DiffConfig) -> list[dict[str, Any]]:
+    """Every quantity of both, with its change and whether that is alarming."""
+    by_bos = config.by == "bos"
+    first, second = pairs
+    worse: dict[str, Any] = {"most": config.most_loss}
+    rows = [_numbers("loss", "nats", first.nanmean(1), second.nanmean(1), a, **worse)]
+    blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
+    for name, block in blocks:
+        if first[:, block].shape[1]:
+            rows.append(
+                _numbers(
+                    name, "nats", first[:, block].nanmean(1), second[:, block].nanmean(1), a, most=2 * config.most_loss
+                )
+            )
+    rows += [
+        _numbers("sink_rate", "share", a.rated(), b.rated(), a, lost=not by_bos),
+        _numbers("first_token_attention", "attention", _mass(a), _mass(b), a, lost=not by_bos),
+        _numbers("attention_to_no_key", "attention", _null(a), _null(b), a),
+        _numbers("first_token_norm_ratio", "1", _norm(a), _norm(b), a, grew=not by_bos),
+        _numbers("largest_activation", "stream", _largest(a), _largest(b), a),
+        _numbers("kurtosis", "1", _kurtosis(a), _kurtosis(b), a),
+    ]
+    stands = float(_norm(a).nanmean()) >= STANDS_OUT
+    rows += [
+        _indices("sink_positions", _sinks(a), _sinks(b), alarm=not by_bos and _moved(_sinks(a), _sinks(b))),
+        _indices(
+            "outlier_dimensions",
+            a.outlier_dimensions,
+            b.outlier_dimensions,
+            alarm=not by_bos and stands and _moved(a.outlier_dimensions[:1], b.outlier_dimensions),
+        ),
+        _indices("residual_sinks", sorted(a.residual_sinks), sorted(b.residual_sinks), alarm=False),
+        _indices(
+            "writing_neurons",
+            _writing(a),
+            _writing(b),
+            alarm=not by_bos and stands and bool(_writing(a)) and not set(_writing(a)) & set(_writing(b)),
+        ),
+    ]
+    return rows
+
+
+def _mass(seen: Observed) -> Tensor:
+    return seen.core.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2))
+
+
+def _null(seen: Observed) -> Tensor:
+    return seen.core.stacked("null_mass").nanmean(dim=(0, 2))
+
+
+def _norm(seen: Observed) -> Tensor:
+    return seen.norm_ratio[1:].nan_to_num(0.0).amax(0)
+
+
+def _largest(seen: Observed) -> Tensor:
+    return seen.core.stacked("largest:resid_post")[..., 0].abs().amax(0)
+
+
+def _kurtosis(seen: Observed) -> Tensor:
+    return seen.core.stacked("tokens")[..., 2].nanmean(dim=(0, 2))
+
+
+def _sinks(seen: Observed) -> list[int]:
+    return list(seen.location.sink_positions) if seen.location.sink_found else []
+
+
+def _writing(seen: Observed) -> list[str]:
+    return [f"{row['layer']}.{neuron}" for row in seen.writers for neuron, _ in row["neurons"]]
+
+
+def _moved(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether the first model's first index is gone."""
+    return bool(first) and first[0] not in second
+
+
+def _numbers(
+    name: str,
+    unit: str,
+    first: Tensor,
+    second: Tensor,
+    seen: Observed,
+    *,
+    most: float = math.inf,
+    lost: bool = False,
+    grew: bool = False,
+) -> dict[str, Any]:
+    """A row of numbers.
+
+    Args:
+        name: the quantity.
+        unit: its unit.
+        first: the first model's number of each sequence.
+        second: the second model's.
+        seen: the first model, for the seed.
+        most: a larger rise is an alarm.
+        lost: whether losing half of it, or making much of it, is an alarm.
+        grew: whether growing or shrinking by ``GREW`` is an alarm where it stands out.
+    """
+    change = _pair(first, second, seed=seen.seed)
+    mean = (float(first.nanmean()), float(second.nanmean()))
+    alarm = change.estimate > most and not change.low <= 0
+    if math.isnan(mean[1]) and not math.isnan(mean[0]):
+        alarm = True  # the second model gives no number at all
+    if lost:
+        alarm |= mean[0] >= 2 * GAINED_FRAC / 5 and mean[1] < (1 - LOST_FRAC) * mean[0] and change.high < 0
+        alarm |= change.estimate >= GAINED_FRAC and change.low > 0
+    if grew and max(mean) >= STANDS_OUT and min(mean) > 0:
+        alarm |= not 1 / GREW < mean[1] / mean[0] < GREW
+    return {
+        "quantity": name,
+        "unit": unit,
+        "first": mean[0],
+        "second": mean[1],
+        "change": change.estimate,
+        "change_low": change.low,
+        "change_high": change.high,
+        "first_indices": "",
+        "second_indices": "",
+        "alarm": bool(alarm),
+    }
+
+
+def _indices(name: str, first: Sequence[Any], second: Sequence[Any], *, alarm: bool) -> dict[str, Any]:
+    return {
+        "quantity": name,
+        "unit": "index",
+        **dict.fromkeys(("first", "second", "change", "change_low", "change_high"), math.nan),
+        "first_indices": ", ".join(map(str, first)),
+        "second_indices": ", ".join(map(str, second)),
+        "alarm": alarm,
+    }
+
+
+def _configurations(first: LensModel, second: LensModel, config: DiffConfig) -> list[Finding]:
+    """Fields of the configurations that change what the same weights compute."""
+    if first is second:
+        return []
+    mine, its = (one.config.to_dict() for one in (first, second))
+    differing = [name for name in sorted({*mine, *its}) if name not in _UNREAD and mine.get(name) != its.get(name)]
+    if not differing:
+        return [Finding(check="configuration", alarm=False, said="both configurations compute the same")]
+    return [
+        Finding(
+            check="configuration",
+            alarm=True,
+            said=f"{name} is {its.get(name)} instead of {mine.get(name)}",
+            line=f'config.json: "{name}": {mine.get(name)}',
+        )
+        for name in differing
+    ]
+
+
+def _tensors(first: LensModel, second: LensModel) -> pd.DataFrame:
+    """The tensors that changed most, relative to their norm."""
+    theirs = dict(second.plain.named_parameters())
+    rows = []
+    with torch.no_grad():
+        for name, weight in first.plain.named_parameters():
+            other = theirs.get(name)
+            if other is None or other.shape != weight.shape:
+                continue
+            norm = float(weight.float().norm())
+            change = float((other.to(weight.device).float() - weight.float()).norm())
+            rows.append({"tensor": name, "change": change / norm if norm else math.inf if change else 0.0})
+    table = pd.DataFrame(rows, columns=["tensor", "change"]).astype({"tensor": "str", "change": "float64"})
+    table = table.loc[table["change"] > 0]
+    return table.sort_values("change", ascending=False, kind="stable").head(_TENSORS).reset_index(drop=True)
+
+
+def _positions(first: Tensor, second: Tensor, *, seed: int) -> pd.DataFrame:
+    rows = []
+    for at in range(first.shape[1]):
+        change = _pair(first[:, at], second[:, at], seed=seed) if len(first) > 1 else _only(first[:, at], second[:, at])
+        rows.append(
+            {
+                "position": at + 1,
+                "first": float(first[:, at].nanmean()),
+                "second": float(second[:, at].nanmean()),
+                "change": change.estimate,
+                "change_low": change.low,
+                "change_high": change.high,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _only(first: Tensor, second: Tensor) -> Interval:
+    return interval((second - first).numpy(), generator=np.random.default_rng(0))
+
+
+def _names(first: LensModel, second: LensModel, config: DiffConfig) -> tuple[str, str]:
+    names = (shown_name(first.name), shown_name(second.name))
+    if config.by == "dtype":
+        return f"{names[0]} in {_type(first)}", f"{names[1]} in {_type(second)}"
+    if config.by == "bos":
+        return names[0], "the other BOS condition"
+    return names if names[0] != names[1] else (names[0], "the second model")
+
+
+def _type(lens: LensModel) -> str:
+    return str(lens.dtype).removeprefix("torch.")
+
+
+def _decision(
+    changes: pd.DataFrame,
+    findings: Sequence[Finding],
+    tensors: pd.DataFrame | None,
+    *,
+    names: tuple[str, str],
+    config: DiffConfig,
+    n: int,
+) -> dict[str, Any]:
+    rows = changes.to_dict("records")
+    loss = rows[0]
+    wrong = [row for row in rows if row["alarm"]]
+    lines = [one for one in findings if one.alarm]
+    found = {
+        "by": config.by,
+        "first": names[0],
+        "second": names[1],
+        "alarms": len(wrong) + len(lines),
+        "loss_change_nats": loss["change"],
+        "loss_change_low": loss["change_low"],
+        "loss_change_high": loss["change_high"],
+        "n": n,
+        "changes": [row["quantity"] for row in wrong],
+        "lines": [one.line for one in lines],
+    }
+    return {"sentence": _sentence(found, rows, wrong, lines, tensors)} | found
+
+
+def _sentence(
+    found: Mapping[str, Any],
+    rows: Sequence[Mapping[Any, Any]],
+    wrong: Sequence[Mapping[Any, Any]],
+    lines: Sequence[Finding],
+    tensors: pd.DataFrame | None,
+) -> str:
+    second = found["second"]
+    if not wrong and not lines:
+        sink = next(row for row in rows if row["quantity"] == "sink_rate")
+        if found["by"] == "bos":
+            return f"BOS does not matter: from {found['first']} to {second}, {_said(rows[0])}, {_said(sink)}."
+        return (
+            f"Nothing is broken from {found['first']} to {second}: {_said(rows[0])}, {_said(sink)}; every check of the "
+            "inputs passed."
+        )
+    parts = [f"{one.said}: change {one.line}" for one in lines[:3]]
+    if wrong:
+        told = listed((_said(row) for row in wrong), most=3)
+        where = ""
+        if tensors is not None and len(tensors) and not lines:
+            top = tensors.iloc[0]
+            where = f"; the tensor that changed most is {top['tensor']} (by {number(float(top['change']))} of its norm)"
+        parts.append(f"{told}{where}")
+    if found["by"] == "bos" and not lines:
+        return f"BOS matters: from {found['first']} to {second}, {'; '.join(parts)}."
+    return f"Do not use {second} yet, {plural(found['alarms'], 'alarm')}: {'; '.join(parts)}."
+
+
+def _said(row: Mapping[Any, Any]) -> str:
+    name = str(row["quantity"]).replace("_", " ")
+    if math.isnan(row["first"]) and math.isnan(row["second"]):
+        return f"{name} {row['first_indices'] or 'none'} → {row['second_indices'] or 'none'}"
+    change = f"change {number(row['change'])} {bounds(row['change_low'], row['change_high'])}".strip()
+    return f"{name} {number(row['first'])} → {number(row['second'])} ({change})"

@@ -1,0 +1,369 @@
+"""The linter of inputs: a lost or doubled BOS, chat templates, packing that leaks, padding that is seen.
+
+What a tokenizer does is found by using it, and what a batch does by running the model on it: the tokens of one
+document, or of the padding, are replaced, and whatever else then changes has seen them. Each finding names the line to
+change.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from jaxtyping import Bool, Int
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ..data.bos import bos_id, text_ids, tokenizer_adds_bos
+from ..errors import InputError
+from ..models.evaluating import evaluating
+from ..models.lens import LensModel
+from ..text import listed, plural
+
+_SAMPLE = "The whale's 2 eyes saw: nothing.\n\tWhy? naïve 東京 x = [1, 2]"
+"""Text that tokenizers are compared on."""
+_CHAT = ({"role": "user", "content": "Hello there"},)
+_SEEN = 1e-4
+"""A token was seen where logits change by more than this share of their spread."""
+_MOST_ROWS = 8
+_FIELDS = ("input_ids", "attention_mask", "position_ids", "labels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that a check found, or that it found in order."""
+
+    check: str
+    alarm: bool
+    said: str
+    line: str = ""
+    """What to change, and where; empty where nothing is wrong."""
+
+
+def _fine(check: str, said: str) -> Finding:
+    return Finding(check=check, alarm=False, said=said)
+
+
+def _broken(check: str, said: str, line: str) -> Finding:
+    return Finding(check=check, alarm=True, said=said, line=line)
+
+
+def leading_bos(ids: Sequence[int], token: int | None) -> int:
+    """How many BOS tokens a sequence begins with."""
+    count = 0
+    while token is not None and count < len(ids) and ids[count] == token:
+        count += 1
+    return count
+
+
+def check_tokenizers(base: PreTrainedTokenizerBase | None, tuned: PreTrainedTokenizerBase | None) -> list[Finding]:
+    """What the second tokenizer does otherwise than the first, where that breaks what the model has learned."""
+    if base is None or tuned is None:
+        return []
+    found = [_same_ids(base, tuned), _plain_bos(base, tuned), _padding_token(base, tuned)]
+    if getattr(base, "chat_template", None) or getattr(tuned, "chat_template", None):
+        found.append(_template(base, tuned))
+    return found
+
+
+def _same_ids(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    if bos_id(base) != bos_id(tuned):
+        return _broken(
+            "bos_token",
+            f"BOS is {tuned.bos_token!r} ({bos_id(tuned)}) instead of {base.bos_token!r} ({bos_id(base)})",
+            f'tokenizer_config.json: "bos_token": "{base.bos_token}"',
+        )
+    if text_ids(_SAMPLE, base) != text_ids(_SAMPLE, tuned):
+        return _broken(
+            "vocabulary",
+            "the same text becomes other tokens",
+            "tokenizer.json: take the file of the first model; the embeddings belong to its ids",
+        )
+    return _fine("vocabulary", "the same text becomes the same tokens")
+
+
+def _plain_bos(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    token = bos_id(tuned)
+    before, now = (leading_bos(list(one("a", verbose=False)["input_ids"]), bos_id(one)) for one in (base, tuned))
+    where = "tokenizer_config.json" if "add_bos_token" in getattr(tuned, "init_kwargs", {}) else "tokenizer.json"
+    if now > 1:
+        return _broken(
+            "bos_doubled",
+            f"the tokenizer puts {now} BOS tokens in front of a text, the first model's puts {before}",
+            'tokenizer.json: "post_processor": keep one BOS token in "single" and "pair"',
+        )
+    if now < before:
+        line = (
+            '"add_bos_token": true'
+            if where == "tokenizer_config.json"
+            else f'"post_processor": TemplateProcessing with "{tuned.bos_token}" ({token}) in front'
+        )
+        return _broken("bos_dropped", "the tokenizer no longer puts BOS in front of a text", f"{where}: {line}")
+    if now > before:
+        line = '"add_bos_token": false' if where == "tokenizer_config.json" else '"post_processor": null'
+        return _broken(
+            "bos_added", "the tokenizer puts BOS in front of a text, the first model's does not", f"{where}: {line}"
+        )
+    return _fine("bos", f"both put {'BOS' if now else 'no BOS'} in front of a text")
+
+
+def _padding_token(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    pad = tuned.pad_token_id
+    if pad is not None and pad == bos_id(tuned) and base.pad_token_id != bos_id(base):
+        return _broken(
+            "pad_is_bos",
+            f"padding is the BOS token {tuned.bos_token!r}, so whatever masks padding masks BOS too",
+            f'tokenizer_config.json: "pad_token": "{base.pad_token or base.eos_token}"',
+        )
+    return _fine("padding_token", "padding is not BOS, or was so before")
+
+
+def template_bos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """BOS tokens in front of a chat: as the template alone gives it, and where its text is tokenised again."""
+    if not getattr(tokenizer, "chat_template", None):
+        return 0, 0
+    text = str(tokenizer.apply_chat_template(list(_CHAT), tokenize=False))
+    token = bos_id(tokenizer)
+    alone = leading_bos(text_ids(text, tokenizer), token)
+    return alone, leading_bos(list(tokenizer(text, verbose=False)["input_ids"]), token)
+
+
+def _template(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    (before, _), (now, again) = template_bos(base), template_bos(tuned)
+    if not getattr(tuned, "chat_template", None):
+        return _broken("template_lost", "the chat template is gone", "chat_template.jinja: take the first model's")
+    if now > max(before, 1):
+        return _broken(
+            "template_doubles_bos",
+            f"a chat begins with {now} BOS tokens, before with {before}",
+            "chat_template.jinja: write {{ bos_token }} once, in front of the loop over messages",
+        )
+    had = getattr(base, "chat_template", None)
+    if had and now < before:
+        return _broken(
+            "template_lacks_bos",
+            "a chat no longer begins with BOS",
+            "chat_template.jinja: begin with {{ bos_token }}",
+        )
+    if now > before and (had or tokenizer_adds_bos(tuned)):
+        line = "remove {{ bos_token }}, or tokenise the rendered text with add_special_tokens=False"
+        again_said = f", and with {again} where its text is tokenised again" if again > now else ""
+        return _broken(
+            "template_adds_bos",
+            f"a chat begins with {plural(now, 'BOS token')}, before with {before}{again_said}",
+            f"chat_template.jinja: {line}",
+        )
+    return _fine("template", f"a chat begins with {plural(now, 'BOS token')} in both")
+
+
+def read_batch(path: str | Path) -> dict[str, Tensor]:
+    """The batch that a collator gave, from a .safetensors file: input_ids, attention_mask, position_ids, labels.
+
+    Raises:
+        InputError: the file cannot be read or has no input_ids.
+    """
+    try:
+        found = safetensors.torch.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read as a batch: {error}. Need a .safetensors file of tensors") from error
+    return checked_batch(found, where=str(path))
+
+
+def checked_batch(batch: Mapping[str, Any], *, where: str) -> dict[str, Tensor]:
+    """The tensors of a batch that a model reads.
+
+    Raises:
+        InputError: there are no input_ids of two axes, or another tensor does not fit them.
+    """
+    found = {name: torch.as_tensor(batch[name]) for name in _FIELDS if batch.get(name) is not None}
+    ids = found.get("input_ids")
+    if ids is None or ids.ndim != 2 or ids.shape[1] < 2 or ids.is_floating_point():
+        raise InputError(
+            f"{where} has no input_ids of shape (sequences, positions); need them, with 2 positions or more"
+        )
+    found["input_ids"] = ids.long()
+    for name, tensor in found.items():
+        if tensor.shape[0] != ids.shape[0] or tensor.shape[-1] != ids.shape[1]:
+            raise InputError(
+                f"{name} of {where} has the shape {tuple(tensor.shape)}; need that of input_ids, {tuple(ids.shape)}"
+            )
+    return found
+
+
+def check_batch(lens: LensModel, batch: Mapping[str, Any], *, where: str = "the batch") -> list[Finding]:
+    """What is wrong with a batch as it goes into training; the model is run on it.
+
+    Args:
+        lens: the model that the batch is for, with its tokenizer.
+        batch: what the collator gives: input_ids, and attention_mask, position_ids and labels where it gives them.
+        where: its name in errors.
+
+    Raises:
+        InputError: the batch has no input_ids, or tensors that do not fit them.
+    """
+    found = checked_batch(batch, where=where)
+    found = {name: tensor[:_MOST_ROWS].to(lens.device) for name, tensor in found.items()}
+    tokenizer = lens.tokenizer
+    pad: Any = None if tokenizer is None else tokenizer.pad_token_id
+    pads = _pads(found, pad)
+    checks = [_labels(found, pads), _seen_padding(lens, found, pads), _leaking(lens, found, pads)]
+    if tokenizer is not None and bos_id(tokenizer) is not None:
+        checks.insert(0, _batch_bos(found, pads, tokenizer))
+    return [one for one in checks if one is not None]
+
+
+def _pads(batch: Mapping[str, Tensor], pad: int | None) -> Bool[Tensor, "batch position"]:
+    """Padding: what a two-dimensional mask leaves out, else runs of the padding token at either end."""
+    ids, mask = batch["input_ids"], batch.get("attention_mask")
+    outside = torch.zeros_like(ids, dtype=torch.bool)
+    if mask is not None and mask.ndim == 2:
+        outside = mask == 0
+    if pad is not None:
+        is_pad = ids == pad
+        left, right = is_pad.int().cumprod(1).bool(), is_pad.int().flip(1).cumprod(1).flip(1).bool()
+        for run in (left, right):  # one token may be an EOS that pads and ends a text
+            outside = outside | (run & (run.sum(1, keepdim=True) > 1))
+    return outside
+
+
+def _batch_bos(batch: Mapping[str, Tensor], pads: Tensor, tokenizer: PreTrainedTokenizerBase) -> Finding:
+    token = bos_id(tokenizer)
+    rows = [ids[~pad].tolist() for ids, pad in zip(batch["input_ids"].cpu(), pads.cpu(), strict=True)]
+    counts = [leading_bos(row, token) for row in rows]
+    doubled, lacking = sum(count > 1 for count in counts), sum(count == 0 for count in counts)
+    if doubled:
+        return _broken(
+            "batch_bos_doubled",
+            f"{doubled} of {plural(len(rows), 'sequence')} begin with BOS twice",
+            "the text has BOS already: tokenizer(text, add_special_tokens=False)",
+        )
+    if lacking == len(rows) and tokenizer_adds_bos(tokenizer):
+        return _broken(
+            "batch_bos_dropped",
+            "no sequence begins with BOS, although the tokenizer puts it in front of a text",
+            "tokenizer(text, add_special_tokens=True), or put bos_token_id in front of every packed sequence",
+        )
+    return _fine("batch_bos", f"{len(rows) - lacking} of {plural(len(rows), 'sequence')} begin with one BOS")
+
+
+def _labels(batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
+    labels, ids = batch.get("labels"), batch["input_ids"]
+    if labels is None:
+        return None
+    counted = labels != -100
+    if bool((counted & pads).any()):
+        share = float((counted & pads).sum() / counted.sum())
+        return _broken(
+            "padding_trained",
+            f"{share:.0%} of the labels are padding",
+            "labels[attention_mask == 0] = -100",
+        )
+    kept = counted[:, :-1]
+    own = float((labels[:, :-1] == ids[:, :-1])[kept].float().mean())
+    shifted = float((labels[:, :-1] == ids[:, 1:])[kept].float().mean())
+    if shifted > 0.9 > own:
+        return _broken(
+            "labels_shifted",
+            "the labels are shifted by one already, and the model shifts them again",
+            "labels = input_ids.clone()",
+        )
+    return _fine("labels", "labels are the tokens themselves, and no padding")
+
+
+def _logits(lens: LensModel, batch: Mapping[str, Tensor], ids: Tensor | None = None) -> Tensor:
+    given: dict[str, Any] = {name: batch[name] for name in ("attention_mask", "position_ids") if name in batch}
+    mask = given.get("attention_mask")
+    if mask is not None and mask.ndim > 2 and mask.is_floating_point():
+        given["attention_mask"] = mask.to(lens.dtype)
+    with evaluating(lens.plain), torch.no_grad():
+        return lens.plain(input_ids=batch["input_ids"] if ids is None else ids, use_cache=False, **given).logits.float()
+
+
+def _changed(before: Tensor, after: Tensor) -> Tensor:
+    """At which tokens logits changed by more than rounding."""
+    return (after - before).abs().amax(-1) > _SEEN * before.std().clamp(min=1e-6)
+
+
+def _others(ids: Int[Tensor, "batch position"], *, where: Tensor, n: int) -> Int[Tensor, "batch position"]:
+    """Other tokens at some places."""
+    return torch.where(where, (ids + n // 2) % n, ids)
+
+
+def _seen_padding(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
+    if not bool(pads.any()) or bool(pads.all(1).any()):
+        return None
+    before = _logits(lens, batch)
+    after = _logits(lens, batch, _others(batch["input_ids"], where=pads, n=lens.d_vocab))
+    seen = _changed(before, after) & ~pads
+    if bool(seen.any()):
+        share = float(seen.sum() / (~pads).sum())
+        return _broken(
+            "padding_seen",
+            f"{share:.0%} of the real tokens change with the padding: they attend to it",
+            'model(input_ids, attention_mask=batch["attention_mask"])',
+        )
+    row = int(pads.sum(1).argmax())
+    alone = _logits(lens, {"input_ids": batch["input_ids"][row : row + 1, ~pads[row]]})[0]
+    if "position_ids" not in batch and bool(_far(before[row, ~pads[row]], alone)):
+        return _broken(
+            "padding_moves",
+            "real tokens stand at other positions than without the padding",
+            'position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0), or tokenizer.padding_side = "right"',
+        )
+    return _fine("padding", "no real token attends to the padding")
+
+
+def _far(found: Tensor, alone: Tensor) -> Tensor:
+    return ((found - alone).abs().amax() > 0.02 * alone.std()).any()
+
+
+def documents(
+    batch: Mapping[str, Tensor], pads: Tensor, *, bos: int | None, eos: int | None
+) -> Int[Tensor, "batch position"]:
+    """The number of each token's document in its row: one begins at BOS, after EOS, or where position_ids restart."""
+    ids = batch["input_ids"]
+    starts = torch.zeros_like(ids, dtype=torch.bool)
+    if bos is not None:
+        starts |= ids == bos
+    if eos is not None and eos != bos:
+        starts[:, 1:] |= ids[:, :-1] == eos
+    places = batch.get("position_ids")
+    if places is not None:
+        starts[:, 1:] |= places.expand_as(ids)[:, 1:] <= places.expand_as(ids)[:, :-1]
+    starts[:, 1:] &= ~(starts[:, :-1] & (ids[:, :-1] == ids[:, 1:]))  # a doubled BOS begins one document
+    starts &= ~pads
+    return starts.long().cumsum(1).masked_fill(pads, -1)
+
+
+def _leaking(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
+    known = lens.tokenizer
+    ends: tuple[Any, Any] = (None, None) if known is None else (bos_id(known), known.eos_token_id)
+    number = documents(batch, pads, bos=ends[0], eos=ends[1])
+    first = torch.where(pads, number.max() + 1, number).amin(1, keepdim=True)
+    packed = (number > first).any(1)
+    if not bool(packed.any()):
+        return None
+    ids = batch["input_ids"]
+    special = torch.isin(
+        ids, torch.tensor([one for one in ends if one is not None], device=ids.device, dtype=ids.dtype)
+    )
+    change = (number == first) & packed[:, None] & ~special
+    after = _logits(lens, batch, _others(ids, where=change, n=lens.d_vocab))
+    leaked = _changed(_logits(lens, batch), after) & (number > first)
+    if bool(leaked.any()):
+        share = float(leaked.sum() / (number > first).sum())
+        return _broken(
+            "packing_leaks",
+            f"{share:.0%} of the tokens after the first document of a sequence change with that document",
+            "data collator: give a block-diagonal 4-D attention_mask, or position_ids that restart at every document "
+            'to a model with attn_implementation="flash_attention_2"',
+        )
+    return _fine("packing", f"documents in {plural(int(packed.sum()), 'packed sequence')} do not see each other")
+
+
+def said(findings: Sequence[Finding]) -> str:
+    """The alarms in words, with the line to change."""
+    return listed((f"{one.said}; change {one.line}" for one in findings if one.alarm), most=3)

@@ -1,0 +1,120 @@
+"""Many models in one table: what cards and traces share, the formats, and what is refused."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from sink_lens import cli
+from sink_lens.errors import InputError, RunError
+from sink_lens.records import create_run, read_run
+from sink_lens.report.models import Cell, chosen_columns, row_of, rows_of, table_text
+
+TRACE = Path(__file__).parents[1] / "browser" / "default_model"
+NUMBER = {"value": 0.4, "low": 0.3, "high": 0.5, "n": 4}
+
+
+def a_card(folder, *, name="a_b|c", dimensions=(29,)):
+    loss = NUMBER | {"value": 6.0, "low": 5.9, "high": 6.1, "change": NUMBER | {"value": 0.0, "low": 0.0, "high": 0.0}}
+    made = {
+        "sentence": "Keep it.",
+        "sink": {
+            "positions": [0],
+            "rate": NUMBER,
+            "attention": NUMBER,
+            "to_no_key": NUMBER | {"value": None},
+            "first_layer": 3,
+        },
+        "outlier_dimensions": [{"dimension": one} for one in dimensions],
+        "residual_sinks": [],
+        "super_weights": [{"layer": 2, "row": 29, "column": 62}],
+        "loss": {"clean": loss},
+        "bos": {"needed": None, "why": "no BOS"},
+        "inactive_heads": [],
+        "largest_activations": [{"site": "z", "value": -3.0}],
+        "chain": {"asked": False},
+    }
+    with create_run(folder, kind="card", config={}, provenance={"model": name, "dtype": "float32"}) as writer:
+        writer.write_text("card.json", json.dumps(made))
+        writer.write_csv("summary", pd.DataFrame({"sentence": ["Keep it."]}))
+    return folder
+
+
+def run(*arguments):
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, ["table", *map(str, arguments)])
+
+
+def test_a_card_and_a_trace_share_the_names_of_what_both_have(tmp_path):
+    card, trace = rows_of([str(a_card(tmp_path / "a")), str(TRACE)])
+    shared = set(card) & set(trace)
+    assert {"model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "sink_mass"} <= shared
+    assert card["sink_rate"] == Cell(value=0.4, low=0.3, high=0.5)
+    assert trace["sink_positions"].shown == "0, 2"
+    assert trace["sink_rate"].shown == "0.827 [0.816, 0.837]"
+    assert card["super_weights"].shown == "2 [29, 62]"
+
+
+def test_columns_are_the_main_ones_or_those_asked_for(tmp_path):
+    rows = rows_of([str(a_card(tmp_path / "a"))])
+    assert chosen_columns(rows, ()) == [
+        *("model", "sink_rate", "sink_positions", "outlier_dimensions", "loss", "zeroing_cost")
+    ]
+    assert chosen_columns(rows, ("loss", "model")) == ["loss", "model"]
+    with pytest.raises(InputError, match="did you mean sink_rate"):
+        chosen_columns(rows, ("sink_rates",))
+
+
+def test_csv_has_numbers_in_full_and_intervals_in_columns_of_their_own(tmp_path):
+    rows = rows_of([str(a_card(tmp_path / "a")), str(TRACE)])
+    lines = list(csv.reader(io.StringIO(table_text(rows, ["model", "sink_rate", "bos_needed"], form="csv"))))
+    assert lines[0] == ["model", "sink_rate", "sink_rate_low", "sink_rate_high", "bos_needed"]
+    assert lines[1] == ["a_b|c", "0.4", "0.3", "0.5", ""]
+    assert lines[2][1].startswith("0.82685")
+
+
+def test_latex_and_markdown_escape_what_has_a_meaning_there(tmp_path):
+    rows = rows_of([str(a_card(tmp_path / "a", name="50% a_b & c|d"))])
+    latex = table_text(rows, ["model", "sink_rate"], form="latex")
+    assert r"50\% a\_b \& c|d & 0.4 [0.3, 0.5] \\" in latex
+    assert latex.startswith("\\begin{tabular}{ll}\n\\hline\nmodel & sink rate \\\\\n")
+    markdown = table_text(rows, ["model", "sink_rate"], form="markdown")
+    assert markdown.splitlines()[2] == r"| 50% a_b & c\|d | 0.4 [0.3, 0.5] |"
+
+
+def test_a_folders_path_is_no_models_name(tmp_path):
+    (row,) = rows_of([str(a_card(tmp_path / "a", name="/data/models/mine"))])
+    assert row["model"].shown == "mine"
+
+
+def test_other_runs_damaged_cards_and_no_run_are_refused(tmp_path):
+    with create_run(tmp_path / "p", kind="patch", config={}, provenance={}):
+        pass
+    with pytest.raises(RunError, match="holds a run of patch; need one of card or trace"):
+        row_of(read_run(tmp_path / "p"))
+    shutil.copytree(a_card(tmp_path / "a"), tmp_path / "b")
+    (tmp_path / "b" / "card.json").write_text('{"sink": 3}')
+    with pytest.raises(RunError, match=r"card\.json cannot be read"):
+        row_of(read_run(tmp_path / "b"))
+    with pytest.raises(InputError, match="no run was given"):
+        rows_of([])
+
+
+def test_the_command_prints_writes_and_answers_programs(tmp_path):
+    folder = a_card(tmp_path / "a")
+    assert "0.4 [0.3, 0.5]" in run(folder).stdout
+    found = json.loads(run(folder, "--columns", "model,sink_rate,bos_needed", "--json").stdout)
+    assert found["rows"] == [
+        {"model": "a_b|c", "sink_rate": {"value": 0.4, "low": 0.3, "high": 0.5}, "bos_needed": None}
+    ]
+    assert "super_weights" in run(folder, "--columns", "?").stdout.splitlines()
+    done = run(folder, "--format", "csv", "--out", tmp_path / "t.csv")
+    assert done.stdout == f"table: {tmp_path / 't.csv'}\n"
+    assert (tmp_path / "t.csv").read_text().startswith("model,sink_rate,")
+    refused = run(folder, "--out", tmp_path / "t.txt")
+    assert (refused.exit_code, "need --format csv" in refused.stderr) == (2, True)
+    assert run(folder, "--format", "word").exit_code == 2

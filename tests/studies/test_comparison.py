@@ -1,0 +1,106 @@
+"""``diff``: planted breakages are found and healthy fine-tunes are not; what may be compared, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+
+from benchmarks.diff_alarms import MODELS, compared, sequences, tokenizer, trained
+from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted, tiny
+from sink_lens.records import read_run
+from sink_lens.studies import diff
+from sink_lens.studies.config import DiffConfig
+
+CHANGED = {
+    "super neuron's column is zero": {"sink_rate", "first_token_norm_ratio", "outlier_dimensions", "writing_neurons"},
+    "keys do not read the outlier": {"sink_rate", "first_token_attention"},
+    "outlier in another dimension": {"outlier_dimensions"},
+    "last norm is tripled": {"loss"},
+}
+"""Breakage of the weights -> what must be among the alarms."""
+
+
+@pytest.fixture(scope="module")
+def base():
+    return trained(planted().model, steps=20, seed=0, lr=1e-3)
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_breakage_of_the_weights_is_found_by_what_it_breaks(base, name, tmp_path):
+    study = compared(base, MODELS[name](base), out=tmp_path / "run")
+    assert CHANGED[name] <= set(study.decision["changes"])
+    assert study.headline.startswith("Do not use tuned yet, ")
+    assert read_run(tmp_path / "run").missing == []
+
+
+def test_the_tensor_that_was_broken_is_named(base, tmp_path):
+    study = compared(base, MODELS["super neuron's column is zero"](base), out=tmp_path / "run")
+    assert f"model.layers.{planted().layer}.mlp.down_proj.weight" in study.headline
+    assert len(study.tables["tensors"]) == 1
+
+
+def test_another_field_of_the_configuration_is_the_line_to_change(base, tmp_path):
+    study = compared(base, MODELS["norm epsilon"](base), out=tmp_path / "run")
+    (line,) = study.decision["lines"]
+    assert line == f'config.json: "rms_norm_eps": {base.config.rms_norm_eps}'
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_healthy_fine_tune_raises_no_alarm(base, seed, tmp_path):
+    other = trained(copy.deepcopy(base), steps=8, seed=50 + seed, lr=1e-4, only=("self_attn", "")[seed - 1])
+    study = compared(base, other, out=tmp_path / "run")
+    assert study.decision["alarms"] == 0
+    assert study.headline.startswith("Nothing is broken from base to tuned: loss ")
+    changes = study.tables["changes"].set_index("quantity")
+    assert changes.loc["loss", "change_low"] <= changes.loc["loss", "change"] <= changes.loc["loss", "change_high"]
+    assert len(study.tables["positions"]) == 47
+
+
+def test_the_difference_of_a_loss_is_paired_by_sequence(base, tmp_path):
+    other = MODELS["unembedding is noisy"](base)
+    study = compared(base, other, out=tmp_path / "run")
+    with torch.no_grad():
+        tokens = sequences().tokens
+        losses = [
+            torch.nn.functional.cross_entropy(
+                one(tokens).logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none"
+            ).mean(1)
+            for one in (base, other)
+        ]
+    row = study.tables["changes"].iloc[0]
+    assert row["change"] == pytest.approx(float((losses[1] - losses[0]).mean()), rel=1e-4)
+    assert row["first"] == pytest.approx(float(losses[0].mean()), rel=1e-4)
+
+
+def test_one_model_is_compared_by_bos_without_alarm_for_the_sink(base, tmp_path):
+    lens = wrap(base, tokenizer=tokenizer(), name="base")
+    study = diff(lens, by="bos", tokens=sequences(), out=tmp_path / "run", progress=False)
+    changes = study.tables["changes"].set_index("quantity")
+    assert changes.loc["sink_rate", "second"] < 0.1 < changes.loc["sink_rate", "first"]
+    assert not changes.loc["sink_rate", "alarm"]
+    assert len(study.tables["positions"]) == 46  # the token after BOS is predicted by one of the two only
+    assert "tensors" not in study.tables
+
+
+def test_one_model_is_compared_by_type_where_that_is_asked_for(base, tmp_path):
+    half = wrap(copy.deepcopy(base).bfloat16(), tokenizer=tokenizer(), name="half")
+    lens = wrap(base, tokenizer=tokenizer(), name="base")
+    given = {"tokens": sequences(), "out": tmp_path / "run", "progress": False}
+    with pytest.raises(InputError, match=r"differ in dtype .*need one type, or --by dtype"):
+        diff(lens, half, **given)
+    study = diff(lens, half, by="dtype", other_dtype="bfloat16", **given)
+    assert study.decision["alarms"] == 0
+    assert "base in float32 to half in bfloat16" in study.headline
+
+
+def test_models_of_other_shapes_and_one_model_alone_are_refused(base, tmp_path):
+    lens = wrap(base, tokenizer=tokenizer(), name="base")
+    given = {"tokens": sequences(), "out": tmp_path / "run", "progress": False}
+    with pytest.raises(InputError, match="has num_hidden_layers 5 and other 3"):
+        diff(lens, wrap(tiny("llama"), tokenizer=tokenizer(), name="other"), **given)
+    with pytest.raises(InputError, match="one model was given"):
+        diff(lens, **given)
+    with pytest.raises(InputError, match="--other-dtype goes with --by dtype"):
+        DiffConfig(other_dtype="bfloat16")

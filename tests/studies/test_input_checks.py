@@ -1,0 +1,75 @@
+"""The linter of inputs: every planted breakage is found and names a line, and healthy inputs raise no alarm."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.diff_alarms import BATCHES, HEALTHY_BATCHES, TOKENIZERS, padded, plain, text_rows, tokenizer
+from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import BOS_ID, planted, tiny
+from sink_lens.studies.input_checks import check_batch, check_tokenizers, leading_bos, read_batch, template_bos
+
+
+@pytest.fixture(scope="module")
+def lens():
+    return wrap(planted().model, tokenizer=tokenizer())
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_broken_tokenizer_is_found_and_names_the_file_to_change(name):
+    alarms = [one for one in check_tokenizers(tokenizer(), TOKENIZERS[name]()) if one.alarm]
+    assert len(alarms) == 1
+    assert alarms[0].line.startswith(("tokenizer.json: ", "tokenizer_config.json: ", "chat_template.jinja: "))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_broken_batch_is_found_and_names_the_line(lens, name):
+    alarms = [one for one in check_batch(lens, BATCHES[name]()) if one.alarm]
+    assert len(alarms) == 1
+    assert alarms[0].line
+
+
+@pytest.mark.parametrize("name", HEALTHY_BATCHES)
+def test_a_healthy_batch_raises_no_alarm(lens, name):
+    found = check_batch(lens, HEALTHY_BATCHES[name]())
+    assert [one.check for one in found if one.alarm] == []
+    assert len(found) >= 2
+
+
+def test_the_same_tokenizer_twice_raises_no_alarm():
+    assert not any(one.alarm for one in check_tokenizers(tokenizer(), tokenizer()))
+    assert check_tokenizers(None, tokenizer()) == []
+
+
+def test_a_template_that_adds_bos_where_the_first_had_none_is_found():
+    base = tokenizer(template="{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    (alarm,) = [one for one in check_tokenizers(base, tokenizer()) if one.alarm]
+    assert alarm.check == "template_adds_bos"
+    assert "with 2 where its text is tokenised again" in alarm.said
+    assert template_bos(tokenizer()) == (1, 2)
+
+
+def test_learned_positions_move_under_padding_on_the_left():
+    batch = padded(left=True)
+    gpt2 = wrap(tiny("gpt2"), tokenizer=tokenizer())
+    assert [one.check for one in check_batch(gpt2, batch) if one.alarm] == ["padding_moves"]
+    places = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    assert not any(one.alarm for one in check_batch(gpt2, batch | {"position_ids": places}))
+
+
+def test_bos_is_counted_at_the_beginning_only():
+    assert leading_bos([1, 1, 5, 1], 1) == 2
+    assert leading_bos([5, 1], 1) == 0
+    assert leading_bos([1], None) == 0
+
+
+def test_a_batch_is_read_from_a_file_and_refused_where_it_does_not_fit(lens, tmp_path):
+    save_file({name: one.contiguous() for name, one in plain(text_rows()).items()}, tmp_path / "batch.safetensors")
+    assert not any(one.alarm for one in check_batch(lens, read_batch(tmp_path / "batch.safetensors")))
+    with pytest.raises(InputError, match="cannot be read as a batch"):
+        read_batch(tmp_path / "none.safetensors")
+    with pytest.raises(InputError, match="has no input_ids"):
+        check_batch(lens, {"labels": torch.ones(2, 4)})
+    with pytest.raises(InputError, match=r"attention_mask of the batch has the shape \(4, 3\)"):
+        check_batch(lens, {"input_ids": torch.full((4, 8), BOS_ID), "attention_mask": torch.ones(4, 3)})

@@ -1,0 +1,113 @@
+"""Cards: what they say of a planted model, the same bytes twice, their schema, and one for every family."""
+
+import json
+
+import pytest
+import torch
+from lenses import speaking
+
+from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny_tokenizer
+from sink_lens.records import read_run
+from sink_lens.report.models import row_of
+from sink_lens.schema import CARD_SCHEMA
+from sink_lens.studies import card, verify
+from sink_lens.studies.facts import FACTS_SCHEMA
+
+SIZE = {"sequences": 4, "length": 24, "progress": False}
+FIELDS = [
+    *("schema", "sentence", "sink_lens", "model", "measured_on", "sink", "bos", "outlier_dimensions", "residual_sinks"),
+    *("growth", "writers", "super_weights", "largest_activations", "loss", "inactive_heads", "chain", "hook_points"),
+]
+
+
+@pytest.fixture(scope="module")
+def lens():
+    return wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True), name="planted")
+
+
+@pytest.fixture(scope="module")
+def study(lens, tmp_path_factory):
+    return card(lens, out=tmp_path_factory.mktemp("card") / "run", **SIZE)
+
+
+def test_a_card_has_what_was_planted(study):
+    truth, found = planted(), study.decision
+    assert found["sink"]["positions"] == [0]
+    assert [row["id"] for row in found["sink"]["tokens"]] == [truth.bos_id]
+    assert found["sink"]["rate"]["value"] == pytest.approx(0.4)
+    assert [(row["dimension"], row["layers"]) for row in found["outlier_dimensions"]] == [
+        (truth.outlier_dimension, f"{truth.layer}-4")
+    ]
+    assert found["writers"][0]["neurons"][0][0] == truth.neuron
+    assert (found["super_weights"][0]["row"], found["super_weights"][0]["column"]) == (
+        truth.outlier_dimension,
+        truth.neuron,
+    )
+    assert found["hook_points"]["SINK_DIMS"] == [truth.outlier_dimension]
+    assert f"model.model.layers[{truth.layer}].mlp.down_proj.input" in found["hook_points"]["nnsight"]
+    assert found["chain"] == {"asked": False}
+    assert study.headline.startswith("Keep the token at position 0: it is the sink of 40% [40%, 40%] of heads; ")
+    assert read_run(study.folder).missing == []
+
+
+def test_the_schema_of_a_card_is_its_fields(study):
+    assert study.decision["schema"] == CARD_SCHEMA == "sink_lens.card/1"
+    assert list(study.decision) == FIELDS
+
+
+def test_the_same_input_gives_the_same_bytes_without_a_path_or_a_time(lens, study, tmp_path):
+    again = card(lens, out=tmp_path / "elsewhere", **SIZE)
+    for name in ("card.json", "card.md"):
+        first, second = ((one.folder / name).read_bytes() for one in (study, again))
+        assert first == second
+        assert b"/tmp" not in first
+        assert str(tmp_path.parent).encode() not in first
+        assert b"2026-" not in first
+    assert json.loads((study.folder / "card.json").read_text()) == study.decision
+
+
+def test_a_folders_name_is_not_its_path(tmp_path):
+    folder = tmp_path / "my-model"
+    planted().model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
+    made = card(folder, out=tmp_path / "run", **SIZE)
+    assert made.decision["model"]["name"] == "my-model"
+    assert str(tmp_path) not in (tmp_path / "run" / "card.json").read_text()
+
+
+def test_the_markdown_is_a_table_that_no_token_breaks(study):
+    text = (study.folder / "card.md").read_text()
+    assert text.startswith("## Attention sinks\n\nKeep the token at position 0")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.replace("\\|", "").count("|") == 3 for line in lines)
+    assert "&lt;s> (1, 4 of 4)" in text
+
+
+def test_a_card_of_another_models_trace_is_refused(lens, study, tmp_path):
+    with pytest.raises(InputError, match="holds a run of card; need one of trace"):
+        card(lens, trace=str(study.folder), out=tmp_path / "run", **SIZE)
+
+
+def test_heads_that_do_nothing_are_listed_weakest_first(tmp_path):
+    model = planted().model
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight[:, :12] *= 1e-3
+        model.model.layers[3].self_attn.o_proj.weight[:, 12:24] *= 1e-2
+    found = card(wrap(model, tokenizer=tiny_tokenizer(adds_bos=True)), out=tmp_path / "run", **SIZE)
+    assert [(row["layer"], row["head"]) for row in found.decision["inactive_heads"]] == [(1, 0), (3, 1)]
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_every_family_has_a_card_and_its_facts_are_verified(family, tmp_path):
+    lens = speaking(family)
+    made = card(lens, out=tmp_path / "card", **SIZE)
+    assert list(made.decision) == FIELDS
+    assert len(made.tables["heads"]) == lens.n_layers * lens.n_heads
+    assert row_of(read_run(tmp_path / "card"))["loss"].value == made.decision["loss"]["clean"]["value"]
+    true = {"id": "t", "model": "m", "quantity": "loss", "value": made.decision["loss"]["clean"]["value"]}
+    facts = [true, true | {"id": "f", "value": 2 * true["value"]}]
+    (tmp_path / "facts.json").write_text(json.dumps({"schema": FACTS_SCHEMA, "facts": facts}))
+    checked = verify(lens, published_as="m", facts=(str(tmp_path / "facts.json"),), out=tmp_path / "verify", **SIZE)
+    assert checked.tables["facts"].set_index("id")["verdict"].to_dict() == {"t": "agree", "f": "disagree"}

@@ -1,0 +1,339 @@
+"""Every quantity against an independent computation on the raw Hugging Face model, or against a planted truth."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from lenses import speaking
+
+from sink_lens.data.corpora import bundled_text
+from sink_lens.data.tokens import from_text, random_tokens
+from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
+from sink_lens.studies.quantities import QUANTITIES, measured
+
+N, T = 4, 24
+TRUTH = planted()
+D, LAYER, NEURON = TRUTH.outlier_dimension, TRUTH.layer, TRUTH.neuron
+
+
+@functools.cache
+def seen(kind="planted"):
+    """The planted model on text with BOS, a random llama on text without it, or qwen2, whose queries have a bias."""
+    if kind == "planted":
+        lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True))
+    else:
+        lens = speaking("llama" if kind == "random" else kind)
+    bos = "without" if kind == "random" else "with"
+    return Observed(lens, from_text(bundled_text(), lens.tokenizer, sequences=N, length=T, bos=bos))
+
+
+@functools.cache
+def raw(kind="planted"):
+    """Attention [layer, batch, head, query, key], states [layer + 1, batch, position, d] and losses [batch, target]."""
+    model, tokens = seen(kind).lens.plain, seen(kind).tokens.tokens
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    states = []
+    hooks = [layer.register_forward_hook(lambda m, a, out: states.append(out)) for layer in model.model.layers]
+    with torch.no_grad():
+        out = model(tokens, output_attentions=True, output_hidden_states=True)
+    for hook in hooks:
+        hook.remove()
+    model.set_attn_implementation(before)
+    states = [one[0] if isinstance(one, tuple) else one for one in states]
+    losses = torch.nn.functional.cross_entropy(out.logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
+    return torch.stack(out.attentions), torch.stack([out.hidden_states[0], *states]), losses
+
+
+def attention():
+    return raw()[0]
+
+
+def states():
+    return raw()[1][1:]
+
+
+def scores():
+    return attention()[..., 0].mean(-1)  # layer, batch, head; the own query included
+
+
+def mass():
+    return attention()[..., 1:, 0].mean(-1)
+
+
+def ratio_to_median():
+    x = states().abs()
+    return x.amax(-1) / x.median(-1).values
+
+
+def middle(first=1, last=4):
+    return attention()[first : last + 1, :, :, T // 2 :, 0].mean()
+
+
+def excess_kurtosis():
+    return np.mean(scipy.stats.kurtosis(states().double().numpy(), axis=-1))
+
+
+def effective_rank(without):
+    found = []
+    for x in states().flatten(0, 1).double():
+        values = torch.linalg.svdvals(x[1:] if without else x)
+        p = values / values.sum()
+        found.append(math.exp(-float(torch.xlogy(p, p).sum())))
+    return np.mean(found)
+
+
+def s2_ratio():
+    z = []
+    module = seen().lens.plain.model.layers[0].self_attn.o_proj
+    handle = module.register_forward_pre_hook(lambda m, args: z.append(args[0]))
+    with torch.no_grad():
+        seen().lens.plain(seen().tokens.tokens)
+    handle.remove()
+    std = z[0].std(-1)
+    return (std[:, 0] / std[:, 8:].quantile(0.5, dim=1)).mean()
+
+
+def ratio_of_norms():
+    norms = states().norm(dim=-1)
+    return (norms[..., 0] / norms[..., 8:].quantile(0.5, dim=-1)).mean(1).max()
+
+
+def loss_with(change):
+    """Mean loss of each sequence where every layer's output is changed in place by layer."""
+    model, tokens = seen().lens.plain, seen().tokens.tokens
+    hooks = [layer.register_forward_hook(functools.partial(change, at)) for at, layer in enumerate(model.model.layers)]
+    with torch.no_grad():
+        logits = model(tokens).logits
+    for hook in hooks:
+        hook.remove()
+    return torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none").mean()
+
+
+def set_outlier(to):
+    def change(at, module, args, out):
+        h = out[0] if isinstance(out, tuple) else out
+        if at >= LAYER:
+            h[:, 0, D] = 0.0 if to is None else h[:, 0, D].mean()
+
+    return loss_with(change)
+
+
+def dropped_entry():
+    weight = seen().lens.plain.model.layers[LAYER].mlp.down_proj.weight
+    before = weight[D, NEURON].item()
+    with torch.no_grad():
+        weight[D, NEURON] = 0.0
+        loss = loss_with(lambda *_: None)
+        weight[D, NEURON] = before
+    return torch.exp(loss - raw()[2].mean())
+
+
+def without_bos():
+    tokens = seen().tokens.tokens[:, 1:]
+    with torch.no_grad():
+        logits = seen().lens.plain(tokens).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none").mean()
+    return torch.exp(loss - raw()[2][:, 1:].mean())
+
+
+def entropy():
+    a = attention()
+    return -torch.xlogy(a, a).sum(-1).mean()
+
+
+def attn_in():
+    layer = seen().lens.plain.model.layers[LAYER + 1]
+    return layer.input_layernorm(raw()[1][LAYER + 1][:, 0]).detach().abs()
+
+
+def rounding_noise():
+    x = states()[LAYER]
+    scale = x.abs().amax((1, 2), keepdim=True) / 127
+    noise = x - (x / scale).round() * scale
+    return 10 * torch.log10(x.double().square().sum() / noise.double().square().sum())
+
+
+AT = {"layer": LAYER + 1, "dimension": D}
+NUMBERS = {
+    "sink_rate": lambda: (scores() > 0.3).float().mean(),
+    "sink_head_share": lambda: (scores().mean(1) > 0.3).float().mean(),
+    "bos_attention": middle,
+    "first_token_share": lambda: mass().mean(),
+    "strongest_head_attention": lambda: mass().mean(1).max(),
+    "sink_onset_layer": lambda: (mass().mean((1, 2)) > 0.3).nonzero()[0],
+    "attention_entropy": entropy,
+    "null_mass": lambda: torch.tensor(0.0),
+    "dimension_value": lambda: states()[..., 0, D].abs().mean(1).max(),
+    "norm_ratio": ratio_of_norms,
+    "dominance_ratio": lambda: (
+        states()[LAYER + 1][:, 0].abs().max(-1).values / states()[LAYER + 1][:, 0].abs().mean(-1)
+    ).mean(),
+    "dominance_after_norm": lambda: (
+        attn_in()[:, D].mean() / torch.cat([attn_in()[:, :D], attn_in()[:, D + 1 :]], 1).mean()
+    ),
+    "value_after_norm": lambda: attn_in()[:, D].mean(),
+    "max_activation": lambda: states().abs().max(),
+    "max_activation_layer": lambda: states().abs().flatten(1).amax(1).argmax(),
+    "massive_layer": lambda: ((states().abs() > 50).any(-1) & (ratio_to_median() >= 20)).flatten(1).any(1).nonzero()[0],
+    "massive_layer_count": lambda: ((states().abs() > 50).any(-1) & (ratio_to_median() >= 20)).flatten(1).any(1).sum(),
+    "massive_ratio": lambda: ratio_to_median().amax((0, 2)).mean(),
+    "kurtosis": excess_kurtosis,
+    "variance_ratio": s2_ratio,
+    "effective_rank": lambda: effective_rank(False),
+    "effective_rank_without_first": lambda: effective_rank(True),
+    "perplexity": lambda: raw()[2].mean().exp(),
+    "loss": lambda: raw()[2].mean(),
+    "perplexity_zeroed": lambda: set_outlier(None).exp(),
+    "perplexity_set_to_mean": lambda: set_outlier("mean").exp(),
+    "zeroing_factor": lambda: (set_outlier(None) - raw()[2].mean()).exp(),
+    "set_to_mean_factor": lambda: (set_outlier("mean") - raw()[2].mean()).exp(),
+    "super_weight_factor": dropped_entry,
+    "no_bos_factor": without_bos,
+    "sqnr": rounding_noise,
+}
+"""Quantity -> its value on the planted model, by another way."""
+TERMS = {
+    "sink_head_share": {"threshold": 0.3},
+    "bos_attention": {"layers": [1, 4]},
+    "dimension_value": {"dimension": D},
+    "dominance_ratio": {"layer": LAYER + 1},
+    "dominance_after_norm": AT,
+    "value_after_norm": AT,
+    "massive_layer": {"absolute": 50, "relative": 20},
+    "massive_layer_count": {"absolute": 50, "relative": 20},
+    "super_weight_factor": {"entries": [[LAYER, D, NEURON]]},
+    "sqnr": {"format": "int8_tensor", "layer": LAYER, "site": "resid_post"},
+}
+INDICES = {
+    "sink_positions": (0,),
+    "sink_tokens": (TRUTH.bos_id,),
+    "outlier_dimensions": (D,),
+    "outlier_layers": (LAYER, 4),
+    "growth_layers": (LAYER, LAYER),
+    "max_activation_dimension": (D,),
+    "super_weights": ((LAYER, D, NEURON),),
+    "writing_neurons": ((LAYER, NEURON),),
+    "residual_sinks": (),
+}
+"""Quantity -> the planted truth."""
+ELSEWHERE = {
+    "inactive_head_share",
+    "sink_value_norm_ratio",
+    "attention_without_mlp",
+    "attention_without_query_bias",
+    "attention_without_key_columns",
+    "largest_dimensions",
+    "site_max_activation",
+    "w_o_tau",
+    "mlp_writing_share",
+    "quantised_factor",
+    "streaming_perplexity",
+}
+"""Quantities with a test of their own below."""
+
+
+def test_every_quantity_is_tested_and_says_what_it_is():
+    assert set(QUANTITIES) == set(NUMBERS) | set(INDICES) | ELSEWHERE
+    assert len(QUANTITIES) >= 30
+    for one in QUANTITIES.values():
+        assert one.meaning.endswith("."), one.name
+        assert set(one.depends) <= {"bos", "text", "length", "dtype", "tokens"}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_what_the_raw_model_gives(name):
+    found, wanted = measured(name, seen(), TERMS.get(name)), float(NUMBERS[name]())
+    assert found.number == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+    assert math.isnan(found.low) or found.low <= found.number + 1e-9 <= found.high + 2e-9
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_are_the_planted_ones(name):
+    assert measured(name, seen()).indices == INDICES[name]
+
+
+def test_the_largest_dimensions_begin_with_the_planted_one():
+    assert measured("largest_dimensions", seen(), {"count": 1}).indices == (D,)
+    assert D in measured("largest_dimensions", seen()).indices
+
+
+def test_a_head_whose_output_is_taken_away_is_inactive():
+    model = planted().model
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight[:, :12] *= 1e-3
+    lens = wrap(model, tokenizer=tiny_tokenizer(adds_bos=True))
+    found = Observed(lens, seen().tokens)
+    assert measured("inactive_head_share", found).number == pytest.approx(1 / 20)
+    assert bool(found.heads["output_ratio"][1, 0] < 0.01)
+    assert measured("inactive_head_share", seen()).number == 0
+
+
+def test_the_planted_sink_is_a_no_op_and_needs_its_key_column_and_its_neuron():
+    assert measured("sink_value_norm_ratio", seen()).number < 0.2
+    assert measured("attention_without_key_columns", seen()).number < 0.3
+    assert measured("attention_without_mlp", seen()).number < 0.3
+    assert measured("mlp_writing_share", seen()).number == pytest.approx(1, abs=1e-3)
+    everything = measured("attention_without_key_columns", seen(), {"dimensions": [(D + 1) % 48]}).number
+    assert everything > 0.8  # another column is not what the sink comes from
+
+
+def test_no_query_bias_is_a_query_without_its_bias():
+    one = seen("qwen2")
+    found = measured("attention_without_query_bias", one, {"layers": [0, 2]}).number
+    model, biases = one.lens.plain, [layer.self_attn.q_proj.bias for layer in one.lens.plain.model.layers]
+    before = one.attention_under([], layers=[0, 1, 2])
+    kept = [bias.detach().clone() for bias in biases]
+    with torch.no_grad():
+        for bias in biases:
+            bias.zero_()
+        after = Observed(wrap(model, tokenizer=one.lens.tokenizer), one.tokens).attention_under([], layers=[0, 1, 2])
+        for bias, own in zip(biases, kept, strict=True):
+            bias.copy_(own)
+    assert found == pytest.approx(float((after / before).mean()), rel=1e-4)
+    with pytest.raises(UnmeasuredError, match="no bias"):
+        measured("attention_without_query_bias", seen())
+
+
+def test_the_largest_activation_of_a_site_is_read_there():
+    assert measured("site_max_activation", seen(), {"site": "mlp_out"}).number == pytest.approx(108.5, abs=0.5)
+    with pytest.raises(UnmeasuredError, match="nowhere is not read"):
+        measured("site_max_activation", seen(), {"site": "nowhere"})
+
+
+def test_tau_of_w_o_is_defined_without_bos_only():
+    assert abs(measured("w_o_tau", seen("random")).number) < 0.2  # random weights prefer nothing
+    with pytest.raises(UnmeasuredError, match="the same in every sequence"):
+        measured("w_o_tau", seen())
+
+
+def test_rounding_to_few_bits_costs_more_and_a_full_window_costs_nothing():
+    factors = [measured("quantised_factor", seen(), {"format": form}).number for form in ("int8_token", "int4_tensor")]
+    assert abs(factors[0] - 1) < 0.01 < abs(factors[1] - 1)
+    one = measured("streaming_perplexity", seen(), {"kept": 1, "window": 12}).number
+    assert 1 < one < 10_000
+    with pytest.raises(UnmeasuredError, match="does not fit"):
+        measured("streaming_perplexity", seen(), {"kept": 1, "window": 64})
+
+
+def test_repeated_and_random_tokens_are_measured_like_text():
+    lens = seen().lens
+    tokens = random_tokens(lens.tokenizer, sequences=N, length=T, generator=torch.Generator().manual_seed(0))
+    assert measured("sink_rate", seen().on(tokens)).number == pytest.approx(0.4)
+
+
+def test_what_a_model_lacks_is_said():
+    with pytest.raises(InputError, match="there is no quantity 'sinks'"):
+        measured("sinks", seen())
+    with pytest.raises(InputError, match="needs dimension"):
+        measured("dimension_value", seen())
+    with pytest.raises(AbsentError, match="no dimension 48, but 0 to 47"):
+        measured("dimension_value", seen(), {"dimension": 48})
+    with pytest.raises(AbsentError, match="no outlier dimension"):
+        measured("outlier_layers", seen("random"))

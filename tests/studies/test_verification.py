@@ -1,0 +1,199 @@
+"""Published facts: the files are sound, corrupted facts are found, and no text raises a false alarm."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from sink_lens.data.tokens import from_tensor
+from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.models.zoo import build
+from sink_lens.records import read_run
+from sink_lens.studies import verify
+from sink_lens.studies.facts import FACTS_SCHEMA, REFERENCES, Fact, facts_of, is_about, read_facts
+from sink_lens.studies.observed import Observed
+from sink_lens.studies.quantities import QUANTITIES, Value, measured
+
+ZOO = ("bos_neuron", "two_dimensions", "variance", "spike", "untrained")
+NUMBERS = ("sink_rate", "first_token_share", "max_activation", "norm_ratio", "kurtosis", "dominance_ratio")
+SETS = ("sink_positions", "outlier_dimensions", "super_weights", "writing_neurons", "outlier_layers")
+
+
+def drawn(zoo, seed):
+    return from_tensor(zoo.draw(8, length=32, generator=torch.Generator().manual_seed(seed)))
+
+
+def facts_about(name, seen):
+    """Facts of a model that we made: its numbers and sets as they are measured on one text."""
+    rows = []
+    for quantity in (*NUMBERS, *SETS):
+        try:
+            found = measured(quantity, seen)
+        except InputError:
+            continue
+        number = QUANTITIES[quantity].kind == "number"
+        value = found.number if number else [list(one) if isinstance(one, tuple) else one for one in found.indices]
+        tolerance = {"relative": 0.1, "absolute": 0.02} if number else {"exact": True}
+        if QUANTITIES[quantity].kind == "range":
+            tolerance = {"absolute": 0}
+        rows.append(
+            {"id": f"{name}-{quantity}", "model": name, "quantity": quantity, "value": value, "tolerance": tolerance}
+        )
+    return rows
+
+
+def corrupted(row):
+    value = row["value"]
+    if not isinstance(value, list):
+        wrong = value * 2 + 0.5
+    elif not value:
+        wrong = [[7, 7, 7]] if row["quantity"] == "super_weights" else [7]
+    else:
+        wrong = [[one[0], *(n + 1 for n in one[1:])] if isinstance(one, list) else one + 1 for one in value]
+    return row | {"value": wrong, "id": f"{row['id']}-wrong"}
+
+
+def written(path, rows):
+    path.write_text(json.dumps({"schema": FACTS_SCHEMA, "facts": rows}))
+    return str(path)
+
+
+def test_the_facts_of_the_package_are_sound_and_many():
+    facts = read_facts()
+    comparable = [fact for fact in facts if fact.quantity is not None]
+    assert len(comparable) >= 60
+    assert len({fact.quantity for fact in comparable}) >= 20
+    assert all(fact.source for fact in facts)
+    assert all(fact.not_comparable for fact in facts if fact.quantity is None)
+    assert {"bos", "dtype", "text", "length"} <= {name for fact in facts for name in fact.condition}
+    rows = {fact.id: fact for fact in facts}
+    assert rows["c32"].value == [[1, 2533, 7890]]
+    assert rows["a6-zero"].value == 26_233_860
+    assert rows["b24"].value == 0.677
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_corrupted_fact_is_found_and_no_text_raises_a_false_alarm(name, tmp_path):
+    zoo = build(name)
+    lens = wrap(zoo.model, name=name)
+    rows = facts_about(name, Observed(lens, drawn(zoo, 0)))
+    assert len(rows) >= 8
+    facts = written(tmp_path / "facts.json", rows)
+    wrong = written(tmp_path / "wrong.json", [corrupted(row) for row in rows])
+    for seed in range(1, 6):
+        study = verify(
+            lens, tokens=drawn(zoo, seed), facts=(facts, wrong), out=tmp_path / "run", overwrite=True, progress=False
+        )
+        table = study.tables["facts"].set_index("id")["verdict"]
+        is_wrong = table.index.str.endswith("-wrong")
+        assert set(table[~is_wrong]) == {"agree"}, table[~is_wrong]
+        assert set(table[is_wrong]) == {"disagree"}, table[is_wrong]
+
+
+def fact(quantity, value, **rest):
+    return Fact(id="f", model=("m",), quantity=quantity, value=value, **rest)
+
+
+def test_a_number_agrees_within_tolerance_and_interval():
+    wide = Value(number=1.0, low=0.8, high=1.2)
+    assert fact("loss", 1.3, tolerance={"absolute": 0.1}).agrees(wide)
+    assert not fact("loss", 1.31, tolerance={"absolute": 0.1}).agrees(wide)
+    assert fact("loss", 1.33, tolerance={"relative": 0.1}).agrees(wide)
+    assert fact("loss", 1.0).agrees(Value(number=1.1))  # 10% where no tolerance is named
+    assert not fact("loss", 1.0, tolerance={"absolute": 0.05}).agrees(Value(number=1.1))
+
+
+def test_a_set_agrees_where_all_published_members_are_found():
+    found = Value(indices=(3, 7))
+    assert fact("outlier_dimensions", [7]).agrees(found)
+    assert not fact("outlier_dimensions", [7], tolerance={"exact": True}).agrees(found)
+    assert not fact("outlier_dimensions", [7, 8]).agrees(found)
+    assert not fact("outlier_dimensions", []).agrees(found)
+    assert fact("outlier_layers", [2, 8]).agrees(Value(indices=(3, 7)))
+    assert not fact("outlier_layers", [2, 9]).agrees(Value(indices=(3, 7)))
+
+
+def test_owners_and_suffixes_do_not_make_another_model():
+    one = fact("loss", 1.0)
+    assert is_about(dataclasses.replace(one, model=("meta-llama/Llama-2-7b-hf",)), ["/data/llama-2-7B"])
+    assert not is_about(dataclasses.replace(one, model=("meta-llama/Llama-2-7b-hf",)), ["llama-2-13b"])
+
+
+CASES = {
+    "agrees": ({"quantity": "sink_rate", "value": 0.4, "condition": {"bos": "with"}}, "agree", ""),
+    "other-bos": ({"quantity": "sink_rate", "value": 0.4, "condition": {"bos": "without"}}, "disagree", ""),
+    "repeated": (
+        {"quantity": "sink_rate", "value": 0.0, "condition": {"tokens": "repeated", "bos": "without"}},
+        "agree",
+        "",
+    ),
+    "text": ({"quantity": "perplexity", "value": 3, "condition": {"text": "c4"}}, "not comparable", "--text-name c4"),
+    "dtype": (
+        {"quantity": "perplexity", "value": 3, "condition": {"dtype": "bfloat16"}},
+        "not comparable",
+        "give --dtype bfloat16",
+    ),
+    "length": ({"quantity": "loss", "value": 3, "condition": {"length": 99}}, "not comparable", "give --length 99"),
+    "none": ({"value": 3, "not_comparable": "the weights are not at hand"}, "not comparable", "not at hand"),
+    "absent": (
+        {"quantity": "dimension_value", "value": 3, "condition": {"dimension": 99}},
+        "disagree",
+        "no dimension 99",
+    ),
+}
+
+
+def test_each_fact_says_why_it_cannot_be_compared(tmp_path):
+    lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True), name="acme/planted")
+    rows = [{"id": name, "model": "Planted"} | case for name, (case, _, _) in CASES.items()]
+    facts = written(tmp_path / "f.json", rows)
+    study = verify(lens, sequences=4, length=24, facts=(facts,), out=tmp_path / "run", progress=False)
+    table = study.tables["facts"].set_index("id")
+    for name, (_, verdict, reason) in CASES.items():
+        assert table.loc[name, "verdict"] == verdict, name
+        assert reason in str(table.loc[name, "reason"]), name
+    assert study.headline.startswith(
+        "Check planted against its source: 2 of 4 comparable facts disagree: sink_rate 0.4,"
+    )
+    assert study.headline.endswith("; 4 cannot be compared.")
+    assert read_run(tmp_path / "run").missing == []
+
+
+def test_a_model_without_facts_is_told_how_to_give_them(tmp_path):
+    lens = wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True), name="mine")
+    study = verify(lens, sequences=4, length=24, out=tmp_path / "run", progress=False)
+    assert study.headline.startswith("No published fact about mine is known")
+    named = verify(lens, sequences=4, length=24, published_as="facebook/opt-125m", out=tmp_path / "as", progress=False)
+    assert set(named.tables["facts"]["quantity"]) == {"bos_attention", "largest_dimensions"}
+    assert (named.decision["disagree"], named.decision["not_comparable"]) == (1, 1)  # 40 tokens are not at hand
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"id": "x", "model": "m", "quantity": "sink_rat", "value": 1}, "did you mean sink_rate"),
+        ({"id": "x", "model": "m", "quantity": "sink_rate", "value": [1]}, "sink_rate is a number"),
+        ({"id": "x", "model": "m", "quantity": "super_weights", "value": 1}, "super_weights is a list of indices"),
+        ({"id": "x", "model": "m", "quantity": "outlier_layers", "value": [1]}, "a list of two layers"),
+        ({"id": "x", "model": "m", "quantity": "dimension_value", "value": 1}, "lacks dimension"),
+        ({"id": "x", "model": "m", "value": 1}, "names no quantity; need one, or the reason"),
+        ({"id": "x", "model": []}, "has no id or no model"),
+        ({"id": "x", "model": "m", "quantity": "loss", "value": 1, "tol": {}}, "has 'tol', which is not known"),
+    ],
+)
+def test_a_fact_that_cannot_be_used_is_refused(row, said, tmp_path):
+    with pytest.raises(InputError, match="fact 0 of") as error:
+        facts_of(written(tmp_path / "f.json", [row]))
+    assert said in str(error.value)
+
+
+def test_a_file_of_another_kind_and_an_id_twice_are_refused(tmp_path):
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(InputError, match=r'need "schema": "sink_lens\.facts/1"'):
+        facts_of(tmp_path / "x.json")
+    first = sorted(REFERENCES.glob("*.json"))[0]
+    with pytest.raises(InputError, match="two facts have the id"):
+        read_facts([first])

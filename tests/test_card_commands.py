@@ -1,0 +1,79 @@
+"""``sink-lens card``, ``verify`` and ``diff`` on a tiny model: sentence, run folder, page and one JSON object."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sink_lens import cli
+from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.records import read_run
+
+SIZE = ("--sequences", "4", "--length", "24")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "planted"
+    planted().model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
+    return folder
+
+
+def run(*arguments):
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, [*map(str, arguments)])
+
+
+@pytest.fixture(autouse=True)
+def _progress(monkeypatch):
+    monkeypatch.setenv("TQDM_DISABLE", "0")  # --quiet sets it: put back after the test
+
+
+def test_card(model, tmp_path):
+    done = run("card", model, *SIZE, "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.exception
+    lines = done.stdout.splitlines()
+    assert lines[-4].startswith("Keep the token at position 0: it is the sink of 40% [40%, 40%] of heads; ")
+    assert lines[-3:] == [
+        f"block for a model card: {tmp_path / 'run' / 'card.md'}",
+        f"report: {tmp_path / 'run' / 'report.html'}",
+        f"run: {tmp_path / 'run'}",
+    ]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "A sink at position 0, outlier dimension 29" in page
+    assert "undefined" not in done.stdout
+
+
+def test_verify_is_one_json_object_on_stdout(model, tmp_path):
+    done = run("verify", model, *SIZE, "--as", "gpt2", "--json", "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.stdout)
+    assert (found["command"], found["run"]) == ("verify", str(tmp_path / "run"))
+    assert found["agree"] + found["disagree"] + found["not_comparable"] == len(found["facts"]) > 5
+    assert found["sentence"].startswith("Check planted against its source: ")
+    assert "largest_dimensions" in done.stderr
+
+
+def test_diff_by_bos_and_quietly(model, tmp_path):
+    done = run("diff", model, "--by", "bos", *SIZE, "--quiet", "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.exception
+    assert done.stdout == f"{tmp_path / 'run'}\n"
+    assert read_run(tmp_path / "run").config["by"] == "bos"
+    assert "BOS does not matter" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("card", "--threshold", "2"), "threshold is 2.0; need a number between 0 and 1"),
+        (("verify", "--facts", "none.json"), "none.json cannot be read as facts"),
+        (("diff",), "one model was given; need a second one, or --by dtype or --by bos"),
+        (("diff", "--by", "taste"), "by is 'taste'; need one of weights, dtype, bos"),
+        (("diff", "--most-loss", "0"), "most_loss is 0.0; need nats above 0"),
+    ],
+)
+def test_bad_input_ends_with_code_2(model, arguments, text):
+    name, *rest = arguments
+    done = run(name, model, *rest, *SIZE)
+    assert done.exit_code == 2
+    assert text in done.stderr
