@@ -5,6 +5,7 @@ from pathlib import Path
 from ..report.config import TableConfig
 from .console import app, console, echo
 from .options import Answer, Quiet, configured
+>>>>>>> attack
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -34,6 +35,7 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
         return Answer(found=lambda: {"columns": known})
     columns = chosen_columns(rows, config.columns)
     answer = Answer(found=lambda: {"columns": columns, "rows": as_objects(rows, columns)})
+>>>>>>> attack
     if config.format == "terminal":
         shown = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
         for row in rows:
@@ -49,3 +51,4 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
     path.write_text(text, encoding="utf-8")
     echo(str(path) if quiet else f"table: {path}")
     return answer
+>>>>>>> attack
