@@ -5,7 +5,6 @@ from pathlib import Path
 from ..report.config import TableConfig
 from .console import app, console, echo
 from .options import Answer, Quiet, configured
->>>>>>> attack
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -35,7 +34,6 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
         return Answer(found=lambda: {"columns": known})
     columns = chosen_columns(rows, config.columns)
     answer = Answer(found=lambda: {"columns": columns, "rows": as_objects(rows, columns)})
->>>>>>> attack
     if config.format == "terminal":
         shown = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
         for row in rows:
@@ -51,4 +49,3 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
     path.write_text(text, encoding="utf-8")
     echo(str(path) if quiet else f"table: {path}")
     return answer
->>>>>>> attack
