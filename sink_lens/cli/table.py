@@ -42,7 +42,7 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
         return answer
     text = table_text(rows, columns, form=config.format)
     if config.out is None:
-        echo(text, nl=False)
+        echo(text.removesuffix("\n"))
         return answer
     path = Path(config.out)
     check_not_of_run(path, replaceable=(path.suffix,))
