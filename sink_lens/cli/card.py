@@ -1,15 +1,8 @@
 """``sink-lens card``: a model's sinks and outliers on one page, in one JSON object and as a Markdown block."""
 
-import typer
-
 from ..studies.config import CardConfig
-<<<<<<< HEAD
 from .console import app, console, echo, hush, reported
-from .options import Json, Out, Overwrite, Quiet, configured
-=======
-from .console import app, console, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured
->>>>>>> main
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -51,13 +44,6 @@ def card(
         out_to.print(f"block for a model card: {study.folder / 'card.md'}", soft_wrap=True)
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
-<<<<<<< HEAD
-    if as_json:
-        typer.echo(json.dumps({"command": study.kind, "run": str(study.folder), **study.decision}))
-    elif quiet:
-        echo(study.folder)
-=======
     else:
-        typer.echo(study.folder)
+        echo(study.folder)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})
->>>>>>> main

@@ -5,13 +5,8 @@ from pathlib import Path
 import typer
 
 from ..report.config import TableConfig
-<<<<<<< HEAD
 from .console import app, console, echo
-from .options import Json, configured
-=======
-from .console import app, console
 from .options import Answer, Quiet, configured
->>>>>>> main
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -35,23 +30,12 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
 
     rows = rows_of(config.runs)
     if config.columns == ("?",):
-<<<<<<< HEAD
-        for name in sorted({name for row in rows for name in row}):
-            echo(name)
-        return
-    columns = chosen_columns(rows, config.columns)
-    if as_json:
-        found = {"command": "table", "columns": columns, "rows": as_objects(rows, columns)}
-        typer.echo(json.dumps(strict(found)))
-        return
-=======
         known = sorted({name for row in rows for name in row})
         for name in known:
-            typer.echo(name)
+            echo(name)
         return Answer(found=lambda: {"columns": known})
     columns = chosen_columns(rows, config.columns)
     answer = Answer(found=lambda: {"columns": columns, "rows": as_objects(rows, columns)})
->>>>>>> main
     if config.format == "terminal":
         shown = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
         for row in rows:
@@ -65,9 +49,5 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
     path = Path(config.out)
     check_not_of_run(path, replaceable=(path.suffix,))
     path.write_text(text, encoding="utf-8")
-<<<<<<< HEAD
-    echo(f"table: {path}")
-=======
-    typer.echo(str(path) if quiet else f"table: {path}")
+    echo(str(path) if quiet else f"table: {path}")
     return answer
->>>>>>> main

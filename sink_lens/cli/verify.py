@@ -1,15 +1,8 @@
 """``sink-lens verify``: published facts about a model against what is measured on it."""
 
-import typer
-
 from ..studies.config import VerifyConfig
-<<<<<<< HEAD
 from .console import app, columns_of, console, echo, hush, reported
-from .options import Json, Out, Overwrite, Quiet, configured
-=======
-from .console import app, columns_of, console, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured
->>>>>>> main
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -44,14 +37,6 @@ def verify(
         out_to.print(study.headline, soft_wrap=True)
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
-<<<<<<< HEAD
-    if as_json:
-        found = {"command": study.kind, "run": str(study.folder), **study.decision}
-        typer.echo(json.dumps(strict(found)))
-    elif quiet:
-        echo(study.folder)
-=======
     else:
-        typer.echo(study.folder)
+        echo(study.folder)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})
->>>>>>> main
