@@ -203,15 +203,20 @@ def _row(
     few = setting.of_controls
     controls = setting.runs(with_loss, layers=reads, loss=True, of=few, quiet=True)
     controls += setting.runs(without, layers=reads, of=few, quiet=True)
-    masses = torch.tensor([_mass(run, one.position, reads) for run in controls])
+    # With fewer sequences, what the controls change there is added to the clean run of all.
+    clean_of_few = few.outcome
+    over = _mass(baseline, one.position, reads) - _mass(clean_of_few, one.position, reads)
+    masses = torch.tensor([_mass(run, one.position, reads) + over for run in controls])
     found = share(whole, baseline)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
     masked = setting.without_sink.loss
     assert masked is not None
     beyond = studentised((whole.loss - masked).numpy(), generator=rng)
-    shares = [share(run, few.outcome).estimate for run in controls]
-    losses = [float(run.loss.mean()) for run in controls if run.loss is not None]
+    shares = [share(run, clean_of_few).estimate for run in controls]
+    assert clean_of_few.loss is not None  # as the baseline's
+    more = float(baseline.loss.mean()) - float(clean_of_few.loss.mean())
+    losses = [float(run.loss.mean()) + more for run in controls if run.loss is not None]
     return {
         "link": link,
         "edit": one.name,
