@@ -20,6 +20,7 @@ from .link import Freeze, Intervention, Link, Trial
 SPAN, RESCALED = "span of what the makers write, mean ablated", "rescaled to the norm without that span"
 """The intervention on a direction, and its control that takes the norm away and not the direction."""
 _MOST_DIRECTIONS = 32
+_WRITES = 0.1
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -86,7 +87,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     found = []
     by_layer = {layer: dims for layer, dims in setting.location.outliers.items() if layer >= 0}
     every = sorted({one for dims in setting.location.outliers.values() for one in dims})
-    supers = {layer: mask for layer, mask in setting.super_neurons.items() if bool(mask.any())}
+    supers = _writers(setting, every)
     if supers and every:
         chosen = {layer: list(by_layer.get(layer, ())) or every for layer in supers}
 
@@ -104,6 +105,22 @@ def _interventions(trial: Trial) -> list[Intervention]:
     if by_layer:
         found.append(_dimensions(setting, {layer: list(dims) for layer, dims in by_layer.items()}, generator))
     return [*found, *direction(setting, generator=generator)]
+
+
+def _writers(setting: Setting, dimensions: Sequence[int]) -> dict[int, Tensor]:
+    """Layer -> mask of the super neurons and makers that write the dimensions.
+
+    In growth layers all do. Elsewhere a maker may make the sink through another dimension, which no control may hit: it
+    counts where a tenth of its column's energy is in these dimensions.
+    """
+    found = {}
+    for layer, mask in setting.super_neurons.items():
+        if bool(mask.any()) and layer not in setting.location.growth_layers:
+            energy = mlp_weights(setting.lens, layer=layer).w_down.float().square().cpu()
+            mask = mask & (energy[list(dimensions)].sum(0) >= _WRITES * energy.sum(0))
+        if bool(mask.any()):
+            found[layer] = mask
+    return found
 
 
 def _units(mask: Tensor) -> list[int]:
