@@ -55,6 +55,7 @@ COMMANDS = {
     "examples": "02 --to copied",
     "card": f"MODEL {RANDOM} --out card",
     "verify": f"MODEL {RANDOM} --out verify",
+    "diff": f"MODEL MODEL-1 {RANDOM} --out diff",
     "table": "trace card",
     "data list": "",
     "data show": "moby-dick",

@@ -69,7 +69,13 @@ class Question:
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
     """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """float32, bfloat16, float16 or float64. Default: float32."""
+    """float32, bfloat16, float16, float64, or auto: the checkpoint's own. Default: float32."""
+    device_map: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """auto spreads the model over GPUs, memory and disk. What is partly on disk is measured without interventions."""
+    max_memory: str | None = field(default=None, metadata={"metavar": "SIZE"})
+    """Most main memory for the weights, as 8GB, with device_map. Default: what is free."""
+    revision: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """Branch, tag or commit of a hub name."""
     seed: int = 0
     """Seed of every random choice: tokens, bootstrap, controls, random-init baseline."""
 

@@ -177,6 +177,11 @@ def trace(
     check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
+    if lens.offloaded and config.random_init:
+        raise InputError(
+            f"{lens.name} does not fit into memory, so its random-init baseline does not either; need the trace "
+            "without it: random_init=False, or --no-random-init"
+        )
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
         warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)

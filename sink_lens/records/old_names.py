@@ -94,7 +94,7 @@ class NamedTable(pd.DataFrame):
     What pandas makes of it, a selection for example, is an ordinary data frame.
     """
 
-    _metadata = ("old_columns",)
+    _metadata = ["old_columns"]  # noqa: RUF012  # pandas wants a list
     old_columns: Mapping[str, str]
 
     def __getitem__(self, key: Any) -> Any:
