@@ -1,12 +1,8 @@
 """``sink-lens card``: a model's sinks and outliers on one page, in one JSON object and as a Markdown block."""
 
-import json
-
-import typer
-
 from ..studies.config import CardConfig
-from .console import app, console, hush, reported
-from .options import Json, Out, Overwrite, Quiet, configured
+from .console import app, console, echo, hush, reported
+from .options import Answer, Out, Overwrite, Quiet, configured
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -26,8 +22,7 @@ def card(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """What must whoever adopts this model know of its sinks? Sinks, BOS, outlier dimensions and what they are worth."""
     hush(quiet)
     from rich.table import Table
@@ -37,8 +32,10 @@ def card(
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     page = reported(study.folder, quiet=True)
-    if not quiet:
-        out_to = console(stderr=as_json)
+    if quiet:
+        echo(study.folder)
+    else:
+        out_to = console()
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
@@ -49,7 +46,4 @@ def card(
         out_to.print(f"block for a model card: {study.folder / 'card.md'}", soft_wrap=True)
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps({"command": study.kind, "run": str(study.folder), **study.decision}, ensure_ascii=False))
-    elif quiet:
-        typer.echo(study.folder)
+    return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -1,12 +1,8 @@
 """``sink-lens diff``: what changed from one model to another, whether it is alarming, and the line to change."""
 
-import json
-
-import typer
-
 from ..studies.config import DiffConfig
-from .console import app, columns_of, console, hush, reported
-from .options import Json, Out, Overwrite, Quiet, configured
+from .console import app, columns_of, console, echo, hush, reported
+from .options import Answer, Out, Overwrite, Quiet, configured
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -26,17 +22,17 @@ def diff(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Did a fine-tune break the sink or lose BOS? Two models on the same tokens, paired, and a check of inputs."""
     hush(quiet)
-    from ..records.provenance import strict
     from ..studies.comparison import diff as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     page = reported(study.folder, quiet=True)
-    if not quiet:
-        out_to = console(stderr=as_json)
+    if quiet:
+        echo(study.folder)
+    else:
+        out_to = console()
         changes = study.tables["changes"]
         numbers = changes.loc[changes["unit"] != "index"]
         out_to.print(
@@ -50,8 +46,4 @@ def diff(
         out_to.print(study.headline, soft_wrap=True)
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
-    if as_json:
-        found = {"command": study.kind, "run": str(study.folder), **study.decision}
-        typer.echo(json.dumps(strict(found), ensure_ascii=False))
-    elif quiet:
-        typer.echo(study.folder)
+    return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -1,13 +1,10 @@
 """``sink-lens table``: many models in one table, from run folders alone."""
 
-import json
 from pathlib import Path
 
-import typer
-
 from ..report.config import TableConfig
-from .console import app, console
-from .options import Json, configured
+from .console import app, console, echo
+from .options import Answer, Quiet, configured
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -22,35 +19,33 @@ sink-lens table runs/card --columns ?  [dim]the columns that there are[/dim]
 
 @app.command(epilog=_EXAMPLES)
 @configured(TableConfig)
-def table(config: TableConfig, as_json: Json = False) -> None:
+def table(config: TableConfig, quiet: Quiet = False) -> Answer:
     """Put many models into one table: a row a card or trace, chosen columns; terminal, CSV, LaTeX or Markdown."""
     from rich.table import Table
 
     from ..records import check_not_of_run
-    from ..records.provenance import strict
     from ..report.models import as_objects, chosen_columns, rows_of, table_text
 
     rows = rows_of(config.runs)
     if config.columns == ("?",):
-        for name in sorted({name for row in rows for name in row}):
-            typer.echo(name)
-        return
+        names = sorted({name for row in rows for name in row})
+        for name in names:
+            echo(name)
+        return Answer(found=lambda: {"columns": names})
     columns = chosen_columns(rows, config.columns)
-    if as_json:
-        found = {"command": "table", "columns": columns, "rows": as_objects(rows, columns)}
-        typer.echo(json.dumps(strict(found), ensure_ascii=False))
-        return
+    answer = Answer(found=lambda: {"columns": columns, "rows": as_objects(rows, columns)})
     if config.format == "terminal":
         shown = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
         for row in rows:
             shown.add_row(*(row[name].shown if name in row else "" for name in columns))
         console().print(shown)
-        return
+        return answer
     text = table_text(rows, columns, form=config.format)
     if config.out is None:
-        typer.echo(text, nl=False)
-        return
+        echo(text.rstrip("\n"))
+        return answer
     path = Path(config.out)
     check_not_of_run(path, replaceable=(path.suffix,))
     path.write_text(text, encoding="utf-8")
-    typer.echo(f"table: {path}")
+    echo(str(path) if quiet else f"table: {path}")
+    return answer

@@ -1,12 +1,8 @@
 """``sink-lens verify``: published facts about a model against what is measured on it."""
 
-import json
-
-import typer
-
 from ..studies.config import VerifyConfig
-from .console import app, columns_of, console, hush, reported
-from .options import Json, Out, Overwrite, Quiet, configured
+from .console import app, columns_of, console, echo, hush, reported
+from .options import Answer, Out, Overwrite, Quiet, configured
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -26,25 +22,21 @@ def verify(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Is this the model that was published? Published facts against what is measured."""
     hush(quiet)
-    from ..records.provenance import strict
     from ..studies.verification import verify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     page = reported(study.folder, quiet=True)
-    if not quiet:
-        out_to = console(stderr=as_json)
+    if quiet:
+        echo(study.folder)
+    else:
+        out_to = console()
         table = study.tables["facts"]
         if len(table):
             out_to.print(columns_of(table, ("id", "quantity", "verdict", "published", "measured", "reason")))
         out_to.print(study.headline, soft_wrap=True)
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
-    if as_json:
-        found = {"command": study.kind, "run": str(study.folder), **study.decision}
-        typer.echo(json.dumps(strict(found), ensure_ascii=False))
-    elif quiet:
-        typer.echo(study.folder)
+    return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -120,7 +120,7 @@ def _fact(row: Any, *, where: str) -> Fact:
         lacking = [term for term in QUANTITIES[name].terms if condition.get(term) is None]
         if lacking:
             raise InputError(f"the condition of {where} lacks {', '.join(lacking)}, which {name} needs; name it")
-    given = {key: row[key] for key in _FIELDS if row.get(key) is not None}
+    given: dict[str, Any] = {key: row[key] for key in _FIELDS if row.get(key) is not None}
     return Fact(**(given | {"model": tuple(models)}))
 
 
