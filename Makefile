@@ -3,6 +3,7 @@
 # make analyses       every claim on the default model, one after another; a stopped one goes on (ARGS="--keep")
 # make analyses-tiny  the same on a planted model, in one process
 # make attack  bad input of every kind, an hour of it (SEED=1 MINUTES=30: another seed and time)
+# make wheel-check    builds the wheel and runs it in an empty environment, outside of this folder
 # make docs    builds the site, warnings are errors: build/site/index.html
 # PYTHON       the interpreter to build .venv from: 3.11, 3.12 or 3.13
 
@@ -40,6 +41,17 @@ attack: $(READY)
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q docs build/site
+
+wheel-check: $(READY)
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m pip wheel -q --no-deps -w build/wheel .
+	$(PYTHON) -m venv build/wheel/env
+	build/wheel/env/bin/python -m pip install -q -c constraints.txt build/wheel/*.whl
+	cd build/wheel && env/bin/sink-lens --version && env/bin/sink-lens examples && env/bin/sink-lens measures --quiet
+	cd build/wheel && env/bin/python -c "from sink_lens.models.tiny import planted, tiny_tokenizer as t; \
+	planted().model.save_pretrained('tiny'); t(adds_bos=True).save_pretrained('tiny')"
+	cd build/wheel && env/bin/sink-lens trace ./tiny --tokens random --sequences 2 --length 24 --no-interventions \
+	--no-random-init --json | env/bin/python -m json.tool --compact >/dev/null && echo "the wheel works"
 
 setup: $(READY)
 

@@ -35,7 +35,11 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
         hints = _hints(function)
-        for name, value in signature.bind(*args, **named).arguments.items():
+        try:
+            bound = signature.bind(*args, **named).arguments
+        except TypeError:  # the function says itself what is missing, and may take names of 0.1
+            return function(*args, **named)
+        for name, value in bound.items():
             hint = hints.get(name, Any)
             kind = signature.parameters[name].kind
             several = value if kind is inspect.Parameter.VAR_POSITIONAL else (value,)
@@ -49,11 +53,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         except _UNEXPECTED as error:  # what the signature allows and the function cannot use
             if isinstance(error, RuntimeError) and (type(error) is not RuntimeError or "memory" in str(error)):
                 raise
-            given = signature.bind(*args, **named).arguments.items()
             said = (str(error).strip() or "no reason was given").splitlines()[0]
             raise InputError(
                 f"{function.__name__} cannot use what it was given ({type(error).__name__}: {said[:200]}); found "
-                f"{', '.join(f'{name} = {shown(value)}' for name, value in given) or 'nothing'}; need what "
+                f"{', '.join(f'{name} = {shown(value)}' for name, value in bound.items()) or 'nothing'}; need what "
                 f"help({function.__module__}.{function.__name__}) says"
             ) from error
 
@@ -99,10 +102,15 @@ def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
         return isinstance(value, Mapping) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in items)
     if not issubclass(origin, Iterable):
         return isinstance(value, origin)
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        return False
+    if isinstance(value, Mapping) and issubclass(origin, Sequence | Set):
         return False
     if not isinstance(value, Sequence | Set) or not inner:
-        return True  # an array, or what can be gone over once only
+        kind = getattr(getattr(value, "dtype", None), "kind", "" if hasattr(value, "dtype") else "U")
+        return (
+            not inner or inner[0] is not str or kind in ("U", "O", "T")
+        )  # an array, or what can be gone over once only
     if origin is tuple and inner[-1] is not ...:
         return len(value) == len(inner) and all(fits(one, of) for one, of in zip(value, inner, strict=True))
     return len(value) > _MOST_ITEMS or all(fits(one, inner[0]) for one in value)
@@ -135,5 +143,5 @@ def needed(hint: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"a table of {needed(inner[0])} to {needed(inner[1])}"
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        return f"a list of {needed(inner[0])}" if inner else "a list"
+        return f"a list, each {needed(inner[0])}" if inner else "a list"
     return f"a {hint.__name__}" if isinstance(hint, type) else str(hint).replace("typing.", "")

@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from .errors import InputError
 from .renamed import current_fields
-from .text import ranges
+from .text import ranges, visible
 
 C = TypeVar("C")
 _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -127,7 +127,7 @@ def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any
         if isinstance(value, str):
             return _written(value, item, field.metadata.get("written", ""), name=name)
         if not isinstance(value, Iterable):
-            raise InputError(f"{name} is {_shown(value)}; need a list")
+            raise InputError(f"{name} is {visible(repr(value), limit=200)}; need a list")
         return tuple(_single(name, one, item) for one in value)
     return _single(name, value, kind)
 
@@ -155,7 +155,9 @@ def check_choices(config: Any) -> None:
         if choices is not None and value is not None:
             for one in value if isinstance(value, tuple) else (value,):
                 if one not in choices:
-                    raise InputError(f"{field.name} is {_shown(one)}; need one of {', '.join(choices)}")
+                    raise InputError(
+                        f"{field.name} is {visible(repr(one), limit=200)}; need one of {', '.join(choices)}"
+                    )
 
 
 def check_most(config: Any, most: float, *names: str) -> None:
@@ -203,14 +205,8 @@ def _single(name: str, value: Any, kind: Any) -> Any:
     if kind is float and isinstance(value, Real) and not truth and math.isfinite(value):
         return float(value)
     if kind in _NEEDS and not (kind in (bool, str) and isinstance(value, kind)):
-        raise InputError(f"{name} is {_shown(value)}; need {_NEEDS[kind]}")
+        raise InputError(f"{name} is {visible(repr(value), limit=200)}; need {_NEEDS[kind]}")
     return value
-
-
-def _shown(value: Any) -> str:
-    """A value in one line of an error."""
-    text = " ".join(repr(value).split())
-    return text if len(text) < 200 else f"{text[:200]}..."
 
 
 def field_docs(kind: type) -> dict[str, str]:

@@ -357,9 +357,11 @@ _TRACE = (
         "one neuron of a growth layer at one sink position; numbers are means over sequences",
         """
         layer: int, index. Layer.
-        neuron: int, index. Neuron of the layer's MLP.
+        neuron: int, index. Neuron of the layer's MLP; in a mixture of experts counted over all of its experts.
+        expert?: int, index. The neuron's expert, in a mixture of experts.
         sink_position: int, index. Sink position.
-        activation: float, stream. Activation at the position, as the down-projection reads it.
+        activation: float, stream. Activation at the position, as the down-projection reads it; that of an expert times
+            the router's weight.
         spike_ratio: float, 1. Mean magnitude of the activation at the sink position over its mean magnitude at
             positions without a sink; infinite for a neuron that is silent elsewhere, nan for an always silent neuron.
         contribution: float, stream. Amount that the neuron adds to the step's outlier dimension at the position.
@@ -373,6 +375,21 @@ _TRACE = (
             for a constant column.
         top_dimension: int, index. Dimension that the neuron's down-projection column writes to most strongly.
         is_super: bool, yes or no. Whether the neuron is a super neuron at any of the sink positions.
+        """,
+    ),
+    _table(
+        "experts",
+        "one expert of a growth layer at one sink position, in a mixture of experts; numbers are means over sequences",
+        """
+        layer: int, index. Layer.
+        expert: int, index. Routed expert.
+        sink_position: int, index. Sink position.
+        routed_share: float, share. Share of the sequences whose token at the position is sent to the expert.
+        contribution: float, stream. Amount that its neurons add to the step's outlier dimension at the position.
+        contribution_share: float, share. contribution over the layer's change of the outlier dimension, a ratio of
+            means; nan if the dimension does not change.
+        outlier_dimension: int, index. The growth step's outlier dimension.
+        is_super: bool, yes or no. Whether it makes at least the share of the change that makes a neuron a super neuron.
         """,
     ),
     _table(
@@ -602,7 +619,8 @@ _TRACE = (
         beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
         uniform_loss_nats: float, nats. Loss of guessing every token alike.
         n: int, count. Sequences that the numbers are averaged over.
-        control_n: int, count. Of these, the sequences on which the controls are made; 0 without controls.
+        control_n: int, count. How many of these the controls are made on; 0 without controls. Attention and loss of
+            controls are what they change on these, added to the run without them on all.
         """,
         when="with interventions",
     ),
@@ -629,7 +647,8 @@ _TRACE = (
         n_controls: int, count. Number of random controls.
         size: int, count. Numbers per token that are frozen.
         n: int, count. Sequences that the numbers are averaged over.
-        control_n: int, count. Of these, the sequences on which the controls are made; 0 without controls.
+        control_n: int, count. How many of these the controls are made on; 0 without controls. Attention and loss of
+            controls are what they change on these, added to the run without them on all.
         """,
         when="with interventions",
     ),

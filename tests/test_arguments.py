@@ -1,7 +1,7 @@
 """Arguments of public functions: what a signature does not allow is refused with what was found and needed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,8 +38,13 @@ def gini(rows):
         ("a", Literal["a", "b"], True),
         (1, Literal[True], False),
         ((1, 2), Sequence[int], True),
+        ({1: 2}, Sequence[int], False),
+        ({1: 2}, Iterable[int], True),
         (torch.tensor([1, 2]), Sequence[int], True),
         ("12", Sequence[int], False),
+        (torch.tensor([1, 2]), Sequence[str], False),
+        (np.array([1, 2]), Sequence[str], False),
+        (np.array(["a"]), Sequence[str], True),
         ([1, "2"], Sequence[int], False),
         ([1, 2], tuple[int, int], True),
         ([1, 2, 3], tuple[int, int], False),
@@ -95,7 +100,7 @@ def test_what_a_function_itself_raises_passes():
 
 
 def test_an_argument_that_is_missing_is_a_type_error():
-    with pytest.raises(TypeError, match="missing a required argument"):
+    with pytest.raises(TypeError, match="missing"):
         sink_lens.measures.gini()
 
 

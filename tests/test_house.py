@@ -277,3 +277,31 @@ def test_forwards_under_edits_are_run_in_the_engine_alone():
     }
     assert {one for one in found if not one.startswith("engine/")} == set(RUNS_HOOKS)
     assert "engine/forward.py" in found
+
+
+def sentences_that_open_with_of(text):
+    """Sentences of prose that open with "Of", which hides their noun; "Of" within a title is none."""
+    return re.findall(r"(?:^|[.!?]\s+)Of [^.]{0,60}", text)
+
+
+def docstrings():
+    """Every docstring of the package: of modules, classes, functions, and under fields."""
+    for path in sorted((ROOT / "sink_lens").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                yield path, node.value.value.strip()
+
+
+def test_no_docstring_and_no_sentence_of_one_opens_with_of():
+    found = [(path.name, one) for path, text in docstrings() for one in sentences_that_open_with_of(text)]
+    assert found == []
+
+
+def test_no_sentence_of_the_documentation_opens_with_of():
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        if "api" not in page.parts:
+            assert sentences_that_open_with_of(page.read_text(encoding="utf-8")) == [], page.name

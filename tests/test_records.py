@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import RunError
-from sink_lens.records import RUN_FILE, compare_runs, create_run, read_run, versions
+from sink_lens.records import RUN_FILE, add_to_run, compare_runs, create_run, read_run, versions
 
 CONFIG = {"sequences": 32, "threshold": 0.3}
 PROVENANCE = {
@@ -387,6 +387,10 @@ def test_an_interrupt_says_where_the_finished_part_is(tmp_path):
     with pytest.raises(KeyboardInterrupt) as some, start(tmp_path / "some") as writer:
         writer.write_table("heads", HEADS)
         raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt) as added, add_to_run(finished(tmp_path / "old").folder) as writer:
+        writer.write_table("more", HEADS)
+        raise KeyboardInterrupt
+    assert "what is finished is in" in added.value.__notes__[0]
     assert not hasattr(nothing.value, "__notes__")
     assert some.value.__notes__ == [f"what is finished is in {tmp_path / 'some'}; the same command goes on from there"]
 
@@ -460,3 +464,17 @@ def test_versions_name_what_decides_numbers():
     found = versions()
     assert set(found) == {"python", "torch", "transformers", "transformer-lens", "sink-lens"}
     assert found["torch"]
+
+
+def test_an_old_column_asked_of_a_new_table_is_refused_with_its_new_name(tmp_path):
+    heads = pd.DataFrame({"layer": [0], "head": [0], "sink_position": [0], "sink_score": [0.5]})
+    with create_run(tmp_path / "run", kind="trace", config={}, provenance={}, expects=("heads",)) as writer:
+        writer.write_table("heads", heads)
+    table = read_run(tmp_path / "run").tables["heads"]
+    for asked in ("position", ["layer", "position"]):
+        with pytest.raises(KeyError, match=r"the column 'position' of 0\.1 is now 'sink_position'"):
+            table[asked]
+    with pytest.raises(KeyError, match="nothing"):
+        table["nothing"]
+    assert type(table[["layer", "head"]]) is pd.DataFrame
+    assert table["sink_position"].tolist() == [0]

@@ -177,7 +177,7 @@ def estimate_bytes(
         "batch position d_model": kept * lens.d_model,
         "batch position head d_head": kept * lens.n_heads * lens.d_head,
         "batch position kv_head d_head": kept * lens.n_kv_heads * lens.d_head,
-        "batch position d_mlp": kept * (lens.d_mlp or 0),
+        "batch position d_mlp": kept * lens.d_mlp,
         "batch head query key": lens.n_heads * kept * length,
     }
     numbers = sum(sizes[SITES[name].axes] * (len(layers) if SITES[name].per_layer else 1) for name in sites)

@@ -24,8 +24,12 @@ from .setting import segments, why_no_interventions
 _SAMPLE_TOKENS = 512
 _LONGEST_SAMPLE = 2048
 _BYTES_A_NEURON_ROW = 64
-_PASSES_OF_LINKS, _PASSES_A_STEP = 50, 25
-"""Whole passes of the bridge: for interventions, the curve and the placement, and for a step's mediation."""
+_PASSES_OF_LINKS, _PASSES_A_STEP = 30, 4
+"""Whole passes over the interventions' sequences: for links, curve and placement, and for a step's mediation."""
+_PASSES_OF_SETS, _PASSES_A_CONTROL, _CONTROLS_A_STEP = 20, 5, 15
+"""The same over the controls' sequences: for random sets, for each draw of all links, and for a step's mediation."""
+_PASSES_OF_MAKERS = 45
+"""The same over the sequences on which makers are chosen."""
 _NOT_INCLUDED = (
     "Not included: converting a GGUF file on first use, a second measuring pass where the first was aimed wrong, the "
     "bootstrap, the tables and the report (seconds), and the memory of a forward pass itself. Times are scaled by "
@@ -121,7 +125,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     widths = {"z": lens.n_heads * lens.d_head}
     moments = sum(2 * 8 * len(panel.positions) * widths.get(site, lens.d_model) for site in SITES_BY_POSITION)
     patterns = lens.n_layers * lens.n_heads * min(64, batch.n_positions) ** 2
-    neurons = len(aim.growth_layers) * (lens.d_mlp or 0) * len(aim.sink_positions) * _BYTES_A_NEURON_ROW
+    neurons = len(aim.growth_layers) * lens.d_mlp * len(aim.sink_positions) * _BYTES_A_NEURON_ROW
     return TraceCost(
         passes=tuple(passes),
         bytes_weights=weights * (2 if config.random_init else 1),
@@ -132,13 +136,17 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
 
 
 def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config: TraceConfig) -> Pass:
-    """The passes of the bridge that the interventions take, as whole ones: many begin late or end early."""
+    """The passes that the interventions take, as whole ones: many begin late, or end early."""
     few = shortened(
         batch, sequences=config.intervention_sequences, length=aim.sink_position + config.intervention_length
     )
     one = seconds_of(lambda: run_with(lens, few), device=lens.device)
-    number = _PASSES_OF_LINKS + _PASSES_A_STEP * len(segments(aim, n_layers=lens.n_layers))
-    return Pass(name="interventions", tokens=int(number * few.tokens.numel()), seconds=number * one)
+    steps = len(segments(aim, n_layers=lens.n_layers))
+    number = few.n_sequences * (_PASSES_OF_LINKS + _PASSES_A_STEP * steps)
+    of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * steps
+    number += min(config.control_sequences, few.n_sequences) * of_controls
+    number += min(config.choosing_sequences, batch.n_sequences) * _PASSES_OF_MAKERS
+    return Pass(name="interventions", tokens=number * few.n_positions, seconds=number * one / few.n_sequences)
 
 
 def _timed(

@@ -100,8 +100,6 @@ def too_short(panel: Panel) -> str:
 
 def nothing_to_split(evidence: Evidence, name: str) -> Statistic | None:
     """A statistic that says why there are no neurons to look at, or None where there are."""
-    if evidence.lens.family.down is None:
-        return undefined(name, "the neurons of a mixture of experts have no site")
     if evidence.panel.location.steps:
         return None
     short = too_short(evidence.panel)

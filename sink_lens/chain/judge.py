@@ -98,6 +98,7 @@ def answers_of(
     has_sink: bool,
     intervened: bool,
     starts: bool = True,
+    tells_sinks: bool = True,
     effect_floor: float = INTERVENTION_FLOOR,
 ) -> Answers:
     """The answers about one link; none of them depends on whether another link holds where there is a sink.
@@ -110,6 +111,7 @@ def answers_of(
         has_sink: whether there is a sink; if not, only *present* has an answer.
         intervened: whether interventions were made at all.
         starts: whether what the link starts from is there, in a model without a sink.
+        tells_sinks: whether the sequences can show a sink at all; if not, nothing is answered no.
         effect_floor: what the interval of the intervention's share must lie over.
     """
     present: Answer = _ANSWER[verdict(primary, floor=floor)]
@@ -119,6 +121,13 @@ def answers_of(
         if primary.absent:  # neurons that fire without a growth step are not looked for
             present = "undecided"
         return Answers(present=present, necessary_or_sufficient="not applicable", carries="not applicable")
+
+    if not tells_sinks:
+        return Answers(
+            present="yes" if present == "yes" else "undecided",
+            necessary_or_sufficient="undecided",
+            carries="undecided",
+        )
 
     def answer(row: Mapping[Hashable, Any] | None, least: float) -> Answer:
         if row is None:  # what is not there cannot make the sink that is
@@ -181,7 +190,7 @@ def link_table(
     own = config.own_floors
     effect_floor = own.get(EVERY_INTERVENTION, INTERVENTION_FLOOR)
     rng = np.random.default_rng(config.seed)
-    has_sink = not evidence.panel.lacks_sink
+    has_sink, told = not evidence.panel.lacks_sink, evidence.panel.tells_sinks
     rows, starts = [], True
     for link in links:
         floor = own.get(link.name, link.floor(config, length))
@@ -197,10 +206,11 @@ def link_table(
             has_sink=has_sink,
             intervened=bool(rows_of),
             starts=has_sink or starts or (link.can_start and measured_verdict == "holds"),
+            tells_sinks=told,
             effect_floor=effect_floor,
         )
         starts = answers.present == "yes"
-        decided = derived(answers) if rows_of or not has_sink else measured_verdict
+        decided = derived(answers) if rows_of or not has_sink or not told else measured_verdict
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
         criterion = _criterion(primary, floor=floor)
         common = {"verdict": decided, "measured": measured_verdict, "intervened": effect_says or "no intervention"}

@@ -427,7 +427,8 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
         if controls:
             own["control_largest"] = max(float(one["removed"]) for one in controls)  # type: ignore[arg-type]
             own["n_controls"] = len(controls)
-            own["control_loss_nats"] = float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
+            over = float(own["baseline_loss_nats"]) - float(controls[0]["baseline_loss_nats"])  # type: ignore[arg-type]
+            own["control_loss_nats"] = over + float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
         rows += [own, *controls]
     return pd.DataFrame(rows, columns=list(SET_COLUMNS))
 
@@ -438,7 +439,7 @@ def _matched(setting: Setting, parts: Sequence[Part], generator: torch.Generator
     groups: dict[tuple[str, int], list[int]] = {}
     for part in parts:
         groups.setdefault((part.kind, part.layer), []).append(part.unit)
-    sizes = {"neuron": setting.lens.d_mlp or 0, "head": setting.lens.n_heads, "key bias": setting.lens.n_kv_heads}
+    sizes = {"neuron": setting.lens.d_mlp, "head": setting.lens.n_heads, "key bias": setting.lens.n_kv_heads}
     sizes["sink logit"] = setting.lens.n_heads
     for (kind, layer), units in groups.items():
         pool = torch.tensor([unit for unit in range(sizes.get(kind, 0)) if unit not in units], dtype=torch.long)

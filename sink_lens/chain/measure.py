@@ -86,8 +86,13 @@ class Panel:
 
     @property
     def lacks_sink(self) -> bool:
-        """Whether no position was found to be a sink; sequences may be too short to tell."""
-        return not self.location.sink_found
+        """Whether no position is a sink, on sequences that are long enough to tell."""
+        return not self.location.sink_found and self.tells_sinks
+
+    @property
+    def tells_sinks(self) -> bool:
+        """Whether the sequences are long enough, and windows wide enough, for any position to have a sink score."""
+        return not bool(self["rate_by_key"][..., : self.shortest].isnan().all())
 
     def sinks(self, *, min_rate: float) -> tuple[int, ...]:
         """The sink positions of this pass, the strongest first, whether or not their columns were read."""
@@ -193,7 +198,7 @@ def measure(
         *r.state_readings(sinks, positions=positions),
         r.dominance_elsewhere(positions),
         *r.output_readings(lens, sink_positions=sinks, positions=positions),
-        *(r.neuron_readings(plan, positions=positions) if lens.family.down is not None else []),
+        *r.neuron_readings(plan, positions=positions),
         *(reading for make in own for reading in make(one)),
         r.loss_reading(lens),
     ]
@@ -240,21 +245,25 @@ def aimed(
     label: str = "measuring",
     only: frozenset[str] | None = None,
     aim: Location | None = None,
+    position: int | None = None,
 ) -> Panel:
     """Scout and measure; measure again where the pass found that it was aimed at other positions.
 
     The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and where these
     have none, position 0 is studied, whatever the scout saw. The second pass reads every sink position; a third is
     needed only where the scout took a wrong position for the strongest. ``aim`` is where to look first, instead of
-    where the scout says.
+    where the scout says. Of a ``position`` that is given no other is studied, whether it has a sink or not.
     """
 
     def measured(at: Location, label: str) -> Panel:
         plan = at.plan(lens.n_layers)
         return measure(lens, tokens, plan=plan, config=config, own=own, progress=progress, label=label, only=only)
 
-    aim = scout(lens, tokens, config=config) if aim is None else aim
+    aim = scout(lens, tokens, config=config, position=position) if aim is None else aim
     panel = measured(aim, label)
+    if position is not None:
+        again = only is None and not aims(aim, at=panel.location, n_layers=lens.n_layers)
+        return measured(panel.location, f"{label} again") if again else panel
     sinks = panel.sinks(min_rate=config.min_sink_rate)
     again = not set(sinks) <= set(panel.sink_positions)
     if not sinks and panel.sink_positions != (0,):

@@ -32,6 +32,18 @@ COLUMNS = {
 }
 """Columns of ``neurons.parquet`` and their types; ranks are missing where the MLP has no such projection."""
 
+EXPERT_COLUMNS = {
+    "layer": "int64",
+    "expert": "int64",
+    "sink_position": "int64",
+    "routed_share": "float32",
+    "contribution": "float32",
+    "contribution_share": "float32",
+    "outlier_dimension": "int64",
+    "is_super": "bool",
+}
+"""Columns of ``experts.parquet`` and their types."""
+
 _COLUMN_ENTRIES = 8
 
 _CRITERIA = (
@@ -82,7 +94,7 @@ def output_terms(
 def split_layers(
     lens: LensModel, panel: Panel, *, super_share: float, chosen: Sequence[int] | None = None
 ) -> list[LayerSplit]:
-    """The split of every growth layer at every position that was read; empty in a mixture of experts.
+    """The split of every growth layer at every position that was read.
 
     Which neurons are super neurons is decided on the ``chosen`` sequences; None is all.
     """
@@ -91,7 +103,6 @@ def split_layers(
     for layer in panel.layers("neurons_at_sinks"):
         step = panel.location.step_of(layer)
         weights = mlp_weights(lens, layer=layer)
-        assert weights is not None
         for position in panel.location.sink_positions:
             index = panel.sink_positions.index(position)
             activations = panel.at("neurons_at_sinks", layer)[:, index].to(weights.w_down.device)
@@ -126,17 +137,18 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
     for split in splits:
         layer, index = split.layer, panel.sink_positions.index(split.position)
         weights = mlp_weights(lens, layer=layer)
-        assert weights is not None
         activations = panel.at("neurons_at_sinks", layer)[:, index]
         spike = measures.spike_ratio(activations, elsewhere=panel.at("neurons_elsewhere", layer))
         n_neurons = activations.shape[1]
         up_rank = measures.norm_rank(measures.row_norms(weights.w_up)).cpu()
         gate_rank = None if weights.w_gate is None else measures.norm_rank(measures.row_norms(weights.w_gate)).cpu()
+        expert = {} if lens.d_expert is None else {"expert": np.arange(n_neurons) // lens.d_expert}
         frames.append(
             pd.DataFrame(
                 {
                     "layer": layer,
                     "neuron": range(n_neurons),
+                    **expert,
                     "sink_position": split.position,
                     "activation": activations.mean(0).numpy(),
                     "spike_ratio": spike.numpy(),
@@ -158,12 +170,39 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
     return pd.concat(frames, ignore_index=True).astype(COLUMNS)
 
 
+def expert_table(lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float) -> pd.DataFrame:
+    """One row per (layer, expert, sink position) of every growth layer of a mixture of experts."""
+    frames = []
+    for split in splits:
+        assert lens.d_expert is not None
+        index = panel.sink_positions.index(split.position)
+        by_expert = split.terms.unflatten(1, (-1, lens.d_expert)).sum(2)
+        routed = panel.at("neurons_at_sinks", split.layer)[:, index].unflatten(1, (-1, lens.d_expert)) != 0
+        share = measures.contribution_share(by_expert, change=split.change)
+        frames.append(
+            pd.DataFrame(
+                {
+                    "layer": split.layer,
+                    "expert": range(by_expert.shape[1]),
+                    "sink_position": split.position,
+                    "routed_share": routed.any(2).float().mean(0).numpy(),
+                    "contribution": by_expert.mean(0).numpy(),
+                    "contribution_share": share.numpy(),
+                    "outlier_dimension": split.step.dimension,
+                    "is_super": measures.super_neurons(share, share=super_share).numpy(),
+                }
+            )
+        )
+    if not frames:
+        return pd.DataFrame(columns=list(EXPERT_COLUMNS)).astype(EXPERT_COLUMNS)
+    return pd.concat(frames, ignore_index=True).astype(EXPERT_COLUMNS)
+
+
 def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
     """How each super neuron reads each position: cosine with its gate row, gate and up pre-activations (means)."""
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)
-        assert weights is not None
         x = panel.at("mlp_in_by_position", layer)
         for neuron in super_neurons(splits, layer=layer).nonzero().flatten().tolist():
             up_row = weights.w_up[neuron].float().cpu()
@@ -180,7 +219,6 @@ def column_table(lens: LensModel, splits: list[LayerSplit]) -> pd.DataFrame:
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)
-        assert weights is not None
         for neuron in super_neurons(splits, layer=layer).nonzero().flatten().tolist():
             column = weights.w_down[:, neuron].float().cpu()
             energy = float(column.square().sum())

@@ -63,7 +63,7 @@ def screened(setting: Setting, *, target: Target, progress: bool = False) -> pd.
         return _sink_logits(setting)
     lens = setting.lens
     stream = setting.clean("resid_pre", layers=range(lens.n_layers))
-    sites = ["z", *(["neurons"] if lens.family.down is not None else [])]
+    sites = ["z", "neurons"]
     change = {site: _changes(setting, site) for site in sites}
     middles = [(low + high) / 2 for low, high in itertools.pairwise(EDGES)]
     widths = [high - low for low, high in itertools.pairwise(EDGES)]
@@ -199,8 +199,7 @@ class _Run:
         n_points, n, _ = at_sink.shape
         leaf = at_sink.detach().clone().requires_grad_(True)
         zeros = {"z": torch.zeros(n, 1, lens.n_heads, lens.d_head, device=leaf.device, requires_grad=True)}
-        if lens.family.down is not None:
-            zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp or 0, device=leaf.device, requires_grad=True)
+        zeros["neurons"] = torch.zeros(n, 1, lens.d_mlp, device=leaf.device, requires_grad=True)
         cells = range(n_points)
         visits = {
             (site, layer): Visit(edits=[(cell, partial(_added, zero=zero)) for cell in cells])
@@ -304,8 +303,6 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
         if lens.family.attn_post_norm is None:
             effects.add("head", layer, written.abs().max(-1).values * lens.family.residual_multiplier)
         weights = mlp_weights(lens, layer=layer)
-        if weights is None:
-            continue
         active = setting.clean("neurons", layers=[layer])[layer]
         mean = setting.mean_of_others(active)[:, 0].float().to(weights.w_down.device)
         active = active[:, position].float().to(weights.w_down.device)

@@ -20,6 +20,7 @@ from ..schema import ANOTHER_PATH, NORM_ALONE, QUESTIONS
 from ..stats import Interval, interval, studentised
 from ..text import interval as interval_text
 from ..text import number, percent, words
+from .at_token import Occurrences
 from .config import TraceConfig
 from .links import LINKS
 from .locate import Location, onset_layer, slow_growth
@@ -44,7 +45,12 @@ _KINDS = {
 
 
 def summary_table(
-    panel: Panel, frames: Mapping[str, pd.DataFrame], *, config: TraceConfig, aligned: bool = False
+    panel: Panel,
+    frames: Mapping[str, pd.DataFrame],
+    *,
+    config: TraceConfig,
+    aligned: bool = False,
+    there: Occurrences | None = None,
 ) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
     location, rng = panel.location, np.random.default_rng(config.seed)
@@ -65,6 +71,9 @@ def summary_table(
     if aligned:
         note = "sinks stand at another position in each sequence; each was cut so that one stands here"
         add("aligned_position", location.sink_position, "position", note)
+    if there is not None:
+        note = f"each row is one occurrence of the token; it stands {there.found} times in the sequences"
+        add("at_token", there.text, "token", note)
     if len(location.sink_positions) > 1:
         others = ", ".join(str(position) for position in location.sink_positions[1:])
         add("other_sink_positions", others, "position")
@@ -93,6 +102,10 @@ def summary_table(
     )
     supers = neurons[neurons["is_super"]]
     add("super_neurons", int(supers.groupby(["layer", "neuron"]).ngroups) if len(supers) else 0, "neurons")
+    if "experts" in frames:
+        experts = frames["experts"]
+        named = sorted(set(map(tuple, experts.loc[experts["is_super"], ["layer", "expert"]].to_numpy().tolist())))
+        add("super_experts", ", ".join(f"layer {layer} expert {expert}" for layer, expert in named), "experts")
     peak = int(layers["dominance_ratio"].argmax())
     add("dominance_ratio", float(layers["dominance_ratio"][peak]), "ratio", f"largest, after layer {peak}")
     middle = len(frames["layers"]) // 2
@@ -146,10 +159,11 @@ def _headline(
         text.append(
             f": no attention sink was found, so no link is judged; position {location.sink_position} is studied\n"
         )
-    text.append(
-        f"  sink rate at {config.threshold:g}: {float(rate['value']):.1%} of layers and heads"
-        f" ({float(rate['ci_low']):.1%} to {float(rate['ci_high']):.1%})\n"
-    )
+    if not np.isnan(float(rate["value"])):
+        text.append(
+            f"  sink rate at {config.threshold:g}: {float(rate['value']):.1%} of layers and heads"
+            f" ({float(rate['ci_low']):.1%} to {float(rate['ci_high']):.1%})\n"
+        )
     # An empty text is nan once it was written to a file and read again.
     dimensions, steps = (
         "none" if pd.isna(value) or value == "" else value
@@ -176,7 +190,9 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
     for step in _rows(frames["growth_steps"]):
         first, last = step["first_layer"], step["last_layer"]
         of_step = [r for r in supers if first <= r["layer"] <= last and r["sink_position"] == step["sink_position"]]
-        named = [f"{row['layer']}.{row['neuron']} ({row['contribution_share']:.0%})" for row in of_step[:8]]
+        named = [
+            f"{row['layer']}.{row['neuron']} ({_of_expert(row)}{row['contribution_share']:.0%})" for row in of_step[:8]
+        ]
         more = f", {len(of_step) - 8} more" if len(of_step) > 8 else ""
         table.add_row(
             _span(first, last),
@@ -185,6 +201,10 @@ def _steps(frames: Mapping[str, pd.DataFrame]) -> Table:
             ", ".join(named) + more or "none",
         )
     return table
+
+
+def _of_expert(row: Mapping[Any, Any]) -> str:
+    return f"expert {row['expert']}, " if "expert" in row else ""
 
 
 def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> RenderableType:

@@ -29,8 +29,10 @@ from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens, random_init
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
+from ..records.old_names import named
 from ..renamed import renamed_fields
 from . import summary, tables
+from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
 from .estimate import estimate
 from .evidence import gather
@@ -41,7 +43,14 @@ from .links import LINKS
 from .links.link import Link
 from .locate import Location, location_from
 from .measure import CONDITION_READINGS, MakesReadings, Panel, aimed, measure, scout, shortened
-from .neurons import column_table, criteria_agreement, neuron_table, selectivity_table, super_neurons
+from .neurons import (
+    column_table,
+    criteria_agreement,
+    expert_table,
+    neuron_table,
+    selectivity_table,
+    super_neurons,
+)
 from .setting import check_interior, why_no_interventions
 
 if TYPE_CHECKING:
@@ -70,8 +79,9 @@ FILES = (
     "summary",
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
-again, and ``location.json``; with the random-init baseline also ``twin_heads`` and ``twin_links``, with interventions
-also those of ``interventions.TABLES``."""
+again, and ``location.json``; in a mixture of experts also ``experts``, with the random-init baseline also
+``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``, and ``plan.json``: how
+their forwards were made, and how far the worst of some numbers was from the bridge's."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
@@ -141,8 +151,8 @@ def trace(
         tokens: sequences to use instead of those that the configuration describes; no other BOS condition is read then.
             A text is the configuration's field: "random".
         out: the run folder; ``runs/MODEL-DATE-TIME`` if None. An interrupted run of the same question is continued:
-            what is finished of the other condition and the baseline is not measured again. Of one that is finished and
-            lacks its page, the page is drawn.
+            what is finished of the other condition and the baseline is not measured again. Where only the page
+            is missing, it is drawn.
         overwrite: replace the run that the folder holds.
         progress: show bars.
         report: draw the report at the end.
@@ -160,11 +170,18 @@ def trace(
     lens = model if isinstance(model, LensModel) else model_of(config)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = tokens if tokens is not None else tokens_of(lens, config=config, bos=config.bos)
-    other = None if tokens is not None else other_condition(lens, batch, config=config)
+    other = None if tokens is not None or config.at is not None else other_condition(lens, batch, config=config)
+    there = None if config.at is None else at_token(lens, batch, config=config)
+    batch = batch if there is None else there.tokens
     check_tokens(lens, batch)
     check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
+    if lens.offloaded and config.random_init:
+        raise InputError(
+            f"{lens.name} does not fit into memory, so its random-init baseline does not either; need the trace "
+            "without it: random_init=False, or --no-random-init"
+        )
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
         warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
@@ -174,8 +191,11 @@ def trace(
             folder,
             kind="trace",
             config=dataclasses.asdict(config),
-            provenance=provenance(lens, batch, config=config, kernel=kernel) | {"links": [link.name for link in links]},
+            provenance=provenance(lens, batch, config=config, kernel=kernel)
+            | {"links": [link.name for link in links]}
+            | ({} if there is None else {"at": {"ids": list(there.ids), "token": there.text, "found": there.found}}),
             expects=FILES
+            + (("experts",) if lens.d_expert is not None else ())
             + (("twin_heads", "twin_links") if config.random_init else ())
             + (tuple(TABLES) if config.interventions else ()),
             overwrite=overwrite,
@@ -186,9 +206,12 @@ def trace(
         result = _finished(folder, config=config)
     else:
         with writer:
-            frames, panel = _run(lens, batch, config=config, writer=writer, progress=progress, other=other, links=links)
+            frames, panel = _run(
+                lens, batch, config=config, writer=writer, progress=progress, other=other, links=links, there=there
+            )
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
-        result = Trace(folder=folder, config=config, location=panel.location, tables=frames)
+        shown = {name: named(frame, kind="trace", name=name) for name, frame in frames.items()}
+        result = Trace(folder=folder, config=config, location=panel.location, tables=shown)
     if report:
         result.report()
     return result
@@ -220,6 +243,7 @@ def _run(
     progress: bool,
     other: TokenBatch | None,
     links: Sequence[Link],
+    there: Occurrences | None,
 ) -> tuple[dict[str, pd.DataFrame], Panel]:
     frames: dict[str, pd.DataFrame] = {}
     own = [link.readings for link in links]
@@ -236,9 +260,10 @@ def _run(
         return frames[name]
 
     keep("chain", chain_table(links))
-    panel = aimed(lens, batch, config=config, own=own, progress=progress)
+    given = None if there is None else there.position
+    panel = aimed(lens, batch, config=config, own=own, progress=progress, position=given)
     at = {"position": panel.location.sink_position, "min_sink_rate": config.min_sink_rate}
-    moved = aligned(batch, panel["rate_by_key"], **at)
+    moved = aligned(batch, panel["rate_by_key"], **at) if there is None else None
     if moved is not None:
         batch, other = moved, None
         panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
@@ -253,6 +278,8 @@ def _run(
     keep("writing", tables.writing_table(panel))
     keep("growth_steps", tables.step_table(panel, errors))
     keep("neurons", neuron_table(lens, panel, evidence.splits))
+    if lens.d_expert is not None:
+        keep("experts", expert_table(lens, panel, evidence.splits, super_share=config.super_share))
     keep("selectivity", selectivity_table(lens, panel, evidence.splits))
     keep("columns", column_table(lens, evidence.splits))
     keep("criteria", criteria_agreement(frames["neurons"]))
@@ -273,13 +300,14 @@ def _run(
             config=config,
             once=once,
             keep_means=lambda means: writer.write_tensors("centring_means", _arrays(means)),
+            keep_plan=lambda plan, deviation: writer.write_text("plan.json", plan.as_json(deviation=deviation)),
             lacks_sink=panel.lacks_sink,
             links=links,
             progress=progress,
         )
     nulls = {"random_init": frames.get("twin_links"), "effects": frames.get("effects")}
     keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    frames["summary"] = summary.summary_table(panel, frames, config=config, aligned=moved is not None)
+    frames["summary"] = summary.summary_table(panel, frames, config=config, aligned=moved is not None, there=there)
     writer.write_csv("summary", frames["summary"])
     return frames, panel
 

@@ -32,9 +32,7 @@ def card(
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     page = reported(study.folder, quiet=True)
-    if quiet:
-        echo(study.folder)
-    else:
+    if not quiet:
         out_to = console()
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True)
@@ -46,4 +44,6 @@ def card(
         out_to.print(f"block for a model card: {study.folder / 'card.md'}", soft_wrap=True)
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
+    else:
+        echo(study.folder)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -116,7 +116,8 @@ class Typer(typer.Typer):
 
     def command(self, name: str | None = None, **given: Any) -> Any:
         """Put a command on the app, as typer does."""
-        return super().command(name, **{"cls": Command} | given)
+        named: dict[str, Any] = {"cls": Command} | given
+        return super().command(name, **named)
 
 
 app = Typer(
@@ -182,9 +183,9 @@ def say(word: str, text: str) -> None:
     console(stderr=True).print(Text.assemble((word, style), f": {line}"), soft_wrap=True)
 
 
-def echo(text: object) -> None:
+def echo(text: object, *, nl: bool = True) -> None:
     """A plain line on stdout."""
-    typer.echo(for_terminal(str(text)))
+    typer.echo(for_terminal(str(text)), nl=nl)
 
 
 def console(*, stderr: bool = False) -> "Console":

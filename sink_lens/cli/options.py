@@ -69,7 +69,6 @@ def configured(
         docs = field_docs(kind)
         shown = [_parameter(field, docs.get(name, "")) for name, field in known.items()]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        own_json = any(one.name == "as_json" for one in own)  # prints it itself
 
         def answer(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
             asked = {name: given.pop(name) for name in known}
@@ -97,7 +96,7 @@ def configured(
 
         @functools.wraps(command)
         def run(*, ctx: typer.Context, **given: Any) -> None:
-            as_json = False if own_json else bool(given.pop("as_json"))
+            as_json = bool(given.pop("as_json"))
             answering(ctx, functools.partial(answer, ctx, given), as_json=as_json)
 
         first = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -106,7 +105,7 @@ def configured(
         by_file = [file, pairs] if "file" in [one.name for one in own] else [file]
         last = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, annotation=Json, default=False)
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        signature = inspect.Signature([first, *shown, *by_file, *own, *([] if own_json else [last])])
+        signature = inspect.Signature([first, *shown, *by_file, *own, last])
         del run.__wrapped__  # typer reads the signature below, not that of the command
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
@@ -152,7 +151,7 @@ def rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 def _print(found: Mapping[str, Any], *, file: Any) -> None:
     from ..records.provenance import strict
 
-    typer.echo(json.dumps(strict(found), ensure_ascii=False, allow_nan=False), file=file)
+    typer.echo(json.dumps(strict(found), allow_nan=False), file=file)
 
 
 def built(

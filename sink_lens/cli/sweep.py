@@ -144,7 +144,7 @@ def _show(result: "SweepResult", *, quiet: bool) -> Callable[[], Mapping[str, An
         metrics = dict.fromkeys(map(str, result.frame["metric"]))
         strongest = {metric: rows(result.top(_SHOWN, metric=metric)) for metric in metrics}
         said = {"run": result.folder, "report": page, "sentence": result.headline, "failed": len(result.failed)}
-        return {**said, "cells": int(result.frame["cell"].nunique()), "strongest": strongest}
+        return {**said, "cells": len(result.frame["cell"].unique()), "strongest": strongest}
 
     return found
 

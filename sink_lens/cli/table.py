@@ -28,10 +28,10 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
 
     rows = rows_of(config.runs)
     if config.columns == ("?",):
-        names = sorted({name for row in rows for name in row})
-        for name in names:
+        known = sorted({name for row in rows for name in row})
+        for name in known:
             echo(name)
-        return Answer(found=lambda: {"columns": names})
+        return Answer(found=lambda: {"columns": known})
     columns = chosen_columns(rows, config.columns)
     answer = Answer(found=lambda: {"columns": columns, "rows": as_objects(rows, columns)})
     if config.format == "terminal":
@@ -42,7 +42,7 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
         return answer
     text = table_text(rows, columns, form=config.format)
     if config.out is None:
-        echo(text.rstrip("\n"))
+        echo(text.removesuffix("\n"))
         return answer
     path = Path(config.out)
     check_not_of_run(path, replaceable=(path.suffix,))

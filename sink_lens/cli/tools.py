@@ -1,11 +1,12 @@
-"""``sink-lens report``, ``cache`` and ``measures``."""
+"""``sink-lens report``, ``cache``, ``examples`` and ``measures``."""
 
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..data.config import CacheConfig
+from ..data.config import CacheConfig, ExamplesConfig
 from ..errors import InputError
 from ..report.config import ReportConfig
 from .console import app, console, echo, say, shown_size
@@ -98,6 +99,60 @@ def cache(
     if not quiet:
         echo(f"freed {shown_size(freed)}")
     return Answer(found=lambda: {**found, "freed_bytes": freed})
+
+
+_EXAMPLES_EXAMPLES = """\
+[bold]Examples[/bold]
+
+sink-lens examples  [dim]what there is[/dim]
+
+sink-lens examples 02 05 --to scripts/  [dim]copy two of them[/dim]
+"""
+
+
+@app.command(epilog=_EXAMPLES_EXAMPLES)
+@configured(ExamplesConfig)
+def examples(config: ExamplesConfig, quiet: Quiet = False) -> Answer:
+    """List the example scripts, or copy some of them to be changed."""
+    import shutil
+
+    files = example_files()
+    if not config.names:
+        for file in files:
+            typer.echo(file.name)
+            if not quiet:
+                typer.echo(
+                    "\n".join(textwrap.wrap(_first_line(file), 76, initial_indent="    ", subsequent_indent="    "))
+                )
+        return Answer(found=lambda: {"examples": [{"name": one.name, "about": _first_line(one)} for one in files]})
+    chosen = [file for file in files if file.name.startswith(config.names)]
+    for name in config.names:
+        if not any(file.name.startswith(name) for file in files):
+            known = ", ".join(file.stem for file in files)
+            raise InputError(f"there is no example {name!r}; need a name, or how it begins, of {known}")
+    folder = Path(config.to)
+    there = [folder / file.name for file in chosen if (folder / file.name).exists()]
+    if there:
+        raise InputError(f"{there[0]} exists; need a folder without it. Choose another with --to")
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = [Path(shutil.copyfile(file, folder / file.name)) for file in chosen]
+    for copy in copies:
+        typer.echo(str(copy))
+    return Answer(found=lambda: {"copied": copies})
+
+
+def example_files() -> list[Path]:
+    """The examples: in the installed package, or beside it in the repository."""
+    package = Path(__file__).parents[1]
+    folder = next(one for one in (package / "examples", package.parent / "examples") if one.is_dir())
+    return sorted(file for file in folder.iterdir() if file.suffix in (".py", ".ipynb"))
+
+
+def _first_line(file: Path) -> str:
+    """What an example says of itself in its first line."""
+    if file.suffix != ".py":
+        return "a notebook from loading to the circuit, with its outputs"
+    return file.read_text(encoding="utf-8").partition("\n")[0].strip('"')
 
 
 @app.command()

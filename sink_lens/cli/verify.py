@@ -29,9 +29,7 @@ def verify(
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     page = reported(study.folder, quiet=True)
-    if quiet:
-        echo(study.folder)
-    else:
+    if not quiet:
         out_to = console()
         table = study.tables["facts"]
         if len(table):
@@ -39,4 +37,6 @@ def verify(
         out_to.print(study.headline, soft_wrap=True)
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
+    else:
+        echo(study.folder)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -1,4 +1,4 @@
-"""What ``data`` and ``cache`` are asked: one frozen record each."""
+"""What ``data``, ``cache`` and ``examples`` are asked: one frozen record each."""
 
 from dataclasses import dataclass, field
 
@@ -23,3 +23,13 @@ class CacheConfig:
     """Only this entry, or entries of this kind, as shown."""
     clear: bool = False
     """Remove it; what is needed is made again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExamplesConfig:
+    """Which example scripts are copied, and where to."""
+
+    names: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "NAME"})
+    """Names or beginnings of names, as 02. Default: list all."""
+    to: str = field(default=".", metadata={"metavar": "DIR"})
+    """Folder into which those that are named are copied."""

@@ -11,6 +11,7 @@ import torch
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
+from sink_lens.arguments import checked
 from sink_lens.data.batch import TokenBatch, decode_tokens, from_tensor
 from sink_lens.data.bos import (
     BOS_CONDITIONS,
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 
+@checked
 def from_text(
     text: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -72,6 +74,7 @@ def from_text(
     return _full(tokens, source=f"text:{name}", first=first, bos_condition=bos)
 
 
+@checked
 def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto") -> TokenBatch:
     """Make one sequence per prompt, padded on the right with the pad token, else EOS, else 0.
 
@@ -79,8 +82,6 @@ def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
         InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
             or begins with BOS itself.
     """
-    if isinstance(prompts, str):
-        raise InputError("prompts is one string; need a list of them. Put it into a list.")
     if not prompts:
         raise InputError("there is no prompt; need at least one. Give one.")
     first = first_ids(tokenizer, bos)
@@ -109,6 +110,7 @@ def from_prompts(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
     )
 
 
+@checked
 def random_tokens(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
@@ -134,6 +136,7 @@ def random_tokens(
     return _drawn(tokenizer, sequences, length, generator, bos, vocab_size, source="random")
 
 
+@checked
 def repeated_tokens(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
@@ -150,6 +153,7 @@ def repeated_tokens(
     return _drawn(tokenizer, sequences, length, generator, bos, vocab_size, source="repeated")
 
 
+@checked
 def from_dataset(
     dataset: Iterable[Any],
     tokenizer: PreTrainedTokenizerBase,

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..errors import InputError
+from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
-from ..models.sites import site_of
 from .constructors import in_range
 
 Units = Mapping[int, Sequence[int]]
@@ -40,7 +39,11 @@ def bake(
         SiteError: the model is a mixture of experts, whose neurons have no down-projection of their own.
     """
     lens = as_lens(lens)
-    site_of("neurons", family=lens.family)
+    if lens.family.experts is not None:
+        raise SiteError(
+            f"{lens.family.architecture} is a mixture of experts, whose neurons have no down-projection of their own; "
+            "need a dense model"
+        )
     given: list[Mapping[int, Sequence[Any]]] = [part or {} for part in (neurons, dimensions, entries)]
     if not any(units for part in given for units in part.values()):
         raise InputError("nothing was given to bake; need neurons, dimensions or entries of some layer")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
-from ..models.sites import SITES, site_of
+from ..models.sites import SITES
 from ..models.weights import mlp_weights
 from ..renamed import renamed_names
 
@@ -213,13 +213,10 @@ def scalar(
 
     Raises:
         InputError: no neuron or dimension is given, one is given twice, or one does not exist.
-        SiteError: the model is a mixture of experts, whose neurons have no site.
     """
     lens = as_lens(lens)
-    site_of("neurons", family=lens.family)
     weights = mlp_weights(lens, layer=in_range("layer", layer, lens.n_layers))
-    assert weights is not None  # site_of has refused families without neurons
-    for name, indices, size in (("neuron", neurons, lens.d_mlp or 0), ("dimension", dimensions, lens.d_model)):
+    for name, indices, size in (("neuron", neurons, lens.d_mlp), ("dimension", dimensions, lens.d_model)):
         if not indices or len(set(indices)) < len(indices):
             raise InputError(f"scalar was given the {name}s {list(indices)}; need at least one, and each once")
         for index in indices:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..arguments import checked, shown
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..measures.dimensions import dominance_ratio
@@ -69,6 +70,7 @@ class Metric:
 
 
 @renamed_arguments(key="sink_position")
+@checked
 def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
     """Mean attention to a position, over the queries after it, the heads and the layers (all if None); in [0, 1]."""
     chosen = _chosen(layers)
@@ -81,6 +83,7 @@ def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) ->
     )
 
 
+@checked
 def logit_difference(correct: int | Sequence[int], incorrect: int | Sequence[int], *, position: int = -1) -> Metric:
     """Logit of one token minus the logit of another, at a position.
 
@@ -98,6 +101,7 @@ def logit_difference(correct: int | Sequence[int], incorrect: int | Sequence[int
     return Metric(name="logit difference", function=function, unit="logits", layers=(), logits=True, scored=position)
 
 
+@checked
 def loss() -> Metric:
     """Mean next-token loss of the sequence, in nats.
 
@@ -113,6 +117,7 @@ def loss() -> Metric:
     return Metric(name="loss", function=function, unit="nats", layers=(), loss=True)
 
 
+@checked
 def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None = None) -> Metric:
     """KL divergence between the given predictions and those of the run, KL(given || run), in nats.
 
@@ -141,6 +146,7 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
 
 
 @renamed_arguments(key="sink_position")
+@checked
 def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
     """Euclidean norm of the activation at a position; if the site has heads, over all heads together.
 
@@ -165,6 +171,7 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
 
 
 @renamed_arguments(key="sink_position")
+@checked
 def dominance(sink_position: int = 0, *, layer: int) -> Metric:
     """Dominance ratio of the residual stream at a position after a layer: largest over mean magnitude."""
     return Metric(
@@ -211,15 +218,19 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
     Raises:
         InputError: the metric returned something else.
     """
+    if not isinstance(metric, Metric) or not isinstance(run, Outcome):
+        raise InputError(
+            f"evaluate was given {shown(metric)} and {shown(run)}; need a Metric and an Outcome of run_with"
+        )
     found = metric.function(run)
     n = run.valid.shape[0]
     if isinstance(found, float | int):
         found = torch.tensor(float(found))
     fits = isinstance(found, Tensor) and tuple(found.shape) in ((), (n,)) and not found.is_complex()
     if not fits:
-        shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        gave = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise InputError(
-            f"the metric {metric.name!r} gave {shown} for {n} sequences; need one number per sequence, shape "
+            f"the metric {metric.name!r} gave {gave} for {n} sequences; need one number per sequence, shape "
             f"({n},), or a single number. Take the mean over the other axes"
         )
     return found.float().reshape(-1)

@@ -225,7 +225,7 @@ def quantised_weights(lens: LensModel, form: str) -> Iterator[None]:
         InputError: there is no such format, or the model's experts have no linear layers of their own.
     """
     chosen = format_of(form)
-    if lens.family.down is None:
+    if lens.family.experts is not None:
         raise InputError(f"{lens.family.architecture} is a mixture of experts, whose weights cannot be rounded here")
     paths = [path for site in ("attn_in", "z", "mlp_in", "neurons") for path in linear_paths(lens, site)]
     before: list[tuple[Any, Tensor]] = []

@@ -178,7 +178,7 @@ class Engine:
     def outcomes(self, *, advance: Callable[[int], object] = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
         """What is read of every cell over all sequences, in order, and which of its edits changed anything.
 
-        The forwards of all blocks run side by side. Of a cell that can change nothing that is read, and is not run, all
+        The forwards of all blocks run side by side. A cell that can change nothing that is read is not run, and all its
         edits are given.
 
         Args:

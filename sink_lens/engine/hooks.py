@@ -166,7 +166,7 @@ def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> 
             in_range("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
         sizes = {"position": n_positions, "query": n_positions, "key": n_positions}
         sizes |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
-        sizes |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp or 0}
+        sizes |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp}
         used = set()
         for axis in site.axes.split()[1:]:
             name = _AXIS_OF.get(axis, "units")

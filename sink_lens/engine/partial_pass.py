@@ -66,7 +66,7 @@ class Known:
     z: Float[Tensor, "batch position value"]
     """Input of W_O, the heads side by side."""
     neurons: Float[Tensor, "batch position d_mlp"] | None
-    """Input of the down-projection; None in a mixture of experts, and where the layer has no MLP module."""
+    """Input of the down-projection; None in a mixture of experts (not skipped) and where a layer has no MLP module."""
 
     def of(self, layout: Layout) -> "Known":
         """These values at the rows of cells."""

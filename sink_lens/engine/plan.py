@@ -1,7 +1,8 @@
 """Plan the forward passes of many cells: how many share one pass, given the free memory and their cones."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import psutil
@@ -43,6 +44,10 @@ class Plan:
     lanes: int = 1
     """Forwards side by side on the cores of a CPU, see ``threads``."""
 
+    def as_json(self, *, deviation: float) -> str:
+        """What a run keeps of it, with how far the worst of some numbers was from the bridge's."""
+        return json.dumps(asdict(self) | {"deviation": deviation}, indent=2) + "\n"
+
 
 def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:
     """Choose the sequences and cells per pass, and the passes at once, that the device has room for and uses well."""
@@ -50,7 +55,9 @@ def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) 
     budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
     prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
-    experts = lens.family.down is None  # an expert multiplies all its tokens at once: how many moves the last bit
+    experts = (
+        lens.family.experts is not None
+    )  # an expert multiplies all its tokens at once: how many moves the last bit
     if experts:
         pack = 1
     lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
@@ -99,7 +106,7 @@ def begins_of(begins: Sequence[int], *, n_positions: int, n_sequences: int) -> l
 
 def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
     """Memory of a forward for each token, roughly: streams, projections, the MLP, the pattern, the logits."""
-    width = 10 * lens.d_model + 4 * (lens.d_mlp or 4 * lens.d_model) + 6 * lens.n_heads * lens.d_head
+    width = 10 * lens.d_model + 4 * lens.d_mlp + 6 * lens.n_heads * lens.d_head
     width += 4 * lens.n_heads * n_positions
     if needs.whole:
         width += 3 * lens.d_vocab

@@ -8,7 +8,7 @@ The first token's aggregated value varies most, since the others average. Three 
 - ``head_rms``: every token's z is given the same root mean square in each head, the mean of those from position 8 on.
 
 That such a calibration removes sinks at no cost in language modelling is the claim of arXiv 2602.05927; its formula is
-not public, and these are ours. Of an untrained model the loss says little (it is near the logarithm of the vocabulary).
+not public, and these are ours. The loss of an untrained model says little (it is near the logarithm of the vocabulary).
 """
 
 from collections.abc import Callable, Mapping, Sequence

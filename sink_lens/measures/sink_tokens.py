@@ -139,9 +139,10 @@ def score_gap(
     """The lowest wide gap of the scores, above which their median is at least `least`.
 
     A gap reaches from a score to `gap` times this score or further. The tokens within it may be a share `stray_frac` of
-    those above it, so none where fewer than 1 / `stray_frac` are above. Of several gaps, the lowest decides that is at
-    least half as wide as the widest, on the scale of the logarithm: a lower kind of sink counts, a chance hole in the
-    tail of the ordinary tokens does not. The threshold is in the widest step between two scores of the gap.
+    those above it, so none where fewer than 1 / `stray_frac` are above. Where there are several gaps, the
+    lowest decides that is at least half as wide as the widest, on the scale of the logarithm: a lower kind of sink
+    counts, a chance hole in the tail of the ordinary tokens does not. The threshold is in the widest step between two
+    scores of the gap.
 
     None where there is no gap, which is the answer for models whose scores fall off evenly; nan is left out.
 

@@ -51,7 +51,9 @@ class Family:
     up: str | None = "up_proj"
     """Up projection; without a gate its output is the pre-activation. None in a mixture of experts."""
     down: str | None = "down_proj"
-    """Down-projection; None in a mixture of experts, whose experts' neurons cannot be hooked."""
+    """Down-projection; None in a mixture of experts."""
+    experts: str | None = None
+    """The routed experts (``models.experts``); None in a dense MLP."""
     gate_up_fused: bool = False
     """Whether gate and up are the two halves of one projection."""
     mlp_norm: str | None = "post_attention_layernorm"
@@ -107,20 +109,20 @@ class Family:
         return "eager" if no_sdpa else "sdpa"
 
 
-_SANDWICH = {
+_SANDWICH: dict[str, Any] = {
     "attn_post_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
     "gain_offset": 1.0,
 }
 
-_POST_NORM = {
+_POST_NORM: dict[str, Any] = {
     "attn_norm": None,
     "attn_post_norm": "post_attention_layernorm",
     "mlp_norm": None,
     "mlp_post_norm": "post_feedforward_layernorm",
 }
-_EXPERTS = {"gate": None, "up": None, "down": None}
+_EXPERTS: dict[str, Any] = {"gate": None, "up": None, "down": None, "experts": "experts"}
 
 _ROWS = (
     Family(architecture="LlamaForCausalLM"),

@@ -33,6 +33,7 @@ from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 
 from .neox import PartOfFused
+from .offload import rebound
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 """An attention function of transformers: (module, query, key, value, mask, scaling=...) -> (output, pattern)."""
@@ -154,14 +155,16 @@ def take_interface(model: PreTrainedModel) -> None:
 
     The modules stay the same objects with the same weights; only their class changes, to a subclass.
     """
-    for module in model.modules():
-        own = _CLASSES.get(type(module))
+    for each in model.modules():
+        own = _CLASSES.get(type(each))
         if own is None:
             continue
+        module: Any = each
         module.__class__ = own
-        if isinstance(module, GPTNeoSelfAttention):
+        rebound(module)
+        if own is InterfacedGptNeo:
             module.layer_idx = module.layer_id  # the name that every other family has
-        elif isinstance(module, BloomAttention):
+        elif own is InterfacedBloom:
             module.config = model.config  # every other family's attention has it
 
 

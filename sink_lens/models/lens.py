@@ -8,7 +8,9 @@ from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .experts import size_of
 from .families import Family, reach_of
+from .offload import NoBridge, device_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -61,14 +63,22 @@ class LensModel:
         return getattr(self.config, "head_dim", None) or self.d_model // self.n_heads
 
     @property
-    def d_mlp(self) -> int | None:
-        """Number of neurons in one MLP; None in a mixture of experts."""
-        if self.family.down is None:
-            return None
+    def d_mlp(self) -> int:
+        """Number of neurons in one MLP, over all experts in a mixture of experts."""
+        if self.family.experts is not None:
+            experts: Any = self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}")
+            return experts.num_experts * size_of(experts)
         path = ".".join(part for part in (self.family.mlp, self.family.down) if part)
         weight = self.layer(0).get_submodule(path).weight
         assert isinstance(weight, torch.Tensor)
         return weight.shape[0 if self.family.transposed else 1]
+
+    @property
+    def d_expert(self) -> int | None:
+        """Number of neurons of one expert; None in a dense MLP. Neuron n of expert e is unit ``e * d_expert + n``."""
+        if self.family.experts is None:
+            return None
+        return size_of(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
 
     @property
     def d_vocab(self) -> int:
@@ -98,9 +108,14 @@ class LensModel:
     @property
     def device(self) -> torch.device:
         """Device that inputs must be on."""
-        weight = self.plain.get_input_embeddings().weight
-        assert isinstance(weight, torch.Tensor)
-        return weight.device
+        embedding = self.plain.get_input_embeddings()
+        assert isinstance(embedding.weight, torch.Tensor)
+        return device_of(embedding.weight, embedding)
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether some weights are on disk: then there is no bridge, and only the plain path runs."""
+        return isinstance(self.bridge, NoBridge)
 
     @property
     def dtype(self) -> torch.dtype:

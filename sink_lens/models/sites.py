@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import SiteError
+from .experts import HOOK as EXPERTS_HOOK
 from .families import Family
 
 Reader = Callable[[Tensor], Tensor]
@@ -79,8 +80,11 @@ def _up(family: Family) -> Address | None:
     return Address(module=_join(family.mlp, family.up), side="output", part=part)
 
 
-def _neurons(family: Family) -> Address | None:
-    return None if family.down is None else Address(module=_join(family.mlp, family.down), side="input")
+def _neurons(family: Family) -> Address:
+    if family.experts is not None:
+        return Address(module=_join(family.mlp, family.experts, EXPERTS_HOOK), side="output")
+    assert family.down is not None
+    return Address(module=_join(family.mlp, family.down), side="input")
 
 
 def _attn_out(family: Family) -> Address:
@@ -94,8 +98,8 @@ def _mlp_in(family: Family) -> Address:
     return Address(module=family.mlp or _join(family.up), side="input")
 
 
-def _down_out(family: Family) -> Address | None:
-    return None if family.down is None else Address(module=_join(family.mlp, family.down), side="output")
+def _down_out(family: Family) -> Address:
+    return Address(module=_join(family.mlp, family.down), side="output")  # of all experts together, the MLP's
 
 
 def _mlp_out(family: Family) -> Address:
@@ -217,7 +221,7 @@ _LIST = (
         name="neurons",
         axes="batch position d_mlp",
         bridge="blocks.{layer}.mlp.hook_post",
-        meaning="input of the down-projection",
+        meaning="input of the down-projection; in a mixture of experts, of all experts, times the router's weights",
         address=_neurons,
     ),
     Site(
@@ -266,8 +270,8 @@ def site_of(name: str, *, family: Family) -> Site:
     site = SITES[name]
     if not site.observed and site.address(family) is None:
         reason = "has no gate in its MLP"
-        if family.down is None:
-            reason = "is a mixture of experts, whose neurons cannot be hooked"
+        if family.experts is not None:
+            reason = "is a mixture of experts, whose gate and up-projection have no site"
         raise SiteError(
             f"{family.architecture} has no site {name!r}: it {reason}; need one of {', '.join(sites_of(family))}"
         )
@@ -287,6 +291,8 @@ def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
     """
     if site.name == "up" and family.gate is None:
         return f"blocks.{layer}.mlp.hook_pre"
+    if site.name == "neurons" and family.experts is not None:
+        return f"blocks.{layer}.mlp.{EXPERTS_HOOK}"
     if site.name == "down_out" and family.adds_inside:
         return f"blocks.{layer}.mlp.out.hook_out"
     if site.name == "z_raw" and family.head_out is not None:

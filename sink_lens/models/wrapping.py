@@ -5,7 +5,7 @@ import copy
 import random
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,10 +15,11 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
-from . import checks, interfaced, neox, opt
+from . import checks, experts, interfaced, neox, opt
 from .families import Family
 from .headnorm import adapter as headnorm
 from .lens import LensModel
+from .offload import NoBridge, bytes_on_disk, reason_of
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even where the model's own does not; "
@@ -38,7 +39,8 @@ def wrap(
     """Wrap an existing Hugging Face model or ``TransformerBridge`` in a ``LensModel``.
 
     Parameters are shared with the object, and buffers are copied. A Hugging Face model becomes ``.plain`` unchanged,
-    but for attention modules that do not take transformers' attention interface (``interfaced``). A
+    but for attention modules that do not take transformers' attention interface (``interfaced``) and for routed experts
+    (``experts``), whose classes become subclasses of theirs. A
     bridge becomes ``.bridge``, and ``.plain`` is rebuilt from its parameters. A GPT-NeoX bridge that TransformerLens
     built keeps copies of its fused projections; ``notes`` then says so. An object in training mode stays in training
     mode, but every measurement runs in eval mode.
@@ -58,6 +60,9 @@ def wrap(
         plain = _unwrapped(model)
         family = checks.check_architecture(plain)
         interfaced.take_interface(plain)
+        experts.show_experts(plain)
+        experts.show_experts(model.original_model)
+        experts.hook_experts(model)
         interfaced.set_attention(plain, family.plain_kernel)
         notes = () if tokenizer is not None or model.tokenizer is None else (_BRIDGE_BOS,)
         fused_by_head = family.qkv_layout == "interleaved" or family.architecture == "FalconForCausalLM"
@@ -98,6 +103,12 @@ def assemble(
         ModelError: the bridge's logits differ from the plain model's.
     """
     interfaced.take_interface(plain)
+    experts.show_experts(plain)
+    if bytes_on_disk(plain):
+        reason = reason_of(plain, name=name)
+        bridge = cast("TransformerBridge", NoBridge(reason))
+        notes += (reason.partition(", and interventions")[0],)
+        return LensModel(bridge=bridge, plain=plain.eval(), tokenizer=tokenizer, family=family, name=name, notes=notes)
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)
@@ -129,6 +140,7 @@ def _bridge(
             tokenizer=own,
             model_name=name,
         )
+    experts.hook_experts(bridge)
     if family.rotates_in_float32 and model.dtype != torch.float32:
         _round_after_rotation(bridge, dtype=model.dtype)
     if tokenizer is not None:

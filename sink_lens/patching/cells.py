@@ -85,7 +85,7 @@ def cells(
             )
     sizes = {"position": n_positions, "query": n_positions, "key": n_positions}
     sizes |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
-    sizes |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp or 0}
+    sizes |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp}
     chosen = {
         name: _indices(_CHOSEN[name], given[name], size=sizes[axis]) for name, axis in zip(names, axes, strict=True)
     }

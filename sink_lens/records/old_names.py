@@ -85,7 +85,44 @@ def current_table(table: pd.DataFrame, *, kind: str, name: str) -> pd.DataFrame:
     for column, values in VALUES.get(kind, {}).get(name, {}).items():
         if column in table.columns and bool(table[column].isin(list(values)).any()):
             table = table.assign(**{column: table[column].replace(dict(values))})
-    return table
+    return named(table, kind=kind, name=name)
+
+
+class NamedTable(pd.DataFrame):
+    """A table that says today's name of a column where an old one is asked for.
+
+    What pandas makes of it, a selection for example, is an ordinary data frame.
+    """
+
+    _metadata = ["old_columns"]  # noqa: RUF012  # pandas wants a list
+    old_columns: Mapping[str, str]
+
+    def __getitem__(self, key: Any) -> Any:
+        """A column, or rows, as of any data frame.
+
+        Raises:
+            KeyError: there is no such column; an old name's message has the new one.
+        """
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            for name in [key] if isinstance(key, str) else key if isinstance(key, list) else []:
+                if isinstance(name, str) and name not in self.columns and name in self.old_columns:
+                    raise KeyError(
+                        f"the column {name!r} of 0.1 is now {self.old_columns[name]!r}; the table has "
+                        f"{', '.join(map(str, self.columns))}"
+                    ) from None
+            raise
+
+
+def named(table: pd.DataFrame, *, kind: str, name: str) -> pd.DataFrame:
+    """The table, which knows what its columns were called; as it is where none had another name."""
+    columns = COLUMNS.get(kind, {}).get(name)
+    if not columns:
+        return table
+    shown = NamedTable(table)
+    shown.old_columns = dict(columns)
+    return shown
 
 
 def current_record(record: dict[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,11 @@ class RunWriter:
             leftover.unlink()
         if (self.folder / RUN_FILE).exists():
             earlier = read_record(self.folder)
+            if folders := [file for file in earlier["files"] if (self.folder / file).is_dir()]:
+                raise RunError(
+                    f"{self.folder} has a folder where its run has the file {folders[0]}; need the run as written. "
+                    "Move the folder away, or choose another one for the run."
+                )
             if overwrite:
                 aside = self.folder / _REPLACED
                 aside.mkdir()

@@ -1,6 +1,6 @@
 """The circuit of a traced run: the nodes of its chain, joined by measured arrows, as two tables and as a drawing.
 
-Nodes and arrows are those of the run's table ``chain``. Of the nodes in ``_KINDS`` other tables say more: growth steps,
+Nodes and arrows are those of the run's table ``chain``. Other tables say more of the nodes in ``_KINDS``: growth steps,
 neurons, dimensions, heads; any other node is a plain box. An arrow stands for a link. Its number is the share of the
 sink that the link's intervention makes (the first) or removes (the others), with its interval over sequences and that
 of the controls (``effects.parquet``, primary interventions, all growth steps together); beside it stands the statistic
@@ -454,8 +454,8 @@ class _Box:
 def draw(circuit: Circuit) -> Figure:
     """The circuit as a figure: an arrow as wide as its share of the sink, dashed where its link fails.
 
-    Of more than six growth steps the first six are drawn, and of a node the strongest parts; the figure says so, and
-    the circuit's tables hold them all.
+    At most six growth steps are drawn, the first ones, and the strongest parts of a node; the figure says so, and the
+    circuit's tables hold them all.
     """
     nodes, edges = circuit.nodes, circuit.edges
     steps = sorted({int(step) for step in nodes["step"].dropna()})

@@ -185,7 +185,7 @@ def _save_pgf(figure: Figure, file: Path) -> None:
         corner = f"\\pgfqpoint{{{width:f}in}}{{{height:f}in}}"
         lines.write(f"\\pgfpathrectangle{{\\pgfpointorigin}}{{{corner}}}\\pgfusepath{{use as bounding box, clip}}%\n")
         renderer = MixedModeRenderer(figure, width, height, figure.dpi, _Pgf(figure, lines))
-        figure.draw(renderer)
+        figure.draw(renderer)  # pyright: ignore[reportArgumentType]  # it stands in for one, by matplotlib's own account
         lines.write("\\end{pgfpicture}\\makeatother\\endgroup%\n")
 
 

@@ -44,7 +44,7 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
     Args:
         heads: layer, head, position, sink_score.
         position: The key.
-        threshold: Of the sink score.
+        threshold: The threshold of the sink score.
     """
     grid = by_layer_and_head(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
@@ -392,9 +392,8 @@ def qk_split(split: pd.DataFrame) -> Figure:
             random_dimensions, where the logit was split; logit_advantage_sink.
     """
     split = split.set_index("layer").sort_index()
-    split = split.reindex(
-        range(int(split.index.min()), int(split.index.max()) + 1)
-    )  # no line where nothing was measured
+    layers = split.index.to_numpy(int)
+    split = split.reindex(range(layers[0], layers[-1] + 1))  # no line where nothing was measured
     layer = split.index.to_numpy(float)
     figure = canvas(width=7.4, height=3.3)
     of_key = (

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import shlex
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,8 +221,8 @@ def render(
     """Write the page of a run, or of several side by side, whole or not at all, and return its path.
 
     Args:
-        folder: Of a run.
-        *others: Of further runs, of the same kind, on the same tokens and with the same settings.
+        folder: The folder of a run.
+        *others: The folders of further runs, of the same kind, on the same tokens and with the same settings.
         out: The page; report.html in the folder if None, of several runs report.html here.
         by: What several runs may differ by: dtype, bos, tokens, thresholds.
 
@@ -233,10 +234,8 @@ def render(
     path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
     check_name(path, what="the name of the page")
     check_not_of_run(path, replaceable=(".html", ".htm"))
-    text, part = (
-        page_text(folder, *others, by=by),
-        path.with_name(f"{path.name}.{os.getpid()}.part"),
-    )  # others may draw it too
+    text = page_text(folder, *others, by=by)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may draw it too
     try:
         try:
             part.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -67,7 +67,7 @@ def sink_scores(heads: pd.DataFrame, *, position: int, threshold: float | None =
     Args:
         heads: layer, head, position, sink_score.
         position: The key.
-        threshold: Of the sink score.
+        threshold: The threshold of the sink score.
     """
     grid = by_layer_and_head(heads, "sink_score", position=position).T
     ticks = sorted({0.0, 0.2, 0.4, 0.6, 0.8, 1.0} | ({threshold} if threshold is not None else set()))

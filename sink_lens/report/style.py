@@ -119,7 +119,7 @@ def signed_grid(
 ) -> tuple[np.ndarray, list[Any], list[Any], bool]:
     """A column over one or two swept columns: the grid, its rows and columns, and whether cells share a place in it.
 
-    Of cells that share a place the strongest (largest in magnitude, with its sign) stands there.
+    Where cells share a place, the strongest (largest in magnitude, with its sign) stands there.
     """
     down, across = pair
     rows = sorted(frame[down].unique().tolist())

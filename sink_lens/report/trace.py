@@ -417,7 +417,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
     table = _causal(run, "effects", ["link", "edit", "share", "ci_low", "ci_high", "control_share", "outcome"])
     bounds = zip(table["ci_low"], table["ci_high"], strict=True)
     shown = table.assign(
-        link=_in_words(run, table["link"]),
+        link=_in_words(run, pd.Series(table["link"])),
         interval=[interval(low, high, shown=percent) for low, high in bounds],
         share=[percent(share) for share in table["share"]],
     )

@@ -26,8 +26,10 @@ def _headline(run: Run) -> list[str]:
 
 def _facts(run: Run) -> tuple[str, PageTable]:
     table = run.need("facts", columns=_COLUMNS)
-    order = table["verdict"].map(_ORDER)
-    table = table.assign(order=order, verdict=table["verdict"].map(_SIGNS)).sort_values("order", kind="stable")
+    order = [_ORDER[one] for one in table["verdict"]]
+    table = table.assign(order=order, verdict=[_SIGNS[one] for one in table["verdict"]]).sort_values(
+        "order", kind="stable"
+    )
     see = (
         "Facts that disagree come first. A number agrees where the measured interval meets the tolerated range "
         "of the published one; a set where all published members are found." + more(len(table), "facts", most=_MOST)

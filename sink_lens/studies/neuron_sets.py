@@ -77,7 +77,6 @@ def ranked(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list
     clean = setting.clean("neurons", layers=layers)
     for layer in layers:
         weights = mlp_weights(setting.lens, layer=layer)
-        assert weights is not None  # a step of a mixture of experts is refused before
         active = clean[layer][:, setting.sink_position].float().to(weights.w_down.device)
         terms, _ = output_terms(setting.lens, weights, layer=layer, activations=active, dimension=step.dimension)
         states = setting.baseline.state_at(setting.sink_position)
@@ -105,11 +104,9 @@ def find_sets(
         progress: show a bar.
 
     Raises:
-        InputError: a mixture of experts, or a model without a growth step.
+        InputError: a model without a growth step.
     """
     steps = [segment for segment in setting.segments if segment.step is not None]
-    if setting.lens.family.down is None:
-        raise InputError(f"{setting.lens.name} is a mixture of experts, whose neurons have no site; need a dense model")
     if not steps:
         raise InputError(
             f"{setting.lens.name} has no growth step on these tokens, so there are no layers to look for neurons in; "
@@ -268,7 +265,7 @@ def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch
     """As many others of each layer."""
     drawn: list[Neuron] = []
     for layer, units in _by_layer(chosen).items():
-        pool = torch.tensor([unit for unit in range(setting.lens.d_mlp or 0) if unit not in units])
+        pool = torch.tensor([unit for unit in range(setting.lens.d_mlp) if unit not in units])
         drawn += [(layer, unit) for unit in pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()]
     return drawn
 

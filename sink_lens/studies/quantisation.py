@@ -197,10 +197,14 @@ def check_weights(lens: LensModel, config: QuantiseConfig) -> None:
 def _targets(lens: LensModel, config: QuantiseConfig) -> dict[str, str]:
     """Site -> format; sites that the family lacks are left out where they were not asked for."""
     there = sites_of(lens.family)
+    if lens.family.experts is not None:  # there the site has the router's weights in it, which no format rounds
+        there = tuple(site for site in there if site != "neurons")
     named = config.sites or tuple(site for site in LINEAR_INPUTS if site in there)
     lacking = [site for site in named if site not in there]
     if lacking:
-        raise InputError(f"{lens.family.architecture} has no site {lacking[0]!r}; need some of {', '.join(there)}")
+        raise InputError(
+            f"{lens.family.architecture} has no site {lacking[0]!r} to round; need some of {', '.join(there)}"
+        )
     return dict.fromkeys(named, config.format) | (dict.fromkeys(CACHE, config.cache) if config.cache else {})
 
 

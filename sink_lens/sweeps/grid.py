@@ -21,6 +21,7 @@ from ..engine.references import References
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import site_of
+from ..text import visible
 from .axes import values_of
 from .edits import DEFAULT_CENTRES, KINDS, Place
 
@@ -130,7 +131,7 @@ class EditGrid:
             )
         counts = {"position": n_positions, "query": n_positions, "key": n_positions}
         counts |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
-        counts |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp or 0}
+        counts |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp}
         sizes = {_AXIS_OF.get(axis, "unit"): counts[axis] for axis in site.axes.split()[1:]}
         if site.per_layer:
             sizes["layer"] = lens.n_layers
@@ -189,11 +190,13 @@ class Grid:
         for name in ("controls", "seed"):
             given = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-                raise InputError(f"{name} is {given!r}; need a whole number from 0 on")
+                raise InputError(f"{name} is {visible(repr(given))}; need a whole number from 0 on")
         if self.controls > _MOST_CONTROLS:
             raise InputError(f"controls is {self.controls:,}; need at most {_MOST_CONTROLS:,}")
         if not isinstance(self.edits, tuple) or not all(isinstance(one, EditGrid) for one in self.edits):
-            raise InputError(f"edits is {self.edits!r:.80}; need a tuple of EditGrid. Make it with Grid.of(...)")
+            raise InputError(
+                f"edits is {visible(repr(self.edits))}; need a tuple of EditGrid. Make it with Grid.of(...)"
+            )
 
     @classmethod
     def of(cls, *edits: EditGrid, **options: Any) -> "Grid":

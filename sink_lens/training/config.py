@@ -213,6 +213,8 @@ class TrainConfig:
         of_size = SIZES.get(self.size, {})
         for one in fields(self):
             value = getattr(self, one.name)
+            if value is None and one.name == "warmup" and "warmup" in of_size and of_size["warmup"] >= self.steps:
+                value = self.steps // 10  # a training that is shorter than its size's warm-up
             value = of_size.get(one.name) if value is None else value
             if value is not None or self.size in SIZES:
                 object.__setattr__(self, one.name, value_of(one, one.type, value))
@@ -306,6 +308,7 @@ class WatchConfig:
         Raises:
             InputError: which value, and what is needed.
         """
+        check_choices(self)
         if not self.run:
             raise InputError("no run was given; need the folder of a training: sink-lens watch runs/NAME")
         if self.step_tokens is not None:
@@ -337,6 +340,7 @@ class CompareConfig:
         Raises:
             InputError: which value, and what is needed.
         """
+        check_choices(self)
         check_least(self, 0, "seed")
         if not 0 < self.smooth_frac <= 1:
             raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run over 0, at most 1")

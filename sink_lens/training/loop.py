@@ -124,7 +124,7 @@ class Loop(Trainer):
         try:
             if checkpoint is not None:
                 log = pd.read_parquet(checkpoint.folder / checkpoint_files.LOG)
-                self.rows = rows_of(log[list(COLUMNS)].astype(COLUMNS))
+                self.rows = rows_of(pd.DataFrame(log[list(COLUMNS)]).astype(COLUMNS))
                 self._seconds, self._done = float(checkpoint.facts["seconds"]), checkpoint.step
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.folder))
         except SinkLensError:

@@ -92,7 +92,7 @@ def chain_measures(
     threshold and mean mass by layer; ``uniform_mass``, what uniform attention would give; dominance ratio and norm
     ratio before layer 0 (layer -1) and after each layer; effective rank with and without token 0; S2 of z by position,
     and its ratio of the first token to positions >= 8; growth steps (a count, and 1 or 0 a layer); super neurons of
-    the growth layers; loss on these tokens in nats. Super neurons are missing in a mixture of experts.
+    the growth layers; loss on these tokens in nats.
 
     The model is left as it was, its modes and the random generators included; equal inputs give equal rows.
 
@@ -415,8 +415,6 @@ def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: flo
     rows.add("growth_steps", len(panel.location.steps), unit="steps")
     for layer in range(lens.n_layers):
         rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
-    if lens.family.down is None:
-        return
     splits = split_layers(lens, panel, super_share=super_share)
     counts = {layer: int(super_neurons(splits, layer=layer).sum()) for layer in growing}
     for layer, count in counts.items():
@@ -480,7 +478,8 @@ def evaluation_tokens(
     """The beginnings of a run's evaluation sequences, or pieces of the bundled prose where those cannot be had.
 
     The data is packed again where the cache has lost it. Where it is not what the run was trained on, or was given
-    to ``train`` as rows, a warning says that the bundled prose stands in. Of fewer sequences than asked for, all.
+    to ``train`` as rows, a warning says that the bundled prose stands in. Where the text has
+    fewer sequences than asked for, all are used.
 
     Raises:
         RunError: there is neither evaluation data nor a tokenizer.

@@ -447,7 +447,7 @@ def test_an_unknown_path_is_refused():
         )  # past the shape checks, which a test run has and a user has not
 
 
-@pytest.mark.parametrize("site", ["gate", "up", "neurons"])
+@pytest.mark.parametrize("site", ["gate", "up"])
 def test_a_site_that_the_family_lacks_is_refused_by_name(site):
     with pytest.raises(SiteError, match=rf"GptOssForCausalLM has no site '{site}'"):
         capture(lens("gpt_oss"), tokens(), sites=["z", site])

@@ -118,7 +118,8 @@ def contents(folder: Path) -> dict[str, str]:
 
 def judged(outcome: Outcome, plan: "attempts.Attempt", *, before: dict[str, str], folder: Path) -> str:
     """How an attempt ended, in a word; or what is wrong with how it ended."""
-    lines = [line for line in outcome.err.splitlines() if line.strip()]
+    lines = [line.rpartition("\r")[2] for line in outcome.err.split("\n")]  # a bar is written over
+    lines = [line for line in lines if line.strip()]
     errors = [line for line in lines if line.startswith(("error:", "interrupted:", "stopped;"))]
     usage = any(line.lstrip().startswith("Usage:") for line in lines)
     if canary(folder):
@@ -126,6 +127,8 @@ def judged(outcome: Outcome, plan: "attempts.Attempt", *, before: dict[str, str]
     if outcome.reached:
         return f"reached {outcome.reached[:3]}"
     if outcome.stopped and "Exception ignored in" in outcome.err:  # Ctrl-C in the clean-up of Python itself: it is lost
+        return "stopped"
+    if plan.call and outcome.stopped and "KeyboardInterrupt" in outcome.trace:
         return "stopped"
     if "Traceback" in outcome.err or (outcome.trace and not outcome.ours):
         stack = outcome.trace or outcome.err

@@ -317,13 +317,6 @@ def test_without_effects_the_links_are_judged_by_what_is_measured():
 # --- what cannot be measured is undecided, what is not there fails
 
 
-def test_a_mixture_of_experts_is_undecided_where_its_neurons_are_asked_for():
-    found = link_table(evidence_of("gpt_oss"), random_init=None, length=24).set_index("link")
-    for name in ("variance_neurons", "neurons_dimension"):
-        assert found.loc[[name], "measured"].iloc[0] == "undecided"
-        assert "mixture of experts" in found.loc[[name], "criterion"].iloc[0]
-
-
 @pytest.mark.parametrize("length", [2, 8])
 def test_sequences_without_other_tokens_are_undecided(length):
     found = link_table(evidence_of("llama", length=length), random_init=None, length=length).set_index("link")

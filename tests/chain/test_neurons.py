@@ -26,7 +26,7 @@ from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, planted
 from sink_lens.models.weights import mlp_weights
 
-WITH_NEURONS = [family for family in TINY_FAMILIES if family != "gpt_oss"]
+WITH_NEURONS = TINY_FAMILIES
 
 
 @functools.cache

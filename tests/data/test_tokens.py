@@ -284,7 +284,7 @@ def test_an_end_token_that_the_tokenizer_would_add_is_left_out():
         ([], "there is no prompt"),
         (["abc", ""], r"prompt 1 \(''\) has no tokens"),
         (["a"], "prompt 0 .* is a single token; need at least 2"),
-        ("abc", "prompts is one string; need a list"),
+        ("abc", r"prompts of from_prompts is 'abc' \(str\); need a list"),
     ],
 )
 def test_prompts_that_hold_nothing_are_refused(prompts, text):

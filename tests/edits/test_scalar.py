@@ -7,11 +7,12 @@ import torch
 
 from sink_lens.edits.constructors import scalar, scale, zero
 from sink_lens.engine.forward import run_with
-from sink_lens.errors import InputError, SiteError
+from sink_lens.errors import InputError
 from sink_lens.models.families import family_of
 from sink_lens.models.tiny import TINY_FAMILIES, VOCAB_SIZE
 
 DENSE = tuple(family for family in TINY_FAMILIES if family != "gpt_oss")
+"""Families whose down-projection is a module; experts are in tests/models/test_experts.py."""
 LAYER, NEURONS, DIMENSIONS, POSITIONS = 1, [60, 3], [7, 0, 41], [5, 0, 11]
 
 
@@ -109,11 +110,6 @@ def test_it_says_what_it_is(lens_of):
     one = scalar(lens_of("llama"), layer=2, neurons=[1, 2], dimensions=[3], factor=0.5)
     assert (one.site, one.reads, one.layers, one.units) == ("down_out", "neurons", (2,), (3,))
     assert one.label == "2 entries of down_proj x 0.5"
-
-
-def test_a_mixture_of_experts_is_refused(lens_of):
-    with pytest.raises(SiteError, match=r"GptOssForCausalLM has no site 'neurons': it is a mixture of experts"):
-        scalar(lens_of("gpt_oss"), layer=0, neurons=[0], dimensions=[0])
 
 
 @pytest.mark.parametrize(

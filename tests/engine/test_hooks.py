@@ -76,8 +76,8 @@ def test_a_site_to_read_must_come_before():
         edit("z", lambda x, at: x, reads="mlp")
 
 
-@pytest.mark.parametrize("one", [zero("neurons"), zero("down_out"), edit("mlp_out", lambda x, at: x, reads="neurons")])
-def test_neurons_of_a_mixture_of_experts_are_refused(lens_of, one):
+@pytest.mark.parametrize("one", [zero("gate"), zero("up"), edit("mlp_out", lambda x, at: x, reads="gate")])
+def test_gates_of_a_mixture_of_experts_are_refused(lens_of, one):
     with pytest.raises(SiteError, match=r"GptOssForCausalLM has no site '\w+': it is a mixture of experts"):
         run_with(lens_of("gpt_oss"), tokens(), one)
 

@@ -80,7 +80,7 @@ def test_a_wrapped_model_is_the_plain_path_itself_and_shares_its_parameters_with
     assert found.plain is model
     assert found.name == "mine"
     assert (found.n_layers, found.n_heads, found.d_model, found.d_vocab, found.n_context) == (3, 4, 48, 300, 256)
-    assert found.d_mlp == (None if family == "gpt_oss" else 80)
+    assert found.d_mlp == (4 * 81 if family == "gpt_oss" else 80)
     assert (found.dtype, found.device) == (torch.float32, torch.device("cpu"))
     assert found.bridge.original_model.config._attn_implementation == "eager"
     assert found.plain.config._attn_implementation == ("eager" if family in ("gemma2", "gpt_oss") else "sdpa")
@@ -390,7 +390,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path, change, text):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"architectures": ["FalconForCausalLM"]}, r"'FalconForCausalLM' is not known; need one of Llama"),
+        ({"architectures": ["MambaForCausalLM"]}, r"'MambaForCausalLM' is not known; need one of Llama"),
         # A subclass of Llama that left model_type as it was: transformers and TransformerLens would open a Llama.
         ({"architectures": ["ONormForCausalLM"]}, r"'ONormForCausalLM' is not known; .*families.py"),
         (

@@ -17,7 +17,7 @@ from sink_lens.models.sites import SITES, bridge_hook, read, site_of, sites_of
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
 
 BATCH, LENGTH, LAYER = 2, 24, 1
-NO_NEURONS = ("gate", "up", "neurons", "down_out")
+NO_GATE = ("gate", "up")
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
 UNGATED = ("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom")
 EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
@@ -26,14 +26,14 @@ WIDE_HEAD = (
     *("qwen3", "gemma2", "gemma3", "gpt_oss", "headnorm_gate", "headnorm_sink"),
     *("gemma", "glm4", "qwen3_moe"),
 )
-D_MLP = {"bloom": 192}
+D_MLP = {"bloom": 192, "gpt_oss": 4 * 81, "mixtral": 4 * 80, "qwen3_moe": 4 * 40, "olmoe": 4 * 80}
 NORMED = ("headnorm", "headnorm_gate")
 """Families with a step between the aggregated values and W_O."""
 CASES = [
     (family, site)
     for family in ALL_FAMILIES
     for site in SITES
-    if not (family in EXPERTS and site in NO_NEURONS) and not (family in UNGATED and site == "gate")
+    if not (family in EXPERTS and site in NO_GATE) and not (family in UNGATED and site == "gate")
 ]
 
 
@@ -107,7 +107,7 @@ def test_the_list_is_closed_and_in_the_order_of_computation():
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_a_family_has_every_site_but_those_that_it_lacks(family):
-    lacking = NO_NEURONS if family in EXPERTS else ("gate",) if family in UNGATED else ()
+    lacking = NO_GATE if family in EXPERTS else ("gate",) if family in UNGATED else ()
     assert sites_of(lens(family).family) == tuple(name for name in SITES if name not in lacking)
 
 
@@ -253,8 +253,8 @@ def test_nothing_is_uneditable_on_a_model_that_was_loaded(family):
     assert lens(family).uneditable == frozenset()
 
 
-@pytest.mark.parametrize("site", NO_NEURONS)
-def test_a_mixture_of_experts_has_no_neurons(site):
+@pytest.mark.parametrize("site", NO_GATE)
+def test_a_mixture_of_experts_has_no_gate(site):
     with pytest.raises(
         SiteError, match=rf"GptOssForCausalLM has no site '{site}': it is a mixture of experts.*resid_post"
     ):

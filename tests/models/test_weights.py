@@ -8,15 +8,14 @@ from einops import einsum
 from lenses import lens_of as lens
 
 from sink_lens.activations.record import capture
-from sink_lens.errors import InputError
-from sink_lens.models.load import wrap
 from sink_lens.models.sites import sites_of
-from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, tiny
+from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
 from sink_lens.models.weights import NORMS, attention_weights, mlp_weights, norm_weights
 
 LAYERS = (0, 1, 2)
 ALL_FAMILIES = (*TINY_FAMILIES, *MORE_FAMILIES)
-DENSE = tuple(family for family in ALL_FAMILIES if family not in ("gpt_oss", "mixtral", "qwen3_moe", "olmoe"))
+EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe")
+DENSE = tuple(family for family in ALL_FAMILIES if family not in EXPERTS)
 SANDWICHED = ("gemma2", "gemma3")
 UNGATED = ("gpt2", "gpt_neox", "opt", "starcoder2", "phi", "falcon", "gptj", "gpt_neo", "bloom")
 PARALLEL = ("gpt_neox", "cohere", "phi", "falcon", "gptj")
@@ -67,11 +66,10 @@ def test_the_attentions_output_is_the_sum_over_heads(family):
         assert close(made, sites(family)["attn_out", layer])
 
 
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_the_mlps_output_is_the_sum_over_neurons(family):
     for layer in LAYERS:
         weights = mlp_weights(lens(family), layer=layer)
-        assert weights is not None
         made = einsum(sites(family)["neurons", layer], weights.w_down, "b position n, d n -> b position d")
         made = through(family, "mlp_post_norm", layer, made + weights.b_down)
         assert close(made, sites(family)["mlp_out", layer])
@@ -82,7 +80,6 @@ def test_gate_and_up_come_from_the_mlps_input(family):
     """Up to the bias, which is not among the weights: of differences between neighbouring positions."""
     for layer in LAYERS:
         weights = mlp_weights(lens(family), layer=layer)
-        assert weights is not None
         assert (weights.w_gate is not None) == (family not in UNGATED)
         x = sites(family)["mlp_in", layer].diff(dim=1)
         for site, weight in (("up", weights.w_up), ("gate", weights.w_gate)):
@@ -137,22 +134,3 @@ def test_a_gain_that_is_stored_less_one_is_the_gain(family):
     norm = norm_weights(lens(family), layer=0, which="attn_norm")
     assert norm is not None
     assert torch.equal(norm.gain, lens(family).layer(0).input_layernorm.weight.detach() + 1)
-
-
-def test_a_mixture_of_experts_has_no_mlp_weights():
-    assert mlp_weights(lens("gpt_oss"), layer=0) is None
-
-
-def test_an_unknown_norm_is_refused():
-    with pytest.raises(InputError, match=r"no norm 'ln1'; need one of attn_norm, "):
-        norm_weights(lens("llama"), layer=0, which="ln1")
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "phi3"])
-def test_weights_are_views_of_the_models_own(family):
-    model = wrap(tiny(family))
-    weights = attention_weights(model, layer=0)
-    with torch.no_grad():
-        for parameter in model.layer(0).parameters():
-            parameter.zero_()
-    assert not any(weight.any() for weight in (weights.w_q, weights.w_k, weights.w_v, weights.w_o))

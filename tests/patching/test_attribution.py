@@ -13,6 +13,7 @@ from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
+from sink_lens.patching.activation import patch
 from sink_lens.patching.attribution import attribution_patch
 
 WHOLE = ("llama", "gpt2", "gemma2", "gpt_neox")
@@ -135,3 +136,35 @@ def test_a_sample_of_nothing_is_refused():
         found = attribution_patch(lens, clean, clean, site="z", metric=DIFFERENCE)
     with pytest.raises(InputError, match="no patch of this sweep changes anything"):
         found.sample(3, generator=torch.Generator())
+
+
+def test_in_steps_the_effects_of_all_embeddings_add_up_to_the_whole_difference():
+    lens, (clean, corrupted) = lens_of(), pair()
+
+    def missing(steps):
+        found = attribution_patch(
+            lens, clean, corrupted, by=("position",), layers=[0], metric=metrics.sink_mass(0), steps=steps
+        )
+        return abs(float(found.frame["approximation"].sum()) - (found.source - found.unpatched)), found
+
+    (many, found), (one, _) = missing(24), missing(1)
+    assert many < 0.02 * abs(found.source - found.unpatched)
+    assert many < one / 4
+
+
+def test_screened_cells_are_the_strongest_to_first_order_and_patched_for_real():
+    lens, (clean, corrupted) = lens_of(), pair()
+    asked = {"site": "neurons", "by": ("layer", "unit"), "metric": DIFFERENCE}
+    every = attribution_patch(lens, clean, corrupted, **asked).frame
+    found = patch(lens, clean, corrupted, screen=5, progress=False, **asked).frame
+    strongest = every.loc[every["approximation"].abs().nlargest(5).index].sort_index()
+    assert found[["layer", "unit"]].to_numpy().tolist() == strongest[["layer", "unit"]].to_numpy().tolist()
+    assert found["approximation"].tolist() == pytest.approx(strongest["approximation"].tolist())
+    layer, unit = found.loc[0, ["layer", "unit"]]
+    one = patch(lens, clean, corrupted, by=(), site="neurons", layers=[layer], units=[unit], metric=DIFFERENCE)
+    assert found.loc[0, "effect"] == pytest.approx(one.frame["effect"].item(), abs=1e-6)
+
+
+def test_fewer_steps_than_one_are_refused():
+    with pytest.raises(InputError, match="steps is 0; need at least 1"):
+        attribution_patch(lens_of(), *pair(), steps=0)

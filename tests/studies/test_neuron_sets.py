@@ -132,11 +132,6 @@ def test_a_model_without_a_growth_step_is_refused(planted_at):
         find_sets(planted_at(sink=False).setting)
 
 
-def test_a_mixture_of_experts_is_refused(tiny_at):
-    with pytest.raises(InputError, match="mixture of experts, whose neurons have no site; need a dense model"):
-        find_sets(tiny_at("gpt_oss").setting)
-
-
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "opt"])
 def test_families_without_a_gate_or_with_a_norm_behind_are_ranked_and_ablated(tiny_at, family):
     place = tiny_at(family)

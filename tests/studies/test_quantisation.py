@@ -172,7 +172,7 @@ def test_every_family_can_be_asked(family, tmp_path):
     tokens = torch.randint(3, 300, (4, 16), generator=torch.Generator().manual_seed(0))
     fields = {"cache": "int4_token", "channels": [2], "controls": 1, "format": "fp8_e4m3_token", "progress": False}
     study = quantise(lens, tokens=from_tensor(tokens), out=tmp_path / "run", **fields)
-    sites = ["attn_in", "z", "mlp_in", *(["neurons"] if lens.family.down else []), "k", "v"]
+    sites = ["attn_in", "z", "mlp_in", *(["neurons"] if lens.family.experts is None else []), "k", "v"]
     assert study.tables["sqnr"]["site"].drop_duplicates().tolist() == sites
     assert study.tables["summary"].iloc[0]["clean_loss_nats"] > 0
 

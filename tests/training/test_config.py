@@ -100,7 +100,7 @@ def test_json_is_read_too(tmp_path):
         ("n_kv_heads = 4", "n_heads is 6 and n_kv_heads 4; need a multiple of it"),
         ("accumulation = 5", "batch is 32 and accumulation 5; need a multiple of it"),
         ("min_lr = 1.0", "min_lr is 1.0 and lr 0.002; need at most that"),
-        ("steps = 60", "warmup is 60 and steps 60; need fewer steps of warm-up"),
+        ("steps = 60\nwarmup = 60", "warmup is 60 and steps 60; need fewer steps of warm-up"),
         ("eval_frac = 1", "eval_frac is 1.0; need a number above 0, up to 0.5"),
         ("watch = true\nlength = 9", "watch is asked for with sequences of 9 tokens"),
         ("betas = [0.9]", "betas is (0.9,); need two numbers"),

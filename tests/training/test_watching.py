@@ -191,7 +191,7 @@ def test_a_training_that_is_watched_takes_the_same_steps():
 def test_other_families_are_measured(family):
     found = chain_measures(wrap(tiny(family, num_hidden_layers=2)), batch(sequences=2, length=12))
     assert value(found, "sink_mass") > 0
-    assert ("super_neurons" in set(found["measure"])) == (family != "gpt_oss")  # a mixture of experts has none
+    assert "super_neurons" in set(found["measure"])
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -172,7 +172,6 @@ def _columns(setting: Setting) -> dict[int, Tensor]:
     for part in setting.makers[:_MOST_DIRECTIONS]:
         if part.kind == "neuron":
             weights = mlp_weights(setting.lens, layer=part.layer)
-            assert weights is not None
             column = weights.w_down[:, part.unit].float().cpu()
             norm = norm_weights(setting.lens, layer=part.layer, which="mlp_post_norm")
             found.setdefault(part.layer, []).append((column if norm is None else column * norm.gain.cpu())[None])

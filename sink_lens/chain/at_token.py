@@ -1,0 +1,141 @@
+"""``trace --at TOKEN``: sequences cut so that one occurrence of a token stands at one position in each.
+
+A sink that is a token stands somewhere else in each sequence. Each row here is one occurrence: some tokens before it,
+it, and what follows it up to the next occurrence. So the token stands once in each row, always at the same position,
+and the chain's readings, interventions and freezes at that position are those at the occurrence.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..activations.record import stream
+from ..data.tokens import TokenBatch
+from ..errors import InputError
+from ..models.lens import LensModel
+from .config import TraceConfig
+from .readings import rate_by_key, sampled_rows
+
+AUTO = "auto"
+_BEFORE = 8
+"""Tokens before an occurrence, without BOS."""
+_AFTER = (48, 32, 24, 16, 12, 8)
+"""Tokens that may follow it, the most that enough occurrences have."""
+_FEWEST = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occurrences:
+    """Rows with one occurrence each."""
+
+    tokens: TokenBatch
+    position: int
+    """Where the token stands in every row."""
+    ids: tuple[int, ...]
+    text: str
+    """The token, as a person reads it."""
+    found: int
+    """How often it stands in the sequences that were given; the rows are those with room around it."""
+
+
+def at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occurrences:
+    """The occurrences of the token that ``config.at`` names.
+
+    Raises:
+        InputError: no such token, or too few occurrences with tokens before and after them.
+    """
+    assert config.at is not None
+    ids = (_strongest(lens, batch, config=config),) if config.at == AUTO else ids_of(config.at, lens=lens)
+    first = int(batch.bos)
+    places = [
+        (number, position)
+        for number, row in enumerate(batch.tokens.tolist())
+        for position in range(first, int(batch.lengths[number]))
+        if row[position] in ids
+    ]
+    text = _text(ids, lens.tokenizer)
+    return _rows(batch, places, ids=ids, text=text)
+
+
+def ids_of(token: str, *, lens: LensModel) -> tuple[int, ...]:
+    """Ids of a token: the number itself, or every id whose text is the string, with or without a space before it.
+
+    Raises:
+        InputError: the id is outside the vocabulary, no id has this text, or the model has no tokenizer.
+    """
+    if token.isdecimal():
+        if int(token) >= lens.d_vocab:
+            raise InputError(f"token id {token} is outside the vocabulary of {lens.d_vocab}; need an id of this model")
+        return (int(token),)
+    if lens.tokenizer is None:
+        raise InputError(f"{lens.name} has no tokenizer, so the token {token!r} has no id; need an id, as 13")
+    wanted = token.replace("\\n", "\n").replace("\\t", "\t")
+    size = min(lens.d_vocab, len(lens.tokenizer))
+    found = tuple(i for i in range(size) if lens.tokenizer.decode([i]) in (wanted, f" {wanted}"))
+    if not found:
+        raise InputError(
+            f"no token of {lens.name} reads {wanted!r}; need the text of one token, an id, or auto. Text of more than "
+            "one token is no token"
+        )
+    return found
+
+
+def _text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
+    return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
+
+
+def _rows(batch: TokenBatch, places: list[tuple[int, int]], *, ids: tuple[int, ...], text: str) -> Occurrences:
+    """One row an occurrence, the first of every sequence before the second of any, as many as there were sequences."""
+    by_sequence: dict[int, list[int]] = {}
+    for number, position in places:
+        by_sequence.setdefault(number, []).append(position)
+    room: list[tuple[int, int, int, int]] = []  # which of its sequence, sequence, position, tokens after it
+    for number, own in by_sequence.items():
+        for rank, position in enumerate(own):
+            start = own[rank - 1] + 1 if rank else int(batch.bos)
+            end = own[rank + 1] if rank + 1 < len(own) else int(batch.lengths[number])
+            if position - start >= _BEFORE:
+                room.append((rank, number, position, end - position - 1))
+    fewest = max(_FEWEST, min(batch.n_sequences, len(room)) // 2)
+    after = next((most for most in _AFTER if sum(one[3] >= most for one in room) >= fewest), None)
+    if after is None:
+        raise InputError(
+            f"{text} stands {len(places)} times in {batch.n_sequences} sequences, and {len(room)} times with {_BEFORE} "
+            f"tokens before it; need {_FEWEST} occurrences with that and {_AFTER[-1]} tokens behind, without another. "
+            "Use longer sequences or more of them"
+        )
+    chosen = sorted(one for one in room if one[3] >= after)[: batch.n_sequences]
+    rows = []
+    for _, number, position, _ in chosen:
+        row = batch.tokens[number, position - _BEFORE : position + after + 1]
+        rows.append(torch.cat([batch.tokens[number, :1], row]) if batch.bos else row)
+    tokens = torch.stack(rows)
+    cut = replace(batch, tokens=tokens, lengths=torch.full((len(rows),), tokens.shape[1]))
+    return Occurrences(tokens=cut, position=_BEFORE + int(batch.bos), ids=ids, text=text, found=len(places))
+
+
+def _strongest(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> int:
+    """The token that most often draws a sink where it does not stand first.
+
+    Raises:
+        InputError: none does in at least ``min_sink_rate`` of (layer, head).
+    """
+    reading = rate_by_key(config.threshold, shares=lens.family.sigmoid)
+    rows = sampled_rows(batch.n_positions)
+    rate = stream(lens, batch, [reading], rows=rows).stacked("rate_by_key").nanmean(0).nan_to_num(0.0)  # sequence, key
+    of_token: dict[int, list[float]] = {}
+    for number, row in enumerate(batch.tokens.tolist()):
+        for position in range(_BEFORE, int(batch.lengths[number])):
+            of_token.setdefault(row[position], []).append(float(rate[number, position]))
+    often = {token: sum(own) / len(own) for token, own in of_token.items() if len(own) >= _FEWEST}
+    best = max(often, key=lambda token: often[token], default=None)
+    if best is None or often[best] < config.min_sink_rate:
+        strongest = (
+            "" if best is None else f"; the strongest is {_text((best,), lens.tokenizer)} with {often[best]:.3f}"
+        )
+        raise InputError(
+            f"no token that stands {_FEWEST} times at position {_BEFORE} or later is a sink there in "
+            f"{config.min_sink_rate:g} of layers and heads{strongest}. Name a token, or trace without --at"
+        )
+    return best

@@ -1,0 +1,167 @@
+"""Routed experts whose neurons are a site: each expert's neurons, times the router's weight for the expert.
+
+The experts of transformers keep their weights in one tensor and never show what stands before the down-projection. A
+subclass here has a place for it, ``hook_neurons``: the neurons of every expert that a token is sent to, times the
+router's weight. What the experts add to the stream is the sum over neurons of activation times column, as in a dense
+MLP, so the site ``neurons`` of a mixture of experts means what it means elsewhere. Its axis ``d_mlp`` goes over all
+experts, ``expert * size + neuron``; experts that a token is not sent to have 0 there. Where experts have a bias
+(gpt-oss), it is one more neuron of each, whose activation is the router's weight.
+
+The tensor of all experts is made only while something reads or edits the site. The numbers of the model are those of
+its own class, to the last bit, at every token where no edit changed a neuron.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+from .offload import rebound
+
+HOOK = "hook_neurons"
+"""The submodule of the experts whose input and output are the site."""
+
+
+class _Shown:
+    """Experts whose neurons can be read and edited; the base class comes behind it."""
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "position d_model"],
+        top_k_index: Int[Tensor, "position sample"],
+        top_k_weights: Float[Tensor, "position sample"],
+    ) -> Float[Tensor, "position d_model"]:
+        """What the experts add to the stream at each token; where an edit changed something, by neurons."""
+        experts: Any = self
+        out = super().forward(hidden_states, top_k_index, top_k_weights)  # type: ignore[misc]  # of the base class
+        point = getattr(experts, HOOK)
+        if not (point._forward_hooks or point._forward_pre_hooks):
+            return out
+        weights = top_k_weights.new_zeros(len(hidden_states), experts.num_experts)
+        weights = weights.scatter(1, top_k_index, top_k_weights)
+        sent = torch.zeros_like(weights, dtype=torch.bool).scatter(1, top_k_index, value=True)
+        whole = _neurons(experts, hidden_states, weights=weights, sent=sent)
+        batch = experts.__dict__.get("n_sequences", 1)
+        edited = point(whole.flatten(1).unflatten(0, (batch, -1))).flatten(0, 1).unflatten(-1, whole.shape[1:])
+        if edited.requires_grad:  # a gradient is asked for, with or without a change
+            return _sum(experts, edited, sent=sent)
+        changed = (edited != whole).any(-1).any(-1)
+        if bool(changed.any()):  # the other tokens keep every bit
+            out = out.clone()
+            out[changed] = _sum(experts, edited[changed], sent=sent[changed])
+        return out
+
+
+def _neurons(experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor) -> Float[Tensor, "position sample neuron"]:
+    """The neurons of every expert at every token, times the router's weight; 0 where a token is not sent to it."""
+    whole = x.new_zeros(*sent.shape, size_of(experts))
+    for expert in sent.any(0).nonzero().flatten().tolist():
+        rows = sent[:, expert].nonzero().flatten()
+        by = weights[rows, expert, None]
+        neurons = experts._apply_gate(_in(experts, x[rows], expert)) * by
+        if experts.has_bias:
+            neurons = torch.cat([neurons, by], dim=-1)
+        whole = whole.index_put((rows, torch.full_like(rows, expert)), neurons.to(x.dtype))
+    return whole
+
+
+def _sum(experts: Any, neurons: Tensor, *, sent: Tensor) -> Float[Tensor, "position d_model"]:
+    """Neurons times columns, over the experts that a token is sent to and those that an edit made it use."""
+    out = neurons.new_zeros(len(neurons), columns_of(experts, 0).shape[0])
+    used = sent | (neurons != 0).any(-1)
+    for expert in used.any(0).nonzero().flatten().tolist():
+        rows = used[:, expert].nonzero().flatten()
+        out = out.index_add(0, rows, neurons[rows, expert] @ columns_of(experts, expert).T)
+    return out
+
+
+def _in(experts: Any, x: Tensor, expert: int) -> Tensor:
+    """Gate and up-projection of one expert."""
+    weight = experts.gate_up_proj[expert]
+    projected = x @ (weight if experts.is_transposed else weight.T)
+    return projected + experts.gate_up_proj_bias[expert] if experts.has_bias else projected
+
+
+def size_of(experts: Any) -> int:
+    """Neurons of one expert, its bias included."""
+    inner = experts.down_proj.shape[1 if experts.is_transposed else 2]
+    return int(inner) + int(experts.has_bias)
+
+
+def columns_of(experts: Any, expert: int) -> Float[Tensor, "d_model neuron"]:
+    """The down-projection of one expert, its bias as the last column."""
+    weight = experts.down_proj[expert]
+    columns = weight.T if experts.is_transposed else weight
+    return torch.cat([columns, experts.down_proj_bias[expert][:, None]], dim=1) if experts.has_bias else columns
+
+
+def rows_of(experts: Any, expert: int) -> tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "neuron d_model"]]:
+    """Gate and up-projection of one expert; a bias is read from nothing, so its row is 0."""
+    weight = experts.gate_up_proj[expert]
+    weight = weight.T if experts.is_transposed else weight
+    gate, up = weight.chunk(2) if experts.is_concatenated else (weight[::2], weight[1::2])
+    if experts.has_bias:
+        gate, up = (torch.cat([one, one.new_zeros(1, one.shape[1])]) for one in (gate, up))
+    return gate, up
+
+
+class ShownMixtralExperts(_Shown, MixtralExperts):
+    """Mixtral's experts."""
+
+
+class ShownQwen3MoeExperts(_Shown, Qwen3MoeExperts):
+    """Qwen3-MoE's experts."""
+
+
+class ShownOlmoeExperts(_Shown, OlmoeExperts):
+    """OLMoE's experts."""
+
+
+_GptOss: Any = GptOssExperts  # its decorator has no type
+
+
+class ShownGptOssExperts(_Shown, _GptOss):
+    """gpt-oss's experts, which have biases."""
+
+
+_SHOWN: dict[type[nn.Module], type[nn.Module]] = {
+    MixtralExperts: ShownMixtralExperts,
+    Qwen3MoeExperts: ShownQwen3MoeExperts,
+    OlmoeExperts: ShownOlmoeExperts,
+    _GptOss: ShownGptOssExperts,
+}
+
+
+def show_experts(model: nn.Module) -> None:
+    """Give the experts of a model the place where their neurons are read and edited; the modules stay the same."""
+    for block in model.modules():
+        experts: Any = getattr(block, "experts", None)
+        own = _SHOWN.get(type(experts))
+        if own is None:
+            continue
+        experts.__class__ = own
+        rebound(experts)
+        experts.add_module(HOOK, HookPoint())
+        block.register_forward_pre_hook(_note_batch)
+
+
+def _note_batch(block: Any, args: tuple[Any, ...]) -> None:
+    """The experts see tokens without sequences."""
+    block.experts.__dict__["n_sequences"] = args[0].shape[0]
+
+
+def hook_experts(bridge: TransformerBridge) -> None:
+    """Name the hooks of a bridge that was built from a model with shown experts, so that it finds them."""
+    for layer, block in enumerate(bridge.blocks):
+        original = getattr(getattr(block, "mlp", None), "original_component", None)
+        point = getattr(getattr(original, "experts", None), HOOK, None)
+        if point is not None:
+            point.name = f"blocks.{layer}.mlp.{HOOK}"
+            bridge._hook_registry[point.name] = point

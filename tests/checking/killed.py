@@ -1,0 +1,134 @@
+"""Kills a sweep, a patch and a trace at random moments (SIGKILL), resumes them, and compares what they leave.
+
+``python tests/checking/killed.py --kills 20`` prints a line for each; the exit code is 1 where a table differs from
+that of a run that nobody killed. The commands run on a tiny model in forks of this process, which has everything
+imported.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "MPLBACKEND": "agg"}
+
+import pandas as pd
+import torch
+from typer.testing import CliRunner
+
+from sink_lens.cli import app
+from sink_lens.models.tiny import planted, tiny_tokenizer
+
+SWEEP = """\
+controls = 3
+tokens = { kind = "random", bos = "with", sequences = 4, length = 24 }
+metrics = [{ name = "sink_mass" }, { name = "loss" }]
+edits = [
+    { kind = "zero", site = "z", heads = "each", layers = "each" },
+    { kind = "zero", site = "neurons", layers = "1-3", units = "each" },
+]
+"""
+SMALL = ["--sequences", "6", "--length", "24", "--tokens", "random", "--bos", "with", "--controls", "3"]
+PAIR = ["--clean", "the cat and the dog", "--corrupted", "the bat and the hog"]
+COMMANDS = {
+    "sweep": ["sweep", "sweep.toml", "--model", "model"],
+    "patch": [
+        "patch",
+        "model",
+        "--clean",
+        "the cat and the dog",
+        "--corrupted",
+        "the bat and the hog",
+        "--bos",
+        "with",
+    ],
+    "trace": ["trace", "model", *SMALL],
+}
+
+
+def run(arguments: list[str], *, out: str) -> int:
+    """Start a command in a fork; its process id."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = CliRunner().invoke(app, [*arguments, "--out", out]).exit_code
+        finally:
+            os._exit(code)
+    return child
+
+
+def finished(child: int) -> bool:
+    """Wait for a command to end; whether it ended well."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def tables(folder: str) -> dict[str, pd.DataFrame]:
+    """The tables of a run."""
+    return {path.name: pd.read_parquet(path) for path in sorted(Path(folder).glob("*.parquet"))}
+
+
+def differing(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> list[str]:
+    """The tables that are not equal to the last bit; columns with times are left out."""
+    found = sorted(set(one) ^ set(other))
+    for name in set(one) & set(other):
+        pair = [frame.drop(columns=[c for c in frame.columns if "seconds" in c]) for frame in (one[name], other[name])]
+        if not pair[0].equals(pair[1]):
+            found.append(name)
+    return found
+
+
+def killed(arguments: list[str], *, name: str, kills: int, drawn: random.Random) -> list[str]:
+    """Kill a command again and again, resume it, and give the tables that differ from those of a whole run."""
+    begun = time.monotonic()
+    if not finished(run(arguments, out=f"{name}-whole")):
+        return ["the run that nobody killed"]
+    seconds, whole = time.monotonic() - begun, tables(f"{name}-whole")
+    out, done, wrong = f"{name}-killed", 0, list[str]()
+    while done < kills:
+        child = run(arguments, out=out)
+        time.sleep(drawn.uniform(0, seconds))
+        if os.waitpid(child, os.WNOHANG)[0]:  # it was faster: what was resumed is compared, and it begins again
+            wrong += differing(whole, tables(out))
+            shutil.rmtree(out)
+            continue
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        done += 1
+    if not finished(run(arguments, out=out)):
+        wrong.append("the last run, resumed")
+    return wrong + differing(whole, tables(out))
+
+
+def main() -> int:
+    """Kill all commands, or one; 1 where something differs."""
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("--kills", type=int, default=20)
+    asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--only", choices=tuple(COMMANDS))
+    options = asked.parse_args()
+    torch.set_num_threads(1)
+    drawn, failed = random.Random(options.seed), False
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        os.environ["SINK_LENS_CACHE"] = "cache"
+        Path("sweep.toml").write_text(SWEEP)
+        planted().model.save_pretrained("model")
+        tiny_tokenizer(adds_bos=True).save_pretrained("model")
+        for name, arguments in COMMANDS.items():
+            if options.only in (None, name):
+                wrong = killed(arguments, name=name, kills=options.kills, drawn=drawn)
+                sys.stdout.write(f"{name}: {options.kills} kills, differing: {', '.join(wrong) or 'nothing'}\n")
+                sys.stdout.flush()
+                failed |= bool(wrong)
+        os.chdir("/")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

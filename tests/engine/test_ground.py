@@ -1,0 +1,95 @@
+"""Runs that cells continue: under edits of their own, of fewer sequences, with more sites, and side by side."""
+
+import pytest
+import torch
+from lenses import lens_of
+
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits.constructors import edit, freeze, scale, zero
+from sink_lens.edits.isolation import isolate
+from sink_lens.engine import threads
+from sink_lens.engine.engine import outcomes
+from sink_lens.engine.forward import run_with
+from sink_lens.engine.ground import Ground
+from sink_lens.engine.needs import Needs
+from sink_lens.engine.plan import Plan
+from sink_lens.models.tiny import VOCAB_SIZE
+
+KEYS = (0, 6)
+TOKENS = from_tensor(torch.randint(3, VOCAB_SIZE, (5, 20), generator=torch.Generator().manual_seed(2)))
+NEEDS = Needs(
+    keys=KEYS,
+    layers=(0, 1, 2),
+    sites=("resid_post",),
+    loss=True,
+    logits=False,
+    state=True,
+    whole=True,
+    positions=None,
+)
+EARLY = (isolate([6]), scale("mlp_out", 2.0, layers=[0], positions=[3, 9]))
+LATE = [
+    (zero("z", layers=[2], positions=[12]),),  # after all positions of the run's own edits
+    (scale("resid_pre", 0.5, layers=[1], positions=[8]),),  # between those of one of them
+    (scale("k", 2.0, layers=[1], positions=[6]), zero("attn_out", layers=[2])),
+    (),
+]
+
+
+def ground_of(lens, *, edits=(), **plan):
+    options = {"path": "plain", "prompts": 2, "pack": 2} | plan
+    return Ground(lens, TOKENS, plan=Plan(**options), needs=NEEDS, edits=edits)
+
+
+def assert_alike(found, wanted):
+    for name in ("mass", "state", "loss"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("path", ["plain", "bridge"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gpt_oss"])
+def test_what_goes_on_from_a_run_is_one_run_under_both(family, path):
+    lens = lens_of(family)
+    ground = ground_of(lens, edits=EARLY, path=path, pack=1 if path == "bridge" else 2)
+    found = outcomes(ground, LATE, needs=NEEDS)
+    for edits, (outcome, changed) in zip(LATE, found, strict=True):
+        assert_alike(outcome, run_with(lens, TOKENS, [*EARLY, *edits], positions=KEYS))
+        assert changed == set(range(len(edits)))
+
+
+def test_of_fewer_sequences_each_has_its_own_values():
+    lens = lens_of("llama")
+    given = torch.randn(5, 1, 48, generator=torch.Generator().manual_seed(1))
+    one = freeze("resid_pre", {1: given}, positions=[4], layers=[1])
+    few = ground_of(lens).fewer(2)
+    assert (few.n_sequences, few.prompts) == (2, [slice(0, 5, 3)])
+    ((found, _),) = outcomes(few, [[one]], needs=NEEDS)
+    whole = run_with(lens, TOKENS, one, positions=KEYS)
+    torch.testing.assert_close(found.loss, whole.loss[[0, 3]])
+    torch.testing.assert_close(found.mass, whole.mass[:, [0, 3]])
+    assert few.fewer(2) is few
+
+
+def test_forwards_side_by_side_give_the_same_bits(monkeypatch):
+    lens = lens_of("llama")
+    alone = outcomes(ground_of(lens, edits=EARLY), LATE, needs=NEEDS)
+    monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
+    beside = outcomes(ground_of(lens, edits=EARLY, lanes=2), LATE, needs=NEEDS)
+    for (one, _), (other, _) in zip(alone, beside, strict=True):
+        assert torch.equal(one.mass, other.mass)
+        assert torch.equal(one.loss, other.loss)
+
+
+def test_more_sites_are_kept_where_they_are_asked_for():
+    ground = ground_of(lens_of("llama"))
+    more = ground.keeping(("z",))
+    assert more is ground.keeping(("z", "resid_post")) is not ground
+    assert {site for site, _ in more.clean(0).outcome.tensors} == {"z", "resid_post"}
+
+
+def test_an_edit_that_fails_fails_the_run():
+    def bad(x, at):
+        raise ValueError("no such number")
+
+    with pytest.raises(ValueError, match="no such number"):
+        outcomes(ground_of(lens_of("llama")), [[edit("z", bad, layers=[1])]], needs=NEEDS)

@@ -1,0 +1,160 @@
+"""The neurons of routed experts, against the experts of transformers and against edits written out here."""
+
+import pytest
+import torch
+from lenses import lens_of
+
+from sink_lens.activations.record import capture
+from sink_lens.edits.baking import bake
+from sink_lens.edits.constructors import edit, scalar, scale, zero
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import SiteError
+from sink_lens.models.experts import columns_of
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import VOCAB_SIZE, tiny
+from sink_lens.models.weights import mlp_weights
+
+EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
+LAYER = 1
+
+
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def close(found, expected, tolerance=1e-5):
+    return bool(((found - expected).norm(dim=-1) <= tolerance * expected.norm(dim=-1)).all())
+
+
+@torch.no_grad()
+def raw(family, change=None):
+    """The logits of a model of transformers' own classes; ``change`` gets (expert, rows, neurons) of one layer.
+
+    The experts are written out here: each token's experts one after the other.
+    """
+    model = tiny(family)
+    model.config._experts_implementation = "eager"
+    if change is not None:
+        experts = model.model.layers[LAYER].mlp.experts
+        transposed = family == "gpt_oss"
+
+        def forward(x, index, weights):
+            out = torch.zeros_like(x)
+            for row in range(len(x)):
+                for slot, expert in enumerate(index[row].tolist()):
+                    w_in, w_out = experts.gate_up_proj[expert], experts.down_proj[expert]
+                    if transposed:
+                        w_in, w_out = w_in.T, w_out.T
+                    both = w_in @ x[row]
+                    if transposed:
+                        both = both + experts.gate_up_proj_bias[expert]
+                    neurons = change(expert, row, experts._apply_gate(both[None])[0] * weights[row, slot])
+                    out[row] += w_out @ neurons
+                    if transposed:
+                        out[row] += experts.down_proj_bias[expert] * weights[row, slot]
+            return out
+
+        experts.forward = forward
+    return model(tokens(), use_cache=False).logits
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_the_experts_give_what_those_of_transformers_give(family):
+    lens = lens_of(family)
+    model = tiny(family)
+    with torch.no_grad():
+        expected = model(tokens(), use_cache=False).logits
+        assert torch.equal(lens.plain(tokens(), use_cache=False).logits, expected)
+    # and the one that is written out here
+    assert close(raw(family, lambda expert, row, neurons: neurons), raw(family))
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_the_neurons_times_their_columns_sum_to_what_the_block_adds(family):
+    lens = lens_of(family)
+    found = capture(lens, tokens(), sites=["neurons", "mlp_out"])
+    for layer in range(3):
+        terms = found["neurons", layer] @ mlp_weights(lens, layer=layer).w_down.T
+        assert close(terms, found["mlp_out", layer])
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_every_token_uses_its_two_experts_and_no_other(family):
+    lens = lens_of(family)
+    assert lens.d_expert is not None
+    neurons = capture(lens, tokens(), sites=["neurons"])["neurons", LAYER].unflatten(-1, (-1, lens.d_expert))
+    assert ((neurons != 0).any(-1).sum(-1) == 2).all()
+    columns = columns_of(lens.layer(LAYER).mlp.experts, 3)
+    own = mlp_weights(lens, layer=LAYER).w_down[:, 3 * lens.d_expert : 4 * lens.d_expert]
+    assert torch.equal(columns, own)
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_an_edit_of_an_experts_neuron_is_the_same_edit_of_the_raw_model(family):
+    lens = lens_of(family)
+    expert, neuron = 2, 7
+
+    def doubled(which, row, neurons):
+        return neurons * (1 + (torch.arange(len(neurons)) == neuron)) if which == expert else neurons
+
+    one = scale("neurons", 2.0, layers=[LAYER], units=[expert * lens.d_expert + neuron])
+    found = run_with(lens, tokens(), one, loss=False, logits=True, layers=[0]).logits
+    assert close(found, raw(family, doubled))
+    assert not close(found, raw(family), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_ablating_an_expert_is_leaving_it_out(family):
+    lens = lens_of(family)
+    whole = zero("neurons", layers=[LAYER], units=range(2 * lens.d_expert, 3 * lens.d_expert))
+    found = run_with(lens, tokens(), whole, loss=False, logits=True, layers=[0]).logits
+    model = tiny(family)
+    with torch.no_grad():
+        model.model.layers[LAYER].mlp.experts.down_proj[2] = 0
+        if family == "gpt_oss":
+            model.model.layers[LAYER].mlp.experts.down_proj_bias[2] = 0
+        assert close(found, model(tokens(), use_cache=False).logits)
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_entries_of_a_down_projection_are_entries_of_one_experts_weights(family):
+    lens = lens_of(family)
+    units = [2 * lens.d_expert + 7, lens.d_expert + 3]
+    one = scalar(lens, layer=LAYER, neurons=units, dimensions=[4, 11])
+    found = run_with(lens, tokens(), one, loss=False, logits=True, layers=[0]).logits
+    model = tiny(family)
+    down = model.model.layers[LAYER].mlp.experts.down_proj
+    with torch.no_grad():
+        for expert, neuron in ((2, 7), (1, 3)):
+            for dimension in (4, 11):
+                down[(expert, neuron, dimension) if family == "gpt_oss" else (expert, dimension, neuron)] = 0
+        assert close(found, model(tokens(), use_cache=False).logits)
+
+
+def test_an_edit_may_use_an_expert_that_a_token_was_not_sent_to():
+    lens = lens_of("mixtral")
+    clean = capture(lens, tokens(), sites=["mlp_out", "neurons"])
+    unit = 3 * lens.d_expert + 5
+    idle = clean["neurons", LAYER][..., 3 * lens.d_expert : 4 * lens.d_expert].abs().sum(-1) == 0
+    assert idle.any()
+    added = edit("neurons", lambda x, at: x + 2.0, layers=[LAYER], units=[unit])
+    found = run_with(lens, tokens(), added, sites=["mlp_out"], loss=False, layers=[LAYER]).tensors["mlp_out", LAYER]
+    expected = clean["mlp_out", LAYER] + 2.0 * mlp_weights(lens, layer=LAYER).w_down[:, unit]
+    assert close(found, expected)
+
+
+def test_a_saved_model_has_the_classes_of_transformers_and_its_weights(tmp_path):
+    model = tiny("mixtral")
+    names = set(model.state_dict())
+    lens = wrap(model)
+    assert set(lens.plain.state_dict()) == names
+    lens.plain.save_pretrained(tmp_path)
+    again = type(tiny("mixtral")).from_pretrained(tmp_path)
+    assert type(again.model.layers[0].mlp.experts).__name__ == "MixtralExperts"
+    with torch.no_grad():
+        assert close(again(tokens(), use_cache=False).logits, raw("mixtral"))
+
+
+def test_what_has_no_module_of_its_own_is_refused():
+    with pytest.raises(SiteError, match=r"mixture of experts, whose neurons have no down-projection of their own"):
+        bake(lens_of("mixtral"), neurons={0: [1]})

@@ -1,0 +1,67 @@
+"""What the README and the tutorials say can be run is run: Python in its order, commands up to their options."""
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from sink_lens import cli
+from sink_lens.models.tiny import planted, tiny_tokenizer
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+RUN = [page for page in PAGES if page.parent.name == "tutorials" or page.name == "README.md"]
+"""Pages whose blocks run on a planted model in ``./my-model``; ``tests/test_docs.py`` runs those of others."""
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def commands(page):
+    for block in blocks(page, ""):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = line.split("  #")[0].split(" > ")[0].split(" | ")[0].split(" // ")[0]
+            words = re.sub(r"\s//\s.*", "", words).strip()
+            if words.startswith("sink-lens "):
+                yield words
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tutorials") / "my-model"
+    planted().model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs_in_its_order(page, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").symlink_to(model)
+    (tmp_path / "text.txt").write_text("the cat and the dog saw the river near the hill. " * 400)
+    monkeypatch.setattr("sink_lens.records.display.page", lambda folder: folder)  # pages have their own tests
+    found = blocks(page, "python")
+    assert found
+    names = {}
+    for block in found:
+        exec(compile(block, page.name, "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_page_is_understood(page):
+    for line in commands(page):
+        context, group, words = None, typer.main.get_command(cli.app), shlex.split(line)[1:]
+        while hasattr(group, "commands"):  # data list, data fetch
+            name, *words = [words[0].rstrip("."), *words[1:]]
+            group = group.commands[name]
+        with contextlib.suppress(typer.Exit):  # --example prints at once, and ends
+            context = group.make_context(name, words)
+        assert context is None or context.info_name == name, line
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 200
