@@ -22,7 +22,7 @@ from sink_lens import wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
 from sink_lens.edits.quantisation import format_of, rounded
-from sink_lens.models.tiny import BOS_ID, PAD_ID, planted, tiny, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, PAD_ID, planted, tiny_tokenizer
 from sink_lens.studies import diff
 
 SIZE = {"sequences": 8, "length": 48}
@@ -60,8 +60,8 @@ def trained(model: Any, *, steps: int, seed: int, lr: float, only: str = "") -> 
 
 
 def base(steps: int = 150) -> Any:
-    """The model with a planted sink, trained on text."""
-    return trained(planted().model, steps=steps, seed=0, lr=1e-3)
+    """The model with a planted sink and an unembedding that is trained on text."""
+    return trained(planted().model, steps=steps, seed=0, lr=5e-3, only="lm_head")
 
 
 def tuned(seed: int, model: Any, *, steps: int = 20) -> Any:
@@ -274,29 +274,18 @@ def cases(model: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def main() -> None:
     """Run all of them and write a row for each."""
-    torch.manual_seed(0)
-    model, other = base(), trained(tiny("llama", initializer_range=0.05), steps=150, seed=1, lr=1e-3)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for kind, name, given in cases(model):
-            found = compared(model, out=Path(folder) / "run", **given).decision
-            rows.append((kind, "planted sink", name, found))
-            print(kind, name, found["alarms"], found["sentence"][:160], flush=True)
-        for seed in range(4):
-            found = compared(other, tuned(seed + 100, other), out=Path(folder) / "run").decision
-            rows.append(("healthy", "no sink", f"fine-tune {seed + 100}", found))
-            print("healthy, no sink", seed, found["alarms"], found["sentence"][:160], flush=True)
-    with Path(sys.argv[1]).open("w", newline="") as file:
+    model = base()
+    found: dict[str, list[bool]] = {"broken": [], "healthy": []}
+    with tempfile.TemporaryDirectory() as folder, Path(sys.argv[1]).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("kind", "model", "case", "alarms", "loss_change_nats", "changes", "lines"))
-        for kind, of, name, found in rows:
-            change = f"{found['loss_change_nats']:.4f}"
-            writer.writerow(
-                (kind, of, name, found["alarms"], change, "; ".join(found["changes"]), "; ".join(found["lines"]))
-            )
-    broken = [found["alarms"] > 0 for kind, _, _, found in rows if kind == "broken"]
-    alarms = [found["alarms"] > 0 for kind, _, _, found in rows if kind == "healthy"]
-    print(f"{sum(broken)} of {len(broken)} breakages found, {sum(alarms)} of {len(alarms)} healthy fine-tunes alarmed")
+        writer.writerow(("kind", "case", "alarms", "conclusion"))
+        for kind, name, given in cases(model):
+            decision = compared(model, out=Path(folder) / "run", **given).decision
+            writer.writerow((kind, name, decision["alarms"], decision["sentence"][:160]))
+            found[kind].append(decision["alarms"] > 0)
+    broken, healthy = found["broken"], found["healthy"]
+    print(f"{sum(broken)} of {len(broken)} breakages found")
+    print(f"{sum(healthy)} of {len(healthy)} healthy fine-tunes alarmed")
 
 
 if __name__ == "__main__":

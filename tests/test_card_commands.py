@@ -40,7 +40,7 @@ def test_card(model, tmp_path):
         f"run: {tmp_path / 'run'}",
     ]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "A sink at position 0, outlier dimension 29" in page
+    assert "A sink at position 0 in 40% [40%, 40%] of heads, outlier dimension 29" in page
     assert "undefined" not in done.stdout
 
 

@@ -22,11 +22,12 @@ from sink_lens.identity.surveys import survey
 from sink_lens.patching.activation import patch_config
 from sink_lens.patching.config import PatchConfig
 from sink_lens.report.config import ReportConfig, TableConfig
-from sink_lens.studies import card, quantise, streaming, verify
+from sink_lens.studies import card, diff, quantise, streaming, verify
 from sink_lens.studies.config import (
     AblateConfig,
     AmplifyConfig,
     CardConfig,
+    DiffConfig,
     IsolateConfig,
     QuantiseConfig,
     StreamingConfig,
@@ -51,6 +52,7 @@ COMMANDS = {
     "streaming": StreamingConfig,
     "card": CardConfig,
     "verify": VerifyConfig,
+    "diff": DiffConfig,
     "sweep": SweepConfig,
     "train": TrainConfig,
     "watch": WatchConfig,
@@ -78,6 +80,7 @@ FROM_PYTHON = {
     "streaming": lambda given: streaming("m", **given),
     "card": lambda given: card("m", **given),
     "verify": lambda given: verify("m", **given),
+    "diff": lambda given: diff("m", **given),
     "sweep": lambda given: sweep_config({"edits": EDITS}, where="sweep", **given),
     "train": lambda given: asked_training(None, given),
 } | {name: lambda given, name=name: from_python(name, "m", given) for name in list(COMMANDS)[:5]}

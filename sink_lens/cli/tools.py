@@ -30,13 +30,13 @@ sink-lens report runs/default --figures figures/ --width 3.25in --font serif --f
 def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
     """Render the page of a run again, or of several runs side by side, from their tables: no model is needed.
 
-    Runs beside each other must be of one kind, on the same tokens and with the same settings.
+    Runs beside each other must be of one kind, on the same tokens and with the same settings, but for what --by names.
     """
     from ..report.html import render
 
     if not config.runs:
         raise InputError("no run was given; need the folder of a run: sink-lens report runs/NAME")
-    page = render(*config.runs, out=None if config.out is None else Path(config.out))
+    page = render(*config.runs, out=None if config.out is None else Path(config.out), by=config.by)
     echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
     if config.figures is not None:

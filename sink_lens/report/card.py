@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import BLUE, ORANGE, canvas, finished, logarithmic, panel, whole_numbers
-from sink_lens.text import interval, listed, number, plural, visible
+from sink_lens.text import interval, listed, number, percent, plural, visible
 
 _LOSSES = {
     "clean": "as it is",
@@ -59,7 +59,10 @@ def _title(run: Run) -> str:
         return "A model's sinks"
     row = table.astype("string").fillna("").to_dict("records")[0]
     sinks, dims = (str(row[name]).split(",") if row[name] else [] for name in ("sink_positions", "outlier_dimensions"))
-    sink = f"a sink at position {listed(sinks)}" if sinks else "no sink"
+    numbers = table.to_dict("records")[0]
+    bounds = interval(numbers.get("sink_rate_low"), numbers.get("sink_rate_high"), shown=percent)
+    rate = f"{percent(float(numbers.get('sink_rate', float('nan'))))} {bounds}".strip()
+    sink = f"a sink at position {listed(sinks)} in {rate} of heads" if sinks else f"no sink ({rate} of heads)"
     dimension = f"outlier dimension{'s' * (len(dims) > 1)} {listed(dims)}" if dims else "no outlier dimension"
     return visible(f"{sink[:1].upper()}{sink[1:]}, {dimension}", limit=200)
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from ..configuration import check_choices
 from ..errors import InputError
 
+COMPARED_BY = ("dtype", "bos", "tokens", "thresholds")
+"""What runs beside each other may differ by, where it is named."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportConfig:
@@ -14,6 +17,8 @@ class ReportConfig:
     """Folder of a run; several are set side by side."""
     out: str | None = field(default=None, metadata={"metavar": "FILE"})
     """File of the page. Default: report.html in the run's folder; in this folder for several runs."""
+    by: tuple[str, ...] = field(default=(), metadata={"choices": COMPARED_BY, "metavar": "WHAT"})
+    """What runs beside each other may differ by: dtype, bos, tokens or thresholds; repeat for several."""
     figures: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Folder into which the figures are written too, and the numbers of each as CSV."""
     format: tuple[str, ...] = field(default=("png", "svg", "pdf"), metadata={"written": "commas", "metavar": "F,F"})
@@ -22,6 +27,14 @@ class ReportConfig:
     """With --figures: width of every figure, such as 3.25in or 8.3cm. Default: as on the page."""
     font: str | None = field(default=None, metadata={"metavar": "NAME"})
     """With --figures: font of the text: serif, sans-serif, monospace or one that is installed."""
+
+    def __post_init__(self) -> None:
+        """Refuse what runs cannot be compared by.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_choices(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 """The page of ``diff``: what changed from one model to another, what is alarming, and the line to change."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import BLUE, QUIET, canvas, finished, panel
-from sink_lens.text import interval, plural, visible
+from sink_lens.text import interval, number, plural, visible
 
 _CHANGES = ["quantity", "first", "second", "change", "change_low", "change_high", "alarm"]
 _SIGNS = {True: "✗ alarm", False: "✓"}
@@ -33,7 +34,10 @@ def _title(run: Run) -> str:
         return "Two models compared"
     row = table.to_dict("records")[0]
     by = {"weights": "", "dtype": ", compared by type", "bos": ", compared by BOS"}.get(str(row["by"]), "")
-    return f"{plural(int(row['alarms']), 'alarm')}{by}" if row["alarms"] else f"Nothing is broken{by}"
+    found = plural(int(row["alarms"]), "alarm") if row["alarms"] else "Nothing is broken"
+    change, low, high = (float(row.get(f"loss_change_{end}", np.nan)) for end in ("nats", "low", "high"))
+    loss = f": the loss changes by {number(change)} {interval(low, high)} nats" if np.isfinite(change) else ""
+    return f"{found}{by}{loss}"
 
 
 def _headline(run: Run) -> list[str]:
@@ -64,8 +68,12 @@ def _numbers(run: Run) -> tuple[str, PageTable]:
 
 def _indices(run: Run) -> tuple[str, PageTable]:
     table = run.need("changes", columns=["quantity", "first_indices", "second_indices", "alarm", "unit"])
-    table = table.loc[table["unit"] == "index"].fillna("")
+    table = table.loc[table["unit"] == "index"]
+    texts = {
+        name: ["" if pd.isna(one) else str(one) for one in table[name]] for name in ("first_indices", "second_indices")
+    }
     shown = table.assign(
+        **texts,
         verdict=[_SIGNS[bool(one)] for one in table["alarm"]],
         quantity=[str(name).replace("_", " ") for name in table["quantity"]],
     )

@@ -92,14 +92,14 @@ def conclusion(folder: str | os.PathLike[str]) -> str:
     return told(run, lambda: page_of(run).title(run))[0] or f"A run of {visible(run.kind)}"
 
 
-def side_by_side(runs: Sequence[Run]) -> tuple[list[Content], Beside]:
+def side_by_side(runs: Sequence[Run], *, by: Sequence[str] = ()) -> tuple[list[Content], Beside]:
     """The content of each run, and what they are compared by.
 
     Raises:
         RunError: The runs are not comparable.
         InputError: Too few or too many of them.
     """
-    check_comparable(runs)
+    check_comparable(runs, by=by)
     parts = [content(run, prefix=f"run-{index + 1}-") for index, run in enumerate(runs)]
     return parts, compared(runs, parts)
 
@@ -215,13 +215,16 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return rows
 
 
-def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out: Path | None = None) -> Path:
+def render(
+    folder: str | os.PathLike[str], *others: str | os.PathLike[str], out: Path | None = None, by: Sequence[str] = ()
+) -> Path:
     """Write the page of a run, or of several side by side, whole or not at all, and return its path.
 
     Args:
         folder: The folder of a run.
         *others: The folders of further runs, of the same kind, on the same tokens and with the same settings.
         out: The page; report.html in the folder if None, of several runs report.html here.
+        by: What several runs may differ by: dtype, bos, tokens, thresholds.
 
     Raises:
         RunError: A folder has no run, its run.json is damaged, the runs are not comparable, or the page cannot be
@@ -231,7 +234,7 @@ def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out:
     path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
     check_name(path, what="the name of the page")
     check_not_of_run(path, replaceable=(".html", ".htm"))
-    text = page_text(folder, *others)
+    text = page_text(folder, *others, by=by)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may draw it too
     try:
         try:
@@ -253,7 +256,7 @@ def _again(*folders: str | os.PathLike[str], out: Path | None) -> str:
     return shlex.join(["sink-lens", "report", *map(str, folders), *to])
 
 
-def page_text(*folders: str | os.PathLike[str]) -> str:
+def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
     """The page of a run folder, or of several.
 
     Raises:
@@ -261,7 +264,7 @@ def page_text(*folders: str | os.PathLike[str]) -> str:
         InputError: Too many runs.
     """
     runs = [read_run(folder) for folder in folders]
-    parts, beside = ([content(runs[0])], None) if len(runs) == 1 else side_by_side(runs)
+    parts, beside = ([content(runs[0])], None) if len(runs) == 1 else side_by_side(runs, by=by)
     patterns = [_patterns(part, most_bytes=MOST_BYTES // len(parts)) for part in parts]
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     shown = _views(parts[0]) if beside is None and parts[0].chained else {}

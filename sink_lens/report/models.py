@@ -122,7 +122,7 @@ def _joined(rows: Sequence[Mapping[str, Any]], name: str) -> Cell:
 
 def _number(value: Any) -> Any:
     if isinstance(value, Real):
-        return None if bool(pd.isna(value)) else value  # pyright: ignore[reportArgumentType]  # a number, not an array
+        return None if value != value else value  # nan
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -29,6 +29,13 @@ _SAME = (
     ("interventions", "config"),
 )
 """What runs must share, or their numbers mean different things: of the provenance, or of the configuration."""
+COMPARED_BY = {
+    "dtype": ("dtype",),
+    "bos": ("bos", "bos_condition", "tokens_sha256"),
+    "tokens": ("token_source", "data_sha256", "tokens_sha256", "sequences", "length"),
+    "thresholds": ("thresholds", "threshold"),
+}
+"""What runs may be compared by, where it is named -> what they then need not share."""
 _CIRCUMSTANCE = ("status", "started", "ended", "model")
 
 
@@ -102,10 +109,15 @@ def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     )
 
 
-def check_comparable(runs: Sequence[Run]) -> None:
+def check_comparable(runs: Sequence[Run], *, by: Sequence[str] = ()) -> None:
     """Refuse runs whose numbers mean different things.
 
-    Models may differ; kind, tokens (or the text that they were made of), BOS, type and thresholds may not.
+    Models may differ; kind, tokens (or the text that they were made of), BOS, type and thresholds may not, unless they
+    are what the runs are compared by.
+
+    Args:
+        runs: the runs.
+        by: what they may differ by, some of ``COMPARED_BY``.
 
     Raises:
         RunError: In what they differ, and what each has.
@@ -116,14 +128,17 @@ def check_comparable(runs: Sequence[Run]) -> None:
     kinds = [run.kind for run in runs]
     if len(set(kinds)) > 1:
         raise _refused(runs, {"kind": kinds})
+    allowed = {name for one in by for name in COMPARED_BY[one]}
     differing: dict[str, list[Any]] = {}
     for name, where in _SAME:
+        if name in allowed:
+            continue
         found = [_of(run, name, where) for run in runs]
         if any(one != found[0] for one in found):
             differing[name] = found
     models = [run.provenance.get("weights_sha256") or run.provenance.get("model") for run in runs]
     tokens = [run.provenance.get("tokens_sha256") for run in runs]
-    if len(set(map(str, models))) == 1 and len(set(map(str, tokens))) > 1:
+    if "tokens_sha256" not in allowed and len(set(map(str, models))) == 1 and len(set(map(str, tokens))) > 1:
         differing["tokens_sha256"] = tokens
     if differing:
         raise _refused(runs, differing)
@@ -140,7 +155,7 @@ def _refused(runs: Sequence[Run], differing: Mapping[str, Sequence[Any]]) -> Run
         parts.append(f"{name}: {said}")
     return RunError(
         f"the runs are not comparable, they differ in {'; '.join(parts)}; need runs of one kind on the same tokens "
-        "with the same settings. Leave some out, or run again alike."
+        "with the same settings. Leave some out, run again alike, or name what they are compared by, as --by dtype."
     )
 
 

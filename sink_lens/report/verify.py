@@ -17,9 +17,7 @@ def _title(run: Run) -> str:
     row = table.to_dict("records")[0]
     if not row["agree"] + row["disagree"]:
         return "No published fact can be compared"
-    if row["disagree"]:
-        return f"{plural(int(row['disagree']), 'published fact')} in doubt, {row['agree']} confirmed"
-    return f"{plural(int(row['agree']), 'published fact')} confirmed"
+    return f"{row['agree']} of {plural(int(row['agree'] + row['disagree']), 'comparable fact')} confirmed"
 
 
 def _headline(run: Run) -> list[str]:

@@ -37,6 +37,8 @@ GREW = 2.0
 """An outlier that grows by more than this factor, or shrinks by it, is an alarm."""
 STANDS_OUT = 3.0
 """A first token whose norm is at least this many times that of the others is an outlier that can be lost."""
+FELL = 0.75
+"""A sink rate hangs on its threshold: its loss is an alarm where attention fell below this share too."""
 _WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _UNREAD = (
     *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "name_or_path"),
@@ -205,8 +207,7 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
     """Every quantity of both, with its change and whether that is alarming."""
     by_bos = config.by == "bos"
     first, second = pairs
-    worse: dict[str, Any] = {"most": config.most_loss}
-    rows = [_numbers("loss", "nats", first.nanmean(1), second.nanmean(1), a, **worse)]
+    rows = [_numbers("loss", "nats", first.nanmean(1), second.nanmean(1), a, most=config.most_loss)]
     blocks = ((f"loss_positions_1_to_{_FIRST}", slice(0, _FIRST)), ("loss_later_positions", slice(_FIRST, None)))
     for name, block in blocks:
         if first[:, block].shape[1]:
@@ -215,17 +216,20 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
                     name, "nats", first[:, block].nanmean(1), second[:, block].nanmean(1), a, most=2 * config.most_loss
                 )
             )
+    less = _pair(_mass(a), _mass(b), seed=a.seed)
+    fell = less.high < 0 and float(_mass(b).nanmean()) < FELL * float(_mass(a).nanmean())
+    moved = not by_bos and _moved(_sinks(a), _sinks(b)) and (fell or bool(_sinks(b)))
     rows += [
-        _numbers("sink_rate", "share", a.rated(), b.rated(), a, lost=not by_bos),
+        _numbers("sink_rate", "share", a.rated(), b.rated(), a, lost=not by_bos and (fell or less.estimate > 0)),
         _numbers("first_token_attention", "attention", _mass(a), _mass(b), a, lost=not by_bos),
         _numbers("attention_to_no_key", "attention", _null(a), _null(b), a),
         _numbers("first_token_norm_ratio", "1", _norm(a), _norm(b), a, grew=not by_bos),
-        _numbers("largest_activation", "stream", _largest(a), _largest(b), a),
+        _numbers("largest_activation", "stream", _largest(a), _largest(b), a, grew=not by_bos, stands=0.0),
         _numbers("kurtosis", "1", _kurtosis(a), _kurtosis(b), a),
     ]
     stands = float(_norm(a).nanmean()) >= STANDS_OUT
     rows += [
-        _indices("sink_positions", _sinks(a), _sinks(b), alarm=not by_bos and _moved(_sinks(a), _sinks(b))),
+        _indices("sink_positions", _sinks(a), _sinks(b), alarm=moved),
         _indices(
             "outlier_dimensions",
             a.outlier_dimensions,
@@ -286,6 +290,7 @@ def _numbers(
     most: float = math.inf,
     lost: bool = False,
     grew: bool = False,
+    stands: float = STANDS_OUT,
 ) -> dict[str, Any]:
     """A row of numbers.
 
@@ -297,7 +302,8 @@ def _numbers(
         seen: the first model, for the seed.
         most: a larger rise is an alarm.
         lost: whether losing half of it, or making much of it, is an alarm.
-        grew: whether growing or shrinking by ``GREW`` is an alarm where it stands out.
+        grew: whether growing or shrinking by ``GREW`` is an alarm where one of the two is at least ``stands``.
+        stands: see ``grew``.
     """
     change = _pair(first, second, seed=seen.seed)
     mean = (float(first.nanmean()), float(second.nanmean()))
@@ -307,7 +313,7 @@ def _numbers(
     if lost:
         alarm |= mean[0] >= 2 * GAINED_FRAC / 5 and mean[1] < (1 - LOST_FRAC) * mean[0] and change.high < 0
         alarm |= change.estimate >= GAINED_FRAC and change.low > 0
-    if grew and max(mean) >= STANDS_OUT and min(mean) > 0:
+    if grew and max(mean) >= stands and min(mean) > 0:
         alarm |= not 1 / GREW < mean[1] / mean[0] < GREW
     return {
         "quantity": name,

@@ -63,8 +63,10 @@ def check_tokenizers(base: PreTrainedTokenizerBase | None, tuned: PreTrainedToke
     """What the second tokenizer does otherwise than the first, where that breaks what the model has learned."""
     if base is None or tuned is None:
         return []
-    found = [_same_ids(base, tuned), _plain_bos(base, tuned), _padding_token(base, tuned)]
-    if getattr(base, "chat_template", None) or getattr(tuned, "chat_template", None):
+    found = [_same_ids(base, tuned), _padding_token(base, tuned)]
+    if bos_id(base) == bos_id(tuned):
+        found.insert(1, _plain_bos(base, tuned))
+    if bos_id(base) == bos_id(tuned) and any(getattr(one, "chat_template", None) for one in (base, tuned)):
         found.append(_template(base, tuned))
     return found
 
@@ -207,12 +209,16 @@ def check_batch(lens: LensModel, batch: Mapping[str, Any], *, where: str = "the 
     found = checked_batch(batch, where=where)
     found = {name: tensor[:_MOST_ROWS].to(lens.device) for name, tensor in found.items()}
     tokenizer = lens.tokenizer
-    pad: Any = None if tokenizer is None else tokenizer.pad_token_id
-    pads = _pads(found, pad)
+    pads = _pads(found, _id(None if tokenizer is None else tokenizer.pad_token_id))
     checks = [_labels(found, pads), _seen_padding(lens, found, pads), _leaking(lens, found, pads)]
     if tokenizer is not None and bos_id(tokenizer) is not None:
         checks.insert(0, _batch_bos(found, pads, tokenizer))
     return [one for one in checks if one is not None]
+
+
+def _id(token: Any) -> int | None:
+    """A single token id; None where there is none, or several."""
+    return token if isinstance(token, int) else None
 
 
 def _pads(batch: Mapping[str, Tensor], pad: int | None) -> Bool[Tensor, "batch position"]:
@@ -340,7 +346,7 @@ def documents(
 
 def _leaking(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
     known = lens.tokenizer
-    ends: tuple[Any, Any] = (None, None) if known is None else (bos_id(known), known.eos_token_id)
+    ends = (None, None) if known is None else (bos_id(known), _id(known.eos_token_id))
     number = documents(batch, pads, bos=ends[0], eos=ends[1])
     first = torch.where(pads, number.max() + 1, number).amin(1, keepdim=True)
     packed = (number > first).any(1)

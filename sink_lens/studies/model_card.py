@@ -369,9 +369,12 @@ def sentence(found: Mapping[str, Any]) -> str:
     """What to do about this model's sink, with the number that says so."""
     sink, outliers = found["sink"], [row["dimension"] for row in found["outlier_dimensions"]]
     rate = sink["rate"]
-    rated = f"{percent(rate['value'])} {bounds(rate['low'], rate['high'], shown=percent)} of heads".replace("  ", " ")
+    rated = ""
+    if rate["value"] is not None:
+        ends = bounds(rate["low"], rate["high"], shown=percent)
+        rated = f"{percent(rate['value'])} {ends} of heads".replace("  ", " ")
     parts = []
-    if sink["found"]:
+    if sink["found"] and rated:
         where = listed(f"position {place}" for place in sink["positions"][:3])
         parts.append(f"Keep the token at {where}: it is the sink of {rated}")
     elif (sink["to_no_key"]["value"] or 0) > 0.05:

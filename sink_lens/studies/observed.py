@@ -274,12 +274,12 @@ class Observed:
         """What writes the outlier dimension in each growth step: the attention, the MLP and the strongest neurons.
 
         One row a layer of a step: layer, dimension, change, attention and MLP shares of it, and ``neurons``: [neuron,
-        share] of those that make at least ``SUPER_SHARE``. Shares of norms after the MLP are left out: a family that
-        norms its MLP's output has no neurons here.
+        share] of those that make at least ``SUPER_SHARE``. No row where the token has no outlier dimension. A family
+        that norms its MLP's output has no neurons here.
         """
         found = []
         position = self.location.sink_position
-        for step in self.location.steps:
+        for step in self.location.steps if self.outlier_dimensions else ():
             for layer in step.layers:
                 change = float((self.states[layer + 1] - self.states[layer])[:, step.dimension].mean())
                 row: dict[str, Any] = {"layer": layer, "dimension": step.dimension, "change": change}

@@ -195,7 +195,8 @@ def _measured_text(found: Value, kind: str) -> str:
 
 
 def _decision(table: pd.DataFrame, *, name: str, known: int) -> dict[str, Any]:
-    counts = {verdict: table["verdict"].tolist().count(verdict) for verdict in ("agree", "disagree", "not comparable")}
+    verdicts = table["verdict"].tolist()
+    counts = {verdict: verdicts.count(verdict) for verdict in ("agree", "disagree", "not comparable")}
     agree, disagree, unknown = counts.values()
     compared = agree + disagree
     if not len(table):

@@ -5,8 +5,10 @@ import pytest
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
+from sink_lens.report import config
+from sink_lens.report.config import ReportConfig
 from sink_lens.report.html import page_text, render, side_by_side
-from sink_lens.report.side_by_side import check_comparable
+from sink_lens.report.side_by_side import COMPARED_BY, check_comparable
 
 LINKS = {"link": "key_sink", "statistic": "positive_share", "value": 0.9, "ci_low": 0.8, "ci_high": 1.0}
 LINKS |= {"null_name": "chance", "null_value": 0.5, "criterion": "over 0.5", "is_primary": True}
@@ -59,6 +61,29 @@ def test_runs_that_are_not_comparable_are_refused(tmp_path, changed, named):
     runs = [read_run(a_run(tmp_path / "one")), read_run(a_run(tmp_path / "other", **changed))]
     with pytest.raises(RunError, match=rf"not comparable, they differ in .*{named}.*/one.*/other.*Leave some out"):
         check_comparable(runs)
+
+
+@pytest.mark.parametrize(
+    ("by", "changed", "other"),
+    [
+        ("dtype", {"dtype": "bfloat16"}, "bos"),
+        ("bos", {"bos": True, "bos_condition": "with", "tokens_sha256": "99"}, "dtype"),
+        ("tokens", {"tokens_sha256": "99", "token_source": "random"}, "dtype"),
+        ("thresholds", {"config": {"threshold": 0.1}}, "tokens"),
+    ],
+)
+def test_runs_may_differ_by_what_they_are_compared_by_and_by_nothing_else(tmp_path, by, changed, other):
+    one, two = a_run(tmp_path / "one"), a_run(tmp_path / "other", **changed)
+    assert "2 runs beside each other" in page_text(one, two, by=[by])
+    with pytest.raises(RunError, match=r"or name what they are compared by, as --by dtype"):
+        page_text(one, two, by=[other])
+
+
+def test_what_runs_may_be_compared_by_is_what_the_command_offers():
+    assert tuple(COMPARED_BY) == config.COMPARED_BY
+    assert ReportConfig(by=("bos", "dtype")).by == ("bos", "dtype")
+    with pytest.raises(InputError, match="by is 'taste'"):
+        ReportConfig(by=("taste",))
 
 
 def test_too_many_runs_are_refused(tmp_path):

