@@ -107,7 +107,10 @@ def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
     if isinstance(value, Mapping) and issubclass(origin, Sequence | Set):
         return False
     if not isinstance(value, Sequence | Set) or not inner:
-        return True  # an array, or what can be gone over once only
+        kind = getattr(getattr(value, "dtype", None), "kind", "" if hasattr(value, "dtype") else "U")
+        return (
+            not inner or inner[0] is not str or kind in ("U", "O", "T")
+        )  # an array, or what can be gone over once only
     if origin is tuple and inner[-1] is not ...:
         return len(value) == len(inner) and all(fits(one, of) for one, of in zip(value, inner, strict=True))
     return len(value) > _MOST_ITEMS or all(fits(one, inner[0]) for one in value)

@@ -619,7 +619,8 @@ _TRACE = (
         beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
         uniform_loss_nats: float, nats. Loss of guessing every token alike.
         n: int, count. Sequences that the numbers are averaged over.
-        control_n: int, count. How many of these the controls are made on; 0 without controls.
+        control_n: int, count. How many of these the controls are made on; 0 without controls. Attention and loss of
+            controls are what they change on these, added to the run without them on all.
         """,
         when="with interventions",
     ),
@@ -646,7 +647,8 @@ _TRACE = (
         n_controls: int, count. Number of random controls.
         size: int, count. Numbers per token that are frozen.
         n: int, count. Sequences that the numbers are averaged over.
-        control_n: int, count. How many of these the controls are made on; 0 without controls.
+        control_n: int, count. How many of these the controls are made on; 0 without controls. Attention and loss of
+            controls are what they change on these, added to the run without them on all.
         """,
         when="with interventions",
     ),

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from sink_lens.errors import RunError
-from sink_lens.records import RUN_FILE, compare_runs, create_run, read_run, versions
+from sink_lens.records import RUN_FILE, add_to_run, compare_runs, create_run, read_run, versions
 
 CONFIG = {"sequences": 32, "threshold": 0.3}
 PROVENANCE = {
@@ -387,6 +387,10 @@ def test_an_interrupt_says_where_the_finished_part_is(tmp_path):
     with pytest.raises(KeyboardInterrupt) as some, start(tmp_path / "some") as writer:
         writer.write_table("heads", HEADS)
         raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt) as added, add_to_run(finished(tmp_path / "old").folder) as writer:
+        writer.write_table("more", HEADS)
+        raise KeyboardInterrupt
+    assert "what is finished is in" in added.value.__notes__[0]
     assert not hasattr(nothing.value, "__notes__")
     assert some.value.__notes__ == [f"what is finished is in {tmp_path / 'some'}; the same command goes on from there"]
 

@@ -18,8 +18,10 @@ CONTROLS = 19
 MOST_CONTROLS = 10_000
 FEW_CONTROLS = 5
 """The most draws where no answer hangs on the largest: for means, and for the loss of controls."""
-CONTROL_SEQUENCES = 8
-"""The most sequences on which controls are made, spread over those of the interventions."""
+CONTROL_SEQUENCES, QUICK_CONTROL_SEQUENCES = 8, 4
+"""The most sequences on which controls are made, spread over those of the interventions; and in a quick look."""
+CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 8, 4
+"""The most sequences on which parts are chosen; and in a quick look."""
 _QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
@@ -67,7 +69,13 @@ class Question:
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
     """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """float32, bfloat16, float16 or float64. Default: float32."""
+    """float32, bfloat16, float16, float64, or auto: the checkpoint's own. Default: float32."""
+    device_map: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """auto spreads the model over GPUs, memory and disk. What is partly on disk is measured without interventions."""
+    max_memory: str | None = field(default=None, metadata={"metavar": "SIZE"})
+    """Most main memory for the weights, as 8GB, with device_map. Default: what is free."""
+    revision: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """Branch, tag or commit of a hub name."""
     seed: int = 0
     """Seed of every random choice: tokens, bootstrap, controls, random-init baseline."""
 
@@ -113,7 +121,7 @@ class TraceConfig(Question):
     interventions: bool = True
     """Intervene on every link too; a link then holds only if measurement and intervention agree."""
     quick: bool = False
-    """A quick look: interventions on 8 sequences with 5 controls, where no other number is asked for."""
+    """A quick look: interventions on 8 sequences with 5 controls (on 4), where no other number is asked for."""
     intervention_sequences: int = 20
     """The most sequences on which interventions are tested, spread over the text; parts are chosen on the others."""
     intervention_length: int = field(default=64, metadata={"metavar": "T"})
@@ -149,6 +157,16 @@ class TraceConfig(Question):
                 finite = False
             if not finite:
                 raise InputError(f"a floor is {pair!r}; need LINK=NUMBER, as variance_preserved=0.2")
+
+    @property
+    def control_sequences(self) -> int:
+        """The most sequences on which controls are made."""
+        return QUICK_CONTROL_SEQUENCES if self.quick else CONTROL_SEQUENCES
+
+    @property
+    def choosing_sequences(self) -> int:
+        """The most sequences on which parts are chosen."""
+        return QUICK_CHOOSING_SEQUENCES if self.quick else CHOOSING_SEQUENCES
 
     @property
     def own_floors(self) -> dict[str, float]:

@@ -13,13 +13,13 @@ from ..engine.cost import duration, now, seconds_of, size, weight_bytes
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.lens import LensModel
-from .config import CONTROL_SEQUENCES, TraceConfig
+from .config import TraceConfig
 from .inputs import other_condition
 from .links import LINKS
 from .locate import Location
 from .measure import CONDITION_READINGS, Panel, measure, scout, shortened
 from .readings import LOSS_CHUNK, SITES_BY_POSITION
-from .setting import MOST_SELECTED, segments, why_no_interventions
+from .setting import segments, why_no_interventions
 
 _SAMPLE_TOKENS = 512
 _LONGEST_SAMPLE = 2048
@@ -144,8 +144,8 @@ def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config:
     steps = len(segments(aim, n_layers=lens.n_layers))
     number = few.n_sequences * (_PASSES_OF_LINKS + _PASSES_A_STEP * steps)
     of_controls = _PASSES_OF_SETS + _PASSES_A_CONTROL * config.controls + _CONTROLS_A_STEP * steps
-    number += min(CONTROL_SEQUENCES, few.n_sequences) * of_controls
-    number += min(MOST_SELECTED, batch.n_sequences) * _PASSES_OF_MAKERS
+    number += min(config.control_sequences, few.n_sequences) * of_controls
+    number += min(config.choosing_sequences, batch.n_sequences) * _PASSES_OF_MAKERS
     return Pass(name="interventions", tokens=number * few.n_positions, seconds=number * one / few.n_sequences)
 
 

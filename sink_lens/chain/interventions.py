@@ -17,6 +17,7 @@ from ..data.tokens import TokenBatch
 from ..edits.amplification import FACTORS, CentringMeans, centring_means
 from ..edits.effects import change_of, made_share, removed_share
 from ..edits.outcome import Outcome
+from ..engine.plan import Plan
 from ..models.lens import LensModel
 from ..stats import Interval, studentised
 from ..text import span
@@ -106,6 +107,7 @@ def causal_tables(
     config: TraceConfig,
     once: Callable[[str, Callable[[], pd.DataFrame]], pd.DataFrame],
     keep_means: Callable[[CentringMeans], object],
+    keep_plan: Callable[[Plan, float], object] = lambda plan, deviation: None,
     lacks_sink: bool = False,
     links: Sequence[Link] = LINKS,
     factors: Sequence[float] = FACTORS,
@@ -122,6 +124,7 @@ def causal_tables(
         config: the question.
         once: makes a table by its name and maker, unless an interrupted run has left it.
         keep_means: called with the centring means where they are computed.
+        keep_plan: called with the plan of the forwards, and how far the worst of some numbers was from the bridge's.
         lacks_sink: the model has no sink to remove, make at another position or mediate, so the tables have no rows.
         links: the chain.
         factors: of the amplification.
@@ -135,7 +138,10 @@ def causal_tables(
     def place(*, choosing: bool = False) -> Setting:
         at = {"location": location, "target_position": config.target_position, "super_neurons": supers}
         chosen = selected(batch.n_sequences, config=config) if choosing else None
-        return setting_of(lens, batch, config=config, chosen=chosen, **at)
+        found = setting_of(lens, batch, config=config, chosen=chosen, **at)
+        if not choosing:
+            keep_plan(found.ground.plan, found.ground.deviation)
+        return found
 
     @functools.cache
     def setting() -> Setting:
@@ -197,15 +203,20 @@ def _row(
     few = setting.of_controls
     controls = setting.runs(with_loss, layers=reads, loss=True, of=few, quiet=True)
     controls += setting.runs(without, layers=reads, of=few, quiet=True)
-    masses = torch.tensor([_mass(run, one.position, reads) for run in controls])
+    # With fewer sequences, what the controls change there is added to the clean run of all.
+    clean_of_few = few.outcome
+    over = _mass(baseline, one.position, reads) - _mass(clean_of_few, one.position, reads)
+    masses = torch.tensor([_mass(run, one.position, reads) + over for run in controls])
     found = share(whole, baseline)
     assert whole.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
     masked = setting.without_sink.loss
     assert masked is not None
     beyond = studentised((whole.loss - masked).numpy(), generator=rng)
-    shares = [share(run, few.outcome).estimate for run in controls]
-    losses = [float(run.loss.mean()) for run in controls if run.loss is not None]
+    shares = [share(run, clean_of_few).estimate for run in controls]
+    assert clean_of_few.loss is not None  # as the baseline's
+    more = float(baseline.loss.mean()) - float(clean_of_few.loss.mean())
+    losses = [float(run.loss.mean()) + more for run in controls if run.loss is not None]
     return {
         "link": link,
         "edit": one.name,

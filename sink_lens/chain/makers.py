@@ -427,7 +427,8 @@ def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progr
         if controls:
             own["control_largest"] = max(float(one["removed"]) for one in controls)  # type: ignore[arg-type]
             own["n_controls"] = len(controls)
-            own["control_loss_nats"] = float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
+            over = float(own["baseline_loss_nats"]) - float(controls[0]["baseline_loss_nats"])  # type: ignore[arg-type]
+            own["control_loss_nats"] = over + float(np.mean([one["loss_nats"] for one in controls]))  # type: ignore[arg-type]
         rows += [own, *controls]
     return pd.DataFrame(rows, columns=list(SET_COLUMNS))
 

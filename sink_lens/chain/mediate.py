@@ -21,7 +21,7 @@ from ..edits.constructors import Edit
 from ..edits.isolation import isolate
 from ..edits.outcome import Outcome
 from ..schema import LEAST_ADDED
-from .config import CONTROL_SEQUENCES, FEW_CONTROLS
+from .config import FEW_CONTROLS
 from .links import LINKS
 from .links.link import Link
 from .setting import Setting, bar
@@ -70,7 +70,7 @@ def mediation_table(
     freezes = [link.freeze for link in links if link.freeze is not None]
     cells = [(name, segment) for name in interventions for segment in setting.segments]
     runs = {name: setting.under(edits) for name, edits in interventions.items()}
-    fewer = {name: run.fewer(CONTROL_SEQUENCES) for name, run in runs.items()}
+    fewer = {name: run.fewer(setting.control_sequences) for name, run in runs.items()}
     for name, segment in bar(cells, label="mediation", progress=progress):
         run = runs[name]
         natural, layers = name == "natural", list(segment.layers)
@@ -80,7 +80,7 @@ def mediation_table(
         whole = _mass(run.outcome, position, layers)
         # of the controls' sequences
         few_baseline = _mass(setting.of_controls.outcome, setting.target_position, layers)
-        few_added = _mass(fewer[name].outcome, position, layers) - few_baseline
+        few_whole = _mass(fewer[name].outcome, position, layers)
         generator = setting.generator()
         frozen = [(one.name, one.make(setting, segment, position, generator)) for one in freezes]
         for name_of_link, kept in frozen:
@@ -91,7 +91,7 @@ def mediation_table(
             few, controls = fewer[name], kept.controls[:FEW_CONTROLS]
             control = torch.tensor([_mass(one, position, layers) for one in setting.runs(controls, of=few, **read)])
             added, added_to_few = (
-                one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_added)
+                one if abs(one) >= LEAST_ADDED else math.nan for one in (whole - baseline, few_whole - few_baseline)
             )
             mean = float(control.mean()) if len(control) else math.nan
             rows.append(
@@ -106,7 +106,7 @@ def mediation_table(
                     "mass_without_freeze": whole,
                     "mass": survived,
                     "surviving_share": (survived - baseline) / added,
-                    "control_mean": mean,
+                    "control_mean": mean + (whole - few_whole),
                     "control_sd": float(control.std()) if len(control) > 1 else math.nan,
                     "control_surviving_share": (mean - few_baseline) / added_to_few,
                     "n_controls": len(control),

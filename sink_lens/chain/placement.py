@@ -5,6 +5,7 @@ stands, and models that need both. A chain that needs BOS is not a chain of the 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +15,9 @@ import torch
 from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
 from ..edits.isolation import isolate
-from ..engine.forward import run_with
+from ..edits.outcome import Outcome
+from ..engine.engine import outcomes
+from ..engine.ground import Ground
 from .readings import OTHERS_FROM
 from .setting import Setting, bar
 
@@ -38,10 +41,17 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 
     ``ordinary_mass`` is the mean mass of five other positions in the same run, ``norm_ratio`` the largest over layers
     of the norm there over the median norm of those. A cell ``is_sink`` where its mass is over a tenth and over four
-    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. TraceCost: six passes of the
-    bridge at most.
+    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. TraceCost: three passes at
+    most, and two from the isolated position on.
     """
-    rows = [_row(setting, cell) for cell in bar(_cells(setting), label="position or token", progress=progress)]
+    by_tokens: dict[int, list[_Case]] = {}
+    for case in _cases(setting):
+        by_tokens.setdefault(id(case.tokens), []).append(case)
+    rows = [
+        row
+        for cases in bar(list(by_tokens.values()), label="position or token", progress=progress)
+        for row in _rows(setting, cases)
+    ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -70,7 +80,7 @@ def kind_of(table: pd.DataFrame) -> Kind:
     return kinds[is_sink(first=True, token="ordinary"), is_sink(first=False, token="bos")]
 
 
-def _cells(setting: Setting) -> list[_Case]:
+def _cases(setting: Setting) -> list[_Case]:
     """The cells, those with BOS where there is one; sequences that begin with BOS lose it in the ordinary cells."""
     tokens, target = setting.tokens, setting.target_position
     bos = None if setting.lens.tokenizer is None else bos_id(setting.lens.tokenizer)
@@ -85,10 +95,8 @@ def _cells(setting: Setting) -> list[_Case]:
         first, inner = ids.clone(), ids.clone()
         first[:, 0], inner[:, target] = bos, bos
         cells.append(_Case(position=0, token="bos", isolated=False, tokens=_batch(tokens, first)))
-        cells += [
-            _Case(position=target, token="bos", isolated=isolated, tokens=_batch(tokens, inner))
-            for isolated in (False, True)
-        ]
+        inside = _batch(tokens, inner)
+        cells += [_Case(position=target, token="bos", isolated=isolated, tokens=inside) for isolated in (False, True)]
     return cells
 
 
@@ -98,17 +106,30 @@ def _batch(tokens: TokenBatch, ids: torch.Tensor) -> TokenBatch:
     )
 
 
-def _row(setting: Setting, cell: _Case) -> dict[str, object]:
-    length = cell.tokens.n_positions
-    rest = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != cell.position]
+def _rows(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, object]]:
+    """The rows of cases on the same tokens, which share their clean run."""
+    tokens = cases[0].tokens
+    read = [(case.position, *_others(case)) for case in cases]
+    needs = replace(setting.ground.needs, keys=tuple(sorted({position for some in read for position in some})))
+    ground = Ground(setting.lens, tokens, plan=setting.ground.plan, needs=needs)
+    edits = [[isolate([case.position])] if case.isolated else [] for case in cases]
+    found = outcomes(ground, edits, needs=replace(needs, sites=()))
+    return [_row(setting, case, run, others) for case, (run, _), (_, *others) in zip(cases, found, read, strict=True)]
+
+
+def _others(case: _Case) -> list[int]:
+    """Five ordinary positions at most, spread over those from 8 on."""
+    length = case.tokens.n_positions
+    rest = [p for p in range(min(OTHERS_FROM, length - 2), length - 1) if p != case.position]
     index = torch.linspace(0, len(rest) - 1, min(5, len(rest))).round().long().tolist()
-    others = [rest[i] for i in index]
-    edits = [isolate([cell.position])] if cell.isolated else []
-    found = run_with(setting.lens, cell.tokens, edits, positions=(cell.position, *others))
+    return [rest[place] for place in index]
+
+
+def _row(setting: Setting, cell: _Case, found: Outcome, others: Sequence[int]) -> dict[str, object]:
     assert found.loss is not None  # it was asked for
     mass = float(found.mass_at(cell.position, layers=setting.late_layers).nanmean())
     ordinary = float(torch.stack([found.mass_at(other, layers=setting.late_layers) for other in others]).nanmean())
-    norms = found.state.norm(dim=-1)  # layer, sequence, position
+    norms = torch.stack([found.state_at(one).norm(dim=-1) for one in (cell.position, *others)], -1)
     ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
     return {
         "position": cell.position,

@@ -6,7 +6,6 @@ on. Both have controls of the same size.
 """
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,6 +32,7 @@ from ..engine.trust import grounded
 from ..errors import InputError
 from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
+from ..models.offload import reason_of
 from ..models.sites import sites_of
 from ..schema import LEAST_SINK, SINK_THRESHOLD
 from .config import CONTROL_SEQUENCES, TraceConfig
@@ -49,9 +49,6 @@ _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
 _LAYERS_AFTER = 5
-MOST_SELECTED = 8
-"""The most sequences on which parts are chosen."""
-log = logging.getLogger(__name__)
 _EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "resid_post")
 """Sites of which the links' interventions read every layer."""
 _VERB = {False: "freeze", True: "mean ablate"}
@@ -116,6 +113,8 @@ class Setting:
     """Draws of every random control that decides an answer."""
     sinks: Bool[Tensor, "batch position"] = field(repr=False)
     """Positions at which a sequence has a sink; no mean over other positions counts them."""
+    control_sequences: int = CONTROL_SEQUENCES
+    """The most sequences on which controls are made."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
@@ -255,7 +254,7 @@ class Setting:
     @cached_property
     def of_controls(self) -> Ground:
         """The clean run of the sequences on which controls are made."""
-        return self.ground.fewer(CONTROL_SEQUENCES)
+        return self.ground.fewer(self.control_sequences)
 
     def reading(self, positions: Sequence[int]) -> Ground:
         """The clean run with other positions read; the same one where they are the target and the sink position."""
@@ -366,6 +365,7 @@ def setting_of(
         segments=segments(location, n_layers=lens.n_layers),
         seed=config.seed,
         n_controls=config.controls,
+        control_sequences=config.control_sequences,
         sinks=sink_mask(lens, few, location=location, config=config),
         threshold=config.threshold,
         super_neurons=super_neurons or {},
@@ -379,9 +379,7 @@ def _ground(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> G
     reads = {"keys": keys, "layers": tuple(range(lens.n_layers)), "sites": ("resid_post",), "positions": None}
     needs = Needs(**reads, loss=True, logits=False, state=True, whole=True)
     cell = cell_of(isolate([target]), name="isolation")
-    ground, deviation = grounded(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
-    log.info("runs under edits are within %.1e of the bridge's: %s", deviation, ground.plan)
-    return ground
+    return grounded(lens, tokens, [cell], [*map(sink_mass, keys), loss_of()], needs=needs)
 
 
 def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
@@ -406,7 +404,7 @@ def selected(n_sequences: int, *, config: TraceConfig) -> list[int]:
     """The sequences on which parts are chosen, none of which is tested; all where none is left, and that is said."""
     test = set(tested(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
-    index = torch.linspace(0, len(rest) - 1, min(MOST_SELECTED, len(rest))).round().long().unique().tolist()
+    index = torch.linspace(0, len(rest) - 1, min(config.choosing_sequences, len(rest))).round().long().unique().tolist()
     return [rest[place] for place in index]
 
 
@@ -437,6 +435,8 @@ def sink_mask(
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
     """Why nothing can be changed in this model on these sequences; None where it can."""
+    if lens.offloaded:
+        return reason_of(lens.plain, name=lens.name)
     if "scores" in lens.uneditable:
         return "the attention of this bridge is delegated to Hugging Face, so that it cannot be edited"
     shortest = int(tokens.lengths.min())

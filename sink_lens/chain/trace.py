@@ -80,7 +80,8 @@ FILES = (
 )
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
 again, and ``location.json``; in a mixture of experts also ``experts``, with the random-init baseline also
-``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``."""
+``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``, and ``plan.json``: how
+their forwards were made, and how far the worst of some numbers was from the bridge's."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
@@ -176,6 +177,11 @@ def trace(
     check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
+    if lens.offloaded and config.random_init:
+        raise InputError(
+            f"{lens.name} does not fit into memory, so its random-init baseline does not either; need the trace "
+            "without it: random_init=False, or --no-random-init"
+        )
     why_not = why_no_interventions(lens, batch) if config.interventions else None
     if why_not is not None:
         warnings.warn(f"no intervention is made: {why_not}; links are judged by what is measured alone", stacklevel=2)
@@ -294,6 +300,7 @@ def _run(
             config=config,
             once=once,
             keep_means=lambda means: writer.write_tensors("centring_means", _arrays(means)),
+            keep_plan=lambda plan, deviation: writer.write_text("plan.json", plan.as_json(deviation=deviation)),
             lacks_sink=panel.lacks_sink,
             links=links,
             progress=progress,

@@ -1,9 +1,7 @@
 """``sink-lens card``: a model's sinks and outliers on one page, in one JSON object and as a Markdown block."""
 
-import typer
-
 from ..studies.config import CardConfig
-from .console import app, console, hush, reported
+from .console import app, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured
 
 _EXAMPLES = """\
@@ -47,5 +45,5 @@ def card(
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
     else:
-        typer.echo(study.folder)
+        echo(study.folder)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -183,9 +183,9 @@ def say(word: str, text: str) -> None:
     console(stderr=True).print(Text.assemble((word, style), f": {line}"), soft_wrap=True)
 
 
-def echo(text: object) -> None:
+def echo(text: object, *, nl: bool = True) -> None:
     """A plain line on stdout."""
-    typer.echo(for_terminal(str(text)))
+    typer.echo(for_terminal(str(text)), nl=nl)
 
 
 def console(*, stderr: bool = False) -> "Console":

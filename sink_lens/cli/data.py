@@ -118,7 +118,7 @@ def show(config: SourcesConfig, quiet: Quiet = False) -> Answer:
     if not states:
         what = " ".join(["sink-lens data fetch", *names])
         raise InputError(f"{folder or data_folder()} holds no {' or '.join(names) or 'text'}. Run: {what}")
-    echo("\n".join(whole) if quiet else json.dumps(whole, indent=2, ensure_ascii=False))
+    echo("\n".join(whole) if quiet else json.dumps(whole, indent=2))
     why = {name: state for name, state in states.items() if isinstance(state, str)}
     return Answer(found=lambda: {"sources": whole, "damaged": why}, exit_code=FAILED if why else 0)
 

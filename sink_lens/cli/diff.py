@@ -1,9 +1,7 @@
 """``sink-lens diff``: what changed from one model to another, whether it is alarming, and the line to change."""
 
-import typer
-
 from ..studies.config import DiffConfig
-from .console import app, columns_of, console, hush, reported
+from .console import app, columns_of, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured
 
 _EXAMPLES = """\
@@ -47,5 +45,5 @@ def diff(
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
     else:
-        typer.echo(study.folder)
+        echo(study.folder)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -151,7 +151,7 @@ def rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 def _print(found: Mapping[str, Any], *, file: Any) -> None:
     from ..records.provenance import strict
 
-    typer.echo(json.dumps(strict(found), ensure_ascii=False, allow_nan=False), file=file)
+    typer.echo(json.dumps(strict(found), allow_nan=False), file=file)
 
 
 def built(

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import typer
-
 from ..report.config import TableConfig
-from .console import app, console
+from .console import app, console, echo
 from .options import Answer, Quiet, configured
 
 _EXAMPLES = """\
@@ -32,7 +30,7 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
     if config.columns == ("?",):
         known = sorted({name for row in rows for name in row})
         for name in known:
-            typer.echo(name)
+            echo(name)
         return Answer(found=lambda: {"columns": known})
     columns = chosen_columns(rows, config.columns)
     answer = Answer(found=lambda: {"columns": columns, "rows": as_objects(rows, columns)})
@@ -44,10 +42,10 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
         return answer
     text = table_text(rows, columns, form=config.format)
     if config.out is None:
-        typer.echo(text, nl=False)
+        echo(text.removesuffix("\n"))
         return answer
     path = Path(config.out)
     check_not_of_run(path, replaceable=(path.suffix,))
     path.write_text(text, encoding="utf-8")
-    typer.echo(str(path) if quiet else f"table: {path}")
+    echo(str(path) if quiet else f"table: {path}")
     return answer

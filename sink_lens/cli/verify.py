@@ -1,9 +1,7 @@
 """``sink-lens verify``: published facts about a model against what is measured on it."""
 
-import typer
-
 from ..studies.config import VerifyConfig
-from .console import app, columns_of, console, hush, reported
+from .console import app, columns_of, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured
 
 _EXAMPLES = """\
@@ -40,5 +38,5 @@ def verify(
         out_to.print(f"report: {page}", soft_wrap=True)
         out_to.print(f"run: {study.folder}", soft_wrap=True)
     else:
-        typer.echo(study.folder)
+        echo(study.folder)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -3,6 +3,7 @@
 It is the unedited run, or a run under edits of its own, which all its cells then share.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -33,6 +34,7 @@ class Ground:
         every: int = 1,
         most: int | None = None,
         lanes: Lanes | None = None,
+        deviation: float = math.nan,
     ) -> None:
         """Prepare it.
 
@@ -45,9 +47,10 @@ class Ground:
             every: of this many sequences one is run; 1 is all.
             most: batches of prompts that are kept; None keeps all.
             lanes: those of another run of the same model; None makes its own.
+            deviation: how far the worst of some compared numbers was from the bridge's; nan where none were.
         """
         self.lens, self.tokens, self.plan, self.needs = lens, tokens, plan, needs
-        self.edits, self.every = tuple(edits), every
+        self.edits, self.every, self.deviation = tuple(edits), every, deviation
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
         self.clean = lru_cache(maxsize=most)(self._clean)
         self._lanes = lanes
@@ -93,6 +96,7 @@ class Ground:
             edits=edits,
             every=self.every if every is None else every,
             lanes=self.lanes if self.plan.lanes > 1 else None,
+            deviation=self.deviation,
         )
 
     def keeping(self, sites: Sequence[str]) -> "Ground":

@@ -1,7 +1,8 @@
 """Plan the forward passes of many cells: how many share one pass, given the free memory and their cones."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import psutil
@@ -42,6 +43,10 @@ class Plan:
     """Whether positions before the first edited one are skipped; a forward then takes more cells."""
     lanes: int = 1
     """Forwards side by side on the cores of a CPU, see ``threads``."""
+
+    def as_json(self, *, deviation: float) -> str:
+        """What a run keeps of it, with how far the worst of some numbers was from the bridge's."""
+        return json.dumps(asdict(self) | {"deviation": deviation}, indent=2) + "\n"
 
 
 def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) -> Plan:

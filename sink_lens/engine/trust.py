@@ -66,8 +66,8 @@ def checked(
 
 def grounded(
     lens: LensModel, batch: TokenBatch, cells: Sequence[Cell], metrics: Sequence[Metric], *, needs: Needs
-) -> tuple[Ground, float]:
-    """The unedited run that a few cells at a time continue, and how far the worst of some cells is off.
+) -> Ground:
+    """The unedited run that a few cells at a time continue; its ``deviation`` says how far the worst of some is off.
 
     The unedited run and the given cells are compared with the bridge; other plans are tried (``checked``) only where
     they differ more than they should.
@@ -86,9 +86,10 @@ def grounded(
     engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), ground=ground)
     worst = max([engine.clean_deviation(), *map(engine.deviation, range(len(cells)))])
     if worst == 0 or (not _alike(lens) and worst <= _allowed(engine)):
-        return ground, worst
+        ground.deviation = worst
+        return ground
     plan, worst = checked(lens, batch, cells, metrics, plan=plan)
-    return Ground(lens, batch, plan=plan, needs=needs), worst
+    return Ground(lens, batch, plan=plan, needs=needs, deviation=worst)
 
 
 def trusted(

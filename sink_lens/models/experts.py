@@ -23,6 +23,8 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from .offload import rebound
+
 HOOK = "hook_neurons"
 """The submodule of the experts whose input and output are the site."""
 
@@ -145,6 +147,7 @@ def show_experts(model: nn.Module) -> None:
         if own is None:
             continue
         experts.__class__ = own
+        rebound(experts)
         experts.add_module(HOOK, HookPoint())
         block.register_forward_pre_hook(_note_batch)
 

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 def model_of(config: Described) -> LensModel:
     """Load the model that a configuration names."""
-    return load(config.model, device=config.device, dtype=config.dtype, announce=log.info)
+    more = {name: getattr(config, name, None) for name in ("revision", "device_map", "max_memory")}
+    return load(config.model, device=config.device, dtype=config.dtype, announce=log.info, **more)
 
 
 def tokens_of(lens: LensModel, *, config: Described, bos: str) -> TokenBatch:

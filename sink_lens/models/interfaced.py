@@ -33,6 +33,7 @@ from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 
 from .neox import PartOfFused
+from .offload import rebound
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 """An attention function of transformers: (module, query, key, value, mask, scaling=...) -> (output, pattern)."""
@@ -160,6 +161,7 @@ def take_interface(model: PreTrainedModel) -> None:
             continue
         module: Any = each
         module.__class__ = own
+        rebound(module)
         if own is InterfacedGptNeo:
             module.layer_idx = module.layer_id  # the name that every other family has
         elif own is InterfacedBloom:

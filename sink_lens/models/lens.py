@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .experts import size_of
 from .families import Family, reach_of
+from .offload import NoBridge, device_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -107,9 +108,14 @@ class LensModel:
     @property
     def device(self) -> torch.device:
         """Device that inputs must be on."""
-        weight = self.plain.get_input_embeddings().weight
-        assert isinstance(weight, torch.Tensor)
-        return weight.device
+        embedding = self.plain.get_input_embeddings()
+        assert isinstance(embedding.weight, torch.Tensor)
+        return device_of(embedding.weight, embedding)
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether some weights are on disk: then there is no bridge, and only the plain path runs."""
+        return isinstance(self.bridge, NoBridge)
 
     @property
     def dtype(self) -> torch.dtype:

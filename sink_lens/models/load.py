@@ -5,11 +5,15 @@ import copy
 import hashlib
 import os
 import re
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import convert_file_size_to_int
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import (
     AutoModelForCausalLM,
@@ -26,6 +30,7 @@ from . import checks
 from .bundled import DEFAULT_MODEL, bundled_gguf, converted
 from .interfaced import set_attention
 from .lens import LensModel
+from .offload import parameters_of
 from .wrapping import assemble, random_state_kept, wrap
 
 __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_hash", "wrap"]
@@ -38,6 +43,7 @@ _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 }
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -49,6 +55,8 @@ def load(
     dtype: str | torch.dtype | None = None,
     device_map: str | Mapping[str, Any] | None = None,
     n_devices: int | None = None,
+    max_memory: str | None = None,
+    revision: str | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> LensModel:
     """Load a ``LensModel``: the default model, a hub name, a folder, a ``.gguf`` file or a model object.
@@ -62,9 +70,13 @@ def load(
             which is passed to ``wrap``.
         tokenizer: used instead of the tokenizer beside the weights.
         device: device of the model; by default the first CUDA device, or the CPU if there is none.
-        dtype: ``"float32"`` (the default), ``"bfloat16"``, ``"float16"`` or ``"float64"``.
-        device_map: how Hugging Face spreads the model over devices; replaces ``device``.
+        dtype: ``"float32"`` (the default), ``"bfloat16"``, ``"float16"``, ``"float64"``, or ``"auto"`` for the type of
+            the checkpoint.
+        device_map: how Hugging Face spreads the model over devices; replaces ``device``. With ``"auto"``, weights that
+            fit neither the GPUs nor memory stay on disk: such a model can be measured, and interventions are refused.
         n_devices: number of GPUs to spread the model over evenly; replaces ``device_map``.
+        max_memory: most main memory for the weights, as ``"8GB"``; needs ``device_map``.
+        revision: branch, tag or commit of a hub name.
         announce: called with one line before something slow, such as the one-time conversion of a GGUF file.
 
     Raises:
@@ -73,6 +85,7 @@ def load(
     """
     if isinstance(name, (PreTrainedModel, TransformerBridge)):
         given = {"device": device, "dtype": dtype, "device_map": device_map, "n_devices": n_devices}
+        given |= {"max_memory": max_memory, "revision": revision}
         if any(value is not None for value in given.values()):
             asked = ", ".join(key for key, value in given.items() if value is not None)
             raise InputError(f"{asked} given with a model object; need them only for a name. Move or cast the object")
@@ -83,13 +96,18 @@ def load(
             "path of a model"
         )
     torch_dtype = _dtype(dtype)
-    placement = _placement(device, device_map, n_devices)
+    placement = _placement(device, device_map, n_devices, max_memory)
     folder, notes = _folder(str(name), announce)
+    if revision is not None and folder is not None:
+        raise InputError(
+            f"revision {revision!r} was given with {name}, which is not a hub name; need it for those alone"
+        )
     source = str(folder or name)
+    scratch = tempfile.mkdtemp(prefix="sink_lens_offload_") if "device_map" in placement else None
     if folder is not None:
         checks.check_folder(folder)
     try:
-        config, _ = PreTrainedConfig.get_config_dict(source)
+        config, _ = PreTrainedConfig.get_config_dict(source, **_revision(revision))
         note = checks.check_config(config, name=str(name))
         with torch.random.fork_rng(devices=[]), _without_conversion():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -98,14 +116,18 @@ def load(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                **_revision(revision),
                 ignore_mismatched_sizes=True,  # check_keys refuses them, and says which
-                **({} if "device" in placement else placement),
+                **({} if "device" in placement else placement | {"offload_folder": scratch}),
             )
     except ModelError:
+        shutil.rmtree(scratch or "", ignore_errors=True)
         raise
     except Exception as error:  # transformers raises many kinds of error; each becomes one that says what to do
         raise ModelError(_cannot_load(str(name), folder, error)) from error
     model, info = loaded
+    if scratch is not None:  # what experts' weights are written to in the layout that the class reads
+        weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     checks.check_class(model, config=model.config)
     checks.check_keys(info, name=str(name))
     family = checks.check_architecture(model)
@@ -113,8 +135,9 @@ def load(
     if "device" in placement:
         model.to(placement["device"])
     if tokenizer is None:
-        tokenizer = _tokenizer(source)
+        tokenizer = _tokenizer(source, revision=revision)
     notes += () if note is None else (note,)
+    notes += () if revision is None else (f"revision {revision}",)
     return assemble(model, tokenizer=tokenizer, family=family, name=str(name), notes=notes)
 
 
@@ -130,7 +153,7 @@ def as_lens(model: ModelLike) -> LensModel:
 def weights_hash(lens: LensModel) -> str:
     """SHA-256 over the names, shapes, types and bytes of the plain model's parameters, in order of name."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(lens.plain.named_parameters()):
+    for name, parameter in parameters_of(lens.plain):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
         digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -141,6 +164,11 @@ def random_init(lens: LensModel, *, seed: int) -> LensModel:
 
     Claims about training are compared with it. The caller's random state does not change.
     """
+    if lens.offloaded:
+        raise ModelError(
+            f"the weights of {lens.name} do not fit into memory, so neither do those of its random-init baseline; need "
+            "the trace without it (random_init=False, --no-random-init)"
+        )
     config = copy.deepcopy(lens.config)
     with random_state_kept(), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the caller's GPUs too
@@ -202,16 +230,20 @@ def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
     )
 
 
-def _tokenizer(source: str) -> PreTrainedTokenizerBase | None:
+def _revision(revision: str | None) -> dict[str, str]:
+    return {} if revision is None else {"revision": revision}
+
+
+def _tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer beside the weights; None if there is none. Text is then refused later, with the reason.
 
     For some families transformers would make up an empty tokenizer if no tokenizer file exists.
     """
-    options: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
+    options: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False, **_revision(revision)}
     try:
         if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):
             return None
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **_revision(revision))
     except Exception as error:  # tokenizers raises a bare Exception
         raise ModelError(
             f"the tokenizer of {source} cannot be read ({_first_line(error)}); need its files as save_pretrained "
@@ -219,20 +251,41 @@ def _tokenizer(source: str) -> PreTrainedTokenizerBase | None:
         ) from error
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
+    if dtype == "auto":
+        return "auto"
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
-        raise InputError(f"dtype {name!r} is not known; need {', '.join(_DTYPES)}")
+        raise InputError(f"dtype {name!r} is not known; need {', '.join(_DTYPES)} or auto")
     return _DTYPES[name]
 
 
+def _most(max_memory: str | None) -> dict[str, Any]:
+    """How much each device may hold; of GPUs what is free."""
+    if max_memory is None:
+        return {}
+    try:
+        most = convert_file_size_to_int(max_memory)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"max_memory is {max_memory!r}; need a size, as 8GB") from error
+    gpus = {index: torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())}
+    return {"max_memory": {**gpus, "cpu": most}}
+
+
 def _placement(
-    device: str | torch.device | None, device_map: str | Mapping[str, Any] | None, n_devices: int | None
+    device: str | torch.device | None,
+    device_map: str | Mapping[str, Any] | None,
+    n_devices: int | None,
+    max_memory: str | None,
 ) -> dict[str, Any]:
     if sum(choice is not None for choice in (device, device_map, n_devices)) > 1:
         raise InputError("more than one of device, device_map and n_devices was given; need at most one")
+    if max_memory is not None and device_map is None:
+        raise InputError("max_memory was given without device_map; need device_map='auto' beside it")
+    if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
+        raise InputError(f"device_map {device_map!r} is not known; need {', '.join(_DEVICE_MAPS)}, or a mapping")
     if device_map is not None:
-        return {"device_map": device_map}
+        return {"device_map": device_map} | _most(max_memory)
     if n_devices is not None:
         found = torch.cuda.device_count()
         if not 1 <= n_devices <= found:

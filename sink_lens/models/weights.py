@@ -12,6 +12,7 @@ from ..errors import InputError
 from .experts import columns_of, rows_of
 from .families import Family
 from .lens import LensModel
+from .offload import in_memory
 
 NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm")
 """Names of the norms of a layer, by the sublayer that they come before or after."""
@@ -64,9 +65,10 @@ class Norm:
 
 
 def _linear(module: nn.Module, *, transposed: bool) -> tuple[Tensor, Tensor]:
-    weight: Any = module.weight
+    with in_memory(module):
+        weight: Any = module.weight
+        bias = getattr(module, "bias", None)
     weight = weight.detach().T if transposed else weight.detach()
-    bias = getattr(module, "bias", None)
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
 
 
@@ -110,9 +112,10 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     module = lens.layer(layer).get_submodule(family.mlp or "")
     if family.experts is not None:
         experts: Any = module.get_submodule(family.experts)
-        pairs = [rows_of(experts, expert) for expert in range(experts.num_experts)]
-        w_gate, w_up = (torch.cat([pair[which] for pair in pairs]).detach() for which in (0, 1))
-        w_down = torch.cat([columns_of(experts, expert) for expert in range(experts.num_experts)], dim=1).detach()
+        with in_memory(experts):
+            pairs = [rows_of(experts, expert) for expert in range(experts.num_experts)]
+            w_gate, w_up = (torch.cat([pair[which] for pair in pairs]).detach() for which in (0, 1))
+            w_down = torch.cat([columns_of(experts, expert) for expert in range(experts.num_experts)], dim=1).detach()
         return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=w_down.new_zeros(len(w_down)))
     assert family.up is not None
     assert family.down is not None
@@ -148,11 +151,12 @@ def norm_weights(lens: LensModel, *, layer: int, which: str) -> Norm | None:
 
 
 def _norm(module: nn.Module, family: Family, *, width: int | None = None) -> Norm:
-    weight: Any = module.weight
+    with in_memory(module):
+        weight: Any = module.weight
+        bias = getattr(module, "bias", None)
     gain = weight.detach().float() + family.gain_offset
     if width is not None and gain.numel() == 1:  # one gain for all dimensions
         gain = gain.expand(width)
-    bias = getattr(module, "bias", None)
     eps = getattr(module, "eps", None)
     if eps is None:
         eps = module.variance_epsilon  # the same number, under the name that most families use

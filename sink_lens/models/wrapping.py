@@ -5,7 +5,7 @@ import copy
 import random
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from . import checks, experts, interfaced, neox, opt
 from .families import Family
 from .headnorm import adapter as headnorm
 from .lens import LensModel
+from .offload import NoBridge, bytes_on_disk, reason_of
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even where the model's own does not; "
@@ -103,6 +104,11 @@ def assemble(
     """
     interfaced.take_interface(plain)
     experts.show_experts(plain)
+    if bytes_on_disk(plain):
+        reason = reason_of(plain, name=name)
+        bridge = cast("TransformerBridge", NoBridge(reason))
+        notes += (reason.partition(", and interventions")[0],)
+        return LensModel(bridge=bridge, plain=plain.eval(), tokenizer=tokenizer, family=family, name=name, notes=notes)
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import shlex
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,8 @@ def render(folder: str | os.PathLike[str], *others: str | os.PathLike[str], out:
     path = Path(out) if out is not None else Path(PAGE_FILE) if others else Path(folder) / PAGE_FILE
     check_name(path, what="the name of the page")
     check_not_of_run(path, replaceable=(".html", ".htm"))
-    text, part = page_text(folder, *others), path.with_name(f"{path.name}.{os.getpid()}.part")  # others may draw it too
+    text = page_text(folder, *others)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # others may draw it too
     try:
         try:
             part.write_text(text, encoding="utf-8", errors="backslashreplace")

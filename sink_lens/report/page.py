@@ -186,6 +186,10 @@ class Content:
         return {row.link: row.verdict for row in self.links}
 
 
+_UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)
+"""What comes of a table that holds something else; the last is what Arrow says of a sum of texts."""
+
+
 def told(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
     """What is made, or why it cannot be: what a damaged table breaks must not take the rest of the page with it."""
     try:
@@ -193,6 +197,6 @@ def told(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
     except SinkLensError as error:
         text = visible(str(error).replace(f"{run.folder}{os.sep}", ""), limit=400)
         return None, text[:1].upper() + text[1:] if text.startswith(("this ", "the ", "no ")) else text
-    except (LookupError, TypeError, ValueError) as error:
+    except _UNFIT as error:
         why = visible(f"{type(error).__name__}: {error}", limit=200)
         return None, f"It cannot be made from what the tables of this run hold ({why}). Run again to see it."

@@ -90,7 +90,7 @@ def facts_of(path: str | Path) -> list[Fact]:
     """The facts of one file; the errors are those of ``read_facts``."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as facts: {error}. Need a JSON file") from error
     schema = found.get("schema") if isinstance(found, dict) else None
     if schema != FACTS_SCHEMA or not isinstance(found.get("facts"), list):

@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -217,7 +217,7 @@ def _plan(
     writer.clear()  # blocks without a plan were made by a plan that is lost
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
-    writer.write_text("plan.json", json.dumps(asdict(plan) | {"deviation": deviation}, indent=2) + "\n")
+    writer.write_text("plan.json", plan.as_json(deviation=deviation))
     return plan
 
 

@@ -308,6 +308,7 @@ class WatchConfig:
         Raises:
             InputError: which value, and what is needed.
         """
+        check_choices(self)
         if not self.run:
             raise InputError("no run was given; need the folder of a training: sink-lens watch runs/NAME")
         if self.step_tokens is not None:
@@ -339,6 +340,7 @@ class CompareConfig:
         Raises:
             InputError: which value, and what is needed.
         """
+        check_choices(self)
         check_least(self, 0, "seed")
         if not 0 < self.smooth_frac <= 1:
             raise InputError(f"smooth_frac is {self.smooth_frac}; need a share of the run over 0, at most 1")

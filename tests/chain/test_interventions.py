@@ -65,6 +65,22 @@ def test_the_planted_links_hold_under_their_interventions(changed):
         assert intervention_verdict(row) == "holds", link
 
 
+def test_controls_of_fewer_sequences_are_near_those_of_all(planted_at, changed):
+    curve, whole = changed("planted")
+    place = planted_at()
+    few = dataclasses.replace(place.setting, control_sequences=2)
+    found = effect_table(few, means=centring_means(place.lens, n_tokens=128), curve=curve)
+    made = found["n_controls"] > 0
+    assert made.any()
+    assert (found.loc[made, "control_n"] == 2).all()
+    assert (whole.loc[made, "control_n"] == 3).all()
+    assert (found.loc[~made, "control_n"] == 0).all()
+    for name in ("control_mean", "control_share", "control_loss_nats"):
+        assert found.loc[made, name].tolist() == pytest.approx(whole.loc[made, name].tolist(), abs=0.05), name
+    same = [name for name in EFFECT_COLUMNS if not name.startswith(("control_", "ci_", "beyond_"))]
+    pd.testing.assert_frame_equal(found[same], whole[same])
+
+
 def test_what_the_planted_model_has_no_part_in_fails_under_its_intervention(changed):
     # its sink is a token, not a variance: an ordinary token that sees itself only is none
     _, effects = changed("planted")

@@ -448,7 +448,7 @@ def test_the_cuts_are_files_of_the_run(cut_whole):
     folder = cut_whole.folder
     found = check_folder(folder, random_init=False)
     names = {path.stem for path in folder.iterdir()}
-    assert names == {*FILES, *CAUSAL_TABLES, "centring_means", "location", "run"}
+    assert names == {*FILES, *CAUSAL_TABLES, "centring_means", "location", "plan", "run"}
     for name, columns in CAUSAL_TABLES.items():
         assert tuple(found.tables[name].columns) == columns
         pd.testing.assert_frame_equal(found.tables[name], cut_whole.tables[name], check_dtype=False)

@@ -1,5 +1,8 @@
 """Every kind of run has a page, from its tables; what is not there is named; figures go to files; numbers to CSV."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +11,7 @@ from typer.testing import CliRunner
 from sink_lens.cli import app
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
+from sink_lens.report import html
 from sink_lens.report.export import save_figures, tex
 from sink_lens.report.html import PAGES, content, page_for, page_text
 from sink_lens.report.page import csv, shown_table
@@ -194,6 +198,36 @@ def test_what_is_not_there_damaged_or_empty_breaks_nothing_but_its_own_part(tmp_
         part = content(read_run(a_run(tmp_path / name, kind, empty={name: frame.head(0)})))
         assert part.title
         assert part.tables
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("kind", ["isolate", "sweep", "train", "patch"])
+@pytest.mark.parametrize("value", ["a text", [1, 2], None], ids=str)
+def test_whole_tables_of_other_types_break_nothing_but_their_own_part(tmp_path, kind, value):
+    with create_run(tmp_path, kind=kind, config={}, provenance={}) as writer:
+        for name, frame in frames_of(kind).items():
+            writer.write_table(name, frame.assign(**{column: [value] * len(frame) for column in frame}))
+    part = content(read_run(tmp_path))
+    assert part.title
+    missing = " ".join(one.missing for one in (*part.figures, *part.tables))
+    assert value is None or "cannot be made from what the tables of this run hold" in missing
+
+
+def test_three_reports_on_one_run_at_once_all_succeed(tmp_path, monkeypatch):
+    with create_run(tmp_path, kind="other", config={}, provenance={}):
+        pass
+    together = threading.Barrier(3)
+
+    def slow(*folders):
+        together.wait(timeout=30)
+        return "a page"
+
+    monkeypatch.setattr(html, "page_text", slow)
+    with ThreadPoolExecutor(3) as pool:
+        drawn = [future.result() for future in [pool.submit(html.render, tmp_path) for _ in range(3)]]
+    assert drawn == [tmp_path / "report.html"] * 3
+    assert drawn[0].read_text() == "a page"
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_a_kind_without_a_page_shows_its_tables(tmp_path):

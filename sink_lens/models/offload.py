@@ -1,0 +1,85 @@
+"""Models whose weights do not fit into memory: some lie on disk, and only the plain path runs them.
+
+accelerate reads a module's weights from the checkpoint when its forward begins and drops them when it ends. Hooks on
+the plain module see the same tensors as in a model that is whole in memory, so everything that measures works. The
+bridge is built on parameters that are there, so it does not exist, and what needs it is refused.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any, NoReturn
+
+import torch
+from accelerate.utils import align_module_device
+from torch import Tensor, nn
+
+from ..errors import ModelError
+
+
+def bytes_on_disk(model: nn.Module) -> int:
+    """Bytes of the parameters that are not in memory."""
+    return sum(one.numel() * one.element_size() for _, one in _named(model) if one.device.type == "meta")
+
+
+def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters, each once: on disk, tied weights are two parameters that are read from one place."""
+    named = list(model.named_parameters())
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    names = {name for name, _ in named}
+    return [(name, one) for name, one in named if tied.get(name) not in names]
+
+
+@contextlib.contextmanager
+def in_memory(module: nn.Module) -> Iterator[None]:
+    """Within the block, the module's own parameters are in memory; a tensor taken from it stays."""
+    with align_module_device(module):
+        yield
+
+
+def device_of(parameter: Tensor, module: nn.Module) -> torch.device:
+    """The device that a module computes on, wherever its parameter lies."""
+    if parameter.device.type != "meta":
+        return parameter.device
+    return torch.device(getattr(getattr(module, "_hf_hook", None), "execution_device", None) or "cpu")
+
+
+def parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and values of every parameter, in order of name, one at a time in memory."""
+    for name in sorted(name for name, _ in _named(model)):
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        with in_memory(module):
+            yield name, getattr(module, leaf).detach()
+
+
+def rebound(module: Any) -> None:
+    """Let accelerate call the forward of the class that the module has now."""
+    if hasattr(module, "_old_forward"):
+        module._old_forward = MethodType(type(module).forward, module)
+
+
+class NoBridge:
+    """Stands where the bridge would be; whatever is asked of it is refused with the reason."""
+
+    def __init__(self, reason: str) -> None:
+        """Args: reason: what was found and what is needed."""
+        self.__dict__["reason"] = reason
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ModelError(self.__dict__["reason"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NoBridge":
+        return self
+
+
+def reason_of(model: nn.Module, *, name: str) -> str:
+    """Why nothing can be changed in this model."""
+    whole = sum(one.numel() * one.element_size() for _, one in _named(model))
+    return (
+        f"{bytes_on_disk(model) / 1e9:.2f} of {whole / 1e9:.2f} GB of the weights of {name} are on disk, and "
+        f"interventions need them in memory; need about {1.2 * whole / 1e9:.2f} GB, or a smaller type "
+        "(--dtype bfloat16). Without it the model can be measured"
+    )
