@@ -70,7 +70,7 @@ def test_where_logits_are_scored_it_counts_back_from_each_sequences_last_token(l
     last = metrics.logit_difference(5, 6)
     run = run_with(lens, padded, positions=(0,), logits=True)
     alone = [
-        float(last(run_with(lens, one, positions=(0,), logits=True)).squeeze())
+        float(last.function(run_with(lens, one, positions=(0,), logits=True)).squeeze())
         for one in (TokenBatch.from_prompts([prompt], lens.tokenizer) for prompt in PROMPTS)
     ]
-    np.testing.assert_allclose(last(run).numpy(), alone, atol=1e-4)
+    np.testing.assert_allclose(last.function(run).numpy(), alone, atol=1e-4)

@@ -252,7 +252,7 @@ def aimed(
     The scout sees eight sequences and only saves a pass: sink positions are those of all sequences, and where these
     have none, position 0 is studied, whatever the scout saw. The second pass reads every sink position; a third is
     needed only where the scout took a wrong position for the strongest. ``aim`` is where to look first, instead of
-    where the scout says. Of a ``position`` that is given no other is studied, whether it has a sink or not.
+    where the scout says. Where a ``position`` is given, it alone is studied, whether it has a sink or not.
     """
 
     def measured(at: Location, label: str) -> Panel:

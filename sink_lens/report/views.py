@@ -370,7 +370,7 @@ def _neurons_of(
 ) -> tuple[np.ndarray, Sequence[Any], Sequence[Any]]:
     """Activations (position, layer, neuron), and the names of the layers and the neurons.
 
-    Of a capture, by default the twelve neurons with the largest activations in the layers.
+    A capture shows, by default, the twelve neurons with the largest activations in the layers.
 
     Raises:
         InputError: the shapes do not fit, what is asked for is not there, or there is too much.
