@@ -3,7 +3,6 @@
 from ..studies.config import CardConfig
 from .console import app, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured
->>>>>>> attack
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -48,4 +47,3 @@ def card(
     else:
         echo(study.folder)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})
->>>>>>> attack

@@ -5,7 +5,6 @@ from pathlib import Path
 from ..report.config import TableConfig
 from .console import app, console, echo
 from .options import Answer, Quiet, configured
->>>>>>> attack
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -35,7 +34,6 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
         return Answer(found=lambda: {"columns": known})
     columns = chosen_columns(rows, config.columns)
     answer = Answer(found=lambda: {"columns": columns, "rows": as_objects(rows, columns)})
->>>>>>> attack
     if config.format == "terminal":
         shown = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
         for row in rows:
@@ -44,11 +42,10 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
         return answer
     text = table_text(rows, columns, form=config.format)
     if config.out is None:
-        echo(text, nl=False)
+        echo(text.removesuffix("\n"))
         return answer
     path = Path(config.out)
     check_not_of_run(path, replaceable=(path.suffix,))
     path.write_text(text, encoding="utf-8")
     echo(str(path) if quiet else f"table: {path}")
     return answer
->>>>>>> attack

@@ -3,7 +3,6 @@
 from ..studies.config import VerifyConfig
 from .console import app, columns_of, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured
->>>>>>> attack
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -41,4 +40,3 @@ def verify(
     else:
         echo(study.folder)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})
->>>>>>> attack
