@@ -17,6 +17,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
@@ -82,7 +83,7 @@ def _measured(way: str, *, folder: Path) -> None:
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     begins, data = _status("VmHWM"), _status("VmData")
     limit = 0.0
-    given: dict[str, str] = {}
+    given: dict[str, Any] = {}
     if way == "offloaded":
         limit = weights / 3 / 1e9
         most = int((data + limit) * 1e9)
