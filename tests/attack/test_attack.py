@@ -25,7 +25,7 @@ CATEGORIES = (
 def test_a_short_attack_finds_nothing(tmp_path):
     chosen = [word for name in CATEGORIES for word in ("--category", name)]
     done = subprocess.run(
-        [sys.executable, str(RUN), "--seed", "0", "--attempts", "60", "--short", *chosen],
+        [sys.executable, str(RUN), "--seed", "0", "--attempts", "30", "--short", *chosen],
         capture_output=True,
         text=True,
         timeout=540,
@@ -35,5 +35,5 @@ def test_a_short_attack_finds_nothing(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(re.findall(r"^(.+?) +(\d+) attempts: ", done.stdout, re.MULTILINE))
-    assert counts["together"] == "60"
+    assert counts["together"] == "30"
     assert all(int(counts[name]) for name in ("command lines", "calls", "run folders", "models", "settings"))
