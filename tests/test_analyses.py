@@ -3,6 +3,7 @@
 import ast
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 from analyses.claims import run_claim
 from analyses.verdicts import Covered, coverage, overview, read_claim, read_coverage, read_result, with_table
 from sink_lens.errors import InputError
+from sink_lens.models.zoo import ZOO
 
 ROOT = Path(__file__).parents[1] / "analyses"
 FOLDERS = sorted(path.parent for path in ROOT.glob("*/claim.md"))
@@ -160,8 +162,29 @@ def test_what_was_not_attempted_says_why_in_the_table():
 def test_the_table_of_the_zoo_is_that_of_its_rows():
     folder = ROOT / "verdict_calibration"
     functions = runpy.run_path(str(folder / "run.py"))
-    rows = pd.read_csv(folder / "verdicts.csv")
+    rows = pd.read_csv(folder / "answers.csv", dtype={"said": str}, keep_default_na=False)
     assert (folder / "table.md").read_text(encoding="utf-8") == functions["markdown"](rows)
-    for row in rows.itertuples():
-        truth = functions["truth_of"](row.present, row.necessary_or_sufficient)
-        assert (row.truth, row.answer) == (truth, functions["answer_of"](truth, row.verdict))
+    assert set(rows["model"]) == set(ZOO)
+
+
+@pytest.mark.parametrize(
+    ("question", "truth", "said", "answer"),
+    [
+        ("present", "yes", "no", "wrong"),
+        ("present", "no", "undecided", "undecided"),
+        ("carries", "not applicable", "yes", "wrong"),
+        ("carries", "not applicable", "not applicable", "right"),
+        ("verdict", "intact", "fails", "wrong"),
+        ("verdict", "broken", "holds", "wrong"),
+        ("verdict", "broken", "not applicable", "undecided"),
+        ("verdict", "not applicable", "fails", "wrong"),
+        ("position", "yes", "none", "wrong"),
+        ("position", "no", "misplaced", "wrong"),
+        ("F1", "known", "0.94", "wrong"),
+        ("F1", "known", "0.95", "right"),
+    ],
+)
+def test_what_an_answer_about_the_zoo_is_worth(question, truth, said, answer):
+    functions = runpy.run_path(str(ROOT / "verdict_calibration" / "run.py"))
+    row = SimpleNamespace(question=question, truth=truth, said=said)
+    assert functions["right_of"](row) == answer

@@ -1,11 +1,20 @@
 """What ``trace`` says of models whose mechanism is known, beside the truth; see claim.md.
 
-``verdicts.csv`` has one row a (model, seed, link), ``table.md`` one line a model; ``--retrain`` traces all again.
+``answers.csv`` counts what was said, a row for each model, architecture, question, truth and answer; ``table.md`` is
+the documentation's table of it. ``--retrain`` traces all again, one process a core: some hours on two.
 """
 
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import torch
 from scipy.stats import binomtest
 
 from analyses.claims import Measured, Work, main
@@ -16,157 +25,226 @@ from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, l
 from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval
 
-SEEDS = (0, 1)
-"""Every model on each; of several architectures one after another: the first, then from the last on."""
+SEEDS = range(10_000, 10_026)
+"""Every model on each, its architectures in turn. Rules were made on seeds below 10,000 and are judged on these."""
+SEQUENCES, LENGTH = 32, 48
 TINY = ("bos_neuron", "sigmoid")
+COUNTED = ["model", "family", "subject", "question", "truth", "said"]
+"""What a count is of: a link's three answers and verdict, the sink's position, or the makers, where what is said is F1
+to two digits."""
+WRONG = {"yes": "no", "no": "yes"}
 COLOURS = {"right": BLUE, "wrong": ORANGE, "undecided": OCHRE}
-WORDS = {"intact": {"holds": "right", "fails": "wrong"}, "broken": {"fails": "right", "holds": "wrong"}}
-MARKS = {"right": "right", "wrong": "**wrong**", "undecided": "undecided"}
 
 
 def measure(work: Work) -> Measured:
-    """How often a link is answered wrongly or not at all, over all models and seeds, and link by link."""
-    committed = work.folder / "verdicts.csv"
+    """How often an answer is wrong or undecided, over all models and seeds, link by link, and the makers found."""
+    committed = work.folder / "answers.csv"
     if work.retrain or work.tiny:
-        names, seeds = work.size(tuple(ZOO), TINY), work.size(SEEDS, SEEDS[:1])
-        parts = [
-            work.once(f"{name}-{seed}", lambda name=name, seed=seed: traced(work, name, seed))
-            for seed in seeds
-            for name in names
-        ]
-        table = pd.concat(parts, ignore_index=True)
+        names = work.size(tuple(ZOO), TINY)
+        asked = [(name, seed) for seed in work.size(SEEDS, SEEDS[:1]) for name in names]
+        one_by_one = (traced(*each, quick=True) for each in asked) if work.tiny else answers(asked)
+        counts = counted(work.once("answers", lambda: pd.concat(one_by_one, ignore_index=True)))
         if not work.tiny:
-            table.to_csv(committed, index=False, lineterminator="\n")
-            (work.folder / "table.md").write_text(markdown(table), encoding="utf-8")
+            counts.to_csv(committed, index=False, lineterminator="\n")
+            (work.folder / "table.md").write_text(markdown(counts), encoding="utf-8")
     else:
-        table = pd.read_csv(committed)
-    models = table.drop_duplicates(["model", "seed"])
-    numbers = {"sink_wrong": share(models["sink_answer"] == "wrong")}
-    for truth, verdict, name in (
-        ("intact", "fails", "intact_no"),
-        ("intact", "undecided", "intact_undecided"),
-        ("broken", "holds", "broken_yes"),
-        ("broken", "undecided", "broken_undecided"),
-        ("seen", "fails", "seen_no"),
-    ):
-        of = table[table["truth"] == truth]
-        numbers[name] = share(of["verdict"] == verdict)
-        for link in LINKS:
-            if (of["link"] == link).any():
-                numbers[f"{name} @ {link}"] = share(of.loc[of["link"] == link, "verdict"] == verdict)
-    not_asked = table.loc[table["truth"] == "not asked", "verdict"]
-    numbers["not_asked_answered"] = share(~not_asked.isin(["undecided", "not applicable"]))
-    for present, verdict, name in (("yes", "fails", "measured_no"), ("no", "holds", "measured_yes")):
-        numbers[name] = share(table.loc[table["present"] == present, "measured"] == verdict)
-    return Measured(numbers=numbers, figure=drawn(table))
+        counts = pd.read_csv(committed, dtype={"said": str}, keep_default_na=False)
+    return Measured(numbers=numbers_of(counts), figure=drawn(counts))
 
 
-def share(true: pd.Series) -> Interval:
-    """A share with its exact 95% interval."""
-    if not len(true):
-        return Interval(estimate=float("nan"), low=float("nan"), high=float("nan"), n=0)
-    found = binomtest(int(true.sum()), len(true))
-    bounds = found.proportion_ci()
-    return Interval(estimate=found.statistic, low=bounds.low, high=bounds.high, n=len(true))
+def answers(asked: list[tuple[str, int]]) -> Iterator[pd.DataFrame]:
+    """The answers about each model, in a process for each core, as they come."""
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        for one in as_completed([pool.submit(traced, *each) for each in asked]):
+            yield one.result()
 
 
-def traced(work: Work, name: str, seed: int) -> pd.DataFrame:
-    """One model: of every link the truth and what the trace says, and whether the sink was found."""
+def traced(name: str, seed: int, *, quick: bool = False) -> pd.DataFrame:
+    """One model: the truth and what the trace says of it."""
+    torch.set_num_threads(1)
     families = ZOO[name].families
-    zoo = build(name, seed=seed, family=families[-seed % len(families)])
-    tokens = zoo.draw(28, length=work.size(48, 32), generator=work.generator())
-    lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=f"{name}, {zoo.family}, seed {seed}")
-    config, folder = TraceConfig(model=lens.name, random_init=False), work.out / f"trace-{name}-{seed}"
-    found = trace(
-        lens, config=config, tokens=TokenBatch.from_tensor(tokens), out=folder, overwrite=True, progress=False
-    )
+    zoo = build(name, seed=seed, family=families[seed % len(families)])
+    tokens = zoo.draw(SEQUENCES, length=LENGTH, generator=torch.Generator().manual_seed(seed))
+    lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=name)
+    config = TraceConfig(model=name, random_init=False, seed=seed, quick=quick)
+    with tempfile.TemporaryDirectory() as folder:
+        batch = TokenBatch.from_tensor(tokens)
+        found = trace(lens, config=config, tokens=batch, out=Path(folder) / "run", progress=False, report=False)
+    rows = [("sink", "position", *sink_of(zoo, tokens, found))]
+    rows += makers_of(zoo, found)
     said = found.links.drop_duplicates("link").set_index("link")
-    sink = found.tables["summary"].set_index("quantity").loc["sink_position"]
-    position, sees_one = int(float(sink["value"])), not str(sink["note"]).startswith("no position")
-    places = zoo.sinks(tokens)
-    if places.any():
-        sink_answer = "right" if sees_one and bool(places[:, position].any()) else "wrong"
-    else:
-        sink_answer = "wrong" if sees_one else "right"
-    rows = []
     for link in LINKS:
-        answers, verdict = zoo.truth.links[link], said.loc[link, "verdict"]
-        truth = truth_of(answers.present, answers.necessary_or_sufficient)
-        rows.append(
-            {
-                "model": name,
-                "letter": ZOO[name].letter,
-                "family": zoo.family,
-                "seed": seed,
-                "link": link,
-                "present": answers.present,
-                "necessary_or_sufficient": answers.necessary_or_sufficient,
-                "carries": answers.carries,
-                "truth": truth,
-                "verdict": verdict,
-                "measured": said.loc[link, "measured"],
-                "intervened": said.loc[link, "intervened"],
-                **{f"said_{question}": said.loc[link, question] for question in QUESTIONS},
-                "answer": answer_of(truth, verdict),
-                "sink": zoo.truth.sink,
-                "sink_found": sees_one,
-                "sink_position": position,
-                "sink_answer": sink_answer,
-            }
-        )
-    return pd.DataFrame(rows)
+        truth = zoo.truth.links[link]
+        rows += [(link, question, getattr(truth, question), said.loc[link, question]) for question in QUESTIONS]
+        of = truth_of(truth.present, truth.necessary_or_sufficient)
+        rows.append((link, "verdict", of, said.loc[link, "verdict"]))
+    table = pd.DataFrame(rows, columns=["subject", "question", "truth", "said"])
+    return table.assign(model=name, family=zoo.family, seed=seed)
+
+
+def sink_of(zoo: Any, tokens: torch.Tensor, found: Any) -> tuple[str, str]:
+    """Whether there is a sink, and what is said of it: right, misplaced, or nothing found."""
+    places, position = zoo.sinks(tokens), found.location.sink_position
+    truth = "yes" if bool(places.any()) else "no"
+    if not found.location.sink_found:
+        return truth, "none"
+    return truth, "right" if bool(places[:, position].any()) else "misplaced"
+
+
+def makers_of(zoo: Any, found: Any) -> list[tuple[str, str, str, str]]:
+    """F1 of the makers, where they are known."""
+    true = {(one.kind, -1 if one.layer is None else one.layer, one.index) for one in zoo.truth.makers}
+    if not true:
+        return []
+    makers = found.tables["makers"]
+    chosen = makers[makers["is_maker"].astype(bool)] if len(makers) else makers
+    named = set(zip(chosen.get("kind", []), chosen.get("layer", []), chosen.get("unit", []), strict=True))
+    return [("makers", "F1", "known", f"{2 * len(named & true) / (len(named) + len(true)):.2f}")]
 
 
 def truth_of(present: str, necessary: str) -> str:
     """A verdict is one word for two questions: whether a link is seen, and whether its break matters to a sink."""
-    if "no" in (present, necessary):
-        return "broken"
-    if present == "yes":
-        return "intact" if necessary == "yes" else "seen"
-    return "not asked"
+    if "not applicable" in (present, necessary):
+        return "not applicable"
+    return "broken" if "no" in (present, necessary) else "intact"
 
 
-def answer_of(truth: str, verdict: str) -> str:
-    """Right, wrong or undecided; without a sink, or a start of the link, a word that decides nothing is right."""
-    if truth in ("seen", "not asked"):
-        return "right" if verdict in ("undecided", "not applicable") else "wrong"
-    return WORDS[truth].get(verdict, "undecided")
+def counted(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each different answer, with the number of models."""
+    return rows.groupby(COUNTED, sort=True).size().rename("n").reset_index()
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """One line a model: its sink, and each link's answers as right / wrong / undecided over its seeds."""
-    names = ["", "model", "sink", *(link.replace("_", " ") for link in LINKS)]
-    lines = [f"| {' | '.join(names)} |", f"| {' | '.join(['---'] * len(names))} |"]
-    for model, of_model in table.groupby("model", sort=False):
-        cells = [
-            str(of_model["letter"].iloc[0]),
-            f"`{model}`",
-            counted(of_model.drop_duplicates("seed")["sink_answer"]),
-        ]
+def right_of(row: Any) -> str:
+    """Right, wrong or undecided."""
+    if row.question == "verdict":
+        truths = {"intact": ("holds", "fails"), "broken": ("fails", "holds")}
+        if row.truth not in truths:
+            return "wrong" if row.said in ("holds", "fails") else "right"
+        right, wrong = truths[row.truth]
+    elif row.question == "position":
+        right, wrong = ("right", row.said) if row.truth == "yes" else ("none", row.said)
+    elif row.question == "F1":
+        return "right" if float(row.said) >= 0.95 else "wrong"
+    elif row.truth == "not applicable":
+        return "wrong" if row.said in WRONG else "right"
+    else:
+        right, wrong = row.truth, WRONG[row.truth]
+    return "right" if row.said == right else "wrong" if row.said == wrong else "undecided"
+
+
+def judged(counts: pd.DataFrame) -> pd.DataFrame:
+    """The counts, with what each answer is worth."""
+    return counts.assign(answer=[right_of(row) for row in counts.itertuples()])
+
+
+def share(part: pd.DataFrame, whole: pd.DataFrame) -> Interval:
+    """A share of models with its exact 95% interval."""
+    found, n = int(part["n"].sum()), int(whole["n"].sum())
+    if not n:
+        return Interval(estimate=float("nan"), low=float("nan"), high=float("nan"), n=0)
+    test = binomtest(found, n)
+    bounds = test.proportion_ci()
+    return Interval(estimate=test.statistic, low=bounds.low, high=bounds.high, n=n)
+
+
+def bound(found: int, n: int) -> float:
+    """The upper bound of a rate at 95% confidence: 4.9% for 0 of 60, half a percent for 0 of 600."""
+    return float(binomtest(found, n, alternative="less").proportion_ci().high) if n else float("nan")
+
+
+def numbers_of(counts: pd.DataFrame) -> dict[str, Interval]:
+    """Every rate that claim.md has a rule for."""
+    table = judged(counts)
+    position = table[table["question"] == "position"]
+    free = position[position["truth"] == "no"]
+    numbers = {
+        "sink_wrong": share(position[position["answer"] == "wrong"], position),
+        "false_sink": share(free[free["answer"] == "wrong"], free),
+    }
+    for question in (*QUESTIONS, "verdict"):
+        yes, no = ("intact", "broken") if question == "verdict" else ("yes", "no")
+        for truth, answer, name in (
+            (yes, "wrong", f"{question}_yes_answered_no"),
+            (no, "wrong", f"{question}_no_answered_yes"),
+            (yes, "undecided", f"{question}_yes_undecided"),
+        ):
+            of = table[(table["question"] == question) & (table["truth"] == truth)]
+            numbers[name] = share(of[of["answer"] == answer], of)
+            for link in LINKS:
+                at = of[of["subject"] == link]
+                if len(at):
+                    numbers[f"{name} @ {link}"] = share(at[at["answer"] == answer], at)
+    makers = table[table["question"] == "F1"]
+    numbers["makers_found"] = share(makers[makers["answer"] == "right"], makers)
+    for model, of in makers.groupby("model", sort=False):
+        numbers[f"makers_found @ {model}"] = share(of[of["answer"] == "right"], of)
+    return numbers
+
+
+def markdown(counts: pd.DataFrame) -> str:
+    """Two tables: each question about each link, and each model."""
+    table = judged(counts)
+    lines = [
+        "Wrong answers of all that have a truth, with the upper bound of the rate at 95% confidence; *undecided* is no",
+        "error.",
+        "",
+        "| link | question | there, said *no* | undecided | not there, said *yes* |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for link in LINKS:
+        for question in (*QUESTIONS, "verdict"):
+            of = table[(table["subject"] == link) & (table["question"] == question)]
+            yes, no = ("intact", "broken") if question == "verdict" else ("yes", "no")
+            there, absent = of[(of["truth"] == yes)], of[(of["truth"] == no)]
+            cells = [_rate(there, "wrong"), _rate(there, "undecided"), _rate(absent, "wrong")]
+            lines.append(f"| {link.replace('_', ' ')} | {question.replace('_', ' ')} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Right answers of all, model by model: the sink's position, the makers (F1 at least 0.95), and the verdicts on",
+        "links; then the number wrong (!) and undecided (?).",
+        "",
+        f"| | model | sink | makers | {' | '.join(link.replace('_', ' ') for link in LINKS)} |",
+        f"| {' | '.join(['---'] * (4 + len(LINKS)))} |",
+    ]
+    for model in ZOO:
+        of = table[table["model"] == model]
+        if not len(of):
+            continue
+        cells = [_cell(of[of["question"] == question]) for question in ("position", "F1")]
         for link in LINKS:
-            at = of_model[of_model["link"] == link]
-            truth = " or ".join(sorted(set(at["truth"])))
-            cells.append(f"{truth}: {counted(at['answer'])}")
-        lines.append(f"| {' | '.join(cells)} |")
+            verdicts = of[(of["subject"] == link) & (of["question"] == "verdict")]
+            cells.append(f"{' or '.join(sorted(set(verdicts['truth'])))}: {_cell(verdicts)}")
+        lines.append(f"| {ZOO[model].letter} | `{model}` | {' | '.join(cells)} |")
+    free = table[(table["question"] == "position") & (table["truth"] == "no")]
+    lines += ["", f"Models without a sink in which one is seen: {_rate(free, 'wrong')}."]
     return "\n".join(lines) + "\n"
 
 
-def counted(answers: pd.Series) -> str:
-    """``right``, or ``2 right, 1 **wrong**`` where they differ."""
-    counts = {name: int((answers == name).sum()) for name in MARKS if (answers == name).any()}
-    if len(counts) == 1:
-        return MARKS[next(iter(counts))]
-    return ", ".join(f"{count} {MARKS[name]}" for name, count in counts.items())
+def _rate(of: pd.DataFrame, answer: str) -> str:
+    found, n = int(of.loc[of["answer"] == answer, "n"].sum()), int(of["n"].sum())
+    return f"{found} of {n} (at most {bound(found, n):.1%})" if n else "none has one"
 
 
-def drawn(table: pd.DataFrame):
-    """How many of the answers of a link are right, wrong and undecided, where there is something to answer."""
-    figure, asked = canvas(width=7.4, height=3.2), table[table["truth"].isin(list(WORDS))]
-    axes = panel(figure, place=(1, 1, 1), xlabel="answers to intact and broken links")
+def _cell(of: pd.DataFrame) -> str:
+    if not len(of):
+        return ""
+    counts = {name: int(of.loc[of["answer"] == name, "n"].sum()) for name in COLOURS}
+    marks = [f"**{counts['wrong']}!**"] * (counts["wrong"] > 0) + [f"{counts['undecided']}?"] * (
+        counts["undecided"] > 0
+    )
+    return " ".join([f"{counts['right']}/{sum(counts.values())}", *marks])
+
+
+def drawn(counts: pd.DataFrame):
+    """How many verdicts on a link are right, wrong and undecided, where there is something to answer."""
+    table = judged(counts)
+    asked = table[(table["question"] == "verdict") & table["truth"].isin(["intact", "broken"])]
+    figure = canvas(width=7.4, height=3.2)
+    axes = panel(figure, place=(1, 1, 1), xlabel="verdicts on intact and broken links")
     for place, link in enumerate(LINKS):
-        answers, left = asked.loc[asked["link"] == link, "answer"], 0
+        left = 0
         for name, colour in COLOURS.items():
-            size = int((answers == name).sum())
+            size = int(asked.loc[(asked["subject"] == link) & (asked["answer"] == name), "n"].sum())
             label = name if place == 0 else None
             axes.barh(place, size, left=left, color=colour, edgecolor=INK, linewidth=0.3, height=0.6, label=label)
             left += size

@@ -121,7 +121,8 @@ def _fact(row: Any, *, where: str) -> Fact:
         if lacking:
             raise InputError(f"the condition of {where} lacks {', '.join(lacking)}, which {name} needs; name it")
     given: dict[str, Any] = {key: row[key] for key in _FIELDS if row.get(key) is not None}
-    return Fact(**(given | {"model": tuple(models)}))
+    given["model"] = tuple(models)
+    return Fact(**given)
 
 
 def _check_value(value: Any, name: str, *, where: str) -> None:

@@ -1,0 +1,129 @@
+"""Which variants of a training make sinks and outliers on a task that calls for a sink; see claim.md."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+import torch
+
+from analyses.claims import Measured, Work, main
+from sink_lens.data.trigger import trigger_rows
+from sink_lens.models.headnorm import undecayed
+from sink_lens.report.style import COLOURS, MARKS, canvas, finished, legend, logarithmic, panel
+from sink_lens.stats import Interval, difference
+from sink_lens.training import SinkMonitor
+from sink_lens.training.config import TrainConfig
+from sink_lens.training.model import model_of
+from sink_lens.training.muon import MuonWithAdamW
+
+VARIANTS = {
+    "softmax": {},
+    "sigmoid": {"attention": "sigmoid"},
+    "off by one": {"attention": "off_by_one"},
+    "sink logit": {"attention": "sink_logit"},
+    "gate": {"attention": "gate_headwise"},
+    "value norm": {"value_norm": "shared"},
+    "single scale": {"norm": "single_scale"},
+    "Muon": {"optimizer": "muon"},
+}
+"""Each changes one field of ``TrainConfig``; those of one seed see the same sequences."""
+FREE = ("sigmoid", "off by one", "sink logit", "gate")
+"""Where a head can give nothing without a sink."""
+SEEDS = (0, 1, 2)
+ANSWER, LENGTH, BATCH, VOCAB = 16, 32, 32, 64
+READ = ("rate_first", "mass_first", "norm_ratio", "max_activation", "kurtosis")
+
+
+def measure(work: Work) -> Measured:
+    """The last readings, and their differences to softmax of the same seed with 95% t intervals over seeds."""
+    places = enumerate(VARIANTS)
+    table = pd.concat([work.once(f"variant-{place}", lambda one=one: trained(work, one)) for place, one in places])
+    last = table[table["step"] == table["step"].max()].set_index(["variant", "seed"])
+
+    def over_seeds(values) -> Interval:
+        found = difference(values, generator=work.rng())
+        return Interval(estimate=found.mean, low=found.low, high=found.high, n=found.n)
+
+    def gap(name, variant):
+        return over_seeds(last.loc[variant, name].to_numpy() - last.loc["softmax", name].to_numpy())
+
+    others = [one for one in VARIANTS if one != "softmax"]
+    numbers = {"rate": over_seeds(last.loc["softmax", "rate_first"].to_numpy())}
+    numbers |= {f"rate_freed @ {one}": gap("rate_first", one) for one in FREE}
+    numbers |= {f"rate_kept @ {one}": gap("rate_first", one) for one in others if one not in FREE}
+    numbers["kurtosis"] = over_seeds(last.loc["softmax", "kurtosis"].to_numpy())
+    numbers |= {f"kurtosis_less @ {one}": gap("kurtosis", one) for one in others}
+    numbers |= {f"activation_less @ {one}": gap("max_activation", one) for one in others}
+    solved = last["loss"] / table[table["step"] == 0].set_index(["variant", "seed"])["loss"]
+    numbers |= {f"solved @ {one}": over_seeds(solved[one].to_numpy()) for one in VARIANTS}
+    return Measured(numbers=numbers, figure=drawn(table))
+
+
+def trained(work: Work, variant: str) -> pd.DataFrame:
+    """variant, seed, step, loss and what the monitor reads of 64 sequences that are kept apart."""
+    seeds = SEEDS[: work.size(3, 2)]
+    rows = [row for seed in seeds for row in training(work, variant, seed)]
+    return pd.DataFrame(rows).assign(variant=variant)
+
+
+def training(work: Work, variant: str, seed: int) -> Iterator[dict[str, float]]:
+    """One training: its readings at the start, at regular steps and at the end."""
+    steps, every = work.size(250, 6), work.size(25, 3)
+    config = TrainConfig(
+        n_layers=2,
+        d_model=work.size(64, 16),
+        d_mlp=work.size(128, 32),
+        n_heads=work.size(4, 2),
+        vocab_size=VOCAB,
+        length=LENGTH,
+        batch=BATCH,
+        steps=steps,
+        warmup=1,
+        tied=False,
+        lr=3e-3,
+        seed=seed,
+        **VARIANTS[variant],
+    )
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(VOCAB, ANSWER, generator=generator)
+    apart = torch.Generator().manual_seed(seed + 10**6)
+    tokens, answers = trigger_rows(vectors, sequences=64, length=LENGTH, generator=apart)
+    model = model_of(config).train()
+    kept = undecayed(model)
+    if config.optimizer == "muon":
+        optimizer = MuonWithAdamW(model, lr=config.lr, weight_decay=0.0, betas=(0.9, 0.999), undecayed=kept)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.0)
+    for step in range(steps + 1):
+        if step % every == 0:
+            with torch.no_grad():
+                loss = (model(input_ids=tokens, use_cache=False).logits[..., :ANSWER] - answers).square().mean()
+            with SinkMonitor(model, every=1, tokens=tokens) as monitor:
+                reading = monitor.finish()
+            assert reading is not None  # each step is read
+            row = {name: reading[f"sinks/{name}"] for name in READ}
+            yield {"seed": seed, "step": step, "loss": loss.item()} | row
+        seen, wanted = trigger_rows(vectors, sequences=BATCH, length=LENGTH, generator=generator)
+        (model(input_ids=seen, use_cache=False).logits[..., :ANSWER] - wanted).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def drawn(table: pd.DataFrame):
+    """Sink rate, kurtosis and loss by step, mean over seeds."""
+    figure = canvas(width=9.6, height=3.6)
+    names = {"rate_first": "share of heads with a sink", "kurtosis": "excess kurtosis", "loss": "loss"}
+    for place, (name, ylabel) in enumerate(names.items()):
+        axes = panel(figure, place=(1, 3, place + 1), xlabel="step", ylabel=ylabel)
+        for index, variant in enumerate(VARIANTS):
+            mean = table[table["variant"] == variant].groupby("step")[name].mean()
+            style = "-" if index < len(COLOURS) else "--"
+            colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
+            axes.plot(mean, color=colour, marker=mark, markersize=3, linestyle=style, linewidth=1.3, label=variant)
+        if name == "loss":
+            logarithmic(axes, axis="y")
+    legend(figure.axes[0], columns=4, over=figure)
+    return finished(figure)
+
+
+if __name__ == "__main__":
+    main(measure)
