@@ -358,7 +358,7 @@ def test_third_party_libraries_are_quieted_by_the_command(monkeypatch):  # not b
 
 def test_report_renders_a_run_again(monkeypatch):
     fake = types.ModuleType("sink_lens.report.html")
-    fake.render = lambda *folders, out: out or Path(folders[0]) / "report.html"
+    fake.render = lambda *folders, out, by=(): out or Path(folders[0]) / "report.html"
     monkeypatch.setitem(sys.modules, "sink_lens.report.html", fake)
     assert run("report", "runs/a").stdout == "report: runs/a/report.html\n"
     assert run("report", "runs/a", "runs/b", "--out", "both.html").stdout == "report: both.html\n"

@@ -67,7 +67,7 @@ COMMANDS = {
     "table": TableConfig,
     "cache": CacheConfig,
 }
-WITHOUT = ("measures",)
+WITHOUT = ("measures", "examples")
 """Commands that are asked nothing."""
 FROM_PYTHON = {
     "watch": lambda given: watch("m", **given),
@@ -258,6 +258,8 @@ SPECIAL = {
     "keep": (0, 3),
 }
 """Values of fields that others would not go with."""
+OF_KIND = {DiffConfig: {"batch": "batch.safetensors", "most_loss": 0.5}, ReportConfig: {"by": ("dtype",)}}
+"""The same, where a name means something else in one configuration."""
 
 
 def another(one):
@@ -284,6 +286,7 @@ def options(kind):
 def changed(kind):
     """Every field of a command's configuration, at another value than its default; a text would exclude prompts."""
     given = {one.name: another(one) for one in options(kind)}
+    given |= {name: value for name, value in OF_KIND.get(kind, {}).items() if name in given}
     if "tokens" in given:
         given["prompts"] = ()
     return {name: value for name, value in given.items() if value not in (None, ())}

@@ -82,7 +82,7 @@ def test_what_is_refused_leaves_no_folder(asked):
 
 @pytest.mark.parametrize("asked", ["contraction, too short", "patch, a layer that is not", "trace, a position outside"])
 def test_what_is_refused_leaves_an_empty_folder_empty_and_the_corrected_command_uses_it(asked, monkeypatch):
-    monkeypatch.setattr(html, "page_text", lambda *folders: "a page")
+    monkeypatch.setattr(html, "page_text", lambda *folders, by=(): "a page")
     Path("run").mkdir()
     assert run(*REFUSED[asked], "--out", "run").exit_code == 2
     assert files("run") == {}
@@ -104,7 +104,7 @@ def test_what_is_refused_with_overwrite_leaves_the_run_that_was_there(asked):
 
 @pytest.mark.filterwarnings("default:missing is left out")
 def test_a_failed_model_is_still_written_where_another_is_measured(monkeypatch):
-    monkeypatch.setattr(html, "page_text", lambda *folders: "a page")
+    monkeypatch.setattr(html, "page_text", lambda *folders, by=(): "a page")
     run("preference", "missing", *UNTRAINED, "--length", 16, "--out", "run")
     assert read_run("run").tables["models"]["error"].notna().tolist() == [True, False]
 

@@ -59,7 +59,7 @@ def asked(command):
     return [command, *given, "--out", "run"]
 
 
-def short_page(*folders):
+def short_page(*folders, by=()):
     """Instead of a page, which takes longer than the runs here."""
     return f"key_sink of {folders}" + 1000 * " "
 
@@ -113,7 +113,7 @@ def test_a_command_killed_while_it_draws_is_finished_by_the_same_command(monkeyp
         "    return written(self, text, **options)\n"
         "Path.write_text = killed\n"
         "from sink_lens.report import html\n"
-        "html.page_text = lambda *folders: 2000 * ' '\n"
+        "html.page_text = lambda *folders, by=(): 2000 * ' '\n"
         "from sink_lens import cli\n"
         "cli.main()\n"
     )
@@ -157,7 +157,7 @@ def test_another_question_does_not_draw_the_page(monkeypatch):
 
 
 def test_ctrl_c_in_the_page_says_how_it_is_drawn(monkeypatch):
-    def stopped(*folders):
+    def stopped(*folders, by=()):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(html, "page_text", stopped)
@@ -170,6 +170,6 @@ def test_ctrl_c_in_the_page_says_how_it_is_drawn(monkeypatch):
 def test_the_page_of_the_run_before_is_not_left_beside_an_overwritten_run(monkeypatch):
     monkeypatch.setattr(html, "page_text", short_page)
     assert run(*asked("isolate")).exit_code == 0
-    monkeypatch.setattr(html, "page_text", lambda *folders: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(html, "page_text", lambda *folders, by=(): (_ for _ in ()).throw(KeyboardInterrupt))
     assert run(*asked("isolate"), "--target-position", 7, "--overwrite").exit_code == 130
     assert not Path("run/report.html").exists()

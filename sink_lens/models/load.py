@@ -282,6 +282,8 @@ def _placement(
         raise InputError("more than one of device, device_map and n_devices was given; need at most one")
     if max_memory is not None and device_map is None:
         raise InputError("max_memory was given without device_map; need device_map='auto' beside it")
+    if isinstance(device_map, str) and device_map.partition(":")[0] in ("cpu", "cuda", "mps"):
+        device, device_map = device_map, None  # transformers takes a device's name here too
     if isinstance(device_map, str) and device_map not in _DEVICE_MAPS:
         raise InputError(f"device_map {device_map!r} is not known; need {', '.join(_DEVICE_MAPS)}, or a mapping")
     if device_map is not None:

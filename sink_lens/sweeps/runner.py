@@ -7,7 +7,7 @@ call on the same folder. ``plan.json`` keeps how the cells share forwards, so th
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -120,10 +120,11 @@ def sweep(
         with tqdm(
             total=total, initial=done, desc="sweep", unit="cell", disable=not progress, leave=False, mininterval=0.5
         ) as bar:
+            whole = {block.number: block.cells for block in own.blocks}
             computed = _computed(job, own, todo, engine=engine, devices=devices, workers=workers, bar=bar)
             with contextlib.closing(computed):
                 for block, frame in computed:
-                    writer.write_table(_part(block), _joined(writer, block, frame))
+                    writer.write_table(_part(block), _joined(writer, block, frame, cells=whole[block.number]))
         return _finished(
             writer,
             own,
@@ -268,26 +269,26 @@ def _left(writer: RunWriter, block: Block, *, retry_failed: bool) -> Block | Non
     if not writer.has(_part(block)):
         return block
     if retry_failed:
-        found = _read(writer, block)
+        found = _read(writer, block.cells, part=_part(block))
         failed = failed_cells(found)
         if failed:
             return replace(block, cells=tuple(cell for cell in block.cells if cell in failed))
     return None
 
 
-def _read(writer: RunWriter, block: Block) -> pd.DataFrame:
+def _read(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.DataFrame:
     """The numbers of a finished block.
 
     Raises:
-        RunError: the file holds something else.
+        RunError: the file holds something else, such as other cells.
     """
-    path = writer.folder / f"{_part(block)}.parquet"
+    path = writer.folder / f"{part}.parquet"
     try:
         found = pd.read_parquet(path)
         types = {name: found[name].dtype for name in ("cell", "sequence", "value")}
         if not all(pd.api.types.is_numeric_dtype(one) for one in types.values()):
             raise ValueError(f"its columns are {', '.join(f'{name}: {one}' for name, one in types.items())}")
-        if not set(found["cell"].tolist()) <= set(block.cells):
+        if not set(found["cell"].tolist()) <= set(cells):
             raise ValueError("it holds cells of another block")
         if absent := {"metric", "changed", "error"} - set(found):
             raise ValueError(f"it lacks {', '.join(sorted(absent))}")
@@ -296,11 +297,11 @@ def _read(writer: RunWriter, block: Block) -> pd.DataFrame:
     return found
 
 
-def _joined(writer: RunWriter, block: Block, frame: pd.DataFrame) -> pd.DataFrame:
-    """What was computed, and what was there already of the cells that were not computed again."""
+def _joined(writer: RunWriter, block: Block, frame: pd.DataFrame, *, cells: Collection[int]) -> pd.DataFrame:
+    """What was computed, and what was there already of the ``cells`` of the whole block."""
     if not writer.has(_part(block)):
         return frame
-    before = _read(writer, block)
+    before = _read(writer, cells, part=_part(block))
     return pd.concat([before.loc[~before["cell"].isin(block.cells)], frame], ignore_index=True)
 
 
@@ -317,7 +318,7 @@ def _finished(
 
     They are written also where every block was there: a run that was stopped here has none of them, or old ones.
     """
-    numbers = pd.concat([_read(writer, block) for block in engine.blocks], ignore_index=True)
+    numbers = pd.concat([_read(writer, block.cells, part=_part(block)) for block in engine.blocks], ignore_index=True)
     identities = [cell.identity for cell in engine.cells]
     numbers["cell"] = [identities[number] for number in numbers["cell"].tolist()]
     frame, drawn = tables(

@@ -68,6 +68,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Go on from what ``state_dict`` gave."""
         for part, state in zip(self._parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
+            self.state.update(part.state)
         self._join()
 
     def _join(self) -> None:

@@ -218,7 +218,7 @@ def test_three_reports_on_one_run_at_once_all_succeed(tmp_path, monkeypatch):
         pass
     together = threading.Barrier(3)
 
-    def slow(*folders):
+    def slow(*folders, by=None):
         together.wait(timeout=30)
         return "a page"
 

@@ -162,7 +162,7 @@ def test_what_a_grid_cannot_mean_is_refused(lens_of, grid, text):
         cells(lens_of("llama"), untyped(**grid))
 
 
-@pytest.mark.parametrize(("family", "site"), [("gpt_oss", "neurons"), ("gpt2", "gate"), ("llama", "mlp")])
+@pytest.mark.parametrize(("family", "site"), [("gpt_oss", "up"), ("gpt2", "gate"), ("llama", "mlp")])
 def test_a_site_that_the_family_lacks_is_refused(lens_of, family, site):
     with pytest.raises(SiteError, match=f"no site '{site}'"):
         cells(lens_of(family), EditGrid(site=site))

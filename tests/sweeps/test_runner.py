@@ -676,8 +676,8 @@ def test_cells_whose_forwards_are_wrong_are_run_in_another_way(tmp_path, monkeyp
 def test_an_unedited_run_that_is_wrong_is_run_on_the_bridge(tmp_path, monkeypatch, few):
     clean = Passes.clean
 
-    def wrong(self, part, *, prompts):
-        found = clean(self, part, prompts=prompts)
+    def wrong(self, part, *, prompts, **named):
+        found = clean(self, part, prompts=prompts, **named)
         outcome = replace(found.outcome, mass=found.outcome.mass + 1e-3)
         return replace(found, early=replace(found.early, outcome=outcome))
 
