@@ -184,7 +184,12 @@ class SinkMonitor:
     def _collect(self) -> dict[str, float]:
         sums, self._sums = self._sums, None
         n_layers = len(self._layers)
-        if sums is None or not sums.complete(range(n_layers)):
+        if sums is None:
+            raise InputError(
+                f"step {self._step} was to be read and the monitor was not listening; need the loop within "
+                "`with SinkMonitor(model) as monitor:`, or monitor.arm() before the step"
+            )
+        if not sums.complete(range(n_layers)):
             raise InputError(
                 f"step {self._step} was to be read and the model was not called in it; need a forward of the model "
                 "that was given, between one step() and the next. Give SinkMonitor the model that the loop trains."

@@ -179,6 +179,11 @@ def test_two_processes_read_what_one_does(how, tmp_path):
 # --- what the other keys are, against loops over Hugging Face's own outputs
 
 
+def test_a_monitor_that_was_not_begun_says_how_to_begin_it():
+    with pytest.raises(InputError, match=r"not listening; need .* `with SinkMonitor\(model\) as monitor:`"):
+        SinkMonitor(tiny("llama")).step()
+
+
 def test_other_keys_against_loops_over_hidden_states_and_attentions():
     model, tokens = tiny("llama"), batches(1, length=70)[0]
     model.set_attn_implementation("eager")
