@@ -1,5 +1,6 @@
 """A run that is killed at any moment leaves what a resumed run completes, to the last bit."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parent / "checking" / "killed.py"
 
 
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="kills forks; on Windows nothing is forked")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks; on Windows nothing is forked")
 def test_killed_runs_are_resumed_to_the_same_tables():
     done = subprocess.run([sys.executable, SCRIPT, "--kills", "2"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -44,7 +44,7 @@ class Outcome:
     stopped: bool = False
     """It got a Ctrl-C, since it took long."""
     seconds: float = 0.0
-    """Of the CPU."""
+    """Seconds of CPU."""
     reached: list[str] = field(default_factory=list)
     """Sockets, processes, pickles."""
 

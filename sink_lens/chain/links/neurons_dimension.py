@@ -21,6 +21,7 @@ SPAN, RESCALED = "span of what the makers write, mean ablated", "rescaled to the
 """The intervention on a direction, and its control that takes the norm away and not the direction."""
 _MOST_DIRECTIONS = 32
 _WRITES = 0.1
+"""Share of a column's energy that must lie in the outlier dimensions for its neuron to write them."""
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
