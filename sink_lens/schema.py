@@ -76,7 +76,8 @@ DERIVED: tuple[tuple[str, str, str, str], ...] = (
 )
 """The verdict on a link from its three answers, in the order of QUESTIONS: the first row that fits."""
 COSTLY = 0.25
-"""An intervention is off-distribution where the lower end of its loss, over that of masking the sink, is above this."""
+"""An intervention is off-distribution where the lower end of its loss, over that of masking the sink, is above this
+many nats."""
 TELLING_LOSS = 0.9
 """Cost is asked only of models whose clean loss is below this share of the loss of uniform guessing."""
 
@@ -615,7 +616,8 @@ _TRACE = (
         carries: bool, yes or no. Whether this intervention answers if the link carries the sink.
         control_largest: float, share. Largest share of a control, which a yes must beat; nan without controls.
         control_loss_nats: float, nats. Mean next-token loss over at most five controls; nan without controls.
-        masked_loss_nats: float, nats. Mean next-token loss where no query may attend to the sink.
+        masked_loss_nats: float, nats. Mean next-token loss where no query, but for the first few, may attend to the
+            sink.
         beyond_masking_nats: float, nats. Lower end of the 95% interval of the loss minus that with the sink masked.
         uniform_loss_nats: float, nats. Loss of guessing every token alike.
         n: int, count. Sequences that the numbers are averaged over.

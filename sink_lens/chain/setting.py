@@ -150,14 +150,18 @@ class Setting:
 
     @cached_property
     def without_sink(self) -> Outcome:
-        """The run in which no query may attend to the sink position, with its loss: what the sink itself is worth."""
-        position = self.sink_position
+        """The run in which no query may attend to the sink position, with its loss: what the sink itself is worth.
+
+        The first queries (8, or a quarter of a short sequence) still may: the second token, shown only itself, would
+        be the next sink, and the loss would be that of a sink that has moved.
+        """
+        position, length = self.sink_position, self.tokens.n_positions
+        first = max(position + 1, min(OTHERS_FROM, length // 4))
 
         def change(scores: Tensor, at: At) -> Tensor:
             return torch.full_like(scores, torch.finfo(scores.dtype).min)
 
-        later = [query for query in range(self.tokens.n_positions) if query > position]
-        masked = edit("scores", change, positions=later, keys=[position], label="sink masked")
+        masked = edit("scores", change, positions=range(first, length), keys=[position], label="sink masked")
         return self.run([masked], loss=True, quiet=True)
 
     @cached_property

@@ -170,7 +170,7 @@ def consequences(run: Run) -> list[str]:
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
         change = f"{before:.2f} → {masked:.2f} nats ({masked - before:+.2f})"
-        said.append(f"Loss where no query may attend to it: {change}.")
+        said.append(f"Loss where no query, but for the first few, may attend to it: {change}.")
     return said
 
 

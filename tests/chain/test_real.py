@@ -11,6 +11,7 @@ from sink_lens import load
 from sink_lens.activations.record import Reading, capture, stream
 from sink_lens.chain.amplification import amplification_curve
 from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.judge import off_distribution
 from sink_lens.chain.measure import CONDITION_READINGS, aimed
 from sink_lens.chain.placement import kind_of
 from sink_lens.chain.setting import setting_of
@@ -18,6 +19,8 @@ from sink_lens.chain.trace import trace
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_text
 from sink_lens.edits.amplification import CentringMeans
+from sink_lens.edits.constructors import edit
+from sink_lens.engine.forward import run_with
 from sink_lens.measures.attention import sink_mass
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.inputs import tokens_of
@@ -174,6 +177,25 @@ def test_cutting_shows_the_same_chain(traced):
     # other dimensions of the same neurons' columns carry the sink where the strongest is taken away; two sequences do
     # not decide that
     assert "holds" not in links.loc["neurons_dimension", ["intervened", "verdict"]].tolist()
+
+
+def test_masking_the_sink_is_worth_more_than_a_nat_unless_the_second_token_becomes_the_next_sink(lens, traced):
+    primary = traced.tables["effects"].query("is_primary").set_index("link")
+    assert (primary["masked_loss_nats"] - primary["baseline_loss_nats"] > 1).all()
+    costly = [link for link, row in primary.iterrows() if off_distribution(row)]
+    assert costly in ([], ["neurons_dimension"])
+
+    def change(scores, at):
+        return torch.full_like(scores, torch.finfo(scores.dtype).min)
+
+    some = text(lens, sequences=2, length=64)
+    clean, masked = (
+        run_with(lens, some, edits, positions=(0, 1), loss=True)
+        for edits in ((), [edit("scores", change, positions=range(1, 64), keys=[0])])
+    )
+    assert float(masked.loss.mean() - clean.loss.mean()) < 0.6
+    late = range(12, lens.n_layers)
+    assert float(masked.mass_at(1, layers=late).mean()) > 5 * float(clean.mass_at(1, layers=late).mean())
 
 
 def test_centred_amplification_makes_a_sink_and_norm_alone_does_not(lens, traced):
