@@ -251,6 +251,7 @@ class Engine:
     def pack_deviation(self) -> float:
         """The largest difference that sharing a forward, or beginning at a later position, makes to unedited streams.
 
+        It is relative to the norm of the stream at its position, so that large activations excuse no other position.
         A matrix product may sum in another order where it has more rows, and that shows in the streams of any input.
         Every number of cells that share a forward over all positions is compared, and two of the later beginnings.
         """
@@ -280,8 +281,10 @@ class Engine:
                     else:
                         packed = streams(self._passes)
                     for begin, copy in zip(begins, packed, strict=True):
-                        gaps = [float((one[:, begin:] - own).abs().max()) for one, own in zip(alone, copy, strict=True)]
-                        found = max([found, *gaps])
+                        for whole, own in zip(alone, copy, strict=True):
+                            right = whole[:, begin:]
+                            gap = (right - own).norm(dim=-1) / right.norm(dim=-1).clamp(min=1e-9)
+                            found = max(found, float(gap.max()))
         return found
 
     def _in_one(self, lens: LensModel, run: Callable[[Passes], _Found], stop: Event) -> _Found:

@@ -106,12 +106,13 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("phi", _LLAMA | {"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}),
     "falcon": ("falcon", _SIZES | {"ffn_hidden_size": 80, "initializer_range": 0.2, "bias": True}),
     "gptj": ("gptj", _SIZES | {"n_inner": 80, "initializer_range": 0.2, "rotary_dim": 6}),
+    # its scores are not divided by the root of the head's width
     "gpt_neo": (
         "gpt_neo",
         _SIZES
         | {
             "intermediate_size": 80,
-            "initializer_range": 0.2,
+            "initializer_range": 0.1,
             "window_size": WINDOW,
             "attention_types": [[["global", "local", "global"], 1]],
         },
