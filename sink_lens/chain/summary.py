@@ -23,6 +23,7 @@ from ..text import number, percent, words
 from .at_token import Occurrences
 from .config import TraceConfig
 from .links import LINKS
+from .links.neurons_dimension import RESCALED, SPAN
 from .locate import Location, onset_layer, slow_growth
 from .measure import Panel
 from .placement import kind_of
@@ -294,6 +295,7 @@ def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
     kind = kind_of(frames["placement"])
     return [
         Text(f"Position or token? {kind}: {_KINDS[kind]}"),
+        *([Text(said)] if (said := direction_text(frames["effects"])) else []),
         Text(curve_text(frames["amplification"])),
         _matrix(frames["mediation"]),
         Text(_paths(frames)),
@@ -353,7 +355,7 @@ def makers_table(sets: pd.DataFrame) -> Table:
         table.add_row(
             f"{row['set']} ({row['size']})",
             percent(row["removed"]),
-            interval_text(row["ci_low"], row["ci_high"], shown=percent),
+            _percent_bounds(row),
             "-" if np.isnan(row["control_largest"]) else percent(row["control_largest"]),
             f"{row['baseline_loss_nats']:.2f} -> {row['loss_nats']:.2f}",
             _first(str(row["parts"]), most=4),
@@ -382,6 +384,24 @@ def curve_text(curve: pd.DataFrame) -> str:
     return text
 
 
+def direction_text(effects: pd.DataFrame) -> str:
+    """What the direction that the makers write carries, beside its loss of norm alone; empty where it was not asked."""
+    asked = effects.loc[effects["edit"].isin([SPAN, RESCALED])].set_index("edit")
+    if set(asked.index) != {SPAN, RESCALED}:
+        return ""
+    shares = {name: f"{percent(row['share'])} {_percent_bounds(row)}" for name, row in asked.iterrows()}
+    random = asked.loc[SPAN, "control_largest"]
+    control = "" if np.isnan(random) else f", random spans at most {percent(random)}"
+    return (
+        f"Direction: mean ablating the span of what the makers write removes {shares[SPAN]} of the sink{control}; the "
+        f"same loss of norm without it removes {shares[RESCALED]}"
+    )
+
+
+def _percent_bounds(row: Mapping[Any, Any]) -> str:
+    return interval_text(row["ci_low"], row["ci_high"], shown=percent)
+
+
 def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
     """One intervention as a line: what it made or removed of the sink, its interval, its controls, its cost."""
     inside = row["position"] != sink_position
@@ -390,8 +410,7 @@ def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
     control = "" if np.isnan(largest) else f", controls at most {percent(largest)}"
     cost = row.get("loss_nats", np.nan) - row.get("baseline_loss_nats", np.nan)
     loss = "" if np.isnan(cost) else f"; loss {cost:+.2f}"
-    bounds = interval_text(row["ci_low"], row["ci_high"], shown=percent)
-    return f"{row['edit']} {did} {percent(row['share'])} {bounds}{control}{loss}"
+    return f"{row['edit']} {did} {percent(row['share'])} {_percent_bounds(row)}{control}{loss}"
 
 
 def _matrix(table: pd.DataFrame) -> Table:

@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 
-from sink_lens.chain.summary import causal_parts, causal_rows, intervention_text
+from sink_lens.chain.links.neurons_dimension import RESCALED, SPAN
+from sink_lens.chain.summary import causal_parts, causal_rows, direction_text, intervention_text
 from sink_lens.report.figures import amplification_curve, mediation_matrix
 
 MEDIATION = pd.DataFrame(
@@ -95,6 +96,13 @@ def test_an_intervention_is_told_with_its_controls():
     made, removed = (intervention_text(row, sink_position=0) for row in EFFECTS.to_dict("records"))
     assert made == "isolation makes 47% [40%, 50%], controls at most 1%"
     assert removed == "mean ablation of the key removes 92% [90%, 94%]"
+
+
+def test_the_direction_is_told_beside_its_loss_of_norm_and_only_where_it_was_asked():
+    assert direction_text(EFFECTS) == ""
+    said = direction_text(EFFECTS.assign(edit=[SPAN, RESCALED]))
+    assert "removes 47% [40%, 50%] of the sink, random spans at most 1%" in said
+    assert said.endswith("the same loss of norm without it removes 92% [90%, 94%]")
 
 
 def test_without_interventions_nothing_is_said():
