@@ -12,8 +12,10 @@ make it. Both take turns in one process: after each share of our cells, their wa
 Ours is timed whole: both unpatched runs, the comparison with the bridge, and the patches. What does not grow with the
 cells counts by the sample's share of all cells. The floor is the matrix products of the cone alone, timed beside.
 
-The last line is ``resid_speedup heads_speedup one_pair_speedup one_pair_heads_speedup equal``: the first two at 4 pairs
-of 64 tokens; speedups are theirs over ours, ``equal`` says whether every cell that both ran is equal to the last bit.
+The last line is ``resid_speedup heads_speedup one_pair_speedup one_pair_heads_speedup equal same_bits``: the first two at
+4 pairs of 64 tokens; speedups are theirs over ours, ``equal`` says whether every cell that both ran is within 1e-5 of the
+largest metric, and ``same_bits`` whether it is so to the last bit: some CPUs sum a product of 14 rows in another order than
+one of 504.
 """
 
 import argparse
@@ -41,6 +43,7 @@ from sink_lens.patching.activation import Sweep, measured_run
 from sink_lens.patching.cells import Part, cell_of_patch, cells
 
 NAMES = ("resid_speedup", "heads_speedup", "one_pair_speedup", "one_pair_heads_speedup")
+TOLERANCE = 1e-5
 ANSWERS = (5, 6)
 """Token ids of the logit difference."""
 
@@ -91,11 +94,12 @@ def main() -> None:
     ]
     found = [_case(lens, case, timed=timed) for case in cases]
     line = " ".join(f"{name}={speedup:.2f}" for name, (speedup, _) in zip(NAMES, found, strict=True))
-    print(f"{line} equal={str(all(is_equal for _, is_equal in found)).lower()}")
+    worst = max(off for _, off in found)
+    print(f"{line} equal={str(worst <= TOLERANCE).lower()} same_bits={str(worst == 0).lower()}")
 
 
-def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, bool]:
-    """The speedup of the cells of a case, and whether every number that both gave is equal."""
+def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, float]:
+    """The speedup of the cells of a case, and how far the worst number is off, over the largest of theirs."""
     generator = torch.Generator().manual_seed(0)
     clean = torch.randint(0, lens.d_vocab, (case.pairs, case.length), generator=generator)
     corrupted = (clean + torch.randint(1, lens.d_vocab, clean.shape, generator=generator)) % lens.d_vocab
@@ -117,22 +121,23 @@ def _case(lens: LensModel, case: Case, *, timed: Timed) -> tuple[float, bool]:
 
     compared = _spread(len(grid), case.slow)
     cache = lens.bridge.run_with_cache(clean.to(lens.device))[1]
-    is_equal = True
+    off, largest = 0.0, 1.0
     for block in engine.blocks:
         ours += timed(lambda block=block: engine.map(block, take))[1]
         for number in set(compared) & set(block.cells):
             found, spent = timed(lambda number=number: _theirs(lens, grid[number], case, corrupted, cache))
             slow.append(spent)
-            is_equal = is_equal and torch.equal(found, values[number])
+            off = max(off, float((found - values[number]).abs().max()))
+            largest = max(largest, float(found.abs().max()))
         floor += _floor(lens, case, rows=case.pairs * engine.tokens_of(block), first=block.first, timed=timed)
     each, their = ours / len(grid), sum(slow) / len(slow)
     print(
         f"{case.site}, {case.pairs} pairs of {case.length} tokens: {len(grid)} cells, {each * 1e3:.1f} ms a cell; "
         f"theirs {their * 1e3:.1f} ms ({their / each:.2f}x, {len(slow)} cells); floor {floor / ours:.0%} of ours; "
-        f"the fixed part {(once + checking + baseline) * 1e3:.0f} ms; {'equal' if is_equal else 'not equal'}",
+        f"the fixed part {(once + checking + baseline) * 1e3:.0f} ms; off by {off / largest:.1e}",
         flush=True,
     )
-    return their / each, is_equal
+    return their / each, off / largest
 
 
 def _theirs(lens: LensModel, part: Part, case: Case, corrupted: Tensor, cache: Any) -> Tensor:

@@ -414,6 +414,26 @@ def test_what_sharing_a_forward_changes_in_the_last_bit_is_seen(lens_of, tokens_
     assert 0 < engine.pack_deviation() < 1e-5
 
 
+@pytest.mark.parametrize(("off", "pack"), [(1e-6, 2), (1e-2, 1)])
+def test_forwards_are_shared_where_that_changes_the_last_bits_and_not_where_it_changes_more(
+    lens_of, tokens_of, engine_of, monkeypatch, off, pack
+):
+    cells = [cell_of(zero("z", layers=[layer]), name=str(layer)) for layer in (0, 0)]
+    engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=2)
+    right = passes.plain_pass
+
+    def other_order(lens, tokens, **options):
+        out = right(lens, tokens, **options)
+        if len(options["layout"].begins) > 1:
+            out[-1, -1, -1] += off
+        return out
+
+    monkeypatch.setattr(passes, "plain_pass", other_order)
+    plan, deviation = checked(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
+    assert (plan.pack, plan.path) == (pack, "plain")
+    assert (deviation > 0) == (pack == 2)
+
+
 @pytest.mark.parametrize("prompts", [1, 3, 4])
 def test_metrics_with_a_number_a_sequence_get_those_of_their_batch(lens_of, tokens_of, engine_of, swept, prompts):
     lens, tokens = lens_of("llama"), tokens_of()
