@@ -13,8 +13,8 @@ Ours is timed whole: both unpatched runs, the comparison with the bridge, and th
 cells counts by the sample's share of all cells. The floor is the matrix products of the cone alone, timed beside.
 
 The last line is ``resid_speedup heads_speedup one_pair_speedup one_pair_heads_speedup equal same_bits``: the first two
-at 4 pairs of 64 tokens; speedups are theirs over ours. ``equal``: every cell that both ran is within 1e-5 of the largest
-metric; ``same_bits``: to the last bit. Some CPUs sum a product of 14 rows in another order than one of 504.
+at 4 pairs of 64 tokens; speedups are theirs over ours. ``equal``: every cell that both ran is within 1e-5 of the
+largest metric; ``same_bits``: to the last bit. Some CPUs sum a product of 14 rows in another order than one of 504.
 """
 
 import argparse
