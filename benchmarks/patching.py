@@ -14,8 +14,8 @@ cells counts by the sample's share of all cells. The floor is the matrix product
 
 The last line is ``resid_speedup heads_speedup one_pair_speedup one_pair_heads_speedup equal same_bits``: the first two
 at 4 pairs of 64 tokens; speedups are theirs over ours, ``equal`` says whether every cell that both ran is within 1e-5
-of the largest metric, ``same_bits`` whether it is so to the last bit: some CPUs sum a product of 14 rows in another order
-than one of 504.
+of the largest metric, ``same_bits`` whether it is so to the last bit: some CPUs sum a
+product of 14 rows in another order than one of 504.
 """
 
 import argparse
