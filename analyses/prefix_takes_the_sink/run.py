@@ -135,7 +135,7 @@ def _own(lens, tokens):
 
 
 def _noise(own, *, n, generator):
-    """Normal draws with the mean and spread of each layer's and head's own, position 0 left out; for each sequence."""
+    """Normal draws with the mean and deviation of the model's own keys and values, without position 0."""
     rest = own[..., 1:, :]
     layers, pair, _, kv_heads, _, d_head = own.shape
     drawn = torch.randn(layers, pair, n, kv_heads, LAST, d_head, generator=generator)
@@ -143,7 +143,7 @@ def _noise(own, *, n, generator):
 
 
 def _nothing(own, *, length, generator):
-    """Random keys and values of zero: a module that adds nothing yet."""
+    """Random keys with values of zero, so that the module adds nothing before it is trained."""
     layers, _, _, kv_heads, _, d_head = own.shape
     keys = torch.randn(layers, 1, 1, kv_heads, length, d_head, generator=generator) * d_head**-0.5
     return torch.cat([keys, torch.zeros_like(keys)], dim=1)

@@ -21,7 +21,7 @@ AUTO = "auto"
 _BEFORE = 8
 """Tokens before an occurrence, without BOS."""
 _AFTER = (48, 32, 24, 16, 12, 8)
-"""Tokens that may follow it, the most that enough occurrences have."""
+"""Numbers of tokens after an occurrence that are tried: the first one that enough occurrences have is taken."""
 _FEWEST = 4
 
 
@@ -31,12 +31,12 @@ class Occurrences:
 
     tokens: TokenBatch
     position: int
-    """Where the token stands in every row."""
+    """Position of the token, the same in every row."""
     ids: tuple[int, ...]
     text: str
     """The token, as a person reads it."""
     found: int
-    """How often it stands in the sequences that were given; the rows are those with room around it."""
+    """Occurrences of the token in the given sequences; those with enough room around them became rows."""
 
 
 def at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occurrences:

@@ -1,4 +1,4 @@
-"""What ``trace`` is asked: one frozen record, written whole into ``run.json``."""
+"""The configuration of ``trace``: a frozen record, written whole into ``run.json``."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -17,11 +17,11 @@ CONTROLS = 19
 """Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
 MOST_CONTROLS = 10_000
 FEW_CONTROLS = 5
-"""The most draws where no answer hangs on the largest: for means, and for the loss of controls."""
+"""Most draws of controls of which only a mean or the loss is read, so that no answer depends on the largest."""
 CONTROL_SEQUENCES, QUICK_CONTROL_SEQUENCES = 8, 4
-"""The most sequences on which controls are made, spread over those of the interventions; and in a quick look."""
+"""Most sequences for controls, spread over those of the interventions: in a full trace, and in a quick one."""
 CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 8, 4
-"""The most sequences on which parts are chosen; and in a quick look."""
+"""Most sequences on which makers are searched: in a full trace, and in a quick one."""
 _QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
@@ -29,12 +29,12 @@ _CALIBRATED = (
     *("threshold", "min_sink_rate", "growth_factor", "dominance_threshold", "energy_frac", "max_outliers"),
     *("super_share", "floors"),
 )
-"""Fields whose defaults are those that the verdicts' error rates were measured with."""
+"""Fields whose default values the verdicts' error rates were measured with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a trace and every study are asked: model, sequences, and what counts as a sink. Never made by itself."""
+class ReadConfig:
+    """Base of every configuration that reads one model on sequences: model, tokens, device and seed."""
 
     model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
@@ -46,10 +46,36 @@ class Question:
     """Text, uniformly random ids, or one id repeated."""
     bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token: what the tokenizer does, BOS, or no BOS."""
-    sequences: int = 32
-    """How many sequences."""
+    sequences: int = 16
+    """Number of sequences."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included."""
+    batch_size: int | None = None
+    """Sequences a forward pass. Default: by length."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """float32, bfloat16, float16 or float64. Default: float32."""
+    seed: int = 0
+    """Seed of every random choice: tokens, bootstrap, controls."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_choices(self)
+        check_described(self)
+        check_least(self, 1, "batch_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question(ReadConfig):
+    """Base of the configurations of a trace and of the studies: model, sequences, and what counts as a sink."""
+
+    sequences: int = 32
+    """Number of sequences."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
     min_sink_rate: float = MIN_SINK_RATE
@@ -61,13 +87,9 @@ class Question:
     energy_frac: float = 0.8
     """Outlier dimensions are the fewest that hold this share of the sink token's energy."""
     max_outliers: int = 8
-    """Where more dimensions than this are needed for that energy, there are no outlier dimensions."""
+    """Most outlier dimensions: if that energy needs more dimensions than this, there are none."""
     kernel: str = field(default="auto", metadata={"choices": KERNELS})
     """Attention kernel of the measuring passes."""
-    batch_size: int | None = None
-    """Sequences a forward pass. Default: by length."""
-    device: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
     """float32, bfloat16, float16, float64, or auto: the checkpoint's own. Default: float32."""
     device_map: str | None = field(default=None, metadata={"metavar": "NAME"})
@@ -85,9 +107,8 @@ class Question:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
-        check_described(self)
-        check_least(self, 1, "batch_size", "intervention_sequences", "max_outliers")
+        ReadConfig.__post_init__(self)
+        check_least(self, 1, "intervention_sequences", "max_outliers")
         check_most(self, MOST_CONTROLS, "controls")
         intervention_length = getattr(self, "intervention_length", None)
         if intervention_length is not None and intervention_length < 16:
@@ -109,7 +130,7 @@ class Question:
 @renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig(Question):
-    """The question that a trace answers."""
+    """Configuration of a trace."""
 
     at: str | None = field(default=None, metadata={"metavar": "TOKEN"})
     """Trace the sink that is a token: its text, its id, or auto for the one that draws the most attention where it does
@@ -121,11 +142,11 @@ class TraceConfig(Question):
     interventions: bool = True
     """Intervene on every link too; a link then holds only if measurement and intervention agree."""
     quick: bool = False
-    """A quick look: interventions on 8 sequences with 5 controls (on 4), where no other number is asked for."""
+    """Quick look: interventions on 8 sequences and 5 controls on 4 of them, unless these numbers are set."""
     intervention_sequences: int = 20
-    """The most sequences on which interventions are tested, spread over the text; parts are chosen on the others."""
+    """Most sequences on which interventions are tested, spread over the text; makers are searched on the others."""
     intervention_length: int = field(default=64, metadata={"metavar": "T"})
-    """The most positions of them that interventions use, counted from the sink on."""
+    """Most positions of each of these sequences, counted from the sink on."""
     target_position: int | None = None
     """Interior position at which interventions make a sink. Default: a third of the length."""
     controls: int = CONTROLS
@@ -160,12 +181,12 @@ class TraceConfig(Question):
 
     @property
     def control_sequences(self) -> int:
-        """The most sequences on which controls are made."""
+        """Most sequences for controls."""
         return QUICK_CONTROL_SEQUENCES if self.quick else CONTROL_SEQUENCES
 
     @property
     def choosing_sequences(self) -> int:
-        """The most sequences on which parts are chosen."""
+        """Most sequences on which makers are searched."""
         return QUICK_CHOOSING_SEQUENCES if self.quick else CHOOSING_SEQUENCES
 
     @property

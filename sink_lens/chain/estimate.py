@@ -1,4 +1,4 @@
-"""What a trace would cost: its passes, their time from small timed ones, memory and disk. Nothing is written."""
+"""Estimate what a trace costs: forward passes, their time (from a few small timed passes), memory and disk."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceCost:
-    """What a trace would take."""
+    """Estimated cost of a trace."""
 
     passes: tuple[Pass, ...]
     bytes_weights: int
@@ -69,7 +69,7 @@ class TraceCost:
 
 
 def estimate(config: TraceConfig) -> RenderableType:
-    """What ``trace`` would take with this configuration, as a person reads it; loads the model.
+    """Estimate the cost of ``trace`` with this configuration, in words; loads the model.
 
     Raises:
         ModelError, InputError, KernelError: what ``trace`` would refuse before it measures.
@@ -136,7 +136,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
 
 
 def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config: TraceConfig) -> Pass:
-    """The passes that the interventions take, as whole ones: many begin late, or end early."""
+    """Passes of the interventions, in units of a whole forward pass: many run only some of the layers."""
     few = shortened(
         batch, sequences=config.intervention_sequences, length=aim.sink_position + config.intervention_length
     )

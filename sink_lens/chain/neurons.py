@@ -127,7 +127,7 @@ def split_layers(
 
 
 def super_neurons(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:
-    """The super neurons of a layer: a property of layer and neuron, at whichever position it has the share."""
+    """The super neurons of a layer: those that have the share of the change at any position that was read."""
     return torch.stack([split.is_super for split in splits if split.layer == layer]).any(0)
 
 
@@ -229,7 +229,7 @@ def column_table(lens: LensModel, splits: list[LayerSplit]) -> pd.DataFrame:
 
 
 def criteria_agreement(table: pd.DataFrame) -> pd.DataFrame:
-    """How far other criteria find the super neurons: of the top k by each, k the number of super neurons, how many are.
+    """Share of super neurons among the top k by each other criterion, with k the number of super neurons.
 
     ``missed`` and ``invented`` list them as layer.neuron.
     """

@@ -22,7 +22,7 @@ from .readings import OTHERS_FROM
 from .setting import Setting, bar
 
 Kind = Literal["positional", "token", "position or token", "position and token", "no sink", "undecided"]
-"""What a sink is bound to: one of the two alone, either of them, or both at once."""
+"""What the sink follows: the position alone, the token alone, either of them, or both together."""
 COLUMNS = ("position", "token", "isolated", "sink_mass", "ordinary_mass", "norm_ratio", "loss_nats", "is_sink", "n")
 _TIMES = 4.0
 _LEAST = 0.1
@@ -41,7 +41,7 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 
     ``ordinary_mass`` is the mean mass of five other positions in the same run, ``norm_ratio`` the largest over layers
     of the norm there over the median norm of those. A cell ``is_sink`` where its mass is over a tenth and over four
-    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. TraceCost: three passes at
+    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. Cost: three passes at
     most, and two from the isolated position on.
     """
     by_tokens: dict[int, list[_Case]] = {}

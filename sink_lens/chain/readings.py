@@ -38,7 +38,7 @@ _MIN_QUERIES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringPass:
-    """What a link's own readings are made for."""
+    """The pass that a link's own readings are made for: model, plan, sequence length, controls."""
 
     lens: LensModel
     plan: MeasuringPlan
@@ -77,7 +77,7 @@ def ratio_to_others(
 def rate_by_key(threshold: float, *, shares: bool = False) -> Reading:
     """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold.
 
-    nan at late keys, with fewer than 8 such queries or than two over the threshold: a head that only looks at its
+    nan at late keys, with fewer than 8 such queries or fewer than 2 / threshold: a head that only looks at its
     own token and the one before would pass there. In a layer with a sliding window, queries that reach the key are
     averaged over, and a window shorter than that must be full; nan where the window is too short to tell
     (``attention.tells``). ``shares`` takes weights over what their row sums to.
@@ -328,7 +328,7 @@ def _at(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Ten
 
 
 def _sampled(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    """The same with the heads concatenated, in float32."""
+    """Values of a site at some positions, heads concatenated, in float32."""
     x, valid = _at(view, site, positions)
     return x.flatten(2).float(), valid
 

@@ -108,7 +108,7 @@ def _token(setting: Setting) -> int:
 
 
 def _changes(setting: Setting, site: str) -> dict[int, Tensor]:
-    """Layer -> what the site is at the sink position, over its mean at other positions: sequence, and its axes."""
+    """Layer -> the site at the sink position minus its mean at other positions: sequence, then the site's axes."""
     clean = setting.clean(site, layers=range(setting.lens.n_layers))
     return {
         layer: (x[:, setting.sink_position] - setting.mean_of_others(x)[:, 0]).float() for layer, x in clean.items()
@@ -116,7 +116,7 @@ def _changes(setting: Setting, site: str) -> dict[int, Tensor]:
 
 
 def embeddings(setting: Setting) -> dict[Kind, Tensor]:
-    """What is added to the stream before layer 0, token and learned position apart: batch, position, d_model."""
+    """Token embeddings and learned position embeddings, separately: batch, position, d_model."""
     whole = setting.clean("resid_pre", layers=[0])[0].float()
     lens = setting.lens
     if getattr(lens.config, "rope_parameters", None) is not None:
@@ -172,7 +172,7 @@ class _Run:
     """Single layers, run with gradients: other positions are clean, the sink position is as given."""
 
     def __init__(self, setting: Setting) -> None:
-        """Keep the keys, values and queries of the clean run; of other positions a layer needs no more."""
+        """Keep the clean run's keys, values and queries: all that a layer needs of positions other than the sink."""
         self.setting, self.tokens = setting, setting.tokens.tokens
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.queries: dict[int, Tensor] = {}
@@ -225,7 +225,7 @@ class _Run:
     def bias_gradient(
         self, layer: int, *, stream: Float[Tensor, "batch position d_model"], bias: Tensor, share: float, target: Target
     ) -> Float[Tensor, " kv_head"]:
-        """Gradient of the layer's own target for the share of each head's key bias, where this share is left."""
+        """Gradient of the layer's own target by the scale of each head's key bias, at the scale ``share``."""
         lens = self.setting.lens
         leaf = torch.zeros(lens.n_kv_heads, device=stream.device, requires_grad=True)
 

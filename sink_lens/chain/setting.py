@@ -1,4 +1,4 @@
-"""Where interventions are made: a few sequences, a sink of theirs, a target position, and their clean run.
+"""The setting of interventions: a few sequences, their sink position, a target position, and the clean run.
 
 A quantity at a position is *frozen* at its clean value while something upstream is changed. In the model's own sink,
 whose clean value is what makes it a sink, it is *mean ablated* instead: set to the mean over other positions, from 8
@@ -59,24 +59,24 @@ class Segment:
     """The layers in which what one growth step made is read: those after it and before the next."""
 
     number: int
-    """The growth step's; -1 where the model has none."""
+    """Index of the growth step; -1 in a model without one."""
     step: GrowthStep | None
     layers: tuple[int, ...]
 
     @property
     def first_layer(self) -> int:
-        """Where the step begins."""
+        """First layer of the step."""
         return self.layers[0] if self.step is None else self.step.first_layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Edits that keep one quantity as it is, frozen or mean ablated, and the same of random ones."""
+    """Edits that freeze or mean ablate one quantity, and the same edits of random quantities as controls."""
 
     edits: Edits
     controls: tuple[Edits, ...]
     size: int
-    """How many numbers a token are kept."""
+    """Number of values that are kept per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -114,7 +114,7 @@ class Setting:
     sinks: Bool[Tensor, "batch position"] = field(repr=False)
     """Positions at which a sequence has a sink; no mean over other positions counts them."""
     control_sequences: int = CONTROL_SEQUENCES
-    """The most sequences on which controls are made."""
+    """Most sequences for controls."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
@@ -125,7 +125,7 @@ class Setting:
 
     @cached_property
     def baseline(self) -> Outcome:
-        """What is read of the clean run."""
+        """Outcome of the clean run."""
         return self.ground.outcome
 
     @property
@@ -182,7 +182,7 @@ class Setting:
         return self.segments[0].layers[:_LAYERS_AFTER]
 
     def uniform_mass(self) -> Float[Tensor, " layer"]:
-        """What uniform attention would give the sink position in each layer, for rows that sum to what they sum to."""
+        """Attention that the sink position would have in each layer if every query spread its row sum evenly."""
         lens, valid, position = self.lens, self.tokens.valid, self.sink_position
         sums = None
         if lens.family.sink_logit:
@@ -236,12 +236,13 @@ class Setting:
         state: bool = False,
         label: str | None = None,
     ) -> list[Outcome]:
-        """Runs under edits, the target and the sink position read; what no edit of a run changes is not computed.
+        """Outcomes of runs under edits, read at the target and the sink position.
 
-        They continue another run (``of``), with its edits; the clean one if None. ``quiet`` is for controls, and for
-        freezing what may be untouched: that they change nothing is an answer, and no reason to warn. ``sites`` are kept
-        too; the stream after the last layer that is read is, where ``state`` or the loss asks for it. ``label`` is
-        that of a bar; None shows none.
+        What no edit changes is not computed. The runs continue another run (``of``) and keep its edits; the clean run
+        if None. ``quiet`` silences the warning that an edit changed nothing, which controls and freezing may do.
+        ``sites`` are kept in the outcome; so is the stream after the last layer read,
+        if ``state`` or the loss needs it.
+        ``label`` names the progress bar; None shows none.
         """
         ground = self.ground if of is None else of
         read = tuple(range(self.lens.n_layers)) if layers is None else tuple(sorted(set(layers)))
@@ -266,7 +267,7 @@ class Setting:
         return self.ground if needs == self.ground.needs else self.ground.under((), needs=needs)
 
     def under(self, edits: Sequence[Edit]) -> Ground:
-        """The run under edits, for others to continue."""
+        """A run under edits, which other runs can continue."""
         needs = dataclasses.replace(self.ground.needs, loss=False, whole=False)
         return self.ground.under(edits, needs=needs) if edits else self.ground
 
@@ -302,12 +303,12 @@ class Setting:
         return clean[counted.to(clean.device)].mean(dim=0)[None, None]
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
-        """Keep a site at a position: frozen at its clean value there, or at the mean over other positions."""
+        """Freeze a site at a position: at its clean value there, or (``mean``) at the mean over other positions."""
         values = {layer: self._value(x, position, mean) for layer, x in self.clean(site, layers=layers).items()}
         return freeze(site, values, positions=[position], label=f"{_VERB[mean]} {site} at {position}")
 
     def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool, label: str = "") -> Edits:
-        """The same of chosen units of each layer."""
+        """Freeze chosen units of a site by layer, at the clean value or (``mean``) the mean over other positions."""
         clean, edits = self.clean(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(clean[layer], position, mean)
@@ -316,7 +317,7 @@ class Setting:
         return tuple(edits)
 
     def keep_site(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Kept:
-        """A site kept at a position, against the same site at other positions."""
+        """Freeze or mean ablate a site at a position, with the same at other positions as controls."""
         edit = self.keep(site, layers=layers, position=position, mean=mean)
         width = self.clean(site, layers=layers[:1])[layers[0]].flatten(2).shape[-1]
         others = self.control_positions(position)
@@ -387,7 +388,7 @@ def _ground(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> G
 
 
 def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
-    """The same setting; the neurons among the makers of the sink join the super neurons."""
+    """Copy of the setting whose super neurons include the neurons among the makers of the sink."""
     masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}
     for part in parts:
         if part.kind == "neuron":
@@ -405,7 +406,7 @@ def tested(n_sequences: int, *, config: TraceConfig) -> list[int]:
 
 
 def selected(n_sequences: int, *, config: TraceConfig) -> list[int]:
-    """The sequences on which parts are chosen, none of which is tested; all where none is left, and that is said."""
+    """Sequences on which makers are searched and none is tested; all of them if none is left."""
     test = set(tested(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
     index = torch.linspace(0, len(rest) - 1, min(config.choosing_sequences, len(rest))).round().long().unique().tolist()
@@ -421,9 +422,10 @@ def picked(tokens: TokenBatch, sequences: Sequence[int]) -> TokenBatch:
 def sink_mask(
     lens: LensModel, tokens: TokenBatch, *, location: Location, config: TraceConfig
 ) -> Bool[Tensor, "batch position"]:
-    """Where each sequence has a sink: in half as many heads as the studied position has, and in 5% at least.
+    """Mark the sinks of each sequence.
 
-    Where there are sinks beside the studied position, positions that cannot be told are counted as sinks.
+    A position is marked if its sink rate is at least half that of the studied position and at least
+    ``config.min_sink_rate``. If any other position is marked, late positions with too few queries to tell are too.
     """
     reading = rate_by_key(config.threshold / 2, shares=lens.family.sigmoid)  # sinks of a sequence share attention
     found = stream(lens, tokens, [reading], rows=sampled_rows(tokens.n_positions))

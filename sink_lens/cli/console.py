@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory")
-"""What torch says, by device: it has no error of its own for it on the CPU."""
+"""Texts of torch's out-of-memory errors, by device: on the CPU it has no error class for them."""
 _LONGEST = 4000
 _PACKAGE = Path(__file__).parent.parent
 _HEADINGS = {
@@ -45,7 +45,7 @@ _HEADINGS = {
 }
 """Heading of the help -> its commands; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]
-"""Name of the logger that commands hear."""
+"""Name of the logger whose messages commands print."""
 
 
 class Command(TyperCommand):
@@ -189,7 +189,7 @@ def echo(text: object, *, nl: bool = True) -> None:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Where results go, or messages; what a name hides in invisible characters is spelled out."""
+    """The console for results, or for messages (``stderr``); it spells out invisible characters in names."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
@@ -256,7 +256,7 @@ def _told(error: BaseException) -> str | None:
 
 
 def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
-    """Some columns of a table, as far as it has them, a row a line."""
+    """Some columns of a frame, those that it has, as a table for the terminal."""
     from rich.table import Table
 
     from ..text import number

@@ -37,7 +37,7 @@ class Cell:
 
 
 def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
-    """A cell of edits of one's own, for ``sweep(lens, cells=...)``; it has no controls.
+    """Make a cell from your own edits, for ``sweep(lens, cells=...)``; it has no controls.
 
     Args:
         edits: made together.
@@ -68,7 +68,7 @@ def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
 
 
 def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
-    """What is left of edits from a layer on."""
+    """The edits, restricted to layers from ``first`` on."""
     kept = []
     for one in edits:
         if not SITES[one.site].per_layer:

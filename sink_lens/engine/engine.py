@@ -52,18 +52,18 @@ Take = Callable[[int, Outcome, list[bool]], _Found]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Cells that begin at one layer, on one batch of prompts; a block is computed, written and lost as a whole."""
+    """Cells that begin at one layer, on one batch of prompts; a block is computed and written as a whole."""
 
     number: int
     prompts: slice
     first: int
-    """The layer at which they begin; above the number of layers if they change nothing that is read."""
+    """The layer at which the cells begin; above the number of layers if they change nothing that is read."""
     cells: tuple[int, ...]
-    """Their numbers."""
+    """Indices of the block's cells."""
 
 
 class Engine:
-    """Cells on a model, ready to be run block by block."""
+    """Runs cells on a model, one block (cells that share a forward pass) at a time."""
 
     def __init__(
         self,
@@ -117,13 +117,14 @@ class Engine:
             advance: called with the number of cells that were finished.
         """
         take = partial(self._rows_of, prompts=block.prompts)
-        rows = chain.from_iterable(self._taken(block, take, failed=lambda *one: [_failed(*one)], advance=advance))
+        with evaluating(self.lens.plain):
+            rows = chain.from_iterable(self._all_of(block, take, failed=lambda *one: [_failed(*one)], advance=advance))
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
 
     def map(
         self, block: Block, take: Take[_Found], *, advance: Callable[[int], object] = lambda cells: None
     ) -> list[_Found]:
-        """What a function makes of each run of a block, in no order.
+        """Apply a function to each run of a block; the results are in no particular order.
 
         Args:
             block: one of ``blocks``.
@@ -133,18 +134,8 @@ class Engine:
         Raises:
             Exception: whatever an edit or the function raises.
         """
-        return self._taken(block, take, failed=None, advance=advance)
-
-    def _taken(
-        self,
-        block: Block,
-        take: Take[_Found],
-        *,
-        failed: Callable[[int, Exception], _Found] | None,
-        advance: Callable[[int], object],
-    ) -> list[_Found]:
         with evaluating(self.lens.plain):
-            return self._all_of(block, take, failed=failed, advance=advance)
+            return self._all_of(block, take, failed=None, advance=advance)
 
     def _all_of(
         self,
@@ -176,7 +167,7 @@ class Engine:
         return list(chain.from_iterable(self._in_lanes(block, of_share, shares)))
 
     def outcomes(self, *, advance: Callable[[int], object] = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
-        """What is read of every cell over all sequences, in order, and which of its edits changed anything.
+        """Outcome of every cell over all sequences, in order, and the indices of its edits that changed anything.
 
         The forwards of all blocks run side by side. A cell that can change nothing that is read is not run, and all its
         edits are given.
@@ -222,7 +213,7 @@ class Engine:
         return list(zip(whole, changed, strict=True))
 
     def clean(self, prompts: slice) -> Outcome:
-        """What is read of the clean run of a batch of prompts."""
+        """Outcome of the clean run of a batch of prompts."""
         return self._clean(prompts.start).outcome
 
     def deviation(self, number: int) -> float:
@@ -331,7 +322,7 @@ class Engine:
         return self._whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "plain" else 0
 
     def _whole_edits(self, begin: int) -> int:
-        """This position, or an earlier one at which an edit of the run that cells continue begins, if it ends later."""
+        """First position to compute: ``begin``, or earlier if an edit of the run that is continued begins earlier."""
         reaching = [cone([one])[1] for one in self._ground.edits if not ends_before(one, begin)]
         return begin if min(reaching, default=begin) >= begin else self._whole_edits(min(reaching))
 
@@ -367,7 +358,7 @@ class Engine:
         return self._ground.clean(start).narrowed(self.needs)
 
     def _has_lanes(self, block: Block) -> bool:
-        """Whether its cells may run side by side: those of the bridge do not, there is one."""
+        """Whether the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
         return self.plan.lanes > 1 and self.plan.path == "plain" and block.first <= self.lens.n_layers
 
     def _in_lanes(
@@ -387,7 +378,7 @@ class Engine:
         take: Take[_Found],
         failed: Callable[[int, Exception], _Found] | None,
     ) -> Iterator[tuple[int, list[_Found]]]:
-        """One pack after the other: how many cells were finished, and what was made of them."""
+        """Run one pack after the other; yields how many cells are finished and their results."""
         waiting, most = deque(packs), max(map(len, packs))
         while waiting and not stop.is_set():
             pack: tuple[int, ...] = waiting.popleft()
@@ -453,7 +444,7 @@ def outcomes(
     needs: Needs,
     advance: Callable[[int], object] = lambda cells: None,
 ) -> list[tuple[Outcome, set[int]]]:
-    """What is read of runs that continue another one, each under its own edits, and which of those changed anything.
+    """Outcomes of runs that continue another run, each under its own edits, and which edits changed anything.
 
     Args:
         ground: the run that they continue, with its edits.
@@ -484,7 +475,7 @@ def _gap(found: Tensor, wanted: Tensor) -> float:
 
 
 def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
-    """One row a sequence; where the metric gives one number in all, it stands at the first sequence of its batch."""
+    """One row a sequence; a metric with one number for the whole batch has a row at the batch's first sequence."""
     numbers = range(prompts.start, prompts.stop, prompts.step or 1)
     for sequence, value in zip(numbers, values.tolist(), strict=False):
         yield {"sequence": sequence, "metric": metric, "value": value}

@@ -32,15 +32,15 @@ class Clean:
     streams: Mapping[int, Tensor] = field(default_factory=dict)
     """Layer -> the stream before it, of the layers whose stream was kept."""
     known: Known | None = None
-    """Values inside the layer that was needed last."""
+    """Activations inside the layer at which the last cells began."""
 
     @property
     def outcome(self) -> Outcome:
-        """What is read of it."""
+        """Outcome of the run."""
         return self.early.outcome
 
     def narrowed(self, needs: Needs) -> "Clean":
-        """The same run, as far as some cells read it."""
+        """Copy of the run with only the layers and tensors that some cells read."""
         found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
         sites = {place: found.tensors[place] for site in needs.sites for place in _places(site, needs.layers)}
         kept = {"mass": found.mass[rows], "state": found.state[rows], "layers": needs.layers, "tensors": sites}
@@ -202,7 +202,7 @@ class _Pack:
         return self._outcomes(read, out=out, scored=scored)
 
     def _scored(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
-        """The positions of each cell to unembed, and their rows; more where there would be too few. None is all."""
+        """Positions of each cell to unembed, and their rows; padded if there are too few. None is all."""
         asked = self.needs.scored(self.part) if self.needs.logits else None
         if asked is None:
             return None, None

@@ -15,7 +15,7 @@ from .needs import Needs
 Path = Literal["plain", "bridge"]
 
 CELLS_A_BLOCK = 32
-"""A block is what is computed, written and lost at once; smaller cones and larger packs make it larger."""
+"""Cells in a block, which is computed and written as a whole; smaller cones and larger packs allow more."""
 LEAST_ROWS = 16
 """Smaller matrix products may sum in another order; a pass takes more rows than it needs rather than fewer."""
 LEAST_QUERIES = 4
@@ -45,7 +45,7 @@ class Plan:
     """Forwards side by side on the cores of a CPU, see ``threads``."""
 
     def as_json(self, *, deviation: float) -> str:
-        """What a run keeps of it, with how far the worst of some numbers was from the bridge's."""
+        """The plan as a run keeps it, with its largest deviation from the bridge."""
         return json.dumps(asdict(self) | {"deviation": deviation}, indent=2) + "\n"
 
 
@@ -76,7 +76,7 @@ def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
 
 
 def packs_of(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]:
-    """How many cells share each forward, one forward after the other.
+    """Number of cells in each forward pass, in order.
 
     Args:
         begins: the first position that each cell touches.

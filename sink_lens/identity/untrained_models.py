@@ -39,7 +39,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "qwen": {"activation": "silu", "gated": True, "norm": "rms", "positions": "rotary", "tied": True},
     "gpt2": {"activation": "gelu", "gated": False, "norm": "layer", "positions": "learned", "tied": True},
 }
-"""What each style has where nothing else is asked for; only GPT-2 begins with smaller writers to the stream."""
+"""Defaults of each style; only GPT-2 initialises the projections into the stream smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +262,7 @@ def _switch(model: Any, *, family: Family, config: UntrainedConfig) -> None:
 
 
 def _norms(model: nn.Module, family: Family) -> list[str]:
-    """Where the norms of the stream stand."""
+    """Paths of the modules that norm the residual stream."""
     layers = range(len(model.get_submodule(family.layers)))  # type: ignore[arg-type]
     return [f"{family.layers}.{n}.{norm}" for n in layers for norm in (family.attn_norm, family.mlp_norm)] + [
         family.final_norm

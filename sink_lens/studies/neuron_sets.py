@@ -55,7 +55,7 @@ COLUMNS = (
 Neuron = tuple[int, int]
 """Layer and index."""
 Ranking = Callable[..., list[Neuron]]
-"""What ``ranked`` does."""
+"""Signature of ``ranked``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +64,11 @@ class Found:
 
     segment: Segment
     neurons: tuple[Neuron, ...]
-    """Ranked; all that were tried where none of the sets removes the sink."""
+    """The set, ranked; if no set removes the sink, all neurons that were tried."""
     removes: bool
-    """Whether they remove it."""
+    """Whether the set removes the sink."""
     ranks: dict[Neuron, int]
-    """Rank of each of them by contribution, within its layer, from 0."""
+    """Neuron of the set -> its rank by contribution within its layer, from 0."""
 
 
 def ranked(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:
@@ -211,7 +211,7 @@ _WAYS = (
     ("zero", "scalar", "sink"),
     ("zero", "scalar", "everywhere"),
 )
-"""Method, what of the neuron, and where: the set is ablated in each of these ways."""
+"""Ways in which a set is ablated: method, part of the neuron, and positions."""
 
 
 def names(neurons: Sequence[Neuron]) -> str:

@@ -51,7 +51,7 @@ Channels = Mapping[str, Mapping[int, Sequence[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What is not rounded."""
+    """The tokens, channels and inputs that stay at full precision."""
 
     tokens: Bool[Tensor, "batch position"] | None = None
     channels: Channels = field(default_factory=dict)
@@ -61,12 +61,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was read of the clean run: one entry for each (site, layer)."""
+    """Magnitudes and signal-to-noise ratios of the clean run, by (site, layer)."""
 
     largest: Mapping[tuple[str, int], Float[Tensor, " value"]]
     """Largest magnitude of each channel over all tokens."""
     largest_ordinary: Mapping[tuple[str, int], Float[Tensor, " value"]]
-    """The same over the tokens that are no sinks."""
+    """Largest magnitude of each channel over the tokens that are no sinks."""
     sqnr: pd.DataFrame
     """Signal-to-noise ratios; see ``sqnr`` in the schema."""
 
@@ -226,7 +226,7 @@ class _Runs:
         return self.loss(None) if self.weights else self.clean()
 
     def loss(self, kept: Kept | None) -> Float[Tensor, " batch"]:
-        """Everything is rounded but what is kept; no activation where nothing is said."""
+        """Loss by sequence with everything rounded except what is kept; None rounds no activation."""
         edits = () if kept is None else rounding(self.lens, self.targets, kept)
         with quantised_weights(self.lens, self.weights) if self.weights else contextlib.nullcontext():
             return self._loss(edits)
@@ -323,7 +323,7 @@ def worst_inputs(sqnr: pd.DataFrame, n: int) -> list[tuple[str, int]]:
 def _conditions(
     measured: Measured, sinks: Bool[Tensor, "batch position"], *, sizes: Sequence[int]
 ) -> Iterable[tuple[tuple[str, bool, int, int], Kept]]:
-    """What is kept, in order of its size: (what, sink tokens?, channels, inputs of linear layers)."""
+    """Sets to keep, smallest first: ((name, sink tokens?, channels, inputs of linear layers), what is kept)."""
     any_sink = bool(sinks.any())
     for size in (0, *sizes):
         for tokens in (False, True):
@@ -539,7 +539,7 @@ def compressor_fragment(lens: LensModel, *, left: Sequence[tuple[str, int]], smo
 
 
 def _channel_table(measured: Measured, *, most: int) -> pd.DataFrame:
-    """The largest channels of each site and layer, by what they are without the sink tokens and with them."""
+    """The largest channels of each site and layer, by their magnitude without the sink tokens and with them."""
     rows = []
     for tokens, sizes in (("all", measured.largest), ("ordinary", measured.largest_ordinary)):
         for (site, layer), values in sizes.items():

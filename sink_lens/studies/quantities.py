@@ -31,13 +31,13 @@ from .observed import AbsentError, Observed, UnmeasuredError
 from .quantisation import Kept, rounding
 
 Terms = Mapping[str, Any]
-"""What a quantity is told beside the model and the tokens."""
+"""Arguments of a quantity beside the model and the tokens."""
 Kind = Literal["number", "set", "range"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """What was measured: a number with its interval, or indices."""
+    """Measured value of a quantity: a number with its interval, or indices."""
 
     number: float = math.nan
     low: float = math.nan
@@ -58,7 +58,7 @@ class Quantity:
     meaning: str
     measure: Callable[[Observed, Terms], Any]
     join: str = "mean"
-    """How the numbers of the sequences become one: mean, exp (of the mean), max; value where there is only one."""
+    """How values by sequence are combined: mean, exp (of the mean) or max; ``value`` if there is only one."""
     depends: tuple[str, ...] = ("bos",)
     """The circumstances that a published number must share: bos, text, length, dtype."""
     terms: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def _is(
     depends: Sequence[str] = ("bos",),
     terms: Sequence[str] = (),
 ) -> Callable[[Callable[[Observed, Terms], Any]], Callable[[Observed, Terms], Any]]:
-    """Make a function a quantity: its name is the name, its docstring up to the reference the meaning."""
+    """Register a function as a quantity under its own name; its docstring up to the reference is the meaning."""
 
     def listed(function: Callable[[Observed, Terms], Any]) -> Callable[[Observed, Terms], Any]:
         meaning = " ".join((function.__doc__ or "").partition("Reference:")[0].split())
@@ -322,7 +322,7 @@ def growth_layers(seen: Observed, terms: Terms) -> list[int]:
     """First and last layer in which the studied token grows."""
     layers = seen.location.growth_layers
     if not layers:
-        raise AbsentError("the studied token grows in no layer")
+        raise AbsentError("the norm of the studied token grows in no layer")
     return [min(layers), max(layers)]
 
 
@@ -530,7 +530,7 @@ def writing_neurons(seen: Observed, terms: Terms) -> list[tuple[int, int]]:
 def mlp_writing_share(seen: Observed, terms: Terms) -> float:
     """Share of the largest growth of an outlier dimension that the layer's MLP writes, the rest being attention's."""
     if not seen.writers:
-        raise AbsentError("the studied token grows in no layer")
+        raise AbsentError("the norm of the studied token grows in no layer")
     strongest = max(seen.writers, key=lambda row: abs(row["change"]))
     return float(strongest["mlp_out"])
 

@@ -30,14 +30,14 @@ _MOST_CELLS = 1_000_000
 _MOST_CONTROLS = 10_000
 _PLACE = tuple(part.name for part in fields(Place))
 _LARGEST = 1e38
-"""What float32 holds."""
+"""Largest factor that is accepted: just under the largest float32."""
 _SPARE_DRAWS = 3
 """More draws than controls, since a draw that holds the cell's own units is no control of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditGrid:
-    """One kind of edit, and the axes over which it is swept; how values are written is said in ``sweep.axes``."""
+    """One kind of edit, and the axes over which it is swept; ``sweeps/axes.py`` says how values are written."""
 
     kind: str = "zero"
     """Kind of edit, a name from ``KINDS``: zero, mean, resample, scale, set, isolate or amplify."""

@@ -34,9 +34,9 @@ class Checkpoint:
     folder: Path
     step: int
     facts: Mapping[str, Any]
-    """What ``seal`` was given."""
+    """Facts that were passed to ``seal``."""
     resumable: bool
-    """It has the state of the optimizer."""
+    """Whether it holds the optimizer's state."""
 
 
 def seal(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _sizes_fit(folder: Path) -> bool:
 
 
 def _without_state(folder: Path) -> None:
-    """The manifest first: a checkpoint that was left half tidied is still what its manifest says."""
+    """Drop the optimizer's state. The manifest is rewritten first, so that it is valid if this is interrupted."""
     state = [path for pattern in _STATE for path in folder.glob(pattern)]
     if not state or not _sizes_fit(folder):
         return

@@ -21,7 +21,7 @@ from ..renamed import renamed_fields
 from ..stats import Difference, difference, paired_differences
 from ..text import listed, number, plural, short
 from .config import CompareConfig
-from .loss_curves import band_table, curve_table, final_table
+from .loss_curves import band_table, curve_table, final_table, seed_means
 from .sink_birth import Birth, births, whole
 from .variants import DATA, FEWEST_SEEDS, Variants, group
 
@@ -34,7 +34,7 @@ __all__ = ["Comparison", "compare", "write"]
 @renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What a comparison found."""
+    """Result of a comparison of training runs."""
 
     config: CompareConfig
     variants: Variants
@@ -45,7 +45,7 @@ class Comparison:
     sentences: tuple[str, ...]
     """The result in words."""
     notes: tuple[str, ...]
-    """What a reader must know of it: few seeds, other software, what is missing."""
+    """Warnings: few seeds, different software, missing measurements."""
 
     @property
     def baseline(self) -> str:
@@ -197,7 +197,7 @@ def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _untold(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Where the final losses cannot be told apart, neither can be who comes there sooner: the seeds alone are given."""
+    """Sentence for variants whose final losses cannot be told apart: it gives the seeds, and no speed-up."""
     ratio = _of(finals, variant, curve)["acceleration"].to_numpy()
     each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
     seeds = f"seed by seed: {each}" if len(ratio) > 1 else f"the one seed: {each}"
@@ -314,10 +314,7 @@ def _whole(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def last(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the last checkpoint that every run has.
-
-    A run whose last checkpoint is damaged does not have its earlier one compared with the others' last.
-    """
+    """The rows of the last checkpoint that every run has, so that all runs are compared at the same step."""
     shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
     final = max(shared, default=None)
     if final is not None and final != table["step"].max():
@@ -355,30 +352,15 @@ def measure_table(variants: Variants, table: pd.DataFrame, *, generator: np.rand
 
 
 def course_table(variants: Variants, table: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
-    """The same along training, where all seeds have one: variant, measure, threshold, tokens, mean, low, high, n."""
+    """Means at checkpoints that all seeds have: variant, measure, threshold, tokens, mean, low, high, n."""
     frames = []
     for key, rows in table.groupby(KEYS, dropna=False):
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)
         for variant in variants.runs:
             pivot = rows.loc[rows["variant"] == variant].pivot(index="tokens", columns="seed", values="value").dropna()
-            values = pivot.to_numpy(dtype=float)
-            if not len(values):
-                continue
-            found = paired_differences(values, np.zeros((1, values.shape[1])), generator=generator)
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "variant": variant,
-                        "measure": measure,
-                        "threshold": threshold,
-                        "tokens": pivot.index.to_numpy(dtype=float),
-                        "mean": [one.estimate for one in found],
-                        "low": [one.low for one in found],
-                        "high": [one.high for one in found],
-                        "n": [one.n for one in found],
-                    }
-                )
-            )
+            if len(pivot):
+                known = {"variant": variant, "measure": measure, "threshold": threshold}
+                frames.append(seed_means(pivot, known, generator=generator))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -1,4 +1,4 @@
-"""What ``train``, ``watch`` and ``compare`` are asked: one frozen record each, in Python, in a file or by options.
+"""Configurations of ``train``, ``watch`` and ``compare``: frozen records, set in Python, in a file or by options.
 
 A training is described by a named size and what differs from it.
 """
@@ -283,7 +283,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchConfig:
-    """What is measured on every checkpoint of a training."""
+    """Configuration of ``watch``: what is measured on every checkpoint of a training."""
 
     run: str = field(default="", metadata={"positional": True, "metavar": "FOLDER"})
     """Folder of a run of sink-lens train, or of any checkpoints (checkpoint-500, step_1000, ...)."""
@@ -358,7 +358,7 @@ _MOST = {
     10_000_000: ("vocab_size", "length"),
     2**63 - 1: ("seed", "data_seed", "steps", "warmup", "log_every", "eval_every", "save_every", "eval_sequences"),
 }
-"""Largest value -> its fields: more would take for ever before anything is said."""
+"""Largest value that is accepted -> its fields, so that a typo does not run for ever."""
 
 EXAMPLE = """\
 # A training of sink-lens. Everything has a default; what a size sets can be set here too.

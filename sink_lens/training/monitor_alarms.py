@@ -25,11 +25,11 @@ class Rule:
     key: str
     """Without the prefix."""
     logarithm: bool
-    """Look at the logarithm, so that a factor counts and not a difference."""
+    """Whether the rule reads the value's logarithm, so that factors count instead of differences."""
     window: int | None
-    """How many readings the median is taken over; None: all the earlier ones."""
+    """Number of earlier readings that the median is taken over; None takes all."""
     fewest: int
-    """How many earlier readings it needs."""
+    """Number of earlier readings that the rule needs."""
     allowance: float
     """Taken from each reading's excess over the median of the earlier ones."""
     limit: float

@@ -1,4 +1,4 @@
-"""Which runs may be compared: variants that differ in what is compared and in the seed, and in nothing else."""
+"""Group runs into variants that differ only in the compared fields; runs of one variant differ only in the seed."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from ..records import CIRCUMSTANCE, Run, read_run
 from ..text import listed
 
 SWITCHES = {"attention": "softmax", "value_norm": "none", "norm": "rms", "optimizer": "adamw"}
-"""The fields that make another architecture, and what they are in the baseline."""
+"""Fields that change the architecture or the optimizer -> their value in the baseline."""
 SEED = "seed"
 """The field by which runs of two variants are paired."""
 IGNORED = frozenset({SEED, "watch", "trackers", "save_every", "checkpoints"})
@@ -33,7 +33,7 @@ class Variants:
     """The fields in which the variants differ."""
     runs: dict[str, dict[int, Run]]
     notes: tuple[str, ...]
-    """What a reader of the comparison must know."""
+    """Warnings that belong to the comparison."""
 
     @property
     def baseline(self) -> str:
@@ -204,7 +204,7 @@ def _check_data(runs: Sequence[Run]) -> None:
 
 
 def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """What else the runs were made with that differs."""
+    """Other differences between the runs: software, device, data."""
     said = []
     for name, given in [(name, [run.provenance for run in runs]) for name in (*CIRCUMSTANCE, "processes")] + [
         (name, list(configs)) for name in WARNED

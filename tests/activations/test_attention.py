@@ -35,13 +35,13 @@ def eager_patterns(family, length=LENGTH):
 
 
 def eager_masses(family, length=LENGTH):
-    """The same; where rows are no softmax, as shares of what they sum to."""
+    """Attention to each key under eager attention; for sigmoid attention as a share of the row's sum."""
     patterns = eager_patterns(family, length)
     return [pattern / pattern.sum(-1, keepdim=True) for pattern in patterns] if "sigmoid" in family else patterns
 
 
 def read(family, *names, kernel="auto", ids=None, **options):
-    """What the names give at every layer, over all sequences."""
+    """Read the named quantities at every layer, over all sequences."""
     readings = [Reading(name=name, sites=(name,), function=lambda view, name=name: view[name]) for name in names]
     return stream(lens(family), tokens() if ids is None else ids, readings, kernel=kernel, **options)
 
