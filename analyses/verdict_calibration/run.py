@@ -25,8 +25,8 @@ from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, l
 from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval
 
-SEEDS = range(10_000, 10_026)
-"""Every model on each, its architectures in turn. Rules were made on seeds below 10,000 and are judged on these."""
+SEEDS = range(20_000, 20_060)
+"""Every model on each, its architectures in turn. Rules were made on seeds below 20,000 and are judged on these."""
 SEQUENCES, LENGTH = 32, 48
 TINY = ("bos_neuron", "sigmoid")
 COUNTED = ["model", "family", "subject", "question", "truth", "said"]
