@@ -33,8 +33,8 @@ _CALIBRATED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a trace and every study are asked: model, sequences, and what counts as a sink. Never made by itself."""
+class ReadConfig:
+    """Which model is read on which sequences. Never made by itself."""
 
     model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
@@ -46,10 +46,36 @@ class Question:
     """Text, uniformly random ids, or one id repeated."""
     bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token: what the tokenizer does, BOS, or no BOS."""
-    sequences: int = 32
+    sequences: int = 16
     """How many sequences."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included."""
+    batch_size: int | None = None
+    """Sequences a forward pass. Default: by length."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """float32, bfloat16, float16 or float64. Default: float32."""
+    seed: int = 0
+    """Seed of every random choice: tokens, bootstrap, controls."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_choices(self)
+        check_described(self)
+        check_least(self, 1, "batch_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question(ReadConfig):
+    """What a trace and every study are asked: model, sequences, and what counts as a sink. Never made by itself."""
+
+    sequences: int = 32
+    """How many sequences."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
     min_sink_rate: float = MIN_SINK_RATE
@@ -64,10 +90,6 @@ class Question:
     """Where more dimensions than this are needed for that energy, there are no outlier dimensions."""
     kernel: str = field(default="auto", metadata={"choices": KERNELS})
     """Attention kernel of the measuring passes."""
-    batch_size: int | None = None
-    """Sequences a forward pass. Default: by length."""
-    device: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
     """float32, bfloat16, float16, float64, or auto: the checkpoint's own. Default: float32."""
     device_map: str | None = field(default=None, metadata={"metavar": "NAME"})
@@ -85,9 +107,8 @@ class Question:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
-        check_described(self)
-        check_least(self, 1, "batch_size", "intervention_sequences", "max_outliers")
+        ReadConfig.__post_init__(self)
+        check_least(self, 1, "intervention_sequences", "max_outliers")
         check_most(self, MOST_CONTROLS, "controls")
         intervention_length = getattr(self, "intervention_length", None)
         if intervention_length is not None and intervention_length < 16:

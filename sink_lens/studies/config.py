@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, field, fields
 
-from ..chain.config import CONTROLS, MOST_CONTROLS, Question, TraceConfig
-from ..configuration import check_choices, check_least, check_most
-from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
+from ..chain.config import CONTROLS, MOST_CONTROLS, Question, ReadConfig, TraceConfig
+from ..configuration import check_least, check_most
 from ..errors import InputError
-from ..models.bundled import DEFAULT_MODEL
 from ..renamed import renamed_fields
 from ..schema import CENTRES, COMPARED_BY, FACTORS, QUANTISED_FORMATS, SINK_THRESHOLD
 
@@ -77,44 +75,6 @@ class AblateConfig(StudyConfig):
 
     controls: int = CONTROLS
     """Draws of random sets, of each of the two kinds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadConfig:
-    """Which model is read on which sequences. Never made by itself."""
-
-    model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
-    """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
-    text: str | None = field(default=None, metadata={"metavar": "FILE"})
-    """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
-    prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
-    """A prompt, one sequence; repeat for several. Instead of text."""
-    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})
-    """Text, uniformly random ids, or one id repeated."""
-    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
-    """The first token: what the tokenizer does, BOS, or no BOS."""
-    sequences: int = 16
-    """How many sequences."""
-    length: int = field(default=64, metadata={"metavar": "T"})
-    """Tokens a sequence, BOS included."""
-    batch_size: int | None = None
-    """Sequences a forward pass. Default: by length."""
-    device: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
-    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """float32, bfloat16, float16 or float64. Default: float32."""
-    seed: int = 0
-    """Seed of every random choice: tokens, bootstrap, controls."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be run.
-
-        Raises:
-            InputError: which value, and what is needed.
-        """
-        check_choices(self)
-        check_described(self)
-        check_least(self, 1, "batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 
 from ..activations.forward import check_tokens
+from ..chain.config import ReadConfig
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..errors import InputError
@@ -20,7 +21,6 @@ from ..models.load import ModelLike, as_lens
 from ..records import create_run
 from ..schema import WORTH_KEEPING_NATS
 from ..stats import Interval, interval, paired_difference
-from .config import ReadConfig
 from .study import Study
 
 D = TypeVar("D", bound=ReadConfig)

@@ -20,21 +20,20 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..activations.attention import choose_kernel
-from ..activations.forward import check_tokens
 from ..activations.record import stream
 from ..activations.sink_mask import LEAST, Norms, Received, parts, said
 from ..activations.views import LayerView, Reading
-from ..configuration import with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..engine.gradients import position_gradients
 from ..measures import sink_tokens as measures
 from ..measures.sink_tokens import ScoreGap
-from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
+from ..models.inputs import default_folder, provenance_of
 from ..models.lens import LensModel
-from ..models.load import ModelLike, as_lens
+from ..models.load import ModelLike
 from ..models.sites import SITES
 from ..records import create_run, display
 from ..text import span
+from .decision import inputs
 from .tokens_config import TokensConfig
 
 MAXIMA = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "mlp_out", "resid_post")
@@ -99,17 +98,7 @@ def sink_tokens(
 
     Reference: arXiv 2402.17762 (massive activations), 2601.22966 (residual sinks), 2603.17771 (gradients).
     """
-    given = fields | ({"tokens": tokens} if isinstance(tokens, str) else {})
-    if isinstance(model, TokensConfig):
-        config = with_fields(TokensConfig, model, given, where="tokens")
-        lens = model_of(config)
-    else:
-        named = isinstance(model, str | Path)
-        name = str(model) if named else as_lens(model).name
-        config = with_fields(TokensConfig, config, given | {"model": name}, where="tokens")
-        lens = model_of(config) if named else as_lens(model)
-    batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
-    check_tokens(lens, batch)
+    config, lens, batch = inputs(TokensConfig, model, config=config, tokens=tokens, fields=fields)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     with create_run(
         Path(out) if out is not None else default_folder(lens.name),

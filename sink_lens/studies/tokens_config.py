@@ -2,27 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from ..chain.config import KERNELS
-from ..configuration import check_choices, check_least
-from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
+from ..chain.config import KERNELS, ReadConfig
+from ..configuration import check_least
 from ..errors import InputError
-from ..models.bundled import DEFAULT_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokensConfig:
+class TokensConfig(ReadConfig):
     """Model, sequences, and what counts as a sink, a massive activation and a residual sink."""
 
-    model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
-    """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
-    text: str | None = field(default=None, metadata={"metavar": "FILE"})
-    """Text file (UTF-8) to cut the sequences from. Default: bundled prose."""
-    prompts: tuple[str, ...] = field(default=(), metadata={"option": "prompt"})
-    """A prompt, one sequence; repeat for several. Instead of text."""
-    tokens: str = field(default="text", metadata={"choices": TOKEN_KINDS, "table": TOKENS_TABLE})
-    """Text, uniformly random ids, or one id repeated."""
-    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
-    """The first token: what the tokenizer does, BOS, or no BOS."""
     sequences: int = 32
     """How many sequences."""
     length: int = field(default=256, metadata={"metavar": "T"})
@@ -49,12 +37,6 @@ class TokensConfig:
     """Sequences whose gradient by position is taken; 0 for none."""
     kernel: str = field(default="auto", metadata={"choices": KERNELS})
     """Attention kernel of the measuring pass."""
-    batch_size: int | None = None
-    """Sequences a forward pass. Default: by length."""
-    device: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
-    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """float32, bfloat16, float16 or float64. Default: float32."""
     seed: int = 0
     """Seed of random tokens."""
 
@@ -64,9 +46,8 @@ class TokensConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        check_choices(self)
-        check_described(self)
-        check_least(self, 1, "batch_size", "max_outliers")
+        ReadConfig.__post_init__(self)
+        check_least(self, 1, "max_outliers")
         check_least(self, 0, "gradient_sequences")
         for name in ("energy_frac", "coverage"):
             if not 0 < getattr(self, name) <= 1:
