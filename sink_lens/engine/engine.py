@@ -117,7 +117,8 @@ class Engine:
             advance: called with the number of cells that were finished.
         """
         take = partial(self._rows_of, prompts=block.prompts)
-        rows = chain.from_iterable(self._taken(block, take, failed=lambda *one: [_failed(*one)], advance=advance))
+        with evaluating(self.lens.plain):
+            rows = chain.from_iterable(self._all_of(block, take, failed=lambda *one: [_failed(*one)], advance=advance))
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
 
     def map(
@@ -133,18 +134,8 @@ class Engine:
         Raises:
             Exception: whatever an edit or the function raises.
         """
-        return self._taken(block, take, failed=None, advance=advance)
-
-    def _taken(
-        self,
-        block: Block,
-        take: Take[_Found],
-        *,
-        failed: Callable[[int, Exception], _Found] | None,
-        advance: Callable[[int], object],
-    ) -> list[_Found]:
         with evaluating(self.lens.plain):
-            return self._all_of(block, take, failed=failed, advance=advance)
+            return self._all_of(block, take, failed=None, advance=advance)
 
     def _all_of(
         self,

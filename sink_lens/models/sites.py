@@ -18,8 +18,6 @@ from ..errors import SiteError
 from .experts import HOOK as EXPERTS_HOOK
 from .families import Family
 
-Reader = Callable[[Tensor], Tensor]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:

@@ -31,6 +31,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
+from sink_lens.schema import FROZEN
 from sink_lens.text import layers_in_words, number, token, visible
 
 _RASTER_FROM = 800
@@ -449,7 +450,6 @@ def loss_changes(effects: pd.DataFrame) -> Figure:
     return finished(figure)
 
 
-_FROZEN = ("z", "neurons", "dimensions", "key")
 CENTRES = {"values": (BLUE, "o"), "aggregated": (GREEN, "^"), "none": (ORANGE, "s")}
 NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm only"}
 
@@ -489,7 +489,7 @@ def mediation_matrix(table: pd.DataFrame) -> Figure:
         table: intervention, frozen, step, layers_from, layers_to, surviving_share, control_surviving_share.
     """
     keys = list(dict.fromkeys(zip(table["intervention"], table["step"], strict=True)))
-    names = list(dict.fromkeys([*_FROZEN, *table["frozen"]]))
+    names = list(dict.fromkeys([*FROZEN, *table["frozen"]]))
     grid, control = np.full((2, len(keys), len(names)), np.nan)
     rows = []
     for index, (intervention, step) in enumerate(keys):

@@ -38,8 +38,6 @@ from .tokens_config import TokensConfig
 
 MAXIMA = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "mlp_out", "resid_post")
 """Sites whose largest activation is read, in the order of a layer."""
-MEASURED = {"sink": "attention", "massive": "norm"}
-"""What a token can be -> the score that decides it."""
 EXPECTS = (
     *("tokens", "sink_tokens", "token_ids", "positions", "dimensions", "layers", "maxima", "histogram", "thresholds"),
     "agreement",

@@ -5,7 +5,7 @@ random or repeated tokens, the length. Where they ask for what is not at hand (a
 sequences), the fact is not comparable, and the reason says what to give.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,8 +237,3 @@ def _decision(table: pd.DataFrame, *, name: str, known: int) -> dict[str, Any]:
 
 def _first(table: pd.DataFrame) -> str:
     return listed(dict.fromkeys(table["reason"].tolist()), most=2)
-
-
-def definitions() -> Sequence[tuple[str, str, str, str]]:
-    """Name, unit, what it depends on and meaning of every quantity, for the documentation."""
-    return [(one.name, one.unit, ", ".join(one.depends), one.meaning) for one in QUANTITIES.values()]

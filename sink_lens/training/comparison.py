@@ -21,7 +21,7 @@ from ..renamed import renamed_fields
 from ..stats import Difference, difference, paired_differences
 from ..text import listed, number, plural, short
 from .config import CompareConfig
-from .loss_curves import band_table, curve_table, final_table
+from .loss_curves import band_table, curve_table, final_table, seed_means
 from .sink_birth import Birth, births, whole
 from .variants import DATA, FEWEST_SEEDS, Variants, group
 
@@ -361,24 +361,9 @@ def course_table(variants: Variants, table: pd.DataFrame, *, generator: np.rando
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)
         for variant in variants.runs:
             pivot = rows.loc[rows["variant"] == variant].pivot(index="tokens", columns="seed", values="value").dropna()
-            values = pivot.to_numpy(dtype=float)
-            if not len(values):
-                continue
-            found = paired_differences(values, np.zeros((1, values.shape[1])), generator=generator)
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "variant": variant,
-                        "measure": measure,
-                        "threshold": threshold,
-                        "tokens": pivot.index.to_numpy(dtype=float),
-                        "mean": [one.estimate for one in found],
-                        "low": [one.low for one in found],
-                        "high": [one.high for one in found],
-                        "n": [one.n for one in found],
-                    }
-                )
-            )
+            if len(pivot):
+                known = {"variant": variant, "measure": measure, "threshold": threshold}
+                frames.append(seed_means(pivot, known, generator=generator))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -1,6 +1,7 @@
 """Loss curves of variants, seed by seed: smoothed, set beside the baseline's, and when they reach where it ends."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -104,23 +105,31 @@ def band_table(curves: pd.DataFrame, *, generator: np.random.Generator) -> pd.Da
         rows = curves.loc[(curves["variant"] == variant) & (curves["curve"] == curve)]
         for quantity in ("loss", "difference"):
             table = rows.pivot(index="tokens", columns="seed", values=quantity)
-            values = table.to_numpy(dtype=float)
-            found = paired_differences(values, np.zeros((1, values.shape[1])), generator=generator)
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "variant": variant,
-                        "curve": curve,
-                        "quantity": quantity,
-                        "tokens": table.index.to_numpy(dtype=float),
-                        "mean": [one.estimate for one in found],
-                        "low": [one.low for one in found],
-                        "high": [one.high for one in found],
-                        "n": [one.n for one in found],
-                    }
-                )
-            )
+            known = {"variant": variant, "curve": curve, "quantity": quantity}
+            frames.append(seed_means(table, known, generator=generator))
     return pd.concat(frames, ignore_index=True)
+
+
+def seed_means(table: pd.DataFrame, known: Mapping[str, Any], *, generator: np.random.Generator) -> pd.DataFrame:
+    """Bootstrapped means over seeds: the known columns, then tokens, mean, low, high, n.
+
+    Args:
+        table: tokens by seed.
+        known: column -> its one value.
+        generator: of the bootstrap.
+    """
+    values = table.to_numpy(dtype=float)
+    found = paired_differences(values, np.zeros((1, values.shape[1])), generator=generator)
+    return pd.DataFrame(
+        {
+            **known,
+            "tokens": table.index.to_numpy(dtype=float),
+            "mean": [one.estimate for one in found],
+            "low": [one.low for one in found],
+            "high": [one.high for one in found],
+            "n": [one.n for one in found],
+        }
+    )
 
 
 def final_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:

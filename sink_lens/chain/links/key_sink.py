@@ -14,7 +14,7 @@ from ..config import TraceConfig
 from ..evidence import Evidence, Statistic
 from ..measure import Panel
 from ..readings import MeasuringPass, control_positions, later_queries
-from .link import Intervention, Link, Trial
+from .link import Intervention, Link, Trial, removal
 
 _PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_positions")}
 """Reading -> what it holds on its last axis."""
@@ -98,16 +98,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     """Mean ablate the sink's key, against the keys at other positions."""
     setting, position = trial.setting, trial.setting.sink_position
     kept = setting.keep_site("k", layers=setting.sink_layers, position=position, mean=True)
-    return [
-        Intervention(
-            name="mean ablation of the key",
-            edits=kept.edits,
-            controls=kept.controls,
-            position=position,
-            reads=setting.sink_layers,
-            carries=True,
-        )
-    ]
+    return [removal(kept, setting=setting, name="mean ablation of the key")]
 
 
 KEY_SINK = Link(

@@ -35,6 +35,18 @@ class Intervention:
     """It answers whether the link carries the sink: what it leads to is mean ablated."""
 
 
+def removal(kept: Kept, *, setting: Setting, name: str) -> Intervention:
+    """What is mean ablated at the sink position, as the intervention that asks whether its link carries the sink."""
+    return Intervention(
+        name=name,
+        edits=kept.edits,
+        controls=kept.controls,
+        position=setting.sink_position,
+        reads=setting.sink_layers,
+        carries=True,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """What interventions are made of."""

@@ -11,7 +11,7 @@ from ..evidence import Evidence, Statistic, largest, nothing_to_split, undefined
 from ..locate import matched_random
 from ..neurons import super_neurons
 from ..setting import Kept, Segment, Setting
-from .link import Freeze, Intervention, Link, Trial
+from .link import Freeze, Intervention, Link, Trial, removal
 
 _LARGEST_RATIO = 1e6
 
@@ -68,16 +68,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     kept = _kept(setting, setting.super_neurons, position=position, generator=trial.generator)
     if kept is None:
         return []
-    return [
-        Intervention(
-            name=f"mean ablation of {kept.size} super neurons",
-            edits=kept.edits,
-            controls=kept.controls,
-            position=position,
-            reads=setting.sink_layers,
-            carries=True,
-        )
-    ]
+    return [removal(kept, setting=setting, name=f"mean ablation of {kept.size} super neurons")]
 
 
 def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:

@@ -13,7 +13,7 @@ from ...models.weights import attention_weights
 from ...stats import Interval
 from ..evidence import Evidence, Statistic, other_positions, too_short, undefined
 from ..readings import MeasuringPass, control_positions
-from .link import Intervention, Link, Trial
+from .link import Intervention, Link, Trial, removal
 
 _RESAMPLES_OF_TAU = 100
 _TAU_DIMENSIONS = 64
@@ -98,16 +98,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     written = setting.keep_site(
         "attn_out", layers=range(max(1, min(setting.sink_layers))), position=position, mean=True
     )
-    return [
-        Intervention(
-            name="mean ablation of attn_out",
-            edits=written.edits,
-            controls=written.controls,
-            position=position,
-            reads=setting.sink_layers,
-            carries=True,
-        )
-    ]
+    return [removal(written, setting=setting, name="mean ablation of attn_out")]
 
 
 VARIANCE_PRESERVED = Link(
