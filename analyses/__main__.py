@@ -23,8 +23,9 @@ and the rule by which every number is judged), `run.py`, the result on the defau
 and what tiny mode must give (`expected.csv`). Judgements are computed, by the range that the claim wrote down for each
 number. The **verdict on theirs** exists only where the paper has a number: *reproduced* where the whole 95% interval
 lies in the range, *not shown* where a part of it does, *not reproduced* where none of it does, *contradicted* where the
-whole of it lies in the opposite range. **Our prediction** stands beside it, for every number: *as predicted*,
-*opposite*, or *not shown*, as a p over 0.05 from three seeds is. Intervals are bootstraps over sequences (over seeds
+whole of it lies in the opposite range; it says where the number lies, not that ours and theirs are equal. **Our
+prediction** stands beside it, for every number: *as predicted*, *opposite* (where we expected something else than the
+paper, that is the paper's range), or *not shown*, as a p over 0.05 from three seeds is. Intervals are bootstraps over sequences (over seeds
 where models were trained). Which figures and tables of the papers are covered, and which are not, is listed in
 [coverage](../docs/coverage.md).
 

@@ -26,7 +26,8 @@ no range was written down, since ours is of another kind."""
 NO_NUMBER = "no number"
 """The verdict where the paper has no number to reproduce."""
 PREDICTIONS = ("as predicted", "not shown", "opposite", "none made")
-"""On our own prediction: the whole interval in the range, in neither range, in the opposite one; or no range."""
+"""On our own prediction: the whole interval in the range, in neither range, in the opposite one; or no range. Where we
+expected something else than the paper, the range is ``predicted``, and the paper's is the opposite one."""
 _TABLE = re.compile(r"(<!-- result -->\n).*?(<!-- /result -->)", flags=re.S)
 _BLOCK = re.compile(r"^```toml\n(.*?)^```$", flags=re.S | re.M)
 _AT = " @ "
@@ -46,6 +47,8 @@ class Rule:
     """Where the interval must lie for the claim to be reproduced; nan where nothing is judged."""
     contradicted: tuple[float, float] = (math.nan, math.nan)
     """Where it must lie for it to be contradicted; nan is nowhere."""
+    predicted: tuple[float, float] = (math.nan, math.nan)
+    """Where we expected it, where that is not ``reproduced``: written before the run, in the prediction."""
 
     @property
     def has_number(self) -> bool:
@@ -67,11 +70,14 @@ class Rule:
 
     def prediction(self, found: Interval) -> str:
         """One of ``PREDICTIONS``."""
-        if math.isnan(self.reproduced[0]):
+        ours, opposite = self.reproduced, self.contradicted
+        if not math.isnan(self.predicted[0]):
+            ours, opposite = self.predicted, self.reproduced
+        if math.isnan(ours[0]):
             return "none made"
-        if _within(found, self.reproduced):
+        if _within(found, ours):
             return "as predicted"
-        return "opposite" if _within(found, self.contradicted) else "not shown"
+        return "opposite" if _within(found, opposite) else "not shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,13 +303,13 @@ def _line(*cells: str) -> str:
 
 
 def _rule(name: str, fields: dict[str, Any]) -> Rule:
-    for key in ("reproduced", "contradicted"):
+    for key in ("reproduced", "contradicted", "predicted"):
         if key in fields:
             fields[key] = tuple(float(bound) for bound in fields[key])
     try:
         rule = Rule(**fields)
     except TypeError as error:
-        raise InputError(f"the rule {name!r}: {error}; need says, reproduced, and theirs, contradicted") from error
+        raise InputError(f"the rule {name!r}: {error}; need says, reproduced, and theirs, contradicted, predicted") from error
     (low, high), (other_low, other_high) = rule.reproduced, rule.contradicted
     if low <= other_high and other_low <= high:
         raise InputError(f"the rule {name!r} can be reproduced and contradicted at once; need ranges that do not meet")

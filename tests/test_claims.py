@@ -96,6 +96,16 @@ def test_without_a_range_nothing_is_contradicted():
     assert (rule.verdict(between(-9.0, -8.0)), rule.prediction(between(-9.0, -8.0))) == ("not reproduced", "not shown")
 
 
+def test_what_we_expected_against_the_paper_is_judged_by_our_own_range():
+    rule = Rule(says="", theirs="0.32", reproduced=(0.2, 1.0), predicted=(-1.0, 0.1))
+    assert (rule.verdict(between(0.01, 0.02)), rule.prediction(between(0.01, 0.02))) == (
+        "not reproduced",
+        "as predicted",
+    )
+    assert (rule.verdict(between(0.3, 0.4)), rule.prediction(between(0.3, 0.4))) == ("reproduced", "opposite")
+    assert rule.prediction(between(0.05, 0.15)) == "not shown"
+
+
 def test_without_any_range_nothing_is_judged():
     rule = Rule(says="", theirs="343.7")
     assert (rule.verdict(between(1.0, 2.0)), rule.prediction(between(1.0, 2.0))) == ("not comparable", "none made")
