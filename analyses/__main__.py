@@ -25,9 +25,9 @@ number. The **verdict on theirs** exists only where the paper has a number: *rep
 lies in the range, *not shown* where a part of it does, *not reproduced* where none of it does, *contradicted* where the
 whole of it lies in the opposite range; it says where the number lies, not that ours and theirs are equal. **Our
 prediction** stands beside it, for every number: *as predicted*, *opposite* (where we expected something else than the
-paper, that is the paper's range), or *not shown*, as a p over 0.05 from three seeds is. Intervals are bootstraps over sequences (over seeds
-where models were trained). Which figures and tables of the papers are covered, and which are not, is listed in
-[coverage](../docs/coverage.md).
+paper, that is the paper's range), or *not shown*, as a p over 0.05 from three seeds is. Intervals are bootstraps over
+sequences (over seeds where models were trained). Which figures and tables of the papers are covered, and which are not,
+is listed in [coverage](../docs/coverage.md).
 
 ```
 make analyses-tiny                                 # every one on a planted model, in one process

@@ -309,7 +309,7 @@ def _rule(name: str, fields: dict[str, Any]) -> Rule:
     try:
         rule = Rule(**fields)
     except TypeError as error:
-        raise InputError(f"the rule {name!r}: {error}; need says, reproduced, and theirs, contradicted, predicted") from error
+        raise InputError(f"the rule {name!r}: {error}; need says and ranges") from error
     (low, high), (other_low, other_high) = rule.reproduced, rule.contradicted
     if low <= other_high and other_low <= high:
         raise InputError(f"the rule {name!r} can be reproduced and contradicted at once; need ranges that do not meet")

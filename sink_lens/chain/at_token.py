@@ -31,12 +31,12 @@ class Occurrences:
 
     tokens: TokenBatch
     position: int
-    """Where the token stands in every row."""
+    """Position of the token, the same in every row."""
     ids: tuple[int, ...]
     text: str
     """The token, as a person reads it."""
     found: int
-    """How often it stands in the sequences that were given; the rows are those with room around it."""
+    """Occurrences of the token in the given sequences; those with enough room around them became rows."""
 
 
 def at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occurrences:

@@ -1,4 +1,4 @@
-"""What ``trace`` is asked: one frozen record, written whole into ``run.json``."""
+"""The configuration of ``trace``: a frozen record, written whole into ``run.json``."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -34,7 +34,7 @@ _CALIBRATED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadConfig:
-    """Which model is read on which sequences. Never made by itself."""
+    """Base of every configuration that reads one model on sequences: model, tokens, device and seed."""
 
     model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
@@ -47,7 +47,7 @@ class ReadConfig:
     bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token: what the tokenizer does, BOS, or no BOS."""
     sequences: int = 16
-    """How many sequences."""
+    """Number of sequences."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included."""
     batch_size: int | None = None
@@ -72,10 +72,10 @@ class ReadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question(ReadConfig):
-    """What a trace and every study are asked: model, sequences, and what counts as a sink. Never made by itself."""
+    """Base of the configurations of a trace and of the studies: model, sequences, and what counts as a sink."""
 
     sequences: int = 32
-    """How many sequences."""
+    """Number of sequences."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
     min_sink_rate: float = MIN_SINK_RATE
@@ -87,7 +87,7 @@ class Question(ReadConfig):
     energy_frac: float = 0.8
     """Outlier dimensions are the fewest that hold this share of the sink token's energy."""
     max_outliers: int = 8
-    """Where more dimensions than this are needed for that energy, there are no outlier dimensions."""
+    """Most outlier dimensions: if that energy needs more dimensions than this, there are none."""
     kernel: str = field(default="auto", metadata={"choices": KERNELS})
     """Attention kernel of the measuring passes."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})

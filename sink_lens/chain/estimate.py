@@ -1,4 +1,4 @@
-"""What a trace would cost: its passes, their time from small timed ones, memory and disk. Nothing is written."""
+"""Estimate what a trace costs: forward passes, their time (from a few small timed passes), memory and disk."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceCost:
-    """What a trace would take."""
+    """Estimated cost of a trace."""
 
     passes: tuple[Pass, ...]
     bytes_weights: int
@@ -69,7 +69,7 @@ class TraceCost:
 
 
 def estimate(config: TraceConfig) -> RenderableType:
-    """What ``trace`` would take with this configuration, as a person reads it; loads the model.
+    """Estimate the cost of ``trace`` with this configuration, in words; loads the model.
 
     Raises:
         ModelError, InputError, KernelError: what ``trace`` would refuse before it measures.

@@ -1,4 +1,4 @@
-"""What the links are measured on, and statistics with their intervals over sequences, nulls and references."""
+"""The measurements that links are judged by, and statistics with their intervals over sequences, nulls, references."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from .setting import selected, tested
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the links are measured on: one model's panel and what belongs to it."""
+    """The measurements that links are judged by: one model's panel and what belongs to it."""
 
     lens: LensModel
     panel: Panel

@@ -61,7 +61,7 @@ def aligned(
 
 
 def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:
-    """What a run was made on, for its ``run.json``."""
+    """Provenance of a trace (model, tokens, kernel, thresholds), for its ``run.json``."""
     thresholds = ("threshold", "min_sink_rate", "growth_factor", "dominance_threshold", "energy_frac", "max_outliers")
     return provenance_of(lens, batch, kernel=kernel) | {
         "seeds": {

@@ -42,7 +42,7 @@ def verdict(statistic: Statistic, *, floor: float) -> Verdict:
 
 
 def intervention_verdict(row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR) -> Verdict:
-    """What an intervention says, from its row of the effects: the interval against the floor and the largest control.
+    """Verdict of an intervention, from its row of ``effects``: its interval against the floor and the largest control.
 
     Undecided where the sink has hardly more attention than uniform attention would give it, and where the intervention
     takes the model off its distribution (``off_distribution``).

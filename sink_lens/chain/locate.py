@@ -45,7 +45,7 @@ class GrowthStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringPlan:
-    """Where a pass looks: what the readings need to know before anything is measured."""
+    """Positions, layers and dimensions that a measuring pass reads, fixed before anything is measured."""
 
     sink_positions: tuple[int, ...]
     """Positions whose attention is read, the studied one first."""
@@ -67,7 +67,7 @@ class MeasuringPlan:
 @renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where a model's sink is, and what makes it: what was found."""
+    """Location of a model's sink: sink positions, growth steps and outlier dimensions, as found."""
 
     sink_positions: tuple[int, ...]
     """The sink positions, the studied one first; position 0 where no sink was found."""

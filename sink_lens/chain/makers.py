@@ -93,7 +93,7 @@ SET_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Makers:
-    """What was found on the sequences of the screen."""
+    """Makers of the sink that were found on the sequences set aside for the search."""
 
     target: Target
     ranking: pd.DataFrame
@@ -105,7 +105,7 @@ class Makers:
 
 
 def target_of(setting: Setting, *, lacks_sink: bool) -> Target | None:
-    """What makers are looked for of: the sink, else sink logits or outlier dimensions, else nothing."""
+    """Choose the quantity whose makers are searched: the sink, else sink logits or outlier dimensions, else none."""
     if not lacks_sink:
         return "sink"
     if setting.lens.family.sink_logit and bool((setting.null_mass > setting.threshold).any()):
@@ -295,7 +295,7 @@ def _reads(setting: Setting, target: Target) -> list[int]:
 
 
 def _value(setting: Setting, run: Outcome, target: Target) -> Tensor:
-    """What is to be removed, by sequence: attention, or the magnitude of the sink position's outlier dimensions."""
+    """Size of the target by sequence: attention, or the magnitude of the sink position's outlier dimensions."""
     reads = _reads(setting, target)
     if target == "sink":
         return run.mass_at(setting.sink_position, layers=reads)

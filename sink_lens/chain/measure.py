@@ -20,7 +20,7 @@ _SCOUTS, _SCOUT_LENGTH = 8, 64
 CONDITION_READINGS = frozenset(
     {"sink_score", "std:z", "norm:resid_pre", "norm:resid_post", "state_pre", "state", "loss", "rate_by_key"}
 )
-"""What is read of the BOS condition that was not chosen."""
+"""Readings that are made in the BOS condition that the trace does not study."""
 
 MakesReadings = Callable[[r.MeasuringPass], list[Reading]]
 """Makes the readings that a link needs beside those that all share."""

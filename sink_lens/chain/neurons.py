@@ -229,7 +229,7 @@ def column_table(lens: LensModel, splits: list[LayerSplit]) -> pd.DataFrame:
 
 
 def criteria_agreement(table: pd.DataFrame) -> pd.DataFrame:
-    """How far other criteria find the super neurons: of the top k by each, k the number of super neurons, how many are.
+    """Share of super neurons among the top k by each other criterion, with k the number of super neurons.
 
     ``missed`` and ``invented`` list them as layer.neuron.
     """

@@ -22,7 +22,7 @@ from .readings import OTHERS_FROM
 from .setting import Setting, bar
 
 Kind = Literal["positional", "token", "position or token", "position and token", "no sink", "undecided"]
-"""What a sink is bound to: one of the two alone, either of them, or both at once."""
+"""What the sink follows: the position alone, the token alone, either of them, or both together."""
 COLUMNS = ("position", "token", "isolated", "sink_mass", "ordinary_mass", "norm_ratio", "loss_nats", "is_sink", "n")
 _TIMES = 4.0
 _LEAST = 0.1

@@ -38,7 +38,7 @@ _MIN_QUERIES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringPass:
-    """What a link's own readings are made for."""
+    """The pass that a link's own readings are made for: model, plan, sequence length, controls."""
 
     lens: LensModel
     plan: MeasuringPlan
@@ -328,7 +328,7 @@ def _at(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Ten
 
 
 def _sampled(view: LayerView, site: str, positions: Tensor) -> tuple[Tensor, Bool[Tensor, "batch position"]]:
-    """The same with the heads concatenated, in float32."""
+    """Values of a site at some positions, heads concatenated, in float32."""
     x, valid = _at(view, site, positions)
     return x.flatten(2).float(), valid
 

@@ -116,7 +116,7 @@ def _changes(setting: Setting, site: str) -> dict[int, Tensor]:
 
 
 def embeddings(setting: Setting) -> dict[Kind, Tensor]:
-    """What is added to the stream before layer 0, token and learned position apart: batch, position, d_model."""
+    """Token embeddings and learned position embeddings, separately: batch, position, d_model."""
     whole = setting.clean("resid_pre", layers=[0])[0].float()
     lens = setting.lens
     if getattr(lens.config, "rope_parameters", None) is not None:
@@ -172,7 +172,7 @@ class _Run:
     """Single layers, run with gradients: other positions are clean, the sink position is as given."""
 
     def __init__(self, setting: Setting) -> None:
-        """Keep the keys, values and queries of the clean run; of other positions a layer needs no more."""
+        """Keep the clean run's keys, values and queries: all that a layer needs of positions other than the sink."""
         self.setting, self.tokens = setting, setting.tokens.tokens
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
         self.queries: dict[int, Tensor] = {}

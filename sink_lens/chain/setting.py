@@ -1,4 +1,4 @@
-"""Where interventions are made: a few sequences, a sink of theirs, a target position, and their clean run.
+"""The setting of interventions: a few sequences, their sink position, a target position, and the clean run.
 
 A quantity at a position is *frozen* at its clean value while something upstream is changed. In the model's own sink,
 whose clean value is what makes it a sink, it is *mean ablated* instead: set to the mean over other positions, from 8
@@ -65,7 +65,7 @@ class Segment:
 
     @property
     def first_layer(self) -> int:
-        """Where the step begins."""
+        """First layer of the step."""
         return self.layers[0] if self.step is None else self.step.first_layer
 
 
@@ -76,7 +76,7 @@ class Kept:
     edits: Edits
     controls: tuple[Edits, ...]
     size: int
-    """How many numbers a token are kept."""
+    """Number of values that are kept per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -125,7 +125,7 @@ class Setting:
 
     @cached_property
     def baseline(self) -> Outcome:
-        """What is read of the clean run."""
+        """Outcome of the clean run."""
         return self.ground.outcome
 
     @property
@@ -182,7 +182,7 @@ class Setting:
         return self.segments[0].layers[:_LAYERS_AFTER]
 
     def uniform_mass(self) -> Float[Tensor, " layer"]:
-        """What uniform attention would give the sink position in each layer, for rows that sum to what they sum to."""
+        """Attention that the sink position would have in each layer if every query spread its row sum evenly."""
         lens, valid, position = self.lens, self.tokens.valid, self.sink_position
         sums = None
         if lens.family.sink_logit:
@@ -302,12 +302,12 @@ class Setting:
         return clean[counted.to(clean.device)].mean(dim=0)[None, None]
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
-        """Keep a site at a position: frozen at its clean value there, or at the mean over other positions."""
+        """Freeze a site at a position: at its clean value there, or (``mean``) at the mean over other positions."""
         values = {layer: self._value(x, position, mean) for layer, x in self.clean(site, layers=layers).items()}
         return freeze(site, values, positions=[position], label=f"{_VERB[mean]} {site} at {position}")
 
     def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool, label: str = "") -> Edits:
-        """The same of chosen units of each layer."""
+        """Freeze chosen units of a site by layer, at the clean value or (``mean``) the mean over other positions."""
         clean, edits = self.clean(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(clean[layer], position, mean)
@@ -387,7 +387,7 @@ def _ground(lens: LensModel, tokens: TokenBatch, *, target: int, sink: int) -> G
 
 
 def with_makers(setting: Setting, parts: Sequence[Part]) -> Setting:
-    """The same setting; the neurons among the makers of the sink join the super neurons."""
+    """Copy of the setting whose super neurons include the neurons among the makers of the sink."""
     masks = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}
     for part in parts:
         if part.kind == "neuron":
@@ -421,9 +421,10 @@ def picked(tokens: TokenBatch, sequences: Sequence[int]) -> TokenBatch:
 def sink_mask(
     lens: LensModel, tokens: TokenBatch, *, location: Location, config: TraceConfig
 ) -> Bool[Tensor, "batch position"]:
-    """Where each sequence has a sink: in half as many heads as the studied position has, and in 5% at least.
+    """Mark the sinks of each sequence.
 
-    Where there are sinks beside the studied position, positions that cannot be told are counted as sinks.
+    A position is marked if its sink rate is at least half that of the studied position and at least
+    ``config.min_sink_rate``. If any other position is marked, late positions with too few queries to tell are too.
     """
     reading = rate_by_key(config.threshold / 2, shares=lens.family.sigmoid)  # sinks of a sequence share attention
     found = stream(lens, tokens, [reading], rows=sampled_rows(tokens.n_positions))

@@ -385,7 +385,7 @@ def curve_text(curve: pd.DataFrame) -> str:
 
 
 def direction_text(effects: pd.DataFrame) -> str:
-    """What the direction that the makers write carries, beside its loss of norm alone; empty where it was not asked."""
+    """Sentence on the makers' direction: sink removed by ablating it, and by the loss of norm alone; else empty."""
     asked = effects.loc[effects["edit"].isin([SPAN, RESCALED])].set_index("edit")
     if set(asked.index) != {SPAN, RESCALED}:
         return ""

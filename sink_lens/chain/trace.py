@@ -116,7 +116,7 @@ class Trace:
 
     @property
     def report_path(self) -> Path:
-        """Where the report is, one self-contained HTML file, once it is drawn."""
+        """Path of the report, one self-contained HTML file; it exists once the report is drawn."""
         return self.folder / PAGE_FILE
 
     def report(self) -> Path:

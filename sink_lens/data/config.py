@@ -1,4 +1,4 @@
-"""What ``data``, ``cache`` and ``examples`` are asked: one frozen record each."""
+"""Configurations of ``data``, ``cache`` and ``examples``: one frozen record each."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ class SourcesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """What of the cache is shown or cleared."""
+    """Part of the cache that is shown or cleared."""
 
     name: str | None = None
     """Only this entry, or entries of this kind, as shown."""

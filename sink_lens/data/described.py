@@ -11,7 +11,7 @@ from ..errors import InputError, check_name
 TOKEN_KINDS = ("text", "random", "repeated")
 BOS_CONDITIONS = ("auto", "with", "without")
 TOKENS_TABLE = {"kind": "tokens"} | {name: name for name in ("text", "prompts", "bos", "sequences", "length")}
-"""What a table ``[tokens]`` of a file has: key -> field."""
+"""Keys of the table ``[tokens]`` in a configuration file -> field of the configuration."""
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class Described(Protocol):
 
     @property
     def sequences(self) -> int:
-        """How many sequences."""
+        """Number of sequences."""
         ...
 
     @property

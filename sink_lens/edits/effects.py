@@ -102,7 +102,7 @@ def removed_share(
 
 
 def share_removed(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
-    """What is gone of a quantity, over what there was; a ratio of means over sequences."""
+    """Share of a quantity that is removed, (before - after) / before; a ratio of means over sequences."""
     return _ratio(before - after, before, generator=generator)
 
 

@@ -19,12 +19,12 @@ def first_tokens(n: int, *, sequences: int, length: int) -> Bool[Tensor, "batch 
 
 
 def evictions(length: int, *, size: int) -> Int[Tensor, " query"]:
-    """How many tokens a cache of a size has evicted when each query attends, itself in the cache."""
+    """Number of tokens that a cache of ``size`` tokens, the query's own included, has evicted at each query."""
     return (torch.arange(length) + 1 - size).clamp(min=0)
 
 
 def ranks(kept: Bool[Tensor, "batch position"]) -> Int[Tensor, "batch position"]:
-    """How many tokens that are not kept come before each token: its turn to be evicted, were it not kept."""
+    """Number of evictable tokens before each token, which is its place in the order of eviction."""
     return (~kept).long().cumsum(1) - (~kept).long()
 
 

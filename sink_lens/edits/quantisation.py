@@ -42,7 +42,7 @@ class Format:
     element: str
     """int8, int4, fp8_e4m3, fp8_e5m2 or fp4 (e2m1)."""
     scope: Scope
-    """What shares a scale."""
+    """Group of values that share one scale."""
     size: int = 0
     """Channels in a group; 0 where the scope is none."""
 

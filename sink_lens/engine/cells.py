@@ -68,7 +68,7 @@ def cone(edits: Sequence[Edit]) -> tuple[Touches, int]:
 
 
 def from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
-    """What is left of edits from a layer on."""
+    """The edits, restricted to layers from ``first`` on."""
     kept = []
     for one in edits:
         if not SITES[one.site].per_layer:

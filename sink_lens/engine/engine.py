@@ -59,11 +59,11 @@ class Block:
     first: int
     """The layer at which they begin; above the number of layers if they change nothing that is read."""
     cells: tuple[int, ...]
-    """Their numbers."""
+    """Indices of the block's cells."""
 
 
 class Engine:
-    """Cells on a model, ready to be run block by block."""
+    """Runs cells on a model, one block (cells that share a forward pass) at a time."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Engine:
     def map(
         self, block: Block, take: Take[_Found], *, advance: Callable[[int], object] = lambda cells: None
     ) -> list[_Found]:
-        """What a function makes of each run of a block, in no order.
+        """Apply a function to each run of a block; the results are in no particular order.
 
         Args:
             block: one of ``blocks``.
@@ -167,7 +167,7 @@ class Engine:
         return list(chain.from_iterable(self._in_lanes(block, of_share, shares)))
 
     def outcomes(self, *, advance: Callable[[int], object] = lambda cells: None) -> list[tuple[Outcome, set[int]]]:
-        """What is read of every cell over all sequences, in order, and which of its edits changed anything.
+        """Outcome of every cell over all sequences, in order, and the indices of its edits that changed anything.
 
         The forwards of all blocks run side by side. A cell that can change nothing that is read is not run, and all its
         edits are given.
@@ -213,7 +213,7 @@ class Engine:
         return list(zip(whole, changed, strict=True))
 
     def clean(self, prompts: slice) -> Outcome:
-        """What is read of the clean run of a batch of prompts."""
+        """Outcome of the clean run of a batch of prompts."""
         return self._clean(prompts.start).outcome
 
     def deviation(self, number: int) -> float:

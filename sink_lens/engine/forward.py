@@ -151,7 +151,7 @@ def run_applied(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
-    """What a run that begins at a later position takes from the clean run for the positions before it."""
+    """Keys, values and other state of the clean run before the position where a run begins."""
 
     outcome: Outcome
     columns: Mapping[int, Sequence[Float[Tensor, "batch head query"]]]
@@ -192,7 +192,7 @@ class Desk:
         return places
 
     def take_pattern(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Read the attention to each key; where rows are no softmax, as shares of what they sum to."""
+        """Read the attention to each key; in sigmoid attention, as a share of the row's sum."""
         if self.lens.family.sigmoid:
             pattern = row_shares(pattern)
         columns = [self._whole(pattern[..., key], before) for key, before in self._columns_before(layer)]

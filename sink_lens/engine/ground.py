@@ -79,7 +79,7 @@ class Ground:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """What is read of the run, without the tensors of sites."""
+        """Outcome of the run, without the tensors of sites."""
         return self.read(replace(self.needs, sites=()))
 
     def part(self, prompts: slice) -> TokenBatch:
@@ -100,7 +100,7 @@ class Ground:
         )
 
     def keeping(self, sites: Sequence[str]) -> "Ground":
-        """The same run with the tensors of more sites; itself where it has them."""
+        """Copy of this run that also holds the tensors of ``sites``; this run itself if it has them."""
         more = tuple(site for site in sites if site not in self.needs.sites)
         if more and more not in self._keeping:
             needs = replace(self.needs, sites=(*self.needs.sites, *more))

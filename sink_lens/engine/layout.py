@@ -1,4 +1,4 @@
-"""How cells lie in one forward: every position that is computed is a row, and only attention sees sequences.
+"""Layout of several cells in one forward pass: a row for each computed position; only attention sees sequences.
 
 A pass over cells that begin at different positions is one sequence of rows: of each cell its sequences, of each
 sequence the positions from the cell's first on. Norms, projections and the MLP need no more. Attention takes the rows
@@ -37,7 +37,7 @@ class Layout:
     begins: tuple[int, ...]
     """The first position of each cell."""
     alone: bool = False
-    """Whether the first position, the same for all cells, is the only one that is computed."""
+    """Whether only ``first`` is computed, which is then the same position in every cell."""
 
     @property
     def first(self) -> int:
@@ -134,7 +134,7 @@ class Attending:
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, layer: int, *, like: Tensor) -> Float[Tensor, "1 1 query key"]:
-        """What is added to a layer's scores: 0 for the keys that a query sees, else the type's least number."""
+        """Additive attention mask of a layer: 0 for the keys that a query sees, else the type's least number."""
         reach, n = self.lens.reach(layer), self.layout.n_positions
         if reach not in self.masks:
             query, key = (

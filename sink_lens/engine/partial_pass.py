@@ -36,7 +36,7 @@ class _EndedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """What is done at one site of one layer, to each cell: the edits in order, then the readers."""
+    """Work at one site of one layer, for each cell: apply its edits in order, then call its readers."""
 
     edits: list[tuple[int, Act]] = field(default_factory=list)
     readers: list[tuple[int, Take]] = field(default_factory=list)
@@ -56,20 +56,20 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the first layer of a pass computes without an edit, once for all cells that begin there."""
+    """Unedited activations of a pass's first layer, computed once for all cells that begin there."""
 
     layer: int
     stream: Float[Tensor, "batch position d_model"]
     """Before the layer."""
     attention: Float[Tensor, "batch position d_model"]
-    """What the attention module gives, before a norm behind it."""
+    """Output of the attention module, before any norm that follows it."""
     z: Float[Tensor, "batch position value"]
     """Input of W_O, the heads side by side."""
     neurons: Float[Tensor, "batch position d_mlp"] | None
     """Input of the down-projection; None in a mixture of experts (not skipped) and where a layer has no MLP module."""
 
     def of(self, layout: Layout) -> "Known":
-        """These values at the rows of cells."""
+        """The same activations, laid out in the rows of some cells."""
         return Known(
             layer=self.layer,
             stream=layout.flat(self.stream),

@@ -36,7 +36,7 @@ class Clean:
 
     @property
     def outcome(self) -> Outcome:
-        """What is read of it."""
+        """Outcome of the run."""
         return self.early.outcome
 
     def narrowed(self, needs: Needs) -> "Clean":

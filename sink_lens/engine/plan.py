@@ -76,7 +76,7 @@ def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
 
 
 def packs_of(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]:
-    """How many cells share each forward, one forward after the other.
+    """Number of cells in each forward pass, in order.
 
     Args:
         begins: the first position that each cell touches.

@@ -25,7 +25,7 @@ class References:
         return capture(self.lens, self.tokens, sites=[site], layers=[layer])[site, layer]
 
     def _mean(self, site: str, layer: int) -> Tensor:
-        """Its mean over real positions and sequences, the axes of size 1 kept."""
+        """Mean of a site over real positions and sequences; the reduced axes stay, with size 1."""
         values = self.values(site, layer)
         real = self.tokens.valid.cpu()
         mean = values[real].double().mean(0).to(values.dtype)

@@ -1,4 +1,4 @@
-"""What ``preference``, ``contraction`` and ``fingerprint`` are asked: one frozen record each, without torch."""
+"""Configurations of ``preference``, ``contraction`` and ``fingerprint``: frozen records; torch is not imported."""
 
 import math
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _SEEDS: dict[str, Any] = {"written": "ranges", "metavar": "0-4"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsConfig:
-    """Which models are measured, and where. Never made by itself."""
+    """Base of the configurations of this file: the models that are measured, and their device."""
 
     models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "MODEL"})
     """Names, folders of save_pretrained, .gguf files, or folders of sink-lens train (their checkpoints)."""
@@ -36,7 +36,7 @@ class ModelsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurveyConfig(ModelsConfig):
-    """One measurement of many models on random sequences. Never made by itself."""
+    """Base of ``preference`` and ``contraction``: one measurement of several models on random sequences."""
 
     switches: tuple[str, ...] = field(default=(), metadata={"option": "switch", "metavar": "NAME"})
     """Also each other value of a part of the untrained model: activation, gating, attention, mlp, norm, positions,
@@ -46,7 +46,7 @@ class SurveyConfig(ModelsConfig):
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence."""
     bos: str = field(default="without", metadata={"choices": BOS_CONDITIONS})
-    """The first token."""
+    """First token: what the tokenizer does, BOS, or no BOS."""
     seed: int = 0
     """Seed of the sequences."""
 
@@ -161,7 +161,7 @@ class FingerprintConfig(ModelsConfig):
             raise InputError(f"a label of the lineages is empty ({labels}); need one for each model")
 
     def count(self, width: int) -> int:
-        """How many coordinates a model of a width has for its own.
+        """Number of coordinates that are taken from a model of this width.
 
         Raises:
             InputError: more than there are, or so few that no answer can come of it.

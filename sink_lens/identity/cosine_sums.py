@@ -52,7 +52,7 @@ class CosineSums:
         return (start + torch.arange(n)) * BLOCKS // self.sequences
 
     def readings(self) -> list[Reading]:
-        """What ``stream`` has to read; each keeps its own sums."""
+        """Readings for ``stream``; each adds to its own sums."""
 
         def of(name: str, states: Callable[[LayerView], Tensor], *sites: str, layer: int | None = None) -> Reading:
             layers = None if layer is None else frozenset({layer})

@@ -36,7 +36,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What must be known of a model before inputs can be shared with it."""
+    """Facts about a model (width, vocabulary, ...) that decide which inputs it can share with another."""
 
     weights: str
     """Hash of its parameters."""
@@ -97,7 +97,7 @@ class Inputs:
 
     @property
     def digest(self) -> str:
-        """What tells these inputs from others."""
+        """Hash that identifies these inputs in the cache."""
         told = asdict(self)
         if self.kind != "released_embeddings":  # the others' are fixed
             del told["embedding"]
@@ -225,7 +225,7 @@ def kept_features(
 
 
 def cached_features(of: Facts, inputs: Inputs) -> np.ndarray | None:
-    """What the cache has of a model's states on some inputs; None where it has nothing whole."""
+    """Cached states of a model on some inputs; None if the cache has no complete entry."""
     return _read(_place(of, inputs))
 
 

@@ -34,7 +34,7 @@ __all__ = ["Fingerprint", "FingerprintConfig", "cost", "fingerprint"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """What the fingerprints of some models say."""
+    """Result of comparing the fingerprints of some models."""
 
     config: FingerprintConfig
     models: pd.DataFrame = field(repr=False)
@@ -49,7 +49,7 @@ class Fingerprint:
     scores: pd.DataFrame = field(repr=False)
     """AUC and TPR at 1% FPR; empty where the lineages do not tell related from unrelated pairs."""
     notes: tuple[str, ...]
-    """What a reader must know of it."""
+    """Warnings that belong to the result."""
     folder: Path | None = None
     """Folder of the run, if it was written."""
 

@@ -29,7 +29,7 @@ class ModelToMeasure:
 
     name: str
     variant: str
-    """What it has in common with its repetitions: models of one variant differ in their seed, or in their step."""
+    """Name of the variant: models of one variant differ only in their seed or their training step."""
     seed: int | None = None
     """Seed of the weights, if it is known."""
     step: int | None = None
@@ -88,7 +88,7 @@ def models_to_measure(
 
 
 def _place(model: ModelToMeasure) -> str:
-    """What tells whether two models are the same."""
+    """Key under which two entries count as the same model: its resolved path, or its name."""
     if not isinstance(model.source, str):
         return model.name
     path = Path(model.source).expanduser()
@@ -140,7 +140,7 @@ class RandomSequences:
             yield self.chunk(lens, index)
 
     def digest(self, lens: LensModel) -> str:
-        """What tells these draws from others: of the rule that makes them, and of the first chunk's tokens."""
+        """Hash that identifies these draws: of the rule that makes them and of the first chunk's tokens."""
         rule = f"random {self.sequences} {self.length} {self.seed} {self.bos} {self.chunk(lens, 0).hash}"
         return hashlib.sha256(rule.encode()).hexdigest()
 

@@ -71,7 +71,7 @@ def log10_p(z: float, *, convention: str = "paper") -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Null:
-    """What tau_bar would be by chance."""
+    """Distribution of tau_bar for unrelated models."""
 
     name: str
     mean: float

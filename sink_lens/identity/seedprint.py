@@ -40,15 +40,15 @@ class ModelPair:
     verdict: str
     """``same lineage``, ``no common lineage shown``, or ``no answer``."""
     why: str
-    """What decided, or why there is no answer."""
+    """The number that decided, or the reason why there is no answer."""
     shared: int
     """|S|, how many coordinates both have for their own."""
     expected: float
-    """How many two models would share by chance: m m' / d."""
+    """Number of coordinates that two unrelated models share on average: m m' / d."""
     tau_bar: float
     """The effect size: mean tau over the shared coordinates; 1 for equal models, about 0 for unrelated ones."""
     across: float
-    """The same between different coordinates: what does not belong to any one."""
+    """Mean Kendall tau between different coordinates: agreement that is not tied to one coordinate."""
     too_narrow: float
     """Standard deviation of tau_bar were no coordinate matched, from tau between different ones, over the formula's."""
     scale_tau: float

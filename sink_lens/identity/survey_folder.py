@@ -32,7 +32,7 @@ _COLUMNS = ("model", "variant", "seed", "step", "n_layers", "d_model", "d_vocab"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredModel:
-    """What one model gave."""
+    """Measurements of one model."""
 
     frames: Mapping[str, pd.DataFrame]
     """Table -> rows; ``summary`` has measure and value."""
@@ -66,7 +66,7 @@ class Partial:
         self._begin, self._every = begin, every
 
     def load(self) -> dict[str, np.ndarray] | None:
-        """What was kept of this model, if anything."""
+        """Read the model's finished measurements from the run folder; None if there are none."""
         if not self._path.is_file():
             return None
         with safetensors.safe_open(self._path, framework="np") as file:

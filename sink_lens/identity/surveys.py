@@ -218,7 +218,7 @@ class SurveyKind:
     finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], dict[str, pd.DataFrame]]
     """Gives what is computed from the tables and tensors of all models, written as CSV."""
     step: Callable[[LensModel, RandomSequences], Step]
-    """What it does with some sequences, for a dry run."""
+    """One step on some sequences, timed by a dry run."""
 
 
 KINDS = {

@@ -99,7 +99,7 @@ class Preference:
     """What a model predicts after random sequences."""
 
     n: int
-    """How many sequences."""
+    """Number of sequences."""
     length: int
     argmax: np.ndarray
     """Token -> how often it is the most probable one."""

@@ -262,7 +262,7 @@ def _switch(model: Any, *, family: Family, config: UntrainedConfig) -> None:
 
 
 def _norms(model: nn.Module, family: Family) -> list[str]:
-    """Where the norms of the stream stand."""
+    """Paths of the modules that norm the residual stream."""
     layers = range(len(model.get_submodule(family.layers)))  # type: ignore[arg-type]
     return [f"{family.layers}.{n}.{norm}" for n in layers for norm in (family.attn_norm, family.mlp_norm)] + [
         family.final_norm

@@ -66,7 +66,7 @@ CALIBRATIONS: Mapping[str, Callable[[LensModel, TokenBatch], list[Edit]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """What was read under one calibration."""
+    """Measurements under one calibration."""
 
     sums: CosineSums
     ends: Ends

@@ -38,7 +38,7 @@ _BISECTIONS = 16
 
 
 class ScoreGap(NamedTuple):
-    """Where the scores of tokens part in two."""
+    """The gap that divides the scores of tokens into low and high ones."""
 
     low: float
     """The largest score below the gap."""

@@ -1,4 +1,4 @@
-"""What ``patch`` is asked: one frozen record; torch is not needed to read it."""
+"""Configuration of ``patch``: a frozen record; torch is not imported."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ _RANGES: dict[str, Any] = {"written": "ranges"}
 @renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchConfig:
-    """What is patched, and what is measured."""
+    """Site and places that are patched, and the metric."""
 
     model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
@@ -30,7 +30,7 @@ class PatchConfig:
     metric: str = field(default="sink_mass", metadata={"choices": METRICS})
     """Metric to report; loss is computed on the patched run's own tokens."""
     by: tuple[str, ...] = field(default=("layer", "position"), metadata={"written": "commas", "metavar": "NAMES"})
-    """What is swept: some of layer, position, head, key, unit. The rest is patched together."""
+    """Axes of the sweep: some of layer, position, head, key, unit. Other axes are patched whole."""
     direction: str = field(default="denoising", metadata={"choices": DIRECTIONS})
     """Clean values into the corrupted run, or corrupted values into the clean run."""
     layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)

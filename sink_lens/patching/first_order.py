@@ -1,4 +1,4 @@
-"""What every patch of a sweep would change, to first order: (x' - x) . dm/dx, with the metric's gradient."""
+"""First-order effect of every patch of a sweep, (x' - x) . dm/dx, from the gradient of the metric m."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -73,7 +73,7 @@ class Node:
         return freeze(self.site, {layer: self.of(value)}, **at, **self._chosen)
 
     def of(self, value: Tensor) -> Tensor:
-        """This part of a whole tensor of the site."""
+        """Select this part from the site's whole tensor."""
         named = {"position": "positions", "head": "heads", "key": "keys"}
         for axis, word in list(enumerate(SITES[self.site].axes.split()))[1:]:
             indices = self._chosen.get(named.get(SWEPT.get(word, ""), "units"))

@@ -85,7 +85,7 @@ class Run:
     """A run read from its folder; its tables are read on demand."""
 
     folder: Path
-    """Where it is."""
+    """Folder of the run."""
     kind: str
     """Kind of run, such as "trace"."""
     status: str

@@ -255,7 +255,7 @@ def bundle() -> str:
 
 
 def unpacking(bundle: str, *, name: str, then: str) -> str:
-    """One script: the bundle, unpacked where the page does not have it yet, and what is done with it then.
+    """A script that unpacks a component unless the page already has it, and then runs some statements.
 
     Args:
         bundle: the component's JavaScript, which sets one global variable.

@@ -1,4 +1,4 @@
-"""What each study is asked: one frozen record; torch is not needed to read it."""
+"""Configurations of the studies: frozen records; torch is not imported."""
 
 from dataclasses import dataclass, field, fields
 
@@ -11,17 +11,17 @@ from ..schema import CENTRES, COMPARED_BY, FACTORS, QUANTISED_FORMATS, SINK_THRE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyConfig(Question):
-    """What the three studies share. Never made by itself."""
+    """Base of the configurations of ``isolate``, ``amplify`` and ``ablate``."""
 
     sequences: int = 8
-    """How many sequences."""
+    """Number of sequences."""
     intervention_sequences: int | None = None
     """The most sequences that are edited. Default: as many as --sequences says."""
     intervention_length: int | None = field(default=None, metadata={"metavar": "T"})
     """The most positions of them that are edited, counted from the sink on. Default: the length, at least 16."""
 
     def question(self) -> TraceConfig:
-        """The same as a trace has it: what the sink and the setting of the edits are found with."""
+        """The configuration of a trace with the same fields, which finds the sink before anything is edited."""
         shared = [one.name for one in fields(Question)] + ["controls"] * hasattr(self, "controls")
         return TraceConfig(
             intervention_sequences=self.sequences
@@ -71,7 +71,7 @@ class AmplifyConfig(StudyConfig):
 @renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AblateConfig(StudyConfig):
-    """Where the sets of neurons are looked for."""
+    """Configuration of the search for sets of neurons."""
 
     controls: int = CONTROLS
     """Draws of random sets, of each of the two kinds."""
@@ -79,7 +79,7 @@ class AblateConfig(StudyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardConfig(ReadConfig):
-    """What a card is made from."""
+    """Configuration of a model card."""
 
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
@@ -100,7 +100,7 @@ class CardConfig(ReadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyConfig(ReadConfig):
-    """Which facts are compared, and what the model and the text are called where they were published."""
+    """Facts to compare, and the names under which their publications know the model and the text."""
 
     length: int = field(default=64, metadata={"metavar": "T"})
     """The most tokens a sequence, BOS included; a fact about fewer is measured on fewer."""
@@ -143,10 +143,10 @@ class DiffConfig(ReadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionConfig(ReadConfig):
-    """What the studies that choose and judge share: two parts of the text, how sure. Never made by itself."""
+    """Base of the studies that choose a set on one half of the sequences and judge it on the other half."""
 
     sequences: int = 32
-    """How many sequences; the first half is to choose on, the second to judge on."""
+    """Number of sequences: the first half is to choose on, the second to judge on."""
     goal: float = 0.9
     """Share of what can be gained that the chosen set must gain."""
     controls: int = 19
@@ -167,7 +167,7 @@ class DecisionConfig(ReadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantiseConfig(DecisionConfig):
-    """What is rounded to which format, and what is tried to be kept."""
+    """What is rounded, to which format, and which channels are tried at full precision."""
 
     format: str = field(default="int8_tensor", metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
     """Format of the activations: int8, int4, fp8_e4m3 or fp8_e5m2, with _tensor (one scale a sequence), _token or
@@ -203,7 +203,7 @@ class StreamingConfig(DecisionConfig):
     """How large the cache is, and which tokens it keeps."""
 
     sequences: int = 16
-    """How many sequences; the first half is to choose on, the second to judge on."""
+    """Number of sequences: the first half is to choose on, the second to judge on."""
     length: int = field(default=256, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included; the loss is read beyond the window."""
     window: int = 64

@@ -1,4 +1,4 @@
-"""What the studies that end in a decision share: two parts of the text, shares of a gap, and their run folder."""
+"""Shared by the studies that end in a decision: two halves of the text, shares of a loss gap, the run folder."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def inputs(
     tokens: TokenBatch | str | None,
     fields: Mapping[str, Any],
 ) -> tuple[D, LensModel, TokenBatch]:
-    """What a study is asked, with its model and its sequences.
+    """Resolve the arguments of a study into its configuration, its model and its sequences.
 
     Raises:
         InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.

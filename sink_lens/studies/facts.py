@@ -44,7 +44,7 @@ class Fact:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What the quantity is told: the condition without the circumstances."""
+        """Arguments of the quantity: the fact's condition without its circumstances."""
         return {name: value for name, value in self.condition.items() if name not in _CIRCUMSTANCES}
 
     def agrees(self, found: Value) -> bool:

@@ -60,7 +60,7 @@ def leading_bos(ids: Sequence[int], token: int | None) -> int:
 
 
 def check_tokenizers(base: PreTrainedTokenizerBase | None, tuned: PreTrainedTokenizerBase | None) -> list[Finding]:
-    """What the second tokenizer does otherwise than the first, where that breaks what the model has learned."""
+    """Compare two tokenizers, and report differences that break what the model has learned."""
     if base is None or tuned is None:
         return []
     found = [_same_ids(base, tuned), _padding_token(base, tuned)]
@@ -196,7 +196,7 @@ def checked_batch(batch: Mapping[str, Any], *, where: str) -> dict[str, Tensor]:
 
 
 def check_batch(lens: LensModel, batch: Mapping[str, Any], *, where: str = "the batch") -> list[Finding]:
-    """What is wrong with a batch as it goes into training; the model is run on it.
+    """Check a batch as it goes into training (BOS, packing, padding), by running the model on it.
 
     Args:
         lens: the model that the batch is for, with its tokenizer.

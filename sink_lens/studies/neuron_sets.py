@@ -55,7 +55,7 @@ COLUMNS = (
 Neuron = tuple[int, int]
 """Layer and index."""
 Ranking = Callable[..., list[Neuron]]
-"""What ``ranked`` does."""
+"""Signature of ``ranked``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ SUPER_SHARE = 0.05
 WRITES_MOST = 0.5
 """A super weight makes at least this share of the largest value that its layer's MLP writes."""
 SPIKE = 50.0
-"""What a super weight writes is at least this many times the median magnitude of its token's MLP output."""
+"""A super weight writes at least this many times the median magnitude of its token's MLP output."""
 OF_LARGEST = 0.25
 """Only layers whose MLP writes at least this share of what the strongest layer's MLP writes have super weights."""
 _CORE = ("sink_score", "sink_mass", "entropy", "null_mass")
@@ -58,7 +58,7 @@ class UnmeasuredError(InputError):
 
 
 class AbsentError(UnmeasuredError):
-    """What is asked for could be in this model, and is not: a fact that claims it is wrong."""
+    """The model could have the quantity and has not, so that a fact that claims it is wrong."""
 
 
 class Observed:
@@ -252,7 +252,7 @@ class Observed:
 
     @cached_property
     def set_to_mean(self) -> Float[Tensor, " batch"]:
-        """The same with each set to its mean over the sequences."""
+        """Loss with the same dimensions set to their mean over the sequences."""
         return self._outliers_set(to_mean=True)
 
     def _outliers_set(self, *, to_mean: bool) -> Float[Tensor, " batch"]:

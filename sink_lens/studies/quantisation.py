@@ -51,7 +51,7 @@ Channels = Mapping[str, Mapping[int, Sequence[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What is not rounded."""
+    """The tokens, channels and inputs that stay at full precision."""
 
     tokens: Bool[Tensor, "batch position"] | None = None
     channels: Channels = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was read of the clean run: one entry for each (site, layer)."""
+    """Magnitudes and signal-to-noise ratios of the clean run, by (site, layer)."""
 
     largest: Mapping[tuple[str, int], Float[Tensor, " value"]]
     """Largest magnitude of each channel over all tokens."""
@@ -323,7 +323,7 @@ def worst_inputs(sqnr: pd.DataFrame, n: int) -> list[tuple[str, int]]:
 def _conditions(
     measured: Measured, sinks: Bool[Tensor, "batch position"], *, sizes: Sequence[int]
 ) -> Iterable[tuple[tuple[str, bool, int, int], Kept]]:
-    """What is kept, in order of its size: (what, sink tokens?, channels, inputs of linear layers)."""
+    """Sets to keep, smallest first: ((name, sink tokens?, channels, inputs of linear layers), what is kept)."""
     any_sink = bool(sinks.any())
     for size in (0, *sizes):
         for tokens in (False, True):

@@ -31,13 +31,13 @@ from .observed import AbsentError, Observed, UnmeasuredError
 from .quantisation import Kept, rounding
 
 Terms = Mapping[str, Any]
-"""What a quantity is told beside the model and the tokens."""
+"""Arguments of a quantity beside the model and the tokens."""
 Kind = Literal["number", "set", "range"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """What was measured: a number with its interval, or indices."""
+    """Measured value of a quantity: a number with its interval, or indices."""
 
     number: float = math.nan
     low: float = math.nan
@@ -58,7 +58,7 @@ class Quantity:
     meaning: str
     measure: Callable[[Observed, Terms], Any]
     join: str = "mean"
-    """How the numbers of the sequences become one: mean, exp (of the mean), max; value where there is only one."""
+    """How values by sequence are combined: mean, exp (of the mean) or max; ``value`` if there is only one."""
     depends: tuple[str, ...] = ("bos",)
     """The circumstances that a published number must share: bos, text, length, dtype."""
     terms: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What the studies share: the result, the setting that a study is made in, and its run folder.
+"""Shared by the studies: the result, the setting that a study is made in, and its run folder.
 
 Each study finds the model's sink and growth steps first, makes its edits on a few sequences, and reports by layer what
 became of the attention, the norms and the outlier dimension at the target and the sink position, and of the loss.
@@ -33,7 +33,7 @@ from .config import StudyConfig
 
 S = TypeVar("S", bound=StudyConfig)
 _KERNEL = "eager"
-"""What the bridge runs on."""
+"""Attention kernel of the studies, as provenance records it."""
 
 
 @renamed_fields

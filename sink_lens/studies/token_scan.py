@@ -118,7 +118,7 @@ def sink_tokens(
 
 @dataclass(slots=True, kw_only=True)
 class _Found:
-    """What the pass gave, one number a token and layer, and the decisions."""
+    """Scores by token and layer from the measuring pass, and the decisions made from them."""
 
     scores: dict[str, Float[Tensor, "batch position"]]
     """``attention`` and ``norm`` -> score."""
@@ -143,7 +143,7 @@ class _Found:
 
 @dataclass(slots=True, kw_only=True)
 class _Pass:
-    """What one forward pass collects beside the numbers of ``Received`` and ``Norms``."""
+    """Quantities that the pass collects in addition to those of ``Received`` and ``Norms``."""
 
     config: TokensConfig
     where: Int[Tensor, " sample"]

@@ -1,4 +1,4 @@
-"""What ``sink-lens tokens`` is asked: one frozen record, written whole into ``run.json``, and read without torch."""
+"""Configuration of ``sink-lens tokens``: a frozen record, written whole into ``run.json``; torch is not imported."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ class TokensConfig(ReadConfig):
     """Model, sequences, and what counts as a sink, a massive activation and a residual sink."""
 
     sequences: int = 32
-    """How many sequences."""
+    """Number of sequences."""
     length: int = field(default=256, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included."""
     sink_threshold: float | None = None
@@ -22,13 +22,13 @@ class TokensConfig(ReadConfig):
     gap: float = 1.5
     """A gap parts the scores of tokens where its upper edge is at least this many times its lower one."""
     least_share: float = 2.5
-    """Where a gap decides, the sinks have at least this median score."""
+    """Without sink_threshold: the tokens above the gap are sinks only if their median score is at least this."""
     least_norm: float = 4.0
-    """Where a gap decides, the massive tokens have at least this median norm ratio."""
+    """Without massive_threshold: the tokens above the gap are massive only if their median norm ratio is at least this."""
     energy_frac: float = 0.8
     """The outlier dimensions of a token are the fewest that hold this share of its energy."""
     max_outliers: int = 8
-    """Where more dimensions than this are needed for that energy, the token has no outlier dimensions."""
+    """Most outlier dimensions of a token: if that energy needs more than this, it has none."""
     dimension_factor: float = 20.0
     """A dimension is an outlier on a token where it is over this many times the token's median magnitude."""
     coverage: float = 0.5

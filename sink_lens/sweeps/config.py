@@ -61,7 +61,7 @@ class SweepConfig:
     grid: "Grid" = field(metadata={"file_only": True})
     """The kinds of edit with their axes: the tables ``[[edits]]`` of a file."""
     metrics: "tuple[MetricSpec, ...]" = field(default=None, metadata={"file_only": True})  # type: ignore[assignment]
-    """What is read of each cell: the tables ``[[metrics]]`` of a file. Default: ``sink_mass``."""
+    """Metrics of each cell: the tables ``[[metrics]]`` of a file. Default: ``sink_mass``."""
     model: str = field(default=DEFAULT_MODEL, metadata={"metavar": "MODEL"})
     """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
     mode: Literal["exact", "fast"] = field(default="exact", metadata={"choices": ("exact", "fast")})
@@ -77,7 +77,7 @@ class SweepConfig:
     bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token: what the tokenizer does, BOS, or no BOS."""
     sequences: int = 8
-    """How many sequences."""
+    """Number of sequences."""
     length: int = field(default=64, metadata={"metavar": "T"})
     """Tokens a sequence, BOS included."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})

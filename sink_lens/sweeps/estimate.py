@@ -91,7 +91,7 @@ def cost_of(
 
 
 def estimate(cost: Cost) -> RenderableType:
-    """The same, as a person reads it."""
+    """The cost of a sweep in words."""
     table = Table(title="Sweep", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")

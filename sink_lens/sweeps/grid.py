@@ -30,7 +30,7 @@ _MOST_CELLS = 1_000_000
 _MOST_CONTROLS = 10_000
 _PLACE = tuple(part.name for part in fields(Place))
 _LARGEST = 1e38
-"""What float32 holds."""
+"""Largest factor that is accepted: just under the largest float32."""
 _SPARE_DRAWS = 3
 """More draws than controls, since a draw that holds the cell's own units is no control of it."""
 

@@ -43,7 +43,7 @@ class SweepResult:
         return self.frame.loc[self.frame["error"].notna()].drop_duplicates("cell")
 
     def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:
-        """The cells with the largest effects of either sign on a metric (the first if None)."""
+        """The cells with the largest effects of either sign on a metric; on the first metric if None."""
         return strongest(self._of(metric), "effect", n=n)
 
     def figure(self, *, metric: str | None = None, value: str = "effect") -> "Figure":

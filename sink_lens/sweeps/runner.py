@@ -298,7 +298,7 @@ def _read(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.DataFra
 
 
 def _joined(writer: RunWriter, block: Block, frame: pd.DataFrame, *, cells: Collection[int]) -> pd.DataFrame:
-    """What was computed, and what was there already of the ``cells`` of the whole block."""
+    """Join the new rows of a block with the rows of ``cells`` that the run folder already has."""
     if not writer.has(_part(block)):
         return frame
     before = _read(writer, cells, part=_part(block))

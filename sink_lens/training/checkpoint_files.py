@@ -34,9 +34,9 @@ class Checkpoint:
     folder: Path
     step: int
     facts: Mapping[str, Any]
-    """What ``seal`` was given."""
+    """Facts that were passed to ``seal``."""
     resumable: bool
-    """It has the state of the optimizer."""
+    """Whether it holds the optimizer's state."""
 
 
 def seal(folder: Path, *, step: int, facts: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ __all__ = ["Comparison", "compare", "write"]
 @renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What a comparison found."""
+    """Result of a comparison of training runs."""
 
     config: CompareConfig
     variants: Variants
@@ -45,7 +45,7 @@ class Comparison:
     sentences: tuple[str, ...]
     """The result in words."""
     notes: tuple[str, ...]
-    """What a reader must know of it: few seeds, other software, what is missing."""
+    """Warnings: few seeds, different software, missing measurements."""
 
     @property
     def baseline(self) -> str:
@@ -197,7 +197,7 @@ def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
 
 
 def _untold(variant: str, curve: str, finals: pd.DataFrame) -> str:
-    """Where the final losses cannot be told apart, neither can be who comes there sooner: the seeds alone are given."""
+    """Sentence for variants whose final losses cannot be told apart: it gives the seeds, and no speed-up."""
     ratio = _of(finals, variant, curve)["acceleration"].to_numpy()
     each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
     seeds = f"seed by seed: {each}" if len(ratio) > 1 else f"the one seed: {each}"
@@ -355,7 +355,7 @@ def measure_table(variants: Variants, table: pd.DataFrame, *, generator: np.rand
 
 
 def course_table(variants: Variants, table: pd.DataFrame, *, generator: np.random.Generator) -> pd.DataFrame:
-    """The same along training, where all seeds have one: variant, measure, threshold, tokens, mean, low, high, n."""
+    """Means at checkpoints that all seeds have: variant, measure, threshold, tokens, mean, low, high, n."""
     frames = []
     for key, rows in table.groupby(KEYS, dropna=False):
         measure, threshold = key if isinstance(key, tuple) else (key, np.nan)

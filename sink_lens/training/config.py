@@ -1,4 +1,4 @@
-"""What ``train``, ``watch`` and ``compare`` are asked: one frozen record each, in Python, in a file or by options.
+"""Configurations of ``train``, ``watch`` and ``compare``: frozen records, set in Python, in a file or by options.
 
 A training is described by a named size and what differs from it.
 """
@@ -283,7 +283,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchConfig:
-    """What is measured on every checkpoint of a training."""
+    """Configuration of ``watch``: what is measured on every checkpoint of a training."""
 
     run: str = field(default="", metadata={"positional": True, "metavar": "FOLDER"})
     """Folder of a run of sink-lens train, or of any checkpoints (checkpoint-500, step_1000, ...)."""

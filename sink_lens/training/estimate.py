@@ -1,4 +1,4 @@
-"""What a training would take, before it is begun: a step or two of its model on random tokens, timed."""
+"""Estimate what a training costs from one or two timed steps of its model on random tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _SHORTEST = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a training would take."""
+    """Estimated cost of a training."""
 
     config: TrainConfig
     device: str
@@ -31,9 +31,9 @@ class Estimate:
     undecayed: int
     """Parameters without weight decay."""
     sequences: int
-    """How many of a step's sequences were timed."""
+    """Number of sequences of a step that were timed."""
     length: int
-    """How many tokens of each."""
+    """Number of tokens of each of them."""
     step_seconds: float
     """A step on this device, in one process: what was timed by its share of the FLOPs, and the update."""
     peak_bytes: int
@@ -103,7 +103,7 @@ def _flops(config: TrainConfig, n_parameters: int, *, length: int) -> float:
 
 
 def dry_run(config: TrainConfig) -> RenderableType:
-    """What ``train`` would take with this configuration, as a person reads it.
+    """Estimate the cost of ``train`` with this configuration, in words.
 
     Raises:
         InputError: what ``train`` would refuse, the data apart.

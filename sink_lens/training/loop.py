@@ -52,7 +52,7 @@ COLUMNS = {
 _LOG_SECONDS = 10.0
 """The log is written this often, and before every checkpoint."""
 _UNWRITTEN = (OSError, RuntimeError, SafetensorError)
-"""What a full disk becomes: torch raises a RuntimeError."""
+"""Exceptions that a full disk raises; torch's is a RuntimeError."""
 
 
 class Loop(Trainer):
@@ -396,7 +396,7 @@ class Loop(Trainer):
 
 
 class _Beginning(TrainerCallback):
-    """What the Trainer calls when everything is ready to train."""
+    """Callback that the Trainer calls when training begins and ends."""
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin, self._end = begin, end

@@ -133,7 +133,7 @@ def seed_means(table: pd.DataFrame, known: Mapping[str, Any], *, generator: np.r
 
 
 def final_table(variants: Variants, *, smooth_frac: float = SMOOTH_FRAC) -> pd.DataFrame:
-    """Where every run ended, and when it reached where the baseline of its seed ended.
+    """Final loss of every run, and when it reached the final loss of the baseline with the same seed.
 
     Columns: variant, seed, curve, tokens, loss, difference, target (the baseline's final loss), reached (tokens from
     which the loss stays at or under it; nan: not reached), baseline_reached (the same of the baseline), acceleration

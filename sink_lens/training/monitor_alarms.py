@@ -27,9 +27,9 @@ class Rule:
     logarithm: bool
     """Look at the logarithm, so that a factor counts and not a difference."""
     window: int | None
-    """How many readings the median is taken over; None: all the earlier ones."""
+    """Number of earlier readings that the median is taken over; None takes all."""
     fewest: int
-    """How many earlier readings it needs."""
+    """Number of earlier readings that the rule needs."""
     allowance: float
     """Taken from each reading's excess over the median of the earlier ones."""
     limit: float

@@ -1,4 +1,4 @@
-"""What an attention module's scores are made from, seen while the model's own forward runs.
+"""Queries and keys of an attention module, caught while the model's own forward runs.
 
 The model's attention function is looked up by name in transformers' attention interface. For one call of the module,
 another function stands under that name, which keeps query and key and calls the model's own function. Where the module
@@ -68,7 +68,7 @@ class Look:
 
 
 def query_and_key(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, n: int, batch: int) -> Seen:
-    """The same from a second call of the module on the first ``n`` sequences of a batch, which ends there.
+    """Queries and keys from a second call of the module on the first ``n`` sequences, stopped once they are known.
 
     Raises:
         ModelError: the module does not compute its attention through the attention interface.

@@ -38,7 +38,7 @@ class Key:
 
     unit: str
     whole: Literal["mean", "max", "alone"]
-    """How the whole model's number comes from the layers'; ``alone``: there is only that one."""
+    """How layers are combined into the model's number; ``alone``: it is not measured by layer."""
     meaning: str
 
 
@@ -90,7 +90,7 @@ ON_REQUEST = ("effective_rank",)
 
 @dataclass(slots=True, kw_only=True)
 class KeySums:
-    """What one reading has taken so far: name and layer -> sums (to be added) or largest values."""
+    """Running totals of one reading: (name, layer) -> sums, or largest values."""
 
     threshold: float
     extras: frozenset[str] = frozenset()
@@ -172,7 +172,7 @@ class KeySums:
         return all(("kurtosis", one) in self._values and ("entropy", one) in self._values for one in layers)
 
     def settled(self) -> "KeySums":
-        """The same with the sums of what was taken."""
+        """Turn the values collected so far into sums and counts, in place; returns itself."""
         for name in sorted({name for name, _ in self._values}):
             layers = [layer for one, layer in self._values if one == name]
             device = self._values[name, layers[0]].device

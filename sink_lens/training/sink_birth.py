@@ -1,4 +1,4 @@
-"""When a sink is born: the first checkpoint from which it stays, in tokens, or that it never came."""
+"""When a sink is born: the first checkpoint from which it stays, in tokens, or never."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ..text import listed, number, short
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Birth:
-    """When the sink of a training run came, at one threshold of the sink score."""
+    """When the sink of a training run appeared, at one threshold of the sink score."""
 
     threshold: float
     """Threshold of the sink score."""
@@ -21,7 +21,7 @@ class Birth:
     step: int | None
     """The first checkpoint from which the rate stays at or over ``min_rate``; None where it does not at the last."""
     tokens: int | None
-    """Tokens that it had been trained on."""
+    """Number of tokens trained on by that checkpoint."""
     before: int | None
     """Tokens of the checkpoint before: the birth lies between the two. None where it was there from the first on."""
     rate: float
@@ -29,9 +29,9 @@ class Birth:
     mass: float
     """Mean attention to position 0 in the layer of the last checkpoint that has most."""
     layer: int
-    """That layer."""
+    """The layer of ``mass``."""
     uniform: float
-    """What uniform attention would give that mass."""
+    """The same mass under uniform attention, for comparison."""
     last: int
     """Tokens of the last checkpoint."""
     unit: str = "tokens"
@@ -41,7 +41,7 @@ class Birth:
 
     @property
     def brief(self) -> str:
-        """The same without the state at the end."""
+        """When the sink was born, in words, without the state at the end."""
         if self.tokens is None:
             return f"no sink at threshold {self.threshold:g}"
         if self.before is None:

@@ -37,7 +37,7 @@ from .loop import Loop
 from .model import model_of
 
 FILES = ("config", "log")
-"""What a finished run has."""
+"""Tables and files that every finished run has."""
 LAUNCH = "torchrun --nproc_per_node N --no-python sink-lens train FILE"
 """How a training is spread over processes."""
 
@@ -54,7 +54,7 @@ class TrainResult:
     checkpoints: dict[int, Path]
     """Step -> folder that ``load`` opens."""
     first: bool = True
-    """This is the process that wrote it."""
+    """Whether this is the process that wrote the run."""
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -158,7 +158,7 @@ def train(
 
 
 def arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
-    """What the Hugging Face Trainer is told; under a launcher this joins the processes."""
+    """Arguments of the Hugging Face Trainer; under a launcher, making them joins the process group."""
     sharding: dict[str, Any] = {}
     if config.fsdp:
         sharding = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [_BLOCK]}}
@@ -206,7 +206,7 @@ _BLOCK = "HeadNormDecoderLayer"
 
 
 def check_device(config: TrainConfig) -> str:
-    """Where the training runs: cpu, cuda or mps.
+    """Device of the training: cpu, cuda or mps.
 
     Raises:
         InputError: it is not there, or sharding is asked for where it would be skipped.

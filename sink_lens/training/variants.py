@@ -1,4 +1,4 @@
-"""Which runs may be compared: variants that differ in what is compared and in the seed, and in nothing else."""
+"""Group runs into variants that differ only in the compared fields; runs of one variant differ only in the seed."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class Variants:
     """The fields in which the variants differ."""
     runs: dict[str, dict[int, Run]]
     notes: tuple[str, ...]
-    """What a reader of the comparison must know."""
+    """Warnings that belong to the comparison."""
 
     @property
     def baseline(self) -> str:
@@ -204,7 +204,7 @@ def _check_data(runs: Sequence[Run]) -> None:
 
 
 def _circumstances(runs: Sequence[Run], configs: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """What else the runs were made with that differs."""
+    """Other differences between the runs: software, device, data."""
     said = []
     for name, given in [(name, [run.provenance for run in runs]) for name in (*CIRCUMSTANCE, "processes")] + [
         (name, list(configs)) for name in WARNED

@@ -216,7 +216,7 @@ def _is_run(source: Checkpoints) -> TypeGuard[str | Path]:
 
 
 def watch_folder(config: WatchConfig) -> Path:
-    """Where the checkpoints are watched into: the run itself, else ``out`` or ``runs/watch-NAME``."""
+    """Folder that the measurements are written to: the run itself, else ``out`` or ``runs/watch-NAME``."""
     if config.out is None and _is_run(config.run):
         return Path(config.run)
     return Path("runs") / f"watch-{Path(config.run).resolve().name}" if config.out is None else Path(config.out)
@@ -318,7 +318,7 @@ def checkpoints_of(run: Run) -> dict[int, Path]:
 
 
 def tokens_by_step(run: Run) -> Callable[[int], int]:
-    """How many tokens a training run had been trained on at a step: as its log says, else as its sizes do.
+    """Tokens that a run had seen at each step: from its log, else from its batch size and length.
 
     Raises:
         RunError: neither says.
@@ -437,7 +437,7 @@ def _empty() -> pd.DataFrame:
 
 
 def _earlier(writer: RunWriter, batch: TokenBatch, *, threshold: float) -> pd.DataFrame:
-    """What was measured before, without the checkpoints that failed.
+    """Rows of an earlier run of ``watch``, without the checkpoints that failed.
 
     Raises:
         RunError: it was measured on other tokens, or not at this threshold.

@@ -35,7 +35,7 @@ def eager_patterns(family, length=LENGTH):
 
 
 def eager_masses(family, length=LENGTH):
-    """The same; where rows are no softmax, as shares of what they sum to."""
+    """Attention to each key under eager attention; for sigmoid attention as a share of the row's sum."""
     patterns = eager_patterns(family, length)
     return [pattern / pattern.sum(-1, keepdim=True) for pattern in patterns] if "sigmoid" in family else patterns
 

@@ -52,7 +52,7 @@ def tokens(batch=2, length=LENGTH):
 @functools.cache
 @torch.no_grad()
 def raw(family):
-    """(site, layer) -> tensor, of a model of our own under eager attention, by its outputs and hooks of torch."""
+    """Read every site of a tiny model with plain torch hooks, under eager attention: (site, layer) -> tensor."""
     model = tiny(family, attn_implementation="eager")
     path, attn, mlp, w_o, down = RAW[family]
     found = {}

@@ -162,7 +162,7 @@ def test_the_interval_holds_the_value():
 
 
 def effect(link, *, low=0.6, high=0.9, control=0.01, had=0.5, uniform=0.0, primary=True):
-    """A row of the effects: what the links read of it."""
+    """One row of ``effects``, with the columns that verdicts read."""
     return {
         "link": link,
         "edit": f"intervention on {link}",

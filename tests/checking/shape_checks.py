@@ -39,6 +39,6 @@ class Shaped(_import_hook.JaxtypingTransformer):
 
 
 checked = beartype
-"""The checker, under a name of its own: jaxtyping keeps what it compiled by the checker's name."""
+"""Beartype under another name: jaxtyping caches what it compiles under the checker's name."""
 
 _import_hook.JaxtypingTransformer = Shaped

@@ -27,7 +27,7 @@ _PARTS = {
 
 
 def _readings(one: MeasuringPass) -> list[Reading]:
-    """How far the outlier dimensions make the studied key, and their part of the logits that it gets.
+    """Cosine of the studied key with what its outlier dimensions alone give, and their part of its logits.
 
     Read in every layer that outlier dimensions enter. The logits are split where the key is not turned: in
     models without rotary positions, and at position 0. They are those before a soft cap.
@@ -99,7 +99,7 @@ def _key_gain(lens: LensModel, layer: int) -> Tensor | float:
 
 
 def _key_norm(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]) -> Tensor | float:
-    """What a norm of the key multiplies each of its parts by; 1 where there is none."""
+    """Factor by which the norm on keys scales a key; 1 in models without such a norm."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
         return 1.0

@@ -22,7 +22,7 @@ class Intervention:
     name: str
     edits: Edits
     position: int
-    """Where the edit is made, and where the sink is to come or go."""
+    """Position that is edited, at which the sink should appear or vanish."""
     reads: tuple[int, ...]
     """The layers in which the sink is read."""
     controls: tuple[Edits, ...] = ()
@@ -30,13 +30,13 @@ class Intervention:
     control_of: str = ""
     """The intervention that this one is a control of."""
     is_primary: bool = True
-    """It answers whether the link is necessary, or sufficient."""
+    """Whether this intervention answers the question *necessary or sufficient*."""
     carries: bool = False
-    """It answers whether the link carries the sink: what it leads to is mean ablated."""
+    """Whether it answers the question *carries*: the quantity at the link's target is mean ablated."""
 
 
 def removal(kept: Kept, *, setting: Setting, name: str) -> Intervention:
-    """What is mean ablated at the sink position, as the intervention that asks whether its link carries the sink."""
+    """The intervention that mean ablates a quantity at the sink position, to ask whether the link carries the sink."""
     return Intervention(
         name=name,
         edits=kept.edits,
@@ -49,30 +49,30 @@ def removal(kept: Kept, *, setting: Setting, name: str) -> Intervention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What interventions are made of."""
+    """What a link is given to build its interventions from."""
 
     setting: Setting
     generator: torch.Generator
     """The generator of the random controls; the links draw from it in their order."""
     means: CentringMeans
-    """What variance is amplified away from."""
+    """Means that amplification moves aggregated values away from."""
     curve: pd.DataFrame
     """Attention to the target position by centre and factor of the amplification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
-    """How a link is frozen for mediation: what stands at its target node is kept as it is without the sink."""
+    """How a link is frozen for mediation: the quantity at its target node keeps the value that it has without the sink."""
 
     name: str
     """The name of what is frozen, in the column ``frozen``."""
     words: str
-    """What is frozen, as a sentence says it."""
+    """Name of the frozen quantity in a sentence, as "the super neurons"."""
     make: Callable[[Setting, Segment, int, torch.Generator], Kept | None]
     """From the setting, the layers that are read, the position and the controls' generator; None where there is
     nothing to freeze. At the sink position the mean over other positions stands for the clean value."""
     is_check: bool = False
-    """It must undo any intervention entirely, so that it says nothing of another path."""
+    """Whether freezing this undoes every intervention by construction, so that it says nothing about other paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,19 +85,19 @@ class Link:
     target: str
     """The node that it leads to."""
     sentence: str
-    """What it claims."""
+    """The claim of the link, as the report shows it."""
     question: str
-    """What its primary statistic asks."""
+    """The question that its primary statistic answers."""
     statistics: Callable[[Evidence, np.random.Generator], list[Statistic]]
     """The primary one first; the generator is of the intervals."""
     floor: Callable[[TraceConfig, int], float]
-    """What the primary statistic must lie over, from the configuration and the length."""
+    """Value that the primary statistic must exceed, as a function of the configuration and the sequence length."""
     readings: Callable[[MeasuringPass], list[Reading]] = lambda _: []
     """The readings that this link alone needs; those that all share are in ``readings.py``."""
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Readings that the table ``key_split`` shows by layer -> the columns of what they hold on their last axis."""
     interventions: Callable[[Trial], list[Intervention]] = lambda _: []
-    """What makes or breaks it, with matched controls; none where the model has not what it would be made on."""
+    """Interventions that make or break the link, with matched controls; empty if the model lacks the parts to edit."""
     freeze: Freeze | None = None
     can_start: bool = False
     """In a model without a sink, it is asked whether or not the links before it are present."""
