@@ -25,7 +25,7 @@ _MOST_ITEMS = 10_000
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which refuses arguments that its signature does not allow.
+    """Decorate a function so that it refuses arguments that its signature does not allow.
 
     Wrong types are refused, numbers that are not whole where whole ones are needed, nan, tensors without values (on
     the device "meta") and of another type or number of axes.

@@ -34,8 +34,7 @@ def amplification_curve(
     """Attention to the target position in the five layers after the first growth step, by centre and factor.
 
     ``change`` is the mass that the edit adds, with its interval over sequences; ``times`` is the mass over that without
-    an edit, whose denominator may be near 0. The centre ``none`` is the norm-only control. Monotone or not,
-    the curve is what it is.
+    an edit, whose denominator may be near 0. The centre ``none`` is the norm-only control.
     """
     layers, reads, position = setting.early_layers, setting.next_layers, setting.target_position
     clean, rng = setting.baseline.mass_at(position, layers=reads), np.random.default_rng(setting.seed)

@@ -17,11 +17,11 @@ CONTROLS = 19
 """Draws of every random control, unless others are asked for: to beat the largest of 19 is a test at 5%."""
 MOST_CONTROLS = 10_000
 FEW_CONTROLS = 5
-"""The most draws where no answer hangs on the largest: for means, and for the loss of controls."""
+"""Most draws of controls of which only a mean or the loss is read, so that no answer depends on the largest."""
 CONTROL_SEQUENCES, QUICK_CONTROL_SEQUENCES = 8, 4
-"""The most sequences on which controls are made, spread over those of the interventions; and in a quick look."""
+"""Most sequences for controls, spread over those of the interventions: in a full trace, and in a quick one."""
 CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 8, 4
-"""The most sequences on which parts are chosen; and in a quick look."""
+"""Most sequences on which makers are searched: in a full trace, and in a quick one."""
 _QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
@@ -29,7 +29,7 @@ _CALIBRATED = (
     *("threshold", "min_sink_rate", "growth_factor", "dominance_threshold", "energy_frac", "max_outliers"),
     *("super_share", "floors"),
 )
-"""Fields whose defaults are those that the verdicts' error rates were measured with."""
+"""Fields whose default values the verdicts' error rates were measured with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class Question(ReadConfig):
 @renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig(Question):
-    """The question that a trace answers."""
+    """Configuration of a trace."""
 
     at: str | None = field(default=None, metadata={"metavar": "TOKEN"})
     """Trace the sink that is a token: its text, its id, or auto for the one that draws the most attention where it does
@@ -142,11 +142,11 @@ class TraceConfig(Question):
     interventions: bool = True
     """Intervene on every link too; a link then holds only if measurement and intervention agree."""
     quick: bool = False
-    """A quick look: interventions on 8 sequences with 5 controls (on 4), where no other number is asked for."""
+    """Quick look: interventions on 8 sequences and 5 controls on 4 of them, unless these numbers are set."""
     intervention_sequences: int = 20
-    """The most sequences on which interventions are tested, spread over the text; parts are chosen on the others."""
+    """Most sequences on which interventions are tested, spread over the text; makers are searched on the others."""
     intervention_length: int = field(default=64, metadata={"metavar": "T"})
-    """The most positions of them that interventions use, counted from the sink on."""
+    """Most positions of each of these sequences, counted from the sink on."""
     target_position: int | None = None
     """Interior position at which interventions make a sink. Default: a third of the length."""
     controls: int = CONTROLS
@@ -181,12 +181,12 @@ class TraceConfig(Question):
 
     @property
     def control_sequences(self) -> int:
-        """The most sequences on which controls are made."""
+        """Most sequences for controls."""
         return QUICK_CONTROL_SEQUENCES if self.quick else CONTROL_SEQUENCES
 
     @property
     def choosing_sequences(self) -> int:
-        """The most sequences on which parts are chosen."""
+        """Most sequences on which makers are searched."""
         return QUICK_CHOOSING_SEQUENCES if self.quick else CHOOSING_SEQUENCES
 
     @property

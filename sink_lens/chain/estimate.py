@@ -136,7 +136,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
 
 
 def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config: TraceConfig) -> Pass:
-    """The passes that the interventions take, as whole ones: many begin late, or end early."""
+    """Passes of the interventions, in units of a whole forward pass: many run only some of the layers."""
     few = shortened(
         batch, sequences=config.intervention_sequences, length=aim.sink_position + config.intervention_length
     )

@@ -48,7 +48,7 @@ class Evidence:
 
     @property
     def tested(self) -> list[int]:
-        """The sequences on which super neurons are tested: if there are any others, none on which they were chosen."""
+        """Sequences on which super neurons are tested: those on which they were not chosen, if there are any."""
         return tested(self.panel.n_sequences, config=self.config)
 
     def generator(self) -> torch.Generator:
@@ -69,9 +69,9 @@ class Statistic:
     note: str = ""
     """Why it is undefined, where it is."""
     absent: bool = False
-    """It is undefined because what it would be measured on was looked for and is not there."""
+    """Whether it is undefined because the parts to measure (as super neurons) were searched for and not found."""
     no_source: bool = False
-    """It is undefined because what the link starts from is not there, so that the question has no answer."""
+    """Whether it is undefined because the link's source is absent, so that the question has no answer."""
 
 
 def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:

@@ -124,7 +124,7 @@ def causal_tables(
         config: the question.
         once: makes a table by its name and maker, unless an interrupted run has left it.
         keep_means: called with the centring means where they are computed.
-        keep_plan: called with the plan of the forwards, and how far the worst of some numbers was from the bridge's.
+        keep_plan: called with the plan of the forwards, and their largest deviation from the bridge.
         lacks_sink: the model has no sink to remove, make at another position or mediate, so the tables have no rows.
         links: the chain.
         factors: of the amplification.

@@ -25,7 +25,7 @@ _WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
 class GrowthStep:
     """Consecutive layers in each of which the sink token grows.
 
-    Its norm ratio at least doubles, or one of its outlier dimensions is written, at any rate (``writing_layers``).
+    In each, the norm ratio at least doubles or an outlier dimension is written (``writing_layers``).
     """
 
     first_layer: int
@@ -169,9 +169,9 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
 
 
 def writing_layers(values: Float[Tensor, "sample dimension"]) -> Bool[Tensor, "layer dimension"]:
-    """In which layers a dimension is written: its own magnitude grows by a tenth of what it is then.
+    """In which layers a dimension of the token is written: those in which its magnitude grows by a tenth or more.
 
-    Its change counts, whatever the other tokens do; one under a twentieth of the dimension's largest value does not.
+    Other tokens play no part. Changes under a twentieth of the dimension's largest value do not count.
     ``values`` begin before layer 0, the result with layer 0.
     """
     size = values.abs()

@@ -10,10 +10,10 @@ largest of their screens (``screen``). Then, on the sequences that the screen sa
    the last gap in the integrated effects, where one part has at least ``GAP`` times the effect of the next, belong to
    them, kind by kind, if those of a kind remove a quarter of the sink without that set.
 
-On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To ablate
-is to set a part to its mean over other positions at the sink position (mean ablation), a key's bias to 0 at all keys,
-and a sink logit to nothing. Where a model has no sink but a massive activation, the makers of that are looked for,
-where its heads have learned sink logits, those; the column ``target`` says which.
+On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To
+ablate is to set a part to its mean over other positions at the sink position (mean ablation), a key's bias to 0 at
+all keys, and a sink logit to nothing. In a model without a sink the makers of its massive activation are searched, or
+of its learned sink logits where it has them; the column ``target`` says which.
 """
 
 import math
@@ -49,13 +49,13 @@ LEAST_EFFECT = 5e-4
 NEARLY = 0.95
 """All makers remove at least this share of what the longest prefix removes."""
 UPSTREAM = 0.25
-"""Parts upstream of them are makers too if they remove this share of the sink without them."""
+"""Parts upstream of these makers are makers too if ablating them alone removes this share of the sink."""
 THINNED = 0.98
 """Thinning all makers may cost this share of what their prefix removes."""
 NEXT = 8
-"""Parts of the ranking after that prefix that are tried one by one,"""
+"""Number of parts after that prefix that are tried one by one."""
 ADDS = 0.02
-"""and belong to all makers where this much more of the sink goes with them."""
+"""Such a part belongs to all makers if ablating it too removes this much more of the sink."""
 LISTED = 64
 """Parts of the ranking that the table has, beside those of the sets."""
 MAKER_COLUMNS = (
@@ -116,7 +116,7 @@ def target_of(setting: Setting, *, lacks_sink: bool) -> Target | None:
 def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> Makers:
     """Rank everything that writes to the sink position, and find the sets.
 
-    Cost: the screen, and some 20 to 80 passes of the bridge, most of which end and begin within the model.
+    Cost: the screen, and some 20 to 80 passes of the bridge, most of which run only some of the layers.
     """
     ranking = _ranked(screened(setting, target=target, progress=progress))
     named = zip(ranking["kind"].tolist(), ranking["layer"].tolist(), ranking["unit"].tolist(), strict=True)

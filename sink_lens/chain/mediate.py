@@ -53,7 +53,7 @@ def mediation_table(
     """One row per (intervention, frozen link, growth step); the columns are ``COLUMNS``.
 
     ``surviving_share`` is what survives of the mass that the intervention adds at the position: 0 where freezing
-    takes it all away, 1 where it changes nothing; nan where nothing was added. TraceCost: some 24 passes of the bridge
+    takes it all away, 1 where it changes nothing; nan where nothing was added. Cost: some 24 passes of the bridge
     over the setting's sequences for each growth step and intervention.
 
     Args:

@@ -41,7 +41,7 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 
     ``ordinary_mass`` is the mean mass of five other positions in the same run, ``norm_ratio`` the largest over layers
     of the norm there over the median norm of those. A cell ``is_sink`` where its mass is over a tenth and over four
-    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. TraceCost: three passes at
+    times the ordinary one. The token ``bos`` is left out where the tokenizer has none. Cost: three passes at
     most, and two from the isolated position on.
     """
     by_tokens: dict[int, list[_Case]] = {}

@@ -77,7 +77,7 @@ def ratio_to_others(
 def rate_by_key(threshold: float, *, shares: bool = False) -> Reading:
     """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold.
 
-    nan at late keys, with fewer than 8 such queries or than two over the threshold: a head that only looks at its
+    nan at late keys, with fewer than 8 such queries or fewer than 2 / threshold: a head that only looks at its
     own token and the one before would pass there. In a layer with a sliding window, queries that reach the key are
     averaged over, and a window shorter than that must be full; nan where the window is too short to tell
     (``attention.tells``). ``shares`` takes weights over what their row sums to.

@@ -108,7 +108,7 @@ def _token(setting: Setting) -> int:
 
 
 def _changes(setting: Setting, site: str) -> dict[int, Tensor]:
-    """Layer -> what the site is at the sink position, over its mean at other positions: sequence, and its axes."""
+    """Layer -> the site at the sink position minus its mean at other positions: sequence, then the site's axes."""
     clean = setting.clean(site, layers=range(setting.lens.n_layers))
     return {
         layer: (x[:, setting.sink_position] - setting.mean_of_others(x)[:, 0]).float() for layer, x in clean.items()
@@ -225,7 +225,7 @@ class _Run:
     def bias_gradient(
         self, layer: int, *, stream: Float[Tensor, "batch position d_model"], bias: Tensor, share: float, target: Target
     ) -> Float[Tensor, " kv_head"]:
-        """Gradient of the layer's own target for the share of each head's key bias, where this share is left."""
+        """Gradient of the layer's own target by the scale of each head's key bias, at the scale ``share``."""
         lens = self.setting.lens
         leaf = torch.zeros(lens.n_kv_heads, device=stream.device, requires_grad=True)
 

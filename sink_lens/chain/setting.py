@@ -71,7 +71,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Edits that keep one quantity as it is, frozen or mean ablated, and the same of random ones."""
+    """Edits that freeze or mean ablate one quantity, and the same edits of random quantities as controls."""
 
     edits: Edits
     controls: tuple[Edits, ...]
@@ -114,7 +114,7 @@ class Setting:
     sinks: Bool[Tensor, "batch position"] = field(repr=False)
     """Positions at which a sequence has a sink; no mean over other positions counts them."""
     control_sequences: int = CONTROL_SEQUENCES
-    """The most sequences on which controls are made."""
+    """Most sequences for controls."""
     threshold: float = SINK_THRESHOLD
     """A head has a sink where its sink score is above this."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
@@ -236,12 +236,13 @@ class Setting:
         state: bool = False,
         label: str | None = None,
     ) -> list[Outcome]:
-        """Runs under edits, the target and the sink position read; what no edit of a run changes is not computed.
+        """Outcomes of runs under edits, read at the target and the sink position.
 
-        They continue another run (``of``), with its edits; the clean one if None. ``quiet`` is for controls, and for
-        freezing what may be untouched: that they change nothing is an answer, and no reason to warn. ``sites`` are kept
-        too; the stream after the last layer that is read is, where ``state`` or the loss asks for it. ``label`` is
-        that of a bar; None shows none.
+        What no edit changes is not computed. The runs continue another run (``of``) and keep its edits; the clean run
+        if None. ``quiet`` silences the warning that an edit changed nothing, which controls and freezing may do.
+        ``sites`` are kept in the outcome; so is the stream after the last layer read,
+        if ``state`` or the loss needs it.
+        ``label`` names the progress bar; None shows none.
         """
         ground = self.ground if of is None else of
         read = tuple(range(self.lens.n_layers)) if layers is None else tuple(sorted(set(layers)))
@@ -266,7 +267,7 @@ class Setting:
         return self.ground if needs == self.ground.needs else self.ground.under((), needs=needs)
 
     def under(self, edits: Sequence[Edit]) -> Ground:
-        """The run under edits, for others to continue."""
+        """A run under edits, which other runs can continue."""
         needs = dataclasses.replace(self.ground.needs, loss=False, whole=False)
         return self.ground.under(edits, needs=needs) if edits else self.ground
 
@@ -316,7 +317,7 @@ class Setting:
         return tuple(edits)
 
     def keep_site(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Kept:
-        """A site kept at a position, against the same site at other positions."""
+        """Freeze or mean ablate a site at a position, with the same at other positions as controls."""
         edit = self.keep(site, layers=layers, position=position, mean=mean)
         width = self.clean(site, layers=layers[:1])[layers[0]].flatten(2).shape[-1]
         others = self.control_positions(position)
@@ -405,7 +406,7 @@ def tested(n_sequences: int, *, config: TraceConfig) -> list[int]:
 
 
 def selected(n_sequences: int, *, config: TraceConfig) -> list[int]:
-    """The sequences on which parts are chosen, none of which is tested; all where none is left, and that is said."""
+    """Sequences on which makers are searched and none is tested; all of them if none is left."""
     test = set(tested(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
     index = torch.linspace(0, len(rest) - 1, min(config.choosing_sequences, len(rest))).round().long().unique().tolist()

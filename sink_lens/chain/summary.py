@@ -1,4 +1,4 @@
-"""What a person reads first: the headline numbers as a table of the run, and a short table for the terminal.
+"""The headline numbers of a trace: as a table of the run, and as a short table for the terminal.
 
 They say where the sink is, which links hold, what the sink is bound to, what carries it, and whether another path
 exists.
@@ -369,7 +369,7 @@ def _table(title: str) -> Table:
 
 
 def curve_text(curve: pd.DataFrame) -> str:
-    """The most that each centre brings, over no edit, and whether the norm alone brings attention too."""
+    """Sentences on amplification: the largest rise of attention by centre, and whether the norm alone does it too."""
     tops: dict[str, float] = {}
     said: dict[str, str] = {}
     for row in _rows(curve):

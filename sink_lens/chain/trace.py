@@ -81,7 +81,7 @@ FILES = (
 """What a finished run holds beside ``run.json`` and ``report.html``, which is drawn from the rest and can be drawn
 again, and ``location.json``; in a mixture of experts also ``experts``, with the random-init baseline also
 ``twin_heads`` and ``twin_links``, with interventions also those of ``interventions.TABLES``, and ``plan.json``: how
-their forwards were made, and how far the worst of some numbers was from the bridge's."""
+their forwards were made, and their largest deviation from the bridge."""
 
 _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
@@ -127,7 +127,7 @@ class Trace:
         return display.trace(self.folder, links=self.links)
 
     def table(self) -> "RenderableType":
-        """The result as a person reads it, for ``rich``."""
+        """The result as a ``rich`` table for the terminal."""
         return summary.short_table(self.tables, config=self.config, location=self.location)
 
 

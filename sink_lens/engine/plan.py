@@ -45,7 +45,7 @@ class Plan:
     """Forwards side by side on the cores of a CPU, see ``threads``."""
 
     def as_json(self, *, deviation: float) -> str:
-        """What a run keeps of it, with how far the worst of some numbers was from the bridge's."""
+        """The plan as a run keeps it, with its largest deviation from the bridge."""
         return json.dumps(asdict(self) | {"deviation": deviation}, indent=2) + "\n"
 
 

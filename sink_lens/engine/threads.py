@@ -1,4 +1,4 @@
-"""Lanes: cells side by side on the cores of a CPU, each lane with the model's modules once more on the same weights.
+"""Lanes: cells that run side by side on the cores of a CPU, each lane on a copy of the modules that shares the weights.
 
 Two cores share a matrix product of a few hundred rows badly: one cell a core is faster than one cell on both, with
 the same numbers (``trust`` compares them). The modules are copied because the edits are hooks on them.

@@ -1,4 +1,4 @@
-"""How well fingerprints tell lineages apart, where the lineages are known; and how often a null calls unrelated models related.
+"""How well fingerprints tell known lineages apart, and how often a null calls unrelated models related.
 
 A pair is a case; models are in many pairs, so pairs are not independent: intervals draw models, not pairs.
 """

@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What runs are compared by: rows of every run's values, differences marked."""
+    """A comparison of runs: each row has one value of every run, and differences are marked."""
 
     names: tuple[str, ...]
     verdicts: tuple[Row, ...]
@@ -89,7 +89,7 @@ class Beside:
 
 
 def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
-    """What runs are compared by, from the content of their pages."""
+    """The comparison of several runs, made from the content of their pages."""
     chained = [run for run, part in zip(runs, parts, strict=True) if part.chained]
     links = dict.fromkeys(link.name for run in chained for link in chain(run))
     summaries, missing = [], ""

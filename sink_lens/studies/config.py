@@ -16,9 +16,9 @@ class StudyConfig(Question):
     sequences: int = 8
     """Number of sequences."""
     intervention_sequences: int | None = None
-    """The most sequences that are edited. Default: as many as --sequences says."""
+    """Most sequences that are edited. Default: as many as --sequences says."""
     intervention_length: int | None = field(default=None, metadata={"metavar": "T"})
-    """The most positions of them that are edited, counted from the sink on. Default: the length, at least 16."""
+    """Most positions of each edited sequence, counted from the sink on. Default: the length, at least 16."""
 
     def question(self) -> TraceConfig:
         """The configuration of a trace with the same fields, which finds the sink before anything is edited."""

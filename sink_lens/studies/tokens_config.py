@@ -24,7 +24,7 @@ class TokensConfig(ReadConfig):
     least_share: float = 2.5
     """Without sink_threshold: the tokens above the gap are sinks only if their median score is at least this."""
     least_norm: float = 4.0
-    """Without massive_threshold: the tokens above the gap are massive only if their median norm ratio is at least this."""
+    """Without massive_threshold: tokens above the gap are massive only if their median norm ratio is at least this."""
     energy_frac: float = 0.8
     """The outlier dimensions of a token are the fewest that hold this share of its energy."""
     max_outliers: int = 8

@@ -428,7 +428,7 @@ def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenB
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns in their types; tokens may be missing where nothing counted them."""
+    """Set the types of the columns; ``tokens`` is missing where no log counted tokens."""
     return frame.astype(COLUMNS | ({"tokens": "Int64"} if frame["tokens"].isna().to_numpy().any() else {}))
 
 

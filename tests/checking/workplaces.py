@@ -84,7 +84,7 @@ def _triggered(seed=0):
 
 @pytest.fixture(scope="session")
 def config() -> TraceConfig:
-    """The question that the settings answer."""
+    """The trace configuration that the settings are made with."""
     return CONFIG
 
 

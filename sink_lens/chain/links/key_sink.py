@@ -57,7 +57,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
 
 
 def _logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Float[Tensor, "batch head query"]:
-    """Product of each query with the one key that stands at its position (or with the same for all)."""
+    """Product of each query with one key per position, or with one key for all."""
     return (query.unflatten(1, (keys.shape[1], -1)) * keys[:, :, None]).sum(-1).flatten(1, 2)
 
 

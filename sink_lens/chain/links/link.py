@@ -62,7 +62,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
-    """How a link is frozen for mediation: the quantity at its target node keeps the value that it has without the sink."""
+    """How a link is frozen for mediation: its target quantity keeps the value that it has without the sink."""
 
     name: str
     """The name of what is frozen, in the column ``frozen``."""

@@ -149,9 +149,9 @@ def _dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: 
 def direction(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
     """Mean ablate the span of what the makers write, against random spans, and against the loss of norm alone.
 
-    After every layer from the first maker on, the stream at the sink position gets, in the span of what the makers up
-    to there write, what other positions have. A random span holds next to none of the token's energy; so the token is
-    also rescaled to the norm that it has without the span, as a row of its own.
+    After every layer from the first maker on, the part of the sink position's stream in the span of what the makers
+    up to there write is set to that of other positions. A random span holds next to none of the token's energy; so the
+    token is also rescaled to the norm that it has without the span, as a row of its own.
     """
     written = {layer: columns for layer, columns in _columns(setting).items() if columns.numel()}
     if not written:
