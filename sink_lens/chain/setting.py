@@ -59,7 +59,7 @@ class Segment:
     """The layers in which what one growth step made is read: those after it and before the next."""
 
     number: int
-    """The growth step's; -1 where the model has none."""
+    """Index of the growth step; -1 in a model without one."""
     step: GrowthStep | None
     layers: tuple[int, ...]
 

@@ -37,7 +37,7 @@ class Cell:
 
 
 def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> Cell:
-    """A cell of edits of one's own, for ``sweep(lens, cells=...)``; it has no controls.
+    """Make a cell from your own edits, for ``sweep(lens, cells=...)``; it has no controls.
 
     Args:
         edits: made together.

@@ -52,7 +52,7 @@ Take = Callable[[int, Outcome, list[bool]], _Found]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Cells that begin at one layer, on one batch of prompts; a block is computed, written and lost as a whole."""
+    """Cells that begin at one layer, on one batch of prompts; a block is computed and written as a whole."""
 
     number: int
     prompts: slice
@@ -322,7 +322,7 @@ class Engine:
         return self._whole_edits(self.cells[number].begin) if self.plan.cut and self.plan.path == "plain" else 0
 
     def _whole_edits(self, begin: int) -> int:
-        """This position, or an earlier one at which an edit of the run that cells continue begins, if it ends later."""
+        """First position to compute: ``begin``, or earlier if an edit of the run that is continued begins earlier."""
         reaching = [cone([one])[1] for one in self._ground.edits if not ends_before(one, begin)]
         return begin if min(reaching, default=begin) >= begin else self._whole_edits(min(reaching))
 
@@ -358,7 +358,7 @@ class Engine:
         return self._ground.clean(start).narrowed(self.needs)
 
     def _has_lanes(self, block: Block) -> bool:
-        """Whether its cells may run side by side: those of the bridge do not, there is one."""
+        """Whether the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
         return self.plan.lanes > 1 and self.plan.path == "plain" and block.first <= self.lens.n_layers
 
     def _in_lanes(
@@ -378,7 +378,7 @@ class Engine:
         take: Take[_Found],
         failed: Callable[[int, Exception], _Found] | None,
     ) -> Iterator[tuple[int, list[_Found]]]:
-        """One pack after the other: how many cells were finished, and what was made of them."""
+        """Run one pack after the other; yields how many cells are finished and their results."""
         waiting, most = deque(packs), max(map(len, packs))
         while waiting and not stop.is_set():
             pack: tuple[int, ...] = waiting.popleft()
@@ -444,7 +444,7 @@ def outcomes(
     needs: Needs,
     advance: Callable[[int], object] = lambda cells: None,
 ) -> list[tuple[Outcome, set[int]]]:
-    """What is read of runs that continue another one, each under its own edits, and which of those changed anything.
+    """Outcomes of runs that continue another run, each under its own edits, and which edits changed anything.
 
     Args:
         ground: the run that they continue, with its edits.
@@ -475,7 +475,7 @@ def _gap(found: Tensor, wanted: Tensor) -> float:
 
 
 def _rows(values: Tensor, *, prompts: slice, metric: str) -> Iterator[dict[str, Any]]:
-    """One row a sequence; where the metric gives one number in all, it stands at the first sequence of its batch."""
+    """One row a sequence; a metric with one number for the whole batch has a row at the batch's first sequence."""
     numbers = range(prompts.start, prompts.stop, prompts.step or 1)
     for sequence, value in zip(numbers, values.tolist(), strict=False):
         yield {"sequence": sequence, "metric": metric, "value": value}

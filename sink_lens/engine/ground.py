@@ -87,7 +87,7 @@ class Ground:
         return replace(self.tokens, tokens=self.tokens.tokens[prompts], lengths=self.tokens.lengths[prompts])
 
     def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "Ground":
-        """The run under other edits, with other readings, or of fewer sequences; it shares the lanes of this one."""
+        """A run under other edits, readings or sequences that shares this one's lanes."""
         return Ground(
             self.lens,
             self.tokens,

@@ -202,7 +202,7 @@ class _Pack:
         return self._outcomes(read, out=out, scored=scored)
 
     def _scored(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
-        """The positions of each cell to unembed, and their rows; more where there would be too few. None is all."""
+        """Positions of each cell to unembed, and their rows; padded if there are too few. None is all."""
         asked = self.needs.scored(self.part) if self.needs.logits else None
         if asked is None:
             return None, None

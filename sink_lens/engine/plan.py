@@ -15,7 +15,7 @@ from .needs import Needs
 Path = Literal["plain", "bridge"]
 
 CELLS_A_BLOCK = 32
-"""A block is what is computed, written and lost at once; smaller cones and larger packs make it larger."""
+"""Cells in a block, which is computed and written as a whole; smaller cones and larger packs allow more."""
 LEAST_ROWS = 16
 """Smaller matrix products may sum in another order; a pass takes more rows than it needs rather than fewer."""
 LEAST_QUERIES = 4

@@ -1,4 +1,4 @@
-"""CosineSums of unit states over sequences: what contraction is computed from, in memory that does not grow with them.
+"""Sums of unit states over sequences, which contraction is computed from; memory does not grow with the sequences.
 
 The mean cosine of all pairs of n unit vectors u is ``(|sum u|^2 - n) / (n (n - 1))``. The sums are kept in ``BLOCKS``
 blocks of sequences, so that leaving out one block at a time gives an interval (the delete-a-group jackknife).

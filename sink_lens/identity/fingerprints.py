@@ -103,7 +103,7 @@ def fingerprint(
     progress: bool = True,
     **fields: Any,
 ) -> Fingerprint:
-    """Which of some models come from one initialisation: SeedPrint on every pair.
+    """Tell which models come from one initialisation, by SeedPrint on every pair.
 
     Each model is opened twice, and let go before the next: to find inputs that all can take, and then, unless its
     states are in the cache, to read them.
@@ -151,7 +151,7 @@ def fingerprint(
 
 
 def cost(models: Sequence[ModelLike | ModelToMeasure] = (), *, config: FingerprintConfig) -> pd.DataFrame:
-    """What ``fingerprint`` would take, model by model: d_model, inputs, tokens, cached, seconds, and MB of its states.
+    """Estimate the cost of ``fingerprint`` by model: d_model, inputs, tokens, cached, seconds, and MB of its states.
 
     A forward pass over a few inputs is timed on each model that would read them; nothing is written.
 
@@ -202,7 +202,7 @@ def _chosen(
 def _labels(
     found: Sequence[ModelToMeasure | LensModel], lineages: Sequence[str] | None
 ) -> dict[str, tuple[str | None, int | None]]:
-    """Name -> (what its relatives have in common, seed)."""
+    """Name -> (label that related models share, seed)."""
     if lineages is not None:
         if len(lineages) != len(found):
             names = ", ".join(one.name for one in found)

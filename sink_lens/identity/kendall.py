@@ -138,7 +138,7 @@ def _put_in_order(
     places: np.ndarray,
     ascending: np.ndarray,
 ) -> bool:
-    """Write what sorts ``x`` into ``order``; False where values are equal or not finite, and nothing is then meant."""
+    """Write the sorting permutation of ``x`` into ``order``; False, with ``order`` undefined, on ties or nan."""
     if not 0 < high - low < np.inf:  # a nan is its column's lowest and highest
         return False
     scale = (ends.size - 2) / (high - low)
@@ -197,7 +197,7 @@ def _inversions(places: np.ndarray, order: np.ndarray, marks: np.ndarray, above:
 @njit(nogil=True, cache=True)
 @no_type_check
 def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What sorts each row, and whether it has an order without ties."""
+    """Sorting permutation of each row, and whether the row has no ties."""
     n_rows, n = x.shape
     order, plain = np.zeros((n_rows, n), np.int32), np.empty(n_rows, np.bool_)
     ends, places, ascending = np.empty(_PLACES * n + 2, np.int32), np.empty(n, np.int32), np.empty(n, x.dtype)

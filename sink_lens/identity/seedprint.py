@@ -28,7 +28,7 @@ from .kendall import tau, tau_matrix
 from .nulls import NULLS, Null, identity_coordinates, log10_p, sigma, softened
 
 SAME, NOT_SHOWN, NO_ANSWER = "same lineage", "no common lineage shown", "no answer"
-"""What is said of a pair. That nothing is shown is no proof of different seeds: training can wash a print out."""
+"""Verdicts on a pair. *Not shown* is no proof of different seeds: training can wash a print out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def compare(
     simulated: Simulated,
     generator: np.random.Generator,
 ) -> ModelPair:
-    """Two models' states on the same inputs, [n, d] each: is coordinate j of the one that of the other?
+    """Compare two models' states on the same inputs, [n, d] each: is coordinate j of one tied to that of the other?
 
     Models of different widths, or with too few coordinates in common, get no answer, and the reason; never a p.
 
@@ -193,7 +193,7 @@ def compare(
 
 
 def _decided(null: Null, tau_bar: float, *, alpha: float) -> tuple[str, str]:
-    """By the share of draws where there are any: it needs no normal approximation."""
+    """Decide by the share of draws if there are draws, which needs no normal approximation."""
     exact = null.share(tau_bar)
     p = 10 ** null.log10_p(tau_bar) if math.isnan(exact) else exact
     if math.isnan(p):

@@ -1,6 +1,6 @@
-"""One measurement of many models, into a run folder: each model is opened, measured, written and let go.
+"""One measurement of many models, into a run folder: each model is opened, measured, written and closed.
 
-What a model gave is on disk before the next one is opened, so that a survey that was stopped goes on behind it. A model
+What a model gave is on disk before the next one is opened, so that a stopped survey can be continued. A model
 that cannot be opened or measured becomes a row whose ``error`` says why, unless none can.
 """
 

@@ -214,7 +214,7 @@ class SurveyKind:
     tables: tuple[str, ...]
     """The tables that each model adds to."""
     measure: Callable[..., MeasuredModel]
-    """Gives what one open model adds."""
+    """Measures one open model."""
     finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], dict[str, pd.DataFrame]]
     """Gives what is computed from the tables and tensors of all models, written as CSV."""
     step: Callable[[LensModel, RandomSequences], Step]

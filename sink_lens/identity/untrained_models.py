@@ -39,7 +39,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "qwen": {"activation": "silu", "gated": True, "norm": "rms", "positions": "rotary", "tied": True},
     "gpt2": {"activation": "gelu", "gated": False, "norm": "layer", "positions": "learned", "tied": True},
 }
-"""What each style has where nothing else is asked for; only GPT-2 begins with smaller writers to the stream."""
+"""Defaults of each style; only GPT-2 initialises the projections into the stream smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -311,7 +311,7 @@ def _check_rotation(lens: LensModel, batch: TokenBatch, frequencies: Sequence[Te
 
 
 class _Evicting:
-    """A cache in one forward pass: what it does to the scores of each layer."""
+    """A cache in one forward pass, as changes of the scores of each layer."""
 
     def __init__(self, lens: LensModel, cache: Cache, *, frequencies: Sequence[Tensor]) -> None:
         self.lens, self.frequencies = lens, frequencies

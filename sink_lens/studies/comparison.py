@@ -38,7 +38,7 @@ GREW = 2.0
 STANDS_OUT = 3.0
 """A first token whose norm is at least this many times that of the others is an outlier that can be lost."""
 FELL = 0.75
-"""A sink rate hangs on its threshold: its loss is an alarm where attention fell below this share too."""
+"""A lower sink rate is an alarm only if attention fell below this share too, as the rate hangs on its threshold."""
 _WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _UNREAD = (
     *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "name_or_path"),

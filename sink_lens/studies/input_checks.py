@@ -27,14 +27,14 @@ _SAMPLE = "The whale's 2 eyes saw: nothing.\n\tWhy? naïve 東京 x = [1, 2]"
 """Text that tokenizers are compared on."""
 _CHAT = ({"role": "user", "content": "Hello there"},)
 _SEEN = 1e-4
-"""A token was seen where logits change by more than this share of their spread."""
+"""A token was seen if replacing it changes logits by more than this share of their standard deviation."""
 _MOST_ROWS = 8
 _FIELDS = ("input_ids", "attention_mask", "position_ids", "labels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that a check found, or that it found in order."""
+    """Result of one check: an alarm, or that nothing is wrong."""
 
     check: str
     alarm: bool

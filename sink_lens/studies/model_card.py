@@ -405,7 +405,7 @@ def sentence(found: Mapping[str, Any]) -> str:
 
 
 def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a card says, a name and a text a row."""
+    """Rows of a card for the terminal: a name and a text each."""
     sink = found["sink"]
     rate = sink["rate"]
     return [
@@ -475,7 +475,7 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 _LOSSES = {"clean": "nats", "zeroed": "outlier dimensions at zero", "set_to_mean": "outlier dimensions at their mean"}
-"""Loss on the card -> what it is called."""
+"""Loss on the card -> its name in words."""
 
 
 def _loss_cell(row: Mapping[str, Any]) -> str:

@@ -211,7 +211,7 @@ _WAYS = (
     ("zero", "scalar", "sink"),
     ("zero", "scalar", "everywhere"),
 )
-"""Method, what of the neuron, and where: the set is ablated in each of these ways."""
+"""Ways in which a set is ablated: method, part of the neuron, and positions."""
 
 
 def names(neurons: Sequence[Neuron]) -> str:

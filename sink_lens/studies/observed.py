@@ -58,7 +58,7 @@ class UnmeasuredError(InputError):
 
 
 class AbsentError(UnmeasuredError):
-    """The model could have the quantity and has not, so that a fact that claims it is wrong."""
+    """The quantity is absent from a model that could have it, so that a fact that claims it is wrong."""
 
 
 class Observed:

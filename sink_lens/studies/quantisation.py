@@ -226,7 +226,7 @@ class _Runs:
         return self.loss(None) if self.weights else self.clean()
 
     def loss(self, kept: Kept | None) -> Float[Tensor, " batch"]:
-        """Everything is rounded but what is kept; no activation where nothing is said."""
+        """Loss by sequence with everything rounded except what is kept; None rounds no activation."""
         edits = () if kept is None else rounding(self.lens, self.targets, kept)
         with quantised_weights(self.lens, self.weights) if self.weights else contextlib.nullcontext():
             return self._loss(edits)
@@ -539,7 +539,7 @@ def compressor_fragment(lens: LensModel, *, left: Sequence[tuple[str, int]], smo
 
 
 def _channel_table(measured: Measured, *, most: int) -> pd.DataFrame:
-    """The largest channels of each site and layer, by what they are without the sink tokens and with them."""
+    """The largest channels of each site and layer, by their magnitude without the sink tokens and with them."""
     rows = []
     for tokens, sizes in (("all", measured.largest), ("ordinary", measured.largest_ordinary)):
         for (site, layer), values in sizes.items():

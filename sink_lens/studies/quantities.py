@@ -82,7 +82,7 @@ def _is(
     depends: Sequence[str] = ("bos",),
     terms: Sequence[str] = (),
 ) -> Callable[[Callable[[Observed, Terms], Any]], Callable[[Observed, Terms], Any]]:
-    """Make a function a quantity: its name is the name, its docstring up to the reference the meaning."""
+    """Register a function as a quantity under its own name; its docstring up to the reference is the meaning."""
 
     def listed(function: Callable[[Observed, Terms], Any]) -> Callable[[Observed, Terms], Any]:
         meaning = " ".join((function.__doc__ or "").partition("Reference:")[0].split())

@@ -148,7 +148,7 @@ def written(
     headline: str,
     means: Mapping[str, np.ndarray] | None = None,
 ) -> Study:
-    """The study, once its run folder is written; ``asked`` is what was asked beside the configuration."""
+    """Write the run folder and return the study; ``asked`` holds options that the configuration lacks."""
     lens, folder = setting.lens, Path(out) if out is not None else default_folder(setting.lens.name)
     with create_run(
         folder,

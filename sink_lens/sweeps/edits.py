@@ -76,7 +76,7 @@ class Kind:
     site: str | None = None
     """The only site that it edits; None is any."""
     by_token: bool = False
-    """Whether its reference values belong to token positions, so that the site needs an axis of positions."""
+    """Whether it takes values by token position, so that the site must have an axis of positions."""
     first_position: int | None = None
     """The first position that this kind can edit, if positions must be chosen; None if it can edit all positions."""
 

@@ -37,7 +37,7 @@ _SPARE_DRAWS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditGrid:
-    """One kind of edit, and the axes over which it is swept; how values are written is said in ``sweep.axes``."""
+    """One kind of edit, and the axes over which it is swept; ``sweeps/axes.py`` says how values are written."""
 
     kind: str = "zero"
     """Kind of edit, a name from ``KINDS``: zero, mean, resample, scale, set, isolate or amplify."""

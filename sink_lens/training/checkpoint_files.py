@@ -141,7 +141,7 @@ def _sizes_fit(folder: Path) -> bool:
 
 
 def _without_state(folder: Path) -> None:
-    """The manifest first: a checkpoint that was left half tidied is still what its manifest says."""
+    """Drop the optimizer's state. The manifest is rewritten first, so that it is valid if this is interrupted."""
     state = [path for pattern in _STATE for path in folder.glob(pattern)]
     if not state or not _sizes_fit(folder):
         return

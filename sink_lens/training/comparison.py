@@ -314,10 +314,7 @@ def _whole(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def last(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the last checkpoint that every run has.
-
-    A run whose last checkpoint is damaged does not have its earlier one compared with the others' last.
-    """
+    """The rows of the last checkpoint that every run has, so that all runs are compared at the same step."""
     shared = set.intersection(*(set(rows["step"].tolist()) for _, rows in table.groupby(["variant", "seed"])))
     final = max(shared, default=None)
     if final is not None and final != table["step"].max():

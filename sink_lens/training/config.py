@@ -358,7 +358,7 @@ _MOST = {
     10_000_000: ("vocab_size", "length"),
     2**63 - 1: ("seed", "data_seed", "steps", "warmup", "log_every", "eval_every", "save_every", "eval_sequences"),
 }
-"""Largest value -> its fields: more would take for ever before anything is said."""
+"""Largest value that is accepted -> its fields, so that a typo does not run for ever."""
 
 EXAMPLE = """\
 # A training of sink-lens. Everything has a default; what a size sets can be set here too.

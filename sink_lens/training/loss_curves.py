@@ -1,4 +1,4 @@
-"""Loss curves of variants, seed by seed: smoothed, set beside the baseline's, and when they reach where it ends."""
+"""Loss curves of variants, seed by seed: smoothed, compared with the baseline's, and when they reach its final loss."""
 
 from collections.abc import Mapping
 from typing import Any

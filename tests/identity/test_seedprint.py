@@ -1,4 +1,4 @@
-"""SeedPrint: seeds are told apart, what is common to all coordinates is no print, and no answer is said to be none."""
+"""SeedPrint: it tells seeds apart, ignores what all coordinates share, and says when it has no answer."""
 
 import math
 
