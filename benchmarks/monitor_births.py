@@ -111,7 +111,7 @@ def birth_of(training: pd.DataFrame) -> int | None:
 
 
 def score(frame: pd.DataFrame, rule: Rule, *, every: int) -> Score:
-    """A rule on every training of the frame, read at an interval."""
+    """Score a rule on every training of the frame, with a reading every ``every`` steps."""
     result = Score()
     for _, training in frame.groupby(["task", "seed"]):
         birth = birth_of(training)

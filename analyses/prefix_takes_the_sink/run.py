@@ -143,7 +143,7 @@ def _noise(own, *, n, generator):
 
 
 def _nothing(own, *, length, generator):
-    """Random keys and values of zero: a module that adds nothing yet."""
+    """Random keys with values of zero, so that the module adds nothing before it is trained."""
     layers, _, _, kv_heads, _, d_head = own.shape
     keys = torch.randn(layers, 1, 1, kv_heads, length, d_head, generator=generator) * d_head**-0.5
     return torch.cat([keys, torch.zeros_like(keys)], dim=1)

@@ -9,7 +9,7 @@ THRESHOLD = 0.3
 
 
 def measure(work: Work) -> Measured:
-    """The rate of each kind, by sequence."""
+    """The sink rate for each kind of tokens, by sequence."""
 
     def over(view):
         return (sink_score(view["mass"][..., 0], valid=view.valid, key=0) > THRESHOLD).float().mean(1)

@@ -21,7 +21,7 @@ AUTO = "auto"
 _BEFORE = 8
 """Tokens before an occurrence, without BOS."""
 _AFTER = (48, 32, 24, 16, 12, 8)
-"""Tokens that may follow it, the most that enough occurrences have."""
+"""Numbers of tokens after an occurrence that are tried: the first one that enough occurrences have is taken."""
 _FEWEST = 4
 
 

@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory")
-"""What torch says, by device: it has no error of its own for it on the CPU."""
+"""Texts of torch's out-of-memory errors, by device: on the CPU it has no error class for them."""
 _LONGEST = 4000
 _PACKAGE = Path(__file__).parent.parent
 _HEADINGS = {
@@ -45,7 +45,7 @@ _HEADINGS = {
 }
 """Heading of the help -> its commands; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]
-"""Name of the logger that commands hear."""
+"""Name of the logger whose messages commands print."""
 
 
 class Command(TyperCommand):

@@ -22,7 +22,7 @@ class CacheConfig:
     name: str | None = None
     """Only this entry, or entries of this kind, as shown."""
     clear: bool = False
-    """Remove it; what is needed is made again."""
+    """Remove this part of the cache; whatever is needed later is made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ class Packed(Dataset[dict[str, Tensor]]):
 
     def __init__(self, folder: Path, split: str, *, manifest: dict[str, Any]) -> None:
         self.folder = folder
-        """Where it lies."""
+        """Folder in the cache."""
         self.split = split
         """train or evaluation."""
         self.length = int(manifest["length"])

@@ -125,7 +125,7 @@ def run_applied(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> Outcome:
-    """``run_with`` of edits that were checked; ``prompts`` says which of all sequences the batch has."""
+    """``run_with`` for edits that are checked already; ``prompts`` are the batch's indices among all sequences."""
     first = 0 if start is None else start.layer
     last = lens.n_layers if loss or logits else max(layers) + 1
     desk = Desk(lens=lens, keys=positions)

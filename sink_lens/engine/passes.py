@@ -40,7 +40,7 @@ class Clean:
         return self.early.outcome
 
     def narrowed(self, needs: Needs) -> "Clean":
-        """The same run, as far as some cells read it."""
+        """Copy of the run with only the layers and tensors that some cells read."""
         found, rows = self.outcome, [self.outcome.layers.index(layer) for layer in needs.layers]
         sites = {place: found.tensors[place] for site in needs.sites for place in _places(site, needs.layers)}
         kept = {"mass": found.mass[rows], "state": found.state[rows], "layers": needs.layers, "tensors": sites}

@@ -130,7 +130,7 @@ class FingerprintConfig(ModelsConfig):
     any_tokenizer: bool = False
     """Compare models whose tokenizers differ, on the same ids."""
     cache: bool = True
-    """Keep the states, and use those that were kept."""
+    """Keep the states in the cache, and reuse those that are there."""
     seed: int = 0
     """Seed of the inputs and of every draw."""
 

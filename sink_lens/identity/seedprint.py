@@ -42,7 +42,7 @@ class ModelPair:
     why: str
     """The number that decided, or the reason why there is no answer."""
     shared: int
-    """|S|, how many coordinates both have for their own."""
+    """|S|, the number of coordinates that both models have."""
     expected: float
     """Number of coordinates that two unrelated models share on average: m m' / d."""
     tau_bar: float

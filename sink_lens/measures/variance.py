@@ -69,7 +69,7 @@ class Moments:
     count: Int[Tensor, " position"]
     """Number of real tokens seen at each position."""
     mean: Float[Tensor, "position value"]
-    """Their mean."""
+    """Mean over the sequences seen."""
     m2: Float[Tensor, "position value"]
     """Sum of the squared deviations from the mean."""
 

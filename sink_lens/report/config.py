@@ -6,7 +6,7 @@ from ..configuration import check_choices
 from ..errors import InputError
 
 COMPARED_BY = ("dtype", "bos", "tokens", "thresholds")
-"""What runs beside each other may differ by, where it is named."""
+"""In what compared runs may differ, if it is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class ReportConfig:
     out: str | None = field(default=None, metadata={"metavar": "FILE"})
     """File of the page. Default: report.html in the run's folder; in this folder for several runs."""
     by: tuple[str, ...] = field(default=(), metadata={"choices": COMPARED_BY, "metavar": "WHAT"})
-    """What runs beside each other may differ by: dtype, bos, tokens or thresholds; repeat for several."""
+    """In what the compared runs may differ: dtype, bos, tokens or thresholds; repeat for several."""
     figures: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Folder into which the figures are written too, and the numbers of each as CSV."""
     format: tuple[str, ...] = field(default=("png", "svg", "pdf"), metadata={"written": "commas", "metavar": "F,F"})

@@ -1,4 +1,4 @@
-"""Runs beside each other: which may stand so, and where they differ."""
+"""Several runs compared on one page: which may be compared, and where they differ."""
 
 import contextlib
 from collections.abc import Mapping, Sequence

@@ -64,11 +64,11 @@ class Found:
 
     segment: Segment
     neurons: tuple[Neuron, ...]
-    """Ranked; all that were tried where none of the sets removes the sink."""
+    """The set, ranked; if no set removes the sink, all neurons that were tried."""
     removes: bool
-    """Whether they remove it."""
+    """Whether the set removes the sink."""
     ranks: dict[Neuron, int]
-    """Rank of each of them by contribution, within its layer, from 0."""
+    """Neuron of the set -> its rank by contribution within its layer, from 0."""
 
 
 def ranked(setting: Setting, *, layers: Sequence[int], step: GrowthStep) -> list[Neuron]:

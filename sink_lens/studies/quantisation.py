@@ -66,7 +66,7 @@ class Measured:
     largest: Mapping[tuple[str, int], Float[Tensor, " value"]]
     """Largest magnitude of each channel over all tokens."""
     largest_ordinary: Mapping[tuple[str, int], Float[Tensor, " value"]]
-    """The same over the tokens that are no sinks."""
+    """Largest magnitude of each channel over the tokens that are no sinks."""
     sqnr: pd.DataFrame
     """Signal-to-noise ratios; see ``sqnr`` in the schema."""
 

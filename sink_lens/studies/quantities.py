@@ -322,7 +322,7 @@ def growth_layers(seen: Observed, terms: Terms) -> list[int]:
     """First and last layer in which the studied token grows."""
     layers = seen.location.growth_layers
     if not layers:
-        raise AbsentError("the studied token grows in no layer")
+        raise AbsentError("the norm of the studied token grows in no layer")
     return [min(layers), max(layers)]
 
 
@@ -530,7 +530,7 @@ def writing_neurons(seen: Observed, terms: Terms) -> list[tuple[int, int]]:
 def mlp_writing_share(seen: Observed, terms: Terms) -> float:
     """Share of the largest growth of an outlier dimension that the layer's MLP writes, the rest being attention's."""
     if not seen.writers:
-        raise AbsentError("the studied token grows in no layer")
+        raise AbsentError("the norm of the studied token grows in no layer")
     strongest = max(seen.writers, key=lambda row: abs(row["change"]))
     return float(strongest["mlp_out"])
 

@@ -135,8 +135,8 @@ class Loop(Trainer):
             self.rows = []
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CheckpointError(
-                f"{checkpoint.folder} holds what training cannot go on from ({first[:200]}); need the weights and the "
-                "state that it wrote. Train into another folder, or overwrite=True (--overwrite) to begin again."
+                f"{checkpoint.folder} cannot be resumed from ({first[:200]}); need the weights and the state "
+                "that the run wrote. Train into another folder, or overwrite=True (--overwrite) to begin again."
             ) from error
         finally:
             self._end()

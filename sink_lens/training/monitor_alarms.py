@@ -25,7 +25,7 @@ class Rule:
     key: str
     """Without the prefix."""
     logarithm: bool
-    """Look at the logarithm, so that a factor counts and not a difference."""
+    """Whether the rule reads the value's logarithm, so that factors count instead of differences."""
     window: int | None
     """Number of earlier readings that the median is taken over; None takes all."""
     fewest: int
