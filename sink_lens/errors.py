@@ -32,7 +32,7 @@ class RunError(SinkLensError):
 
 
 class CheckpointError(RunError):
-    """A checkpoint whose weights or state training cannot go on from, although every file is as it was written."""
+    """A checkpoint that training cannot resume from, although every file is as it was written."""
 
 
 class UndrawnError(RunError):

@@ -57,7 +57,7 @@ class Block:
     number: int
     prompts: slice
     first: int
-    """The layer at which they begin; above the number of layers if they change nothing that is read."""
+    """The layer at which the cells begin; above the number of layers if they change nothing that is read."""
     cells: tuple[int, ...]
     """Indices of the block's cells."""
 

@@ -89,7 +89,7 @@ def current_table(table: pd.DataFrame, *, kind: str, name: str) -> pd.DataFrame:
 
 
 class NamedTable(pd.DataFrame):
-    """A table that says today's name of a column where an old one is asked for.
+    """A table that names the new column if an old name is asked for.
 
     What pandas makes of it, a selection for example, is an ordinary data frame.
     """
@@ -116,7 +116,7 @@ class NamedTable(pd.DataFrame):
 
 
 def named(table: pd.DataFrame, *, kind: str, name: str) -> pd.DataFrame:
-    """The table, which knows what its columns were called; as it is where none had another name."""
+    """The table as a ``NamedTable`` if any of its columns had another name in 0.1; else the table itself."""
     columns = COLUMNS.get(kind, {}).get(name)
     if not columns:
         return table

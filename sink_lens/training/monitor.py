@@ -164,7 +164,7 @@ class SinkMonitor:
         return reading
 
     def finish(self) -> dict[str, float] | None:
-        """As ``step``, without the hooks for the next one."""
+        """End the last step: as ``step``, but no hooks are set for a next one."""
         self.disarm()
         reading = self._collect() if self.due else None
         self._step += 1

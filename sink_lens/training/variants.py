@@ -12,7 +12,7 @@ from ..records import CIRCUMSTANCE, Run, read_run
 from ..text import listed
 
 SWITCHES = {"attention": "softmax", "value_norm": "none", "norm": "rms", "optimizer": "adamw"}
-"""The fields that make another architecture, and what they are in the baseline."""
+"""Fields that change the architecture or the optimizer -> their value in the baseline."""
 SEED = "seed"
 """The field by which runs of two variants are paired."""
 IGNORED = frozenset({SEED, "watch", "trackers", "save_every", "checkpoints"})

@@ -163,7 +163,7 @@ def drawn(rng: random.Random) -> tuple[str, Any, dict[str, Any]]:
 
 
 def _by_name(function: Any, parameters: list[inspect.Parameter]) -> Any:
-    """The function, whose arguments that have only a place are given by it."""
+    """Wrap a function so that its positional-only arguments can be given by name."""
     del parameters
     return function
 

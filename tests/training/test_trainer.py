@@ -444,7 +444,7 @@ def test_state_of_something_else_falls_back_to_the_checkpoint_before(whole, tmp_
     FOREIGN[content](newest)
     step, facts = 10, checkpoint_files.read_checkpoint(out / "checkpoints/checkpoint-8").facts
     checkpoint_files.seal(newest, step=step, facts=facts)  # every hash is right, the content is not
-    with pytest.warns(UserWarning, match=r"latest-10 holds what training cannot go on from .*of step 8, is taken"):
+    with pytest.warns(UserWarning, match=r"latest-10 cannot be resumed from .*of step 8, is taken"):
         trained(out)
     assert not (newest / "ran").exists()
     same_run(whole.folder, out)
