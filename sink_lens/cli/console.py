@@ -256,7 +256,7 @@ def _told(error: BaseException) -> str | None:
 
 
 def columns_of(frame: "pd.DataFrame", columns: Sequence[str]) -> "Table":
-    """Some columns of a table, as far as it has them, a row a line."""
+    """Some columns of a frame, those that it has, as a table for the terminal."""
     from rich.table import Table
 
     from ..text import number

@@ -175,7 +175,7 @@ def circuit_of(run: Run) -> Circuit:
 
 
 def _kind(node: str) -> str:
-    """The kind of a node of the chain; of one that no table says more of, its name as an id."""
+    """The kind of a node of the chain; a node that has no kind of its own gets its name, as an id."""
     return _KINDS.get(node) or "node_" + re.sub(r"\W+", "_", node)
 
 

@@ -30,7 +30,7 @@ class Look:
     """Sees query and key of a module's next call, where its function comes from the attention interface."""
 
     def __init__(self, module: nn.Module, take: Callable[[Seen], None], *, n: int) -> None:
-        """Stand under the name of the module's attention function until the module calls it.
+        """Replace the module's attention function until the module calls it once.
 
         Args:
             module: the attention module.

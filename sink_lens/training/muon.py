@@ -65,7 +65,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
+        """Restore the state that ``state_dict`` returned."""
         for part, state in zip(self._parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
             self.state.update(part.state)

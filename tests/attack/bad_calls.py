@@ -159,13 +159,7 @@ def drawn(rng: random.Random) -> tuple[str, Any, dict[str, Any]]:
         given[key] = rng.choice(BAD)
     if "out" in named and "out" not in given:
         given["out"] = "new"
-    return name, _by_name(function, parameters), given
-
-
-def _by_name(function: Any, parameters: list[inspect.Parameter]) -> Any:
-    """Wrap a function so that its positional-only arguments can be given by name."""
-    del parameters
-    return function
+    return name, function, given
 
 
 def _hints(function: Any) -> dict[str, Any]:
