@@ -257,7 +257,7 @@ SPECIAL = {
     "sites": ("z", "attn_in"),
     "keep": (0, 3),
 }
-"""Values of fields that others would not go with."""
+"""Values of fields whose checks refuse an arbitrary value."""
 OF_KIND = {DiffConfig: {"batch": "batch.safetensors", "most_loss": 0.5}, ReportConfig: {"by": ("dtype",)}}
 """The same, where a name means something else in one configuration."""
 

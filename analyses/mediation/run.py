@@ -58,7 +58,7 @@ def measure(work: Work) -> Measured:
 
 
 def _survives(work, tokens, *, holds, after):
-    """Hold -> (surviving share, attention to the position by layer); isolated alone has no share."""
+    """Frozen quantity -> (surviving share, attention to the position by layer); isolation alone has no share."""
     sites = sorted({site for site, _ in holds.values()})
     clean = capture(work.lens, tokens, sites=sites, positions=[PLACE], path="bridge")
 

@@ -135,7 +135,7 @@ def _own(lens, tokens):
 
 
 def _noise(own, *, n, generator):
-    """Normal draws with the mean and spread of each layer's and head's own, position 0 left out; for each sequence."""
+    """Normal draws with the mean and deviation of the model's own keys and values, without position 0."""
     rest = own[..., 1:, :]
     layers, pair, _, kv_heads, _, d_head = own.shape
     drawn = torch.randn(layers, pair, n, kv_heads, LAST, d_head, generator=generator)

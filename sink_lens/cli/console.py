@@ -189,7 +189,7 @@ def echo(text: object, *, nl: bool = True) -> None:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Where results go, or messages; what a name hides in invisible characters is spelled out."""
+    """The console for results, or for messages (``stderr``); it spells out invisible characters in names."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text

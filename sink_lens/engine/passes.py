@@ -32,7 +32,7 @@ class Clean:
     streams: Mapping[int, Tensor] = field(default_factory=dict)
     """Layer -> the stream before it, of the layers whose stream was kept."""
     known: Known | None = None
-    """Values inside the layer that was needed last."""
+    """Activations inside the layer at which the last cells began."""
 
     @property
     def outcome(self) -> Outcome:

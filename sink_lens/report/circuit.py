@@ -77,7 +77,7 @@ _THIN, _THICK = 1.2, 9.0
 """Points: an arrow that stands for nothing of the sink, and for all of it."""
 _SMALL = FONT - 0.9
 _UPRIGHT, _COLUMNS = 4.2, 2.2
-"""Inches: the upright drawing, and its left part, which the boxes have."""
+"""Widths in inches: the upright drawing, and its left part, where the boxes are."""
 _MOST_LANES = 6
 _STYLES = {"holds": (GREEN, "solid"), "fails": (ORANGE, "dashed"), "another path": (PURPLE, "solid")}
 """Verdict -> colour and line; every other is grey and dotted."""

@@ -29,7 +29,7 @@ class ReportConfig:
     """With --figures: font of the text: serif, sans-serif, monospace or one that is installed."""
 
     def __post_init__(self) -> None:
-        """Refuse what runs cannot be compared by.
+        """Refuse fields in which compared runs may not differ.
 
         Raises:
             InputError: which value, and what is needed.

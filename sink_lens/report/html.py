@@ -134,7 +134,7 @@ def _plain(name: str) -> Callable[[Run], tuple[str, PageTable]]:
 
 
 def run_name(run: Run) -> str:
-    """What a run is of: its model, else its folder's name."""
+    """Name of a run on a page: its model, else its folder."""
     model = run.provenance.get("model") or run.config.get("model")
     if isinstance(model, Mapping):
         model = model.get("name") or next(iter(model.values()), None)

@@ -168,7 +168,7 @@ def _reseal(folder: Path) -> None:
 
 
 def _run_folder(rng: random.Random, folder: Path) -> Attempt:
-    """A run folder that something was done to, and what reads it."""
+    """A damaged run folder, and a command that reads it."""
     run = rng.choice(sorted(path.name for path in (folder / "runs").iterdir()))
     path = folder / "runs" / run
     done = [change_file(path / RUN_FILE, rng) if rng.random() < 0.35 else change_some_file(path, rng)]
@@ -195,7 +195,7 @@ def _run_folder(rng: random.Random, folder: Path) -> Attempt:
 
 
 def _model(rng: random.Random, folder: Path) -> Attempt:
-    """A model's folder or GGUF file that something was done to."""
+    """A damaged model folder or GGUF file."""
     if rng.random() < 0.4:
         done = f"model.gguf: {change_file(folder / 'model.gguf', rng)}"
         name = "model.gguf"
@@ -215,7 +215,7 @@ def _model(rng: random.Random, folder: Path) -> Attempt:
 
 
 def _settings(rng: random.Random, folder: Path) -> Attempt:
-    """A file of settings that something was done to."""
+    """A damaged file of settings."""
     command, file = rng.choice([("sweep", "SWEEP.toml"), ("train", "TRAIN.toml"), ("trace", "TRACE.toml")])
     if rng.random() < 0.4:
         import tomllib
@@ -235,7 +235,7 @@ def _settings(rng: random.Random, folder: Path) -> Attempt:
 
 
 def _checkpoint(rng: random.Random, folder: Path) -> Attempt:
-    """A stopped training one of whose checkpoints something was done to; the same command goes on, or refuses."""
+    """A stopped training with a damaged checkpoint; the same command continues, or refuses."""
     held = folder / "runs/stopped/checkpoints"
     chosen = rng.choice(sorted(path for path in held.iterdir() if (path / "optimizer.pt").exists()))
     done = change_some_file(chosen, rng, pattern=rng.choice(["*", "*.pt", "*.pth", "*.json"]))
@@ -249,7 +249,7 @@ def _checkpoint(rng: random.Random, folder: Path) -> Attempt:
 
 
 def _cache(rng: random.Random, folder: Path) -> Attempt:
-    """A cache that something was done to."""
+    """A damaged cache."""
     entry = folder / "cache/models"
     if not entry.is_dir():
         made = attempt(lambda: load("model.gguf", device="cpu") and None, folder, patience=60)
@@ -265,7 +265,7 @@ def _cache(rng: random.Random, folder: Path) -> Attempt:
 
 
 def _archive(rng: random.Random, folder: Path) -> Attempt:
-    """A package of text that something was done to."""
+    """A damaged package of text."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as tar:
         for name in ("package/a.txt", "package/b.txt", rng.choice(["../out", "/abs", "x" * 300, "package/c.txt"])):

@@ -1,4 +1,4 @@
-"""What nobody should give: texts for options, objects for arguments, and content for every kind of file."""
+"""Bad values: texts for options, objects for arguments, and content for every kind of file."""
 
 import io
 import json

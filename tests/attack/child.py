@@ -38,11 +38,11 @@ class Outcome:
     out: str = ""
     err: str = ""
     trace: str = ""
-    """Traceback of what came out of it."""
+    """Traceback of the exception that the attempt raised."""
     ours: bool = False
-    """What came out of it is an error of ours."""
+    """Whether the attempt raised an error of ours."""
     stopped: bool = False
-    """It got a Ctrl-C, since it took long."""
+    """Whether the attempt was sent a Ctrl-C because it took long."""
     seconds: float = 0.0
     """Seconds of CPU."""
     reached: list[str] = field(default_factory=list)

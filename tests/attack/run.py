@@ -41,12 +41,12 @@ from bad_values import copy_of
 from child import Outcome, attempt, canary
 
 _BAR_UP = "\x1b[A"
-"""What tqdm moves the cursor up with."""
+"""Escape sequence with which tqdm moves the cursor up."""
 _WORDS = {"accepted": "done", "refused": "refused", "stopped": "stopped", "killed": "killed"}
 
 
 def main() -> int:
-    """Attack for a time, or a number of attempts, and print what came of it."""
+    """Attack for some minutes or attempts, and print the counts by category."""
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--minutes", type=float, default=60.0)

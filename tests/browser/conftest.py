@@ -1,4 +1,4 @@
-"""A real browser without a network, and what it was asked for, complained of and was tricked into."""
+"""A real browser without a network, with its requests, its errors and the foreign scripts that ran."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ class Opened:
 
     @property
     def quiet(self):
-        """Whether nothing was fetched, nothing was complained of and no foreign script ran."""
+        """Whether nothing was fetched, no error was logged and no foreign script ran."""
         return (self.asked, self.complained, self.tricked) == ([], [], [])
 
 

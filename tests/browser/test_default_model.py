@@ -1,4 +1,4 @@
-"""The report of a real trace of the default model, cuts and all, in a real browser with no network.
+"""The report of a real trace of the default model, with interventions, in a real browser with no network.
 
 The run in ``default_model`` was made by ``trace(TraceConfig(model=DEFAULT_MODEL, sequences=4, length=24, twin=False,
 cut_sequences=2, cut_length=24), out=...)``; its page and its centring means were left out, of run.json too.

@@ -227,7 +227,7 @@ def test_a_delegated_attention_cannot_be_cut(planted_at):
 
 
 def held(place, one, site, layer):
-    """What stands at a site under an edit."""
+    """The value of a site under an edit."""
     return run_with(place.lens, place.tokens, one, sites=(site,)).tensors[site, layer]
 
 

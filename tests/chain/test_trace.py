@@ -81,7 +81,7 @@ def planted_lens(sink=True, seed=0):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A trace of the planted model that ran to its end."""
+    """A finished trace of the planted model."""
     out = tmp_path_factory.mktemp("whole") / "run"
     return run(planted_lens(), out, sequences=4, length=16)
 
@@ -427,7 +427,7 @@ def test_another_question_does_not_continue_an_interrupted_run(tmp_path, monkeyp
 
 @pytest.fixture(scope="module")
 def cut_whole(tmp_path_factory):
-    """A trace of the planted model with all its cuts, that ran to its end."""
+    """A finished trace of the planted model with all interventions."""
     return cut_run(tmp_path_factory.mktemp("intervened") / "run")
 
 

@@ -1,4 +1,4 @@
-"""What a model of the zoo does, read and broken by hand: transformers' own forward and torch's hooks, nothing of ours.
+"""Models of the zoo measured and edited by hand, with the forward of transformers and torch hooks, nothing of ours.
 
 A run is read at seven places of every layer; an edit changes one of them. Everything is averaged over sequences.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 EARLIEST = 8
-"""Positions before it are not compared with."""
+"""First position that counts among the other tokens in comparisons."""
 INTERIOR = 19
 """The position that is isolated."""
 
@@ -125,12 +125,12 @@ def mass(zoo, ran, at, *, layers=None):
 
 
 def null_mass(ran):
-    """What a row of the pattern lacks to 1, by layer and head."""
+    """1 minus the sum of a row of the pattern, by layer and head."""
     return (1 - ran.pattern[..., EARLIEST:, :].sum(-1)).mean((1, 3))
 
 
 def elsewhere(at):
-    """The positions that a studied one is compared with."""
+    """Positions that the studied position is compared with."""
     others = ~at
     others[:, :EARLIEST] = False
     return others
@@ -196,7 +196,7 @@ def neurons_of(zoo):
 
 @torch.no_grad()
 def present(zoo, tokens):
-    """By link, the number in which it is seen, where it has something to be read on; the test has the bounds."""
+    """Link -> the number that shows it, if there is something to measure; the test has the bounds."""
     truth, at = zoo.truth, studied(zoo, tokens)
     ran, supers, model = run(zoo.model, tokens), neurons_of(zoo), zoo.model
     others = elsewhere(at)
@@ -291,7 +291,7 @@ def _units(clean, at, layer, units):
 
 @contextlib.contextmanager
 def _without_entries(zoo, clean, at):
-    """No entry from the makers (all neurons where none is one) to the outlier dimensions, or the largest one."""
+    """Zero the entries from the makers (all neurons if none is one) to the outlier dimensions, or the largest one."""
     supers, kept = neurons_of(zoo), []
     for layer, block in enumerate(blocks(zoo.model)):
         largest = int(clean.sites["stream", layer][at].abs().mean(0).argmax())
@@ -307,7 +307,7 @@ def _without_entries(zoo, clean, at):
 
 
 def _given(zoo, clean, at):
-    """What the outlier dimensions give the key, as elsewhere."""
+    """Mean ablate what the outlier dimensions give the key."""
     edits = []
     for layer in zoo.truth.locked:
         dims = list(zoo.truth.outliers.get(layer - 1, ()))

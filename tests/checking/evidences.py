@@ -1,4 +1,4 @@
-"""Builders of what the links are measured on."""
+"""Builders of ``Evidence`` for the tests of the links."""
 
 import functools
 

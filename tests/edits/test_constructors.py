@@ -159,7 +159,7 @@ def test_a_whole_stream_of_another_run_brings_its_logits(lens_of, family, site):
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_nothing_is_changed_in_place(lens_of, family):
-    """What was read before an edit, what is held, the weights and the next run stay as they are."""
+    """Tensors read before an edit, frozen values, the weights and the next run stay as they are."""
     lens = lens_of(family)
     baseline = unedited(lens).logits
     kept = []
@@ -267,7 +267,7 @@ def test_an_edit_of_a_part_of_a_fused_projection_leaves_the_others(lens_of, fami
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_token_isolated_through_the_scores_sees_only_itself(lens_of, raw_run, family):
-    """Under windows too, where a mask of one's own would replace the model's."""
+    """Also in models with windows, whose mask another mask would replace."""
     lens, place = lens_of(family), WINDOW + 4
     alone = set_value("scores", LEAST, positions=[place], keys=range(place))
     found = run_with(lens, tokens(), alone, sites=("pattern", "v", "z_raw"), logits=True)

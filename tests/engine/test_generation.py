@@ -13,7 +13,7 @@ from sink_lens.models.tiny import TINY_FAMILIES, tiny, tiny_tokenizer
 
 
 def loop(lens, ids, edits, n):
-    """The likeliest continuation, by whole runs."""
+    """Greedy continuation, with a whole forward pass for each token."""
     ids = list(ids)
     for _ in range(n):
         logits = run_with(lens, torch.tensor([ids]), edits, layers=(2,), loss=False, logits=True).logits

@@ -1,4 +1,4 @@
-"""A training of seconds: rows in memory, a model of two layers; as a script it kills itself where it is told."""
+"""A training that takes seconds; run as a script, it kills itself at the step that it is given."""
 
 import os
 import signal
