@@ -46,9 +46,9 @@ class Rule:
     reproduced: tuple[float, float] = (math.nan, math.nan)
     """Where the interval must lie for the claim to be reproduced; nan where nothing is judged."""
     contradicted: tuple[float, float] = (math.nan, math.nan)
-    """Where it must lie for it to be contradicted; nan is nowhere."""
+    """Where the interval must lie for the claim to be contradicted; nan is nowhere."""
     predicted: tuple[float, float] = (math.nan, math.nan)
-    """Where we expected it, where that is not ``reproduced``: written before the run, in the prediction."""
+    """Where our prediction, written before the run, puts it, if that is not ``reproduced``."""
 
     @property
     def has_number(self) -> bool:

@@ -40,7 +40,7 @@ from sink_lens.training.config import TrainConfig
 from sink_lens.training.model import model_of
 
 ROUNDS = 9
-"""At least; as many more as fit into the seconds given to a case."""
+"""Fewest rounds; more are made while the seconds given to a case last."""
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "A10": 125e12, "L4": 121e12}
 """Part of a GPU's name -> dense bfloat16 FLOPs a second, from its data sheet."""
 NAMES = ("headnorm_step", "plain_step", "memory")
@@ -56,7 +56,7 @@ class Arm:
     """The model, or its compiled form."""
     optimizer: torch.optim.Optimizer
     seconds: list[float] = field(default_factory=list)
-    """Of a step, round by round."""
+    """Seconds of a step, round by round."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return values.norm(dim=-1, keepdim=True) * direction.to(values)
 
     def largest_head(run: Outcome) -> Tensor:
-        """Of each sequence, the most attention that any head of the last half pays to position 0."""
+        """The most attention that any head of the last half pays to position 0, in each sequence."""
         half = run.mass[len(run.layers) // 2 :, :, :, run.positions.index(0)]
         return half.amax(dim=(0, 2))
 

@@ -61,7 +61,7 @@ def measure(work: Work) -> Measured:
         numbers[number] = work.interval(rows[:, rows.mean(0).argmin()])
 
     def alignment(of):
-        """Of the sink heads, with the key of a dimension of each layer."""
+        """Alignment of the sink heads with the key of one dimension in each layer."""
         by_layer = {
             layer: qk_alignment(weights[layer].w_q, w_k_column=weights[layer].w_k[..., of(dims)])
             for layer, dims in entering.items()

@@ -152,7 +152,7 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def drawn(untrained_pairs: pd.DataFrame, pairs: pd.DataFrame):
-    """Of unrelated untrained pairs p; tau_bar along training; p of trained pairs of two seeds."""
+    """Three panels: p of unrelated untrained pairs, tau_bar along training, p of trained pairs of two seeds."""
     figure = canvas(width=12.0, height=3.4)
     axes = panel(figure, place=(1, 3, 1), xlabel="share of untrained pairs of two seeds", ylabel="p")
     for name, colour in zip(NULLS, (ORANGE, OCHRE, GREEN, PURPLE, BLUE), strict=True):

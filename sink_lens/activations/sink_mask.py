@@ -40,7 +40,7 @@ from .views import LayerView, Reading
 log = logging.getLogger(__name__)
 
 LEAST = {"attention": LEAST_SHARE, "norm": LEAST_NORM}
-"""What is meant by a sink -> the least median score of the marked tokens."""
+"""Criterion of a sink -> least median score of the marked tokens."""
 _TOKENS_A_FORWARD = 2048
 
 

@@ -97,7 +97,7 @@ def converted(gguf: Path, *, announce: Callable[[str], None] | None = None) -> P
 
 
 def _make(gguf: Path, *, digest: str, folder: Path) -> None:
-    """Convert into the folder; the caller has the lock."""
+    """Convert the GGUF file into the folder; the caller holds the lock."""
     with new_folder(folder) as part:
         convert(gguf, folder=part)
         packages = {name: version(name) for name in ("torch", "transformers", "gguf", "safetensors")}

@@ -121,7 +121,7 @@ def test_query_and_key_norms_have_the_width_that_they_norm(family, width):
 
 @pytest.mark.parametrize(("family", "variance"), [("llama", 25 / 48), ("gpt2", 25 / 48 - (7 / 48) ** 2)])
 def test_the_scale_of_a_norm_by_hand(family, variance):
-    """Of (3, 4, 0, ...): the mean of squares is (9 + 16) / 48; LayerNorm takes off the square of the mean, 7 / 48."""
+    """For (3, 4, 0, ...) the mean of squares is (9 + 16) / 48; LayerNorm takes off the square of the mean, 7 / 48."""
     x = torch.zeros(48)
     x[0], x[1] = 3.0, 4.0
     norm = norm_weights(lens(family), layer=0, which="attn_norm")

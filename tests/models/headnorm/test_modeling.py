@@ -62,7 +62,7 @@ def plain_norm(z, gamma, *, eps):
 @pytest.mark.parametrize("shape", [(5,), (3, 5)], ids=["shared", "per head"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_norms_gradients_are_autograds(shape, dtype):
-    """Of first and second order, and row by row under ``vmap``."""
+    """Gradients of first and second order, and row by row under ``vmap``."""
     generator = torch.Generator().manual_seed(0)
     z, weights = (torch.randn(2, 4, 3, 5, generator=generator).to(dtype) for _ in range(2))
     gamma = torch.randn(shape, generator=generator).to(dtype)
@@ -213,7 +213,7 @@ def test_all_positions_have_one_size_at_first(norm, attention, tokens):
 
 
 def test_the_scale_by_position_makes_all_positions_of_one_size_at_first():
-    """Of independent tokens under nearly uniform attention: the values' average is as wide as one of them again."""
+    """With independent tokens and nearly uniform attention, the scaled average is as wide as one value."""
     torch.manual_seed(0)
     fields = tiny("headnorm").config.to_dict() | {"value_norm": "position", "initializer_range": 0.02}
     model = HeadNormForCausalLM(HeadNormConfig(**fields)).eval()
@@ -408,7 +408,7 @@ def test_tied_embeddings_stay_tied(new_model, tokens, tmp_path):
 
 
 def test_a_gain_that_a_folder_lacks_begins_from_its_own_values(tmp_path):
-    """Of a checkpoint without one: the rule, on the loaded W_V."""
+    """A checkpoint without a gain gets the initial gain, computed from the loaded W_V."""
     model = tiny("headnorm", value_norm="none")
     with torch.no_grad():
         for layer in model.model.layers:
