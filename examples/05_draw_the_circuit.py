@@ -2,7 +2,7 @@
 
 An arrow is as wide as the share of the sink that the intervention on its link moves (``--interventions``).
 The figure is a Matplotlib one (PNG, SVG, PDF), the circuit itself two data frames and JSON, and the heads can be looked
-at in a browser, without a network. Of a trace that is there already:
+at in a browser, without a network. To draw a finished trace:
 
     python examples/05_draw_the_circuit.py --run runs/SmolLM2-135M-Instruct-20260101-120000
 

@@ -276,7 +276,7 @@ def sentences_that_open_with_of(text):
 
 
 def docstrings():
-    """Every docstring of modules, classes and functions, and under fields: of the package, its tests and its scripts."""
+    """Every docstring of the package, its tests and its scripts, those under fields too."""
     folders = ("sink_lens", "analyses", "benchmarks", "examples", "tests")
     for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

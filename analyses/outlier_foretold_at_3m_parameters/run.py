@@ -96,7 +96,7 @@ def planted_pair(work: Work, seed: int):
 def chosen(lens, tokens) -> dict:
     """The outlier dimension of position 0 and the super neurons that write it, by the criteria of the chain.
 
-    Of several dimensions the one that is an outlier after most layers. Where there is none the largest dimension stands
+    If there are several, it is the one that is an outlier after most layers. If there is none, the largest one stands
     in; where there is no super neuron, the neuron that writes most of the dimension.
     """
     first = frozenset({0})

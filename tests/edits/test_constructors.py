@@ -69,7 +69,7 @@ def captured(lens, site, **drawn):
 def part(family, site, number=0):
     """A layer and chosen indices of each axis, out of order; another part for every number from 0 to 6.
 
-    Of scores and pattern, queries and keys within the past and the window.
+    In scores and pattern, queries and keys are taken within the past and the window.
     """
     per_layer = SITES[site].per_layer
     places = [[9, 6], [10, 7], [8]][number // 3] if per_layer else [2 * number + 1, 2 * number]
