@@ -165,7 +165,7 @@ def _theirs(lens: LensModel, part: Part, case: Case, corrupted: Tensor, cache: A
 
 
 def _floor(lens: LensModel, case: Case, *, rows: int, first: int, timed: Timed) -> float:
-    """Seconds of the matrix products of a block's cone alone: of its layers, on the rows that it computes."""
+    """Seconds that the matrix products of a block take alone, in the layers and on the rows that it computes."""
     linears = [
         module
         for index in range(first, lens.n_layers)

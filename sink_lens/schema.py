@@ -31,7 +31,7 @@ LINKS = {
     "dimension_key": "After the norm, the outlier dimension alone fixes the sink's key.",
     "key_sink": "Queries meet that key, so attention goes to it.",
 }
-"""Name of a link -> what it claims; one more node of NODES each."""
+"""Name of a link -> its claim; link i joins the nodes i and i + 1 of ``NODES``."""
 VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not applicable": "∅", "not measured": "–"}
 """Verdict -> its sign."""
 FROZEN = ("z", "neurons", "dimensions", "key")

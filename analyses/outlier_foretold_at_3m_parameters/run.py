@@ -204,7 +204,7 @@ def at_first(lens, tokens, *, last: dict, work: Work) -> dict:
 
 
 def tested(statistics: dict, *, generator: np.random.Generator) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The ranks of what each seed chose (1 is the largest), and of each statistic the mean place and its p.
+    """Rank of each seed's outlier dimension by every statistic (1 is the largest), with the mean place and its p.
 
     A place is a rank as a share: near 0 is the top, near 1 the bottom. The null is that training chose any of the
     candidates: as many are chosen at random in each seed and layer. Two-sided; Holm's correction over all statistics.

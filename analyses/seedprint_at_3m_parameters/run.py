@@ -73,7 +73,7 @@ def rms_z(pairs: pd.DataFrame) -> float:
 
 
 def at_first(work: Work, seeds, *, inputs="tokens") -> pd.DataFrame:
-    """A pair of untrained models of two seeds and a null a row."""
+    """One row for each pair of untrained models of two seeds and each null."""
     small = work.size(SMALL, TINY)
     models = [untrained(UntrainedConfig(**small), seed=seed) for seed in seeds]
     config = FingerprintConfig(inputs=inputs, **work.size({"coordinates": 64}, FEW))

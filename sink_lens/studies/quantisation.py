@@ -421,7 +421,7 @@ def _decision(
     measured: Measured,
     sinks: Bool[Tensor, "batch position"],
 ) -> dict[str, Any]:
-    """The decision and its numbers, all of the second part of the text."""
+    """The decision and its numbers, all measured on the sequences that judge."""
     judged = _records(conditions[conditions["part"] == "judge"])
     clean, worst = (next(row for row in judged if row["kept"] == name) for name in ("clean", "all"))
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]

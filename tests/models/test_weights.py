@@ -77,7 +77,7 @@ def test_the_mlps_output_is_the_sum_over_neurons(family):
 
 @pytest.mark.parametrize("family", DENSE)
 def test_gate_and_up_come_from_the_mlps_input(family):
-    """Up to the bias, which is not among the weights: of differences between neighbouring positions."""
+    """Compared by differences between neighbouring positions, since the weights lack the bias."""
     for layer in LAYERS:
         weights = mlp_weights(lens(family), layer=layer)
         assert (weights.w_gate is not None) == (family not in UNGATED)

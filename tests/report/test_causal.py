@@ -1,4 +1,4 @@
-"""The causal part of the page: its figures and tables from small tables, and what is said where nothing was cut."""
+"""The causal part of the page: its figures and tables from small tables, and what is said without interventions."""
 
 import pandas as pd
 import pytest
