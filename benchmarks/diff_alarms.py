@@ -10,7 +10,7 @@ import copy
 import csv
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from sink_lens.edits.quantisation import format_of, rounded
 from sink_lens.models.tiny import BOS_ID, PAD_ID, planted, tiny_tokenizer
 from sink_lens.studies import diff
 
+Case = tuple[str, str, dict[str, Any]]
 SIZE = {"sequences": 8, "length": 48}
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 
@@ -36,9 +37,10 @@ def tokenizer(*, adds_bos: bool = True, template: str | None = TEMPLATE) -> Any:
     return made
 
 
-def batches(seed: int, *, n: int, length: int = 48) -> Iterator[Tensor]:
-    """Random pieces of the bundled text with BOS in front."""
-    ids = torch.tensor(tiny_tokenizer(adds_bos=False)(bundled_text()[:200_000], verbose=False)["input_ids"])
+def batches(seed: int, *, n: int, length: int = 48, text: str | None = None) -> Iterator[Tensor]:
+    """Random pieces of a text with BOS in front; of the bundled text if None."""
+    text = bundled_text()[:200_000] if text is None else text
+    ids = torch.tensor(tiny_tokenizer(adds_bos=False)(text, verbose=False)["input_ids"])
     generator = torch.Generator().manual_seed(seed)
     for _ in range(n):
         starts = torch.randint(len(ids) - length, (8,), generator=generator).tolist()
@@ -46,12 +48,12 @@ def batches(seed: int, *, n: int, length: int = 48) -> Iterator[Tensor]:
         yield torch.cat([torch.full((8, 1), BOS_ID), rows], dim=1)
 
 
-def trained(model: Any, *, steps: int, seed: int, lr: float, only: str = "") -> Any:
-    """The model after some steps of training on text."""
+def trained(model: Any, *, steps: int, seed: int, lr: float, only: str = "", text: str | None = None) -> Any:
+    """The model after some steps of training on text; see ``batches``."""
     chosen = [weight for name, weight in model.named_parameters() if only in name]
     optimizer = torch.optim.AdamW(chosen, lr=lr)
     model.train()
-    for ids in batches(seed, n=steps):
+    for ids in batches(seed, n=steps, text=text):
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
         torch.nn.utils.clip_grad_norm_(chosen, 1.0)
@@ -252,35 +254,45 @@ def sequences() -> TokenBatch:
     return from_text(bundled_text(), tokenizer(), **SIZE)
 
 
-def compared(first: Any, second: Any, *, out: Path, own: Any = None, batch: Any = None) -> Any:
-    """One comparison."""
-    a = wrap(first, tokenizer=tokenizer(), name="base")
+def compared(
+    first: Any,
+    second: Any,
+    *,
+    out: Path,
+    before: Any = None,
+    own: Any = None,
+    batch: Any = None,
+    tokens: TokenBatch | None = None,
+) -> Any:
+    """One comparison; ``before`` and ``own`` are the tokenizers of the two models."""
+    a = wrap(first, tokenizer=before or tokenizer(), name="base")
     b = wrap(second, tokenizer=own or tokenizer(), name="tuned")
-    return diff(a, b, tokens=sequences(), batch=batch, out=out, overwrite=True, progress=False)
+    return diff(a, b, tokens=tokens or sequences(), batch=batch, out=out, overwrite=True, progress=False)
 
 
-def cases(model: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every comparison: broken or healthy, its name, and the second model with its tokenizer and batch."""
+def cases() -> Iterator[Case]:
+    """Every comparison: broken or healthy, its name, and both models with tokenizer and batch."""
+    model = base()
     for name, make in TOKENIZERS.items():
-        yield "broken", name, {"second": model, "own": make()}
+        yield "broken", name, {"first": model, "second": model, "own": make()}
     for name, make_batch in BATCHES.items():
-        yield "broken", name, {"second": model, "batch": make_batch()}
+        yield "broken", name, {"first": model, "second": model, "batch": make_batch()}
     for name, change in MODELS.items():
-        yield "broken", name, {"second": change(model)}
+        yield "broken", name, {"first": model, "second": change(model)}
     healthy = list(HEALTHY_BATCHES.values())
     for seed in range(20):
-        yield "healthy", f"fine-tune {seed}", {"second": tuned(seed, model), "batch": healthy[seed % 4]()}
+        given = {"first": model, "second": tuned(seed, model), "batch": healthy[seed % 4]()}
+        yield "healthy", f"fine-tune {seed}", given
 
 
-def main() -> None:
-    """Run all of them and write a row for each."""
-    model = base()
+def judge(cases: Iterable[Case], path: str) -> None:
+    """Compare in every case, write a row for each, print how many alarmed."""
     found: dict[str, list[bool]] = {"broken": [], "healthy": []}
-    with tempfile.TemporaryDirectory() as folder, Path(sys.argv[1]).open("w", newline="") as file:
+    with tempfile.TemporaryDirectory() as folder, Path(path).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("kind", "case", "alarms", "conclusion"))
-        for kind, name, given in cases(model):
-            decision = compared(model, out=Path(folder) / "run", **given).decision
+        for kind, name, given in cases:
+            decision = compared(out=Path(folder) / "run", **given).decision
             writer.writerow((kind, name, decision["alarms"], decision["sentence"][:160]))
             found[kind].append(decision["alarms"] > 0)
     broken, healthy = found["broken"], found["healthy"]
@@ -289,4 +301,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    judge(cases(), sys.argv[1])
