@@ -21,6 +21,7 @@ from torch import Tensor
 from sink_lens import wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
+from sink_lens.errors import SinkLensError
 from sink_lens.edits.quantisation import format_of, rounded
 from sink_lens.models.tiny import BOS_ID, PAD_ID, planted, tiny_tokenizer
 from sink_lens.studies import diff
@@ -286,18 +287,23 @@ def cases() -> Iterator[Case]:
 
 
 def judge(cases: Iterable[Case], path: str) -> None:
-    """Compare in every case, write a row for each, print how many alarmed."""
-    found: dict[str, list[bool]] = {"broken": [], "healthy": []}
+    """Compare in every case, write a row for each, print how many alarmed; a model that is refused has no alarms."""
+    found: dict[str, list[str]] = {"broken": [], "healthy": []}
     with tempfile.TemporaryDirectory() as folder, Path(path).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("kind", "case", "alarms", "conclusion"))
         for kind, name, given in cases:
-            decision = compared(out=Path(folder) / "run", **given).decision
-            writer.writerow((kind, name, decision["alarms"], decision["sentence"][:160]))
-            found[kind].append(decision["alarms"] > 0)
+            try:
+                decision = compared(out=Path(folder) / "run", **given).decision
+                answer, said = "alarm" if decision["alarms"] else "none", decision["sentence"]
+                writer.writerow((kind, name, decision["alarms"], said[:160]))
+            except SinkLensError as error:
+                answer = "refused"
+                writer.writerow((kind, name, "", f"refused: {error}"[:160]))
+            found[kind].append(answer)
     broken, healthy = found["broken"], found["healthy"]
-    print(f"{sum(broken)} of {len(broken)} breakages found")
-    print(f"{sum(healthy)} of {len(healthy)} healthy fine-tunes alarmed")
+    print(f"{broken.count('alarm')} of {len(broken)} breakages found, {broken.count('refused')} refused")
+    print(f"{healthy.count('alarm')} of {len(healthy)} healthy fine-tunes alarmed, {healthy.count('refused')} refused")
 
 
 if __name__ == "__main__":
