@@ -21,8 +21,8 @@ from torch import Tensor
 from sink_lens import wrap
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
-from sink_lens.errors import SinkLensError
 from sink_lens.edits.quantisation import format_of, rounded
+from sink_lens.errors import SinkLensError
 from sink_lens.models.tiny import BOS_ID, PAD_ID, planted, tiny_tokenizer
 from sink_lens.studies import diff
 

@@ -21,7 +21,7 @@ from benchmarks.diff_alarms import TEMPLATE, Case, judge, padded, plain, text_ro
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
 from sink_lens.models import zoo
-from sink_lens.models.tiny import BOS_ID, EOS_ID, PAD_ID, tiny
+from sink_lens.models.tiny import BOS_ID, EOS_ID, tiny
 
 CHAT = "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>\n{% endfor %}"
 
@@ -31,7 +31,7 @@ def tokens() -> TokenBatch:
     return from_text(bundled_text()[250_000:], tokenizer(), sequences=12, length=56)
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------------------------
 
 
 def _written(name: str, family: str, seed: int) -> Any:
@@ -42,7 +42,9 @@ def _written(name: str, family: str, seed: int) -> Any:
 def base(name: str) -> Any:
     """A model by its family; all but gpt2 have a sink, and each another kind."""
     if name == "gpt2":
-        return trained(tiny("gpt2", seed=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), steps=300, seed=16, lr=2e-3)
+        return trained(
+            tiny("gpt2", seed=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), steps=300, seed=16, lr=2e-3
+        )
     kind, family, seed = {
         "olmo2": ("bos_neuron", "olmo2", 11),
         "qwen3": ("two_dimensions", "qwen3", 12),
@@ -53,7 +55,7 @@ def base(name: str) -> Any:
     return _written(kind, family, seed)
 
 
-# --- tokenizers ---------------------------------------------------------------------------------------------------------
+# --- tokenizers -------------------------------------------------------------------------------------------------------
 
 
 def _processed(template: str) -> Any:
@@ -86,7 +88,9 @@ TOKENIZERS: dict[str, Callable[[], dict[str, Any]]] = {
     "merges are lost": lambda: {"own": _without_merges()},
     "template adds BOS to what the tokenizer adds": lambda: {"before": tokenizer(template=_NO_BOS)},
     "tokenizer adds BOS that the base had not": lambda: {"before": tokenizer(adds_bos=False, template=_NO_BOS)},
-    "template writes another model's BOS": lambda: {"own": tokenizer(template=TEMPLATE.replace("{{ bos_token }}", "<bos>"))},
+    "template writes another model's BOS": lambda: {
+        "own": tokenizer(template=TEMPLATE.replace("{{ bos_token }}", "<bos>"))
+    },
     "template puts BOS before every message": lambda: {
         "own": tokenizer(template="{% for m in messages %}{{ bos_token }}{{ m['content'] }}\n{% endfor %}")
     },
@@ -97,7 +101,7 @@ TOKENIZERS: dict[str, Callable[[], dict[str, Any]]] = {
 """Breakage -> the tokenizers of the two models, where they are not the usual one."""
 
 
-# --- batches ------------------------------------------------------------------------------------------------------------
+# --- batches ----------------------------------------------------------------------------------------------------------
 
 
 def _bos_masked() -> dict[str, Tensor]:
@@ -151,7 +155,7 @@ BATCHES: dict[str, tuple[str, Callable[[], dict[str, Tensor]]]] = {
 """Breakage -> the model, and the batch of its training."""
 
 
-# --- configurations and weights -----------------------------------------------------------------------------------------
+# --- configurations and weights ---------------------------------------------------------------------------------------
 
 
 def _configured(**fields: Any) -> Callable[[Any], Any]:
@@ -275,7 +279,7 @@ MODELS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """Breakage -> the base, and the second model made of it."""
 
 
-# --- healthy ------------------------------------------------------------------------------------------------------------
+# --- healthy ----------------------------------------------------------------------------------------------------------
 
 
 def _sums() -> str:
@@ -337,7 +341,9 @@ def healthy(seed: int) -> tuple[str, dict[str, Any]]:
     if asked == "two more tokens":
         second.resize_token_embeddings(len(own), mean_resizing=False)
     second = trained(second, steps=steps, seed=500 + seed, lr=lr, only=only, text=_TEXTS[text]())
-    said = f"{seed}: {name}, {text}, lr {lr:g}, {steps} steps, {only or 'all'} trained, tokenizer {asked}, batch {batch}"
+    said = (
+        f"{seed}: {name}, {text}, lr {lr:g}, {steps} steps, {only or 'all'} trained, tokenizer {asked}, batch {batch}"
+    )
     return said, {"first": model, "second": second, "own": own, "batch": HEALTHY_BATCHES[batch]()}
 
 

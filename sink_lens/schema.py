@@ -1005,8 +1005,8 @@ _CARD = (
         """
         layer: int, index. Layer.
         dimension: int, index. Dimension that is written.
-        part: str, name. attention, MLP, neuron or super weight.
-        unit: int, index. Neuron, for a super weight the column of the down-projection; missing for the others.
+        part: str, name. attention, MLP, expert, neuron or super weight.
+        unit: int, index. Expert or neuron, of a super weight the column of the down-projection; else missing.
         share: float, share. Share of the layer's change of the dimension, for a super weight of what the MLP writes.
         """,
     ),

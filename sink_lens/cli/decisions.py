@@ -1,5 +1,6 @@
 """``sink-lens quantise`` and ``streaming``: commands that end in one sentence, with the numbers behind it."""
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ..studies.config import QuantiseConfig, StreamingConfig
@@ -7,6 +8,8 @@ from .console import app, columns_of, console, echo, hush, reported
 from .options import Answer, Out, Overwrite, Quiet, configured
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from ..studies.study import Study
 
 _QUANTISE_EXAMPLES = """\
@@ -52,7 +55,7 @@ def quantise(
         "closed_low",
         "closed_high",
     )
-    return shown(study, table="conditions", columns=columns, quiet=quiet)
+    return shown(study, lambda: [_judged(study, "conditions", columns)], quiet=quiet)
 
 
 @app.command(epilog=_STREAMING_EXAMPLES)
@@ -69,19 +72,36 @@ def streaming(
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
     columns = ("kept", "tokens", "loss_nats", "change_nats", "closed_share", "closed_low", "closed_high")
-    return shown(study, table="losses", columns=columns, quiet=quiet)
+    return shown(study, lambda: [_judged(study, "losses", columns)], quiet=quiet)
 
 
-def shown(study: "Study", *, table: str, columns: tuple[str, ...], quiet: bool) -> Answer:
-    """The held-out rows without random draws, the sentence and the folder; the decision for ``--json``."""
+def _judged(study: "Study", table: str, columns: tuple[str, ...]) -> "RenderableType":
+    """The held-out rows without random draws."""
+    return columns_of(study.tables[table].query("part == 'judge' and kept != 'random'"), columns)
+
+
+def shown(
+    study: "Study",
+    above: "Callable[[], Iterable[RenderableType]]",
+    *,
+    below: "Callable[[], Iterable[RenderableType]]" = tuple,
+    quiet: bool,
+) -> Answer:
+    """Draw the page of a study that ends in a sentence, and print its sentence, page and folder.
+
+    Args:
+        study: the finished study; its decision is what ``--json`` prints.
+        above: makes what is printed before the sentence.
+        below: makes what is printed between the sentence and the page.
+        quiet: print the folder alone.
+    """
     page = reported(study.folder, quiet=True)
     if quiet:
         echo(study.folder)
     else:
         out = console()
-        frame = study.tables[table].query("part == 'judge' and kept != 'random'")
-        out.print(columns_of(frame, columns))
-        out.print(study.headline, soft_wrap=True)
-        out.print(f"report: {page}", soft_wrap=True)
-        out.print(f"run: {study.folder}", soft_wrap=True)
+        for part in above():
+            out.print(part)
+        for part in (study.headline, *below(), f"report: {page}", f"run: {study.folder}"):
+            out.print(part, soft_wrap=True)
     return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})

@@ -1,8 +1,17 @@
 """``sink-lens diff``: what changed from one model to another, whether it is alarming, and the line to change."""
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from ..studies.config import DiffConfig
-from .console import app, columns_of, console, echo, hush, reported
+from .console import app, columns_of, hush
+from .decisions import shown
 from .options import Answer, Out, Overwrite, Quiet, configured
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..studies.study import Study
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -28,22 +37,16 @@ def diff(
     from ..studies.comparison import diff as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
-    page = reported(study.folder, quiet=True)
-    if not quiet:
-        out_to = console()
-        changes = study.tables["changes"]
-        numbers = changes.loc[changes["unit"] != "index"]
-        out_to.print(
-            columns_of(numbers, ("quantity", "first", "second", "change", "change_low", "change_high", "alarm"))
-        )
-        indices = changes.loc[changes["unit"] == "index"]
-        out_to.print(columns_of(indices, ("quantity", "first_indices", "second_indices", "alarm")))
-        for row in study.tables["checks"].to_dict("records"):
-            sign = "✗" if row["alarm"] else "✓"
-            out_to.print(f"{sign} {row['check']}: {row['said']}" + (f"; change {row['line']}" if row["line"] else ""))
-        out_to.print(study.headline, soft_wrap=True)
-        out_to.print(f"report: {page}", soft_wrap=True)
-        out_to.print(f"run: {study.folder}", soft_wrap=True)
-    else:
-        echo(study.folder)
-    return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})
+    return shown(study, lambda: _changes(study), quiet=quiet)
+
+
+def _changes(study: "Study") -> "Iterator[RenderableType]":
+    """What changed, in numbers and in indices, and every check of the inputs."""
+    changes = study.tables["changes"]
+    numbers = changes.loc[changes["unit"] != "index"]
+    yield columns_of(numbers, ("quantity", "first", "second", "change", "change_low", "change_high", "alarm"))
+    indices = changes.loc[changes["unit"] == "index"]
+    yield columns_of(indices, ("quantity", "first_indices", "second_indices", "alarm"))
+    for row in study.tables["checks"].to_dict("records"):
+        sign = "✗" if row["alarm"] else "✓"
+        yield f"{sign} {row['check']}: {row['said']}" + (f"; change {row['line']}" if row["line"] else "")

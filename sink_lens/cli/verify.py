@@ -1,7 +1,8 @@
 """``sink-lens verify``: published facts about a model against what is measured on it."""
 
 from ..studies.config import VerifyConfig
-from .console import app, columns_of, console, echo, hush, reported
+from .console import app, columns_of, hush
+from .decisions import shown
 from .options import Answer, Out, Overwrite, Quiet, configured
 
 _EXAMPLES = """\
@@ -28,15 +29,6 @@ def verify(
     from ..studies.verification import verify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
-    page = reported(study.folder, quiet=True)
-    if not quiet:
-        out_to = console()
-        table = study.tables["facts"]
-        if len(table):
-            out_to.print(columns_of(table, ("id", "quantity", "verdict", "published", "measured", "reason")))
-        out_to.print(study.headline, soft_wrap=True)
-        out_to.print(f"report: {page}", soft_wrap=True)
-        out_to.print(f"run: {study.folder}", soft_wrap=True)
-    else:
-        echo(study.folder)
-    return Answer(found=lambda: {"run": study.folder, "report": page, **study.decision})
+    columns = ("id", "quantity", "verdict", "published", "measured", "reason")
+    facts = study.tables["facts"]
+    return shown(study, lambda: [columns_of(facts, columns)] if len(facts) else [], quiet=quiet)

@@ -109,7 +109,13 @@ def _writers(run: Run) -> tuple[str, PageTable]:
         "(arXiv 2411.07191) the share of what the MLP writes there." + more(len(table), "writers")
     )
     shown = table.assign(unit=["" if pd.isna(one) else str(int(one)) for one in table["unit"]])
-    heads = {"layer": "layer", "dimension": "dimension", "part": "part", "unit": "neuron or column", "share": "share"}
+    heads = {
+        "layer": "layer",
+        "dimension": "dimension",
+        "part": "part",
+        "unit": "expert, neuron or column",
+        "share": "share",
+    }
     return see, shown_table(shown, heads)
 
 

@@ -39,6 +39,8 @@ STANDS_OUT = 3.0
 """A first token whose norm is at least this many times that of the others is an outlier that can be lost."""
 FELL = 0.75
 """A lower sink rate is an alarm only if attention fell below this share too, as the rate hangs on its threshold."""
+ANOTHER = 0.5
+"""A matrix that changes by this share of its norm was not fine-tuned but replaced, permuted or scaled."""
 _WEIGHT_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _UNREAD = (
     *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "name_or_path"),
@@ -50,7 +52,15 @@ _UNREAD = (
         "attn_implementation",
         "_attn_implementation",
     ),
-    *("initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout"),
+    *(
+        "vocab_size",
+        "initializer_range",
+        "attention_dropout",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attn_pdrop",
+        "hidden_dropout",
+    ),
 )
 """Fields of a configuration that do not change what the weights compute, or that are compared elsewhere."""
 _TENSORS = 20
@@ -103,7 +113,10 @@ def diff(
     b = _read_second(a, second, config)
     pairs = _losses(a, b)
     changes = pd.DataFrame(_changes(a, b, pairs, config))
-    tensors = _tensors(lens, second) if config.by == "weights" else None
+    tensors = None
+    if config.by == "weights":
+        tensors, replaced = _tensors(lens, second)
+        findings += replaced
     decision = _decision(changes, findings, tensors, names=_names(lens, second, config), config=config, n=len(pairs[0]))
     frames = {
         "changes": changes,
@@ -222,7 +235,7 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
     rows += [
         _numbers("sink_rate", "share", a.rated(), b.rated(), a, lost=not by_bos and (fell or less.estimate > 0)),
         _numbers("first_token_attention", "attention", _mass(a), _mass(b), a, lost=not by_bos),
-        _numbers("attention_to_no_key", "attention", _null(a), _null(b), a),
+        _numbers("attention_to_no_key", "attention", _null(a), _null(b), a, lost=not by_bos),
         _numbers("first_token_norm_ratio", "1", _norm(a), _norm(b), a, grew=not by_bos),
         _numbers("largest_activation", "stream", _largest(a), _largest(b), a, grew=not by_bos, stands=0.0),
         _numbers("kurtosis", "1", _kurtosis(a), _kurtosis(b), a),
@@ -359,10 +372,10 @@ def _configurations(first: LensModel, second: LensModel, config: DiffConfig) -> 
     ]
 
 
-def _tensors(first: LensModel, second: LensModel) -> pd.DataFrame:
-    """The tensors that changed most, relative to their norm."""
+def _tensors(first: LensModel, second: LensModel) -> tuple[pd.DataFrame, list[Finding]]:
+    """The tensors that changed most, relative to their norm; those that cannot come from a fine-tune."""
     theirs = dict(second.plain.named_parameters())
-    rows = []
+    rows, replaced = [], []
     with torch.no_grad():
         for name, weight in first.plain.named_parameters():
             other = theirs.get(name)
@@ -370,10 +383,30 @@ def _tensors(first: LensModel, second: LensModel) -> pd.DataFrame:
                 continue
             norm = float(weight.float().norm())
             change = float((other.to(weight.device).float() - weight.float()).norm())
-            rows.append({"tensor": name, "change": change / norm if norm else math.inf if change else 0.0})
+            relative = change / norm if norm else math.inf if change else 0.0
+            rows.append({"tensor": name, "change": relative})
+            if norm and (not bool(other.any()) or (weight.ndim > 1 and relative >= ANOTHER)):
+                replaced.append(rows[-1] | {"zero": not bool(other.any())})
     table = pd.DataFrame(rows, columns=["tensor", "change"]).astype({"tensor": "str", "change": "float64"})
-    table = table.loc[table["change"] > 0]
-    return table.sort_values("change", ascending=False, kind="stable").head(_TENSORS).reset_index(drop=True)
+    table = table.loc[table["change"] > 0].sort_values("change", ascending=False, kind="stable")
+    return table.head(_TENSORS).reset_index(drop=True), _replaced(replaced)
+
+
+def _replaced(tensors: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """One finding for all tensors that are zero, or that are no longer what was fine-tuned."""
+    if not tensors:
+        return [Finding(check="weights", alarm=False, said=f"no matrix changed by {ANOTHER:g} of its norm")]
+    most = max(tensors, key=lambda one: (one["zero"], one["change"]))
+    what = "is zero" if most["zero"] else f"changed by {number(most['change'])} of its norm"
+    more = f", and {plural(len(tensors) - 1, 'more tensor')} like it" if len(tensors) > 1 else ""
+    return [
+        Finding(
+            check="weights",
+            alarm=True,
+            said=f"{most['tensor']} {what}{more}, which no short fine-tune does",
+            line=f"how the weights were saved, merged or trained (learning rate), first {most['tensor']}",
+        )
+    ]
 
 
 def _positions(first: Tensor, second: Tensor, *, seed: int) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from ..text import listed, plural
 _SAMPLE = "The whale's 2 eyes saw: nothing.\n\tWhy? naïve 東京 x = [1, 2]"
 """Text that tokenizers are compared on."""
 _CHAT = ({"role": "user", "content": "Hello there"},)
+_TURNS = (*_CHAT, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Why"})
 _SEEN = 1e-4
 """A token was seen if replacing it changes logits by more than this share of their standard deviation."""
 _MOST_ROWS = 8
@@ -133,6 +134,12 @@ def template_bos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     return alone, leading_bos(list(tokenizer(text, verbose=False)["input_ids"]), token)
 
 
+def _bos_inside(tokenizer: PreTrainedTokenizerBase) -> int:
+    """BOS tokens in a chat of three turns."""
+    text = str(tokenizer.apply_chat_template(list(_TURNS), tokenize=False))
+    return text_ids(text, tokenizer).count(bos_id(tokenizer))
+
+
 def _template(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
     (before, _), (now, again) = template_bos(base), template_bos(tuned)
     if not getattr(tuned, "chat_template", None):
@@ -157,6 +164,13 @@ def _template(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> 
             "template_adds_bos",
             f"a chat begins with {plural(now, 'BOS token')}, before with {before}{again_said}",
             f"chat_template.jinja: {line}",
+        )
+    inside, once = _bos_inside(tuned), _bos_inside(base) if had else 1
+    if inside > max(once, 1):
+        return _broken(
+            "template_repeats_bos",
+            f"a chat of three turns has {inside} BOS tokens, before {once}",
+            "chat_template.jinja: write {{ bos_token }} once, in front of the loop over messages",
         )
     return _fine("template", f"a chat begins with {plural(now, 'BOS token')} in both")
 
@@ -210,7 +224,7 @@ def check_batch(lens: LensModel, batch: Mapping[str, Any], *, where: str = "the 
     found = {name: tensor[:_MOST_ROWS].to(lens.device) for name, tensor in found.items()}
     tokenizer = lens.tokenizer
     pads = _pads(found, _id(None if tokenizer is None else tokenizer.pad_token_id))
-    checks = [_labels(found, pads), _seen_padding(lens, found, pads), _leaking(lens, found, pads)]
+    checks = [_labels(found, pads), _places(found, pads), _seen_padding(lens, found, pads), _leaking(lens, found, pads)]
     if tokenizer is not None and bos_id(tokenizer) is not None:
         checks.insert(0, _batch_bos(found, pads, tokenizer))
     return [one for one in checks if one is not None]
@@ -252,7 +266,32 @@ def _batch_bos(batch: Mapping[str, Tensor], pads: Tensor, tokenizer: PreTrainedT
             "no sequence begins with BOS, although the tokenizer puts it in front of a text",
             "tokenizer(text, add_special_tokens=True), or put bos_token_id in front of every packed sequence",
         )
+    packed = any(token in row[1:] for row in rows)
+    if 0 < lacking < len(rows) and tokenizer_adds_bos(tokenizer) and not packed:
+        return _broken(
+            "batch_bos_mixed",
+            f"{lacking} of {plural(len(rows), 'sequence')} do not begin with BOS, the others do",
+            "put bos_token_id in front of every sequence, also of those that are cut from a longer text",
+        )
     return _fine("batch_bos", f"{len(rows) - lacking} of {plural(len(rows), 'sequence')} begin with one BOS")
+
+
+def _places(batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
+    """Positions count up by one from token to token, but where a document begins at 0."""
+    places = batch.get("position_ids")
+    if places is None:
+        return None
+    places = places.expand_as(batch["input_ids"])
+    both = ~pads[:, 1:] & ~pads[:, :-1]
+    counts, restarts = places[:, 1:] == places[:, :-1] + 1, places[:, 1:] == 0
+    wrong = (both & ~counts & ~restarts).any() or (both & restarts).sum() > both.sum() / 2
+    if bool(wrong):
+        return _broken(
+            "positions",
+            "position_ids do not count up by one from token to token",
+            "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0), or give none",
+        )
+    return _fine("positions", "positions count up by one, from 0 in every document")
 
 
 def _labels(batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:

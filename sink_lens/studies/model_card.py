@@ -142,7 +142,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
             for step in seen.location.steps
         ],
         "writers": seen.writers,
-        "super_weights": _super_weights(seen),
+        "super_weights": seen.super_weights[:_MOST_LISTED],
         "largest_activations": _largest(seen),
         "loss": {name: _loss(one, seen) for name, one in losses.items()},
         "inactive_heads": _inactive(seen),
@@ -248,10 +248,6 @@ def _outliers(seen: Observed) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _super_weights(seen: Observed) -> list[dict[str, Any]]:
-    return [] if seen.lens.family.down is None else seen.super_weights[:_MOST_LISTED]
 
 
 def _largest(seen: Observed) -> list[dict[str, Any]]:
@@ -422,12 +418,13 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "Outlier dimensions",
             "; ".join(
-                f"{row['dimension']} (layers {row['layers'] or 'embedding'}, {number(row['value'])})"
+                f"{row['dimension']} ({_layers(row['layers'])}, largest {number(row['value'])})"
                 for row in found["outlier_dimensions"]
             )
             or "none",
         ),
         ("Residual sinks", listed(row["dimension"] for row in found["residual_sinks"]) or "none"),
+        ("Makers", "; ".join(_maker(row) for row in found["writers"]) or "none"),
         (
             "Super weights",
             "; ".join(f"layer {row['layer']} [{row['row']}, {row['column']}]" for row in found["super_weights"])
@@ -448,6 +445,22 @@ def rows_of_card(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             else "not asked for",
         ),
     ]
+
+
+def _layers(layers: str) -> str:
+    return f"layers {layers}" if layers else "embedding"
+
+
+def _maker(row: Mapping[str, Any]) -> str:
+    """What writes the outlier dimension in one growth layer: experts, neurons, else attention and MLP."""
+    units = [(name, pair) for name in ("experts", "neurons") for pair in row.get(name, [])]
+    if not units:
+        units = [(name, ("", row[site])) for name, site in (("attention", "attn_out"), ("the MLP", "mlp_out"))]
+    kinds: dict[str, list[str]] = {}
+    for name, (unit, share) in units:
+        kinds.setdefault(name, []).append(f"{unit} {number(share)}".strip())
+    told = "; ".join(f"{name} {', '.join(each)}" for name, each in kinds.items())
+    return f"layer {row['layer']} ({told} of the growth of {row['dimension']})"
 
 
 def _said_tokens(sink: Mapping[str, Any]) -> str:
@@ -576,7 +589,8 @@ def _writer_rows(made: Mapping[str, Any]) -> list[dict[str, Any]]:
             at | {"part": part, "unit": None, "share": row[site]}
             for part, site in (("attention", "attn_out"), ("MLP", "mlp_out"))
         ]
-        rows += [at | {"part": "neuron", "unit": neuron, "share": share} for neuron, share in row["neurons"]]
+        for part in ("expert", "neuron"):
+            rows += [at | {"part": part, "unit": unit, "share": share} for unit, share in row.get(f"{part}s", [])]
     return rows + [
         {
             "layer": row["layer"],

@@ -274,8 +274,9 @@ class Observed:
         """What writes the outlier dimension in each growth step: the attention, the MLP and the strongest neurons.
 
         One row a layer of a step: layer, dimension, change, attention and MLP shares of it, and ``neurons``: [neuron,
-        share] of those that make at least ``SUPER_SHARE``. No row where the token has no outlier dimension. A family
-        that norms its MLP's output has no neurons here.
+        share] of those that make at least ``SUPER_SHARE``. A mixture of experts also has ``experts``: [expert, share],
+        and its neurons are counted over all experts. No row where the token has no outlier dimension. A family that
+        norms its MLP's output has no neurons here.
         """
         found = []
         position = self.location.sink_position
@@ -284,7 +285,7 @@ class Observed:
                 change = float((self.states[layer + 1] - self.states[layer])[:, step.dimension].mean())
                 row: dict[str, Any] = {"layer": layer, "dimension": step.dimension, "change": change}
                 sites = ["attn_out", "mlp_out"]
-                neurons = self.lens.family.down is not None and self.lens.family.mlp_post_norm is None
+                neurons = self.lens.family.mlp_post_norm is None
                 kept = capture(
                     self.lens,
                     self.tokens,
@@ -296,18 +297,15 @@ class Observed:
                 for site in sites:
                     value = float(kept[site, layer][:, 0, step.dimension].float().mean())
                     row[site] = value / change if change else math.nan
-                row["neurons"] = []
+                row |= {"neurons": []} | ({} if self.lens.d_expert is None else {"experts": []})
                 if neurons and change:
                     weights = mlp_weights(self.lens, layer=layer)
                     assert weights is not None  # the family has neurons
                     column = weights.w_down[step.dimension].float().cpu()
                     shares = (kept["neurons", layer][:, 0].float() * column).mean(0) / change
-                    top = shares.sort(descending=True, stable=True)
-                    row["neurons"] = [
-                        [int(index), float(share)]
-                        for share, index in zip(top.values[:8], top.indices[:8], strict=True)
-                        if share >= SUPER_SHARE
-                    ]
+                    row["neurons"] = _largest_shares(shares)
+                    if self.lens.d_expert is not None:
+                        row["experts"] = _largest_shares(shares.unflatten(0, (-1, self.lens.d_expert)).sum(1))
                 found.append(row)
         return found
 
@@ -315,17 +313,15 @@ class Observed:
     def super_weights(self) -> list[dict[str, Any]]:
         """Entries of the down-projections that write most of their layer's largest value, the largest first.
 
-        Raises:
-            UnmeasuredError: the model has no down-projection of its own (a mixture of experts).
+        In a mixture of experts a column is counted over all experts.
 
         Reference: arXiv 2411.07191 (the largest input and output of the down-projection give column and row); which
         layers count is ours (``WRITES_MOST``, ``SPIKE``, ``OF_LARGEST``).
         """
-        if self.lens.family.down is None:
-            raise UnmeasuredError("the model is a mixture of experts, whose down-projections are not read")
+        output = "down_out" if "largest:down_out" in self.core.values else "mlp_out"
         rows = []
         for layer in range(self.lens.n_layers):
-            inputs, written = self.core["largest:neurons", layer], self.core["largest:down_out", layer]
+            inputs, written = self.core["largest:neurons", layer], self.core[f"largest:{output}", layer]
             top = int(written[:, 0].abs().argmax())
             value, _, dimension, over = written[top].tolist()
             activation, _, neuron, _ = inputs[int(inputs[:, 0].abs().argmax())].tolist()
@@ -407,6 +403,13 @@ class Observed:
             bos_condition="without",
         )
         return self.on(batch)
+
+
+def _largest_shares(shares: Float[Tensor, " unit"]) -> list[list[Any]]:
+    """[unit, share] of at most eight units that make at least ``SUPER_SHARE``, the largest first."""
+    top = shares.sort(descending=True, stable=True)
+    pairs = zip(top.indices[:8].tolist(), top.values[:8].tolist(), strict=True)
+    return [[unit, share] for unit, share in pairs if share >= SUPER_SHARE]
 
 
 def _late_mass(view: LayerView) -> Tensor:
