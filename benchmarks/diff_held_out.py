@@ -1,6 +1,7 @@
-"""`sink-lens diff` on breakages and healthy fine-tunes that none of its rules was made on.
+"""`sink-lens diff` on breakages and healthy fine-tunes that none of its first rules was made on.
 
-    python benchmarks/diff_held_out.py benchmarks/diff_held_out.csv
+    python benchmarks/diff_held_out.py FILE          breakages, and fine-tunes 0 to 23
+    python benchmarks/diff_held_out.py FILE --fresh  fine-tunes 24 to 59, made after the rules were mended
 
 Six tiny models of five families, with other seeds and other kinds of sinks than that of `diff_alarms.py`: each kind of
 breakage is another one, too. Healthy fine-tunes differ in model, text, learning rate, steps, trained weights, tokenizer
@@ -347,6 +348,13 @@ def healthy(seed: int) -> tuple[str, dict[str, Any]]:
     return said, {"first": model, "second": second, "own": own, "batch": HEALTHY_BATCHES[batch]()}
 
 
+def fine_tunes(*seeds: int) -> Iterator[Case]:
+    """Healthy fine-tunes."""
+    for seed in seeds:
+        said, given = healthy(seed)
+        yield "healthy", said, given | {"tokens": tokens()}
+
+
 def cases() -> Iterator[Case]:
     """Every comparison: broken or healthy, its name, and both models with tokenizers and batch."""
     shared = {"tokens": tokens()}
@@ -357,10 +365,8 @@ def cases() -> Iterator[Case]:
         yield "broken", name, {"first": base(kind), "second": base(kind), "batch": make_batch()} | shared
     for name, (kind, change) in MODELS.items():
         yield "broken", name, {"first": base(kind), "second": change(base(kind))} | shared
-    for seed in range(24):
-        said, given = healthy(seed)
-        yield "healthy", said, given | shared
+    yield from fine_tunes(*range(24))
 
 
 if __name__ == "__main__":
-    judge(cases(), sys.argv[1])
+    judge(fine_tunes(*range(24, 60)) if "--fresh" in sys.argv else cases(), sys.argv[1])

@@ -117,7 +117,9 @@ def diff(
     if config.by == "weights":
         tensors, replaced = _tensors(lens, second)
         findings += replaced
-    decision = _decision(changes, findings, tensors, names=_names(lens, second, config), config=config, n=len(pairs[0]))
+    decision = _decision(
+        changes, findings, tensors, names=_names(lens, second, config, bos=a.tokens.bos), config=config, n=len(pairs[0])
+    )
     frames = {
         "changes": changes,
         "positions": _positions(*pairs, seed=config.seed),
@@ -430,12 +432,13 @@ def _only(first: Tensor, second: Tensor) -> Interval:
     return interval((second - first).numpy(), generator=np.random.default_rng(0))
 
 
-def _names(first: LensModel, second: LensModel, config: DiffConfig) -> tuple[str, str]:
+def _names(first: LensModel, second: LensModel, config: DiffConfig, *, bos: bool) -> tuple[str, str]:
     names = (shown_name(first.name), shown_name(second.name))
     if config.by == "dtype":
         return f"{names[0]} in {_type(first)}", f"{names[1]} in {_type(second)}"
     if config.by == "bos":
-        return names[0], "the other BOS condition"
+        conditions = ("with BOS", "without BOS") if bos else ("without BOS", "with BOS")
+        return f"{names[0]} {conditions[0]}", conditions[1] if first is second else f"{names[1]} {conditions[1]}"
     return names if names[0] != names[1] else (names[0], "the second model")
 
 
@@ -482,7 +485,11 @@ def _sentence(
     if not wrong and not lines:
         sink = next(row for row in rows if row["quantity"] == "sink_rate")
         if found["by"] == "bos":
-            return f"BOS does not matter: from {found['first']} to {second}, {_said(rows[0])}, {_said(sink)}."
+            begins = next((row for row in rows if row["quantity"] == f"loss_positions_1_to_{_FIRST}"), rows[0])
+            sure = not begins["change_low"] <= 0 <= begins["change_high"] and begins is not rows[0]
+            where = f" but at the first {_FIRST} positions" if sure else ""
+            told = [_said(row) for row in (rows[0], *([begins] if sure else []), sink)]
+            return f"BOS does not matter{where}: from {found['first']} to {second}, {', '.join(told)}."
         return (
             f"Nothing is broken from {found['first']} to {second}: {_said(rows[0])}, {_said(sink)}; every check of the "
             "inputs passed."

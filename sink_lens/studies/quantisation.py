@@ -438,6 +438,7 @@ def _decision(
     found = {
         "model": lens.name,
         "verdict": verdict,
+        "goal": config.goal,
         "format": config.format,
         "cache": config.cache,
         "weights": config.weights,
@@ -506,6 +507,8 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
             f"Keep {listed(kept)} in 16 bit: {cost}, and {number(found['kept_loss_nats'])} with them kept, which "
             f"closes {closed}."
         )
+        if found["verdict"] == "keep a part":
+            begin += f" That is less than the {percent(found['goal'])} asked for."
     if not found["ignored"]:
         return begin
     interval = bounds(found["ignored_closed_low"], found["ignored_closed_high"], shown=percent)

@@ -221,7 +221,8 @@ def _decision(table: pd.DataFrame, *, name: str, known: int) -> dict[str, Any]:
     else:
         nearest = table.loc[table["verdict"] == "agree"].iloc[0]
         text = (
-            f"{name} is what was published, as far as it can be compared: {plural(agree, 'fact')} agree, such as "
+            f"{name} is what was published, as far as it can be compared: {plural(agree, 'fact')} "
+            f"{'agrees, ' if agree == 1 else 'agree, such as '}"
             f"{nearest['quantity']} {nearest['published']}, measured {nearest['measured']}"
         )
     if unknown and compared:

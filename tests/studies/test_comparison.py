@@ -47,6 +47,37 @@ def test_another_field_of_the_configuration_is_the_line_to_change(base, tmp_path
     assert line == f'config.json: "rms_norm_eps": {base.config.rms_norm_eps}'
 
 
+def test_a_matrix_of_another_model_and_a_tensor_of_zeros_come_from_no_fine_tune(base, tmp_path):
+    other = copy.deepcopy(base)
+    with torch.no_grad():
+        other.model.layers[4].mlp.up_proj.weight.copy_(planted(seed=9).model.model.layers[4].mlp.up_proj.weight)
+    study = compared(base, other, out=tmp_path / "run")
+    assert "model.layers.4.mlp.up_proj.weight changed by 1." in study.headline
+    with torch.no_grad():
+        other.model.layers[4].input_layernorm.weight.zero_()
+    study = compared(base, other, out=tmp_path / "run")
+    assert "model.layers.4.input_layernorm.weight is zero, and 1 more tensor like it" in study.headline
+
+
+def test_two_more_tokens_are_no_alarm(base, tmp_path):
+    other = copy.deepcopy(base)
+    other.resize_token_embeddings(302, mean_resizing=False)
+    assert compared(base, other, out=tmp_path / "run").decision["alarms"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft asks transformers for it
+def test_a_lora_of_a_few_steps_raises_no_alarm_and_its_wrong_scale_does(base, tmp_path):
+    peft = pytest.importorskip("peft", reason="LoRA needs peft; pip install 'sink-lens[test]'")
+    settings = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+    adapted = trained(peft.get_peft_model(copy.deepcopy(base), settings), steps=8, seed=60, lr=2e-4)
+    merged = adapted.merge_and_unload()
+    assert compared(base, merged, out=tmp_path / "run").decision["alarms"] == 0
+    with torch.no_grad():
+        for mine, its in zip(base.parameters(), merged.parameters(), strict=True):
+            its.copy_(mine + 500 * (its - mine))
+    assert compared(base, merged, out=tmp_path / "run").decision["alarms"] > 0
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_healthy_fine_tune_raises_no_alarm(base, seed, tmp_path):
     other = trained(copy.deepcopy(base), steps=8, seed=50 + seed, lr=1e-4, only=("self_attn", "")[seed - 1])
@@ -80,6 +111,7 @@ def test_one_model_is_compared_by_bos_without_alarm_for_the_sink(base, tmp_path)
     changes = study.tables["changes"].set_index("quantity")
     assert changes.loc["sink_rate", "second"] < 0.1 < changes.loc["sink_rate", "first"]
     assert not changes.loc["sink_rate", "alarm"]
+    assert "from base with BOS to without BOS, " in study.headline
     assert len(study.tables["positions"]) == 46  # the token after BOS is predicted by one of the two only
     assert "tensors" not in study.tables
 

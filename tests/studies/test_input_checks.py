@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks import diff_held_out
 from benchmarks.diff_alarms import BATCHES, HEALTHY_BATCHES, TOKENIZERS, padded, plain, text_rows, tokenizer
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
@@ -35,6 +36,35 @@ def test_a_healthy_batch_raises_no_alarm(lens, name):
     found = check_batch(lens, HEALTHY_BATCHES[name]())
     assert [one.check for one in found if one.alarm] == []
     assert len(found) >= 2
+
+
+@pytest.mark.parametrize("name", diff_held_out.TOKENIZERS)
+def test_a_tokenizer_that_no_rule_was_made_on_is_found(name):
+    pair = {"before": tokenizer(), "own": tokenizer()} | diff_held_out.TOKENIZERS[name]()
+    assert any(one.alarm for one in check_tokenizers(pair["before"], pair["own"]))
+
+
+@pytest.mark.parametrize("name", [name for name, (kind, _) in diff_held_out.BATCHES.items() if kind != "gpt2"])
+def test_a_batch_that_no_rule_was_made_on_is_found(lens, name):
+    assert any(one.alarm for one in check_batch(lens, diff_held_out.BATCHES[name][1]()))
+
+
+@pytest.mark.parametrize("name", diff_held_out.HEALTHY_TOKENIZERS)
+def test_a_tokenizer_of_a_healthy_fine_tune_raises_no_alarm(name):
+    assert not any(one.alarm for one in check_tokenizers(tokenizer(), diff_held_out.HEALTHY_TOKENIZERS[name]()))
+
+
+def test_positions_may_restart_at_documents_and_nowhere_else(lens):
+    packed = HEALTHY_BATCHES["packed with a mask"]()
+    assert not any(one.alarm for one in check_batch(lens, packed))
+    jumping = plain(text_rows()) | {"position_ids": torch.arange(24).mul(2).repeat(4, 1)}
+    assert [one.check for one in check_batch(lens, jumping) if one.alarm] == ["positions"]
+
+
+def test_sequences_cut_from_packed_texts_may_begin_without_bos(lens):
+    ids = text_rows()
+    ids[2] = ids[2].roll(-5)  # its BOS stands inside
+    assert not any(one.check == "batch_bos_mixed" and one.alarm for one in check_batch(lens, plain(ids)))
 
 
 def test_the_same_tokenizer_twice_raises_no_alarm():

@@ -6,14 +6,17 @@ import pytest
 import torch
 from lenses import speaking
 
+from sink_lens.data.corpora import bundled_text
+from sink_lens.data.tokens import from_text
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
-from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, planted, tiny_tokenizer
+from sink_lens.models.tiny import BOS_ID, MORE_FAMILIES, TINY_FAMILIES, planted, tiny, tiny_tokenizer
 from sink_lens.records import read_run
 from sink_lens.report.models import row_of
 from sink_lens.schema import CARD_SCHEMA
 from sink_lens.studies import card, verify
 from sink_lens.studies.facts import FACTS_SCHEMA
+from sink_lens.studies.observed import Observed
 
 SIZE = {"sequences": 4, "length": 24, "progress": False}
 FIELDS = [
@@ -111,3 +114,18 @@ def test_every_family_has_a_card_and_its_facts_are_verified(family, tmp_path):
     (tmp_path / "facts.json").write_text(json.dumps({"schema": FACTS_SCHEMA, "facts": facts}))
     checked = verify(lens, published_as="m", facts=(str(tmp_path / "facts.json"),), out=tmp_path / "verify", **SIZE)
     assert checked.tables["facts"].set_index("id")["verdict"].to_dict() == {"t": "agree", "f": "disagree"}
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen3_moe", "gpt_oss"])
+def test_experts_that_write_an_outlier_add_up_to_what_their_neurons_write(family):
+    model = tiny(family, seed=3)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[BOS_ID] *= 8
+        model.model.layers[1].mlp.experts.down_proj[:] = 0.05 * model.model.layers[1].mlp.experts.down_proj
+        model.model.layers[1].mlp.experts.down_proj[(slice(None), 7) if family != "gpt_oss" else (..., 7)] = 30.0
+    lens = wrap(model, tokenizer=tiny_tokenizer(adds_bos=True))
+    seen = Observed(lens, from_text(bundled_text(), lens.tokenizer, sequences=4, length=16))
+    row = next(row for row in seen.writers if row["layer"] == 1)
+    assert row["dimension"] == 7
+    assert sum(share for _, share in row["experts"]) == pytest.approx(row["mlp_out"], abs=0.1)
+    assert {neuron // lens.d_expert for neuron, _ in row["neurons"]} <= {expert for expert, _ in row["experts"]}
