@@ -1,7 +1,7 @@
 """`sink-lens diff` on breakages and healthy fine-tunes that none of its first rules was made on.
 
     python benchmarks/diff_held_out.py FILE          breakages, and fine-tunes 0 to 23
-    python benchmarks/diff_held_out.py FILE --fresh  fine-tunes 24 to 59, made after the rules were mended
+    python benchmarks/diff_held_out.py FILE --fresh  fine-tunes 24 to 59, that no rule, first or mended, was made on
 
 Six tiny models of five families, with other seeds and other kinds of sinks than that of `diff_alarms.py`: each kind of
 breakage is another one, too. Healthy fine-tunes differ in model, text, learning rate, steps, trained weights, tokenizer

@@ -116,16 +116,15 @@ def test_every_family_has_a_card_and_its_facts_are_verified(family, tmp_path):
     assert checked.tables["facts"].set_index("id")["verdict"].to_dict() == {"t": "agree", "f": "disagree"}
 
 
-@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen3_moe", "gpt_oss"])
-def test_experts_that_write_an_outlier_add_up_to_what_their_neurons_write(family):
-    model = tiny(family, seed=3)
+def test_experts_that_write_an_outlier_add_up_to_what_the_mlp_writes():
+    model = tiny("gpt_oss", seed=3)
     with torch.no_grad():
         model.model.embed_tokens.weight[BOS_ID] *= 8
-        model.model.layers[1].mlp.experts.down_proj[:] = 0.05 * model.model.layers[1].mlp.experts.down_proj
-        model.model.layers[1].mlp.experts.down_proj[(slice(None), 7) if family != "gpt_oss" else (..., 7)] = 30.0
+        model.model.layers[1].mlp.experts.down_proj *= 0.05
+        model.model.layers[1].mlp.experts.down_proj[..., 7] = 30.0
     lens = wrap(model, tokenizer=tiny_tokenizer(adds_bos=True))
     seen = Observed(lens, from_text(bundled_text(), lens.tokenizer, sequences=4, length=16))
-    row = next(row for row in seen.writers if row["layer"] == 1)
-    assert row["dimension"] == 7
+    (row,) = seen.writers
+    assert (row["layer"], row["dimension"]) == (1, 7)
     assert sum(share for _, share in row["experts"]) == pytest.approx(row["mlp_out"], abs=0.1)
     assert {neuron // lens.d_expert for neuron, _ in row["neurons"]} <= {expert for expert, _ in row["experts"]}
