@@ -19,7 +19,7 @@ from . import checks, experts, interfaced, neox, opt
 from .families import Family
 from .headnorm import adapter as headnorm
 from .lens import LensModel
-from .offload import NoBridge, bytes_on_disk, reason_of
+from .offload import NoBridge, bytes_on_disk, give_back_memory, reason_of
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even where the model's own does not; "
@@ -108,7 +108,10 @@ def assemble(
         reason = reason_of(plain, name=name)
         bridge = cast("TransformerBridge", NoBridge(reason))
         notes += (reason.partition(", and interventions")[0],)
-        return LensModel(bridge=bridge, plain=plain.eval(), tokenizer=tokenizer, family=family, name=name, notes=notes)
+        model = plain.eval()
+        lens = LensModel(bridge=bridge, plain=model, tokenizer=tokenizer, family=family, name=name, notes=notes)
+        give_back_memory(lens.layer(layer) for layer in range(lens.n_layers))
+        return lens
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)
