@@ -6,9 +6,7 @@ bridge is built on parameters that are there, so it does not exist, and what nee
 """
 
 import contextlib
-import ctypes
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import MethodType
 from typing import Any, NoReturn
 
@@ -59,23 +57,6 @@ def rebound(module: Any) -> None:
     """Let accelerate call the forward of the class that the module has now."""
     if hasattr(module, "_old_forward"):
         module._old_forward = MethodType(type(module).forward, module)
-
-
-def give_back_memory(layers: Iterable[nn.Module]) -> None:
-    """Let each layer give freed memory back to the system when its forward ends.
-
-    The C library of Linux keeps freed blocks for itself, and between weights that come and go it finds no use for them:
-    without this, a model on disk came to hold two thirds of its size. Nothing is done where there is no such call.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is None:
-        return
-
-    def give_back(*_: object) -> None:
-        trim(0)
-
-    for layer in layers:
-        layer.register_forward_hook(give_back)
 
 
 class NoBridge:

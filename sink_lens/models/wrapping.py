@@ -19,7 +19,8 @@ from . import checks, experts, interfaced, neox, opt
 from .families import Family
 from .headnorm import adapter as headnorm
 from .lens import LensModel
-from .offload import NoBridge, bytes_on_disk, give_back_memory, reason_of
+from .memory import give_back
+from .offload import NoBridge, bytes_on_disk, reason_of
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even where the model's own does not; "
@@ -110,7 +111,8 @@ def assemble(
         notes += (reason.partition(", and interventions")[0],)
         model = plain.eval()
         lens = LensModel(bridge=bridge, plain=model, tokenizer=tokenizer, family=family, name=name, notes=notes)
-        give_back_memory(lens.layer(layer) for layer in range(lens.n_layers))
+        for layer in range(lens.n_layers):
+            lens.layer(layer).register_forward_hook(lambda *_: give_back())
         return lens
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
