@@ -18,6 +18,7 @@ from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError, SiteError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..models.memory import give_back
 from ..models.sites import SITES, site_of
 from .attention import OBSERVED, choose_kernel
 from .forward import bridge_forward, check_tokens, plain_forward
@@ -78,9 +79,10 @@ def stream(
     chosen = choose_kernel(lens.family, device=lens.device, asked=kernel) if watching else None
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
     with tqdm(total=batch.n_sequences, desc=label, unit="seq", disable=not progress, leave=False) as bar:
-        for part in batch.batches(_batch_size(batch_size, batch)):
+        for part in batch.batches(sequences_a_forward(batch_size, batch)):
             desk = _Desk(readings, lens=lens, plan=plan, part=part, rows=rows, found=found)
             plain_forward(lens, part, plan=plan, put=desk.put, keys=tuple(keys), rows=rows, kernel=chosen)
+            give_back()
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
     return Streamed(values=values, kernel=chosen or str(lens.plain.config._attn_implementation))
@@ -152,7 +154,7 @@ def capture(
     watching = which == "plain" and any(SITES[name].observed for name in names)
     kernel = choose_kernel(lens.family, device=lens.device) if watching else None
     with tqdm(total=batch.n_sequences, desc="capturing", unit="seq", disable=not progress, leave=False) as bar:
-        for part in batch.batches(_batch_size(batch_size, batch)):
+        for part in batch.batches(sequences_a_forward(batch_size, batch)):
             if which == "bridge":
                 bridge_forward(lens, part, wanted=wanted, put=put)
             else:
@@ -282,7 +284,8 @@ def _path(lens: LensModel, names: Sequence[str], *, asked: str) -> Literal["plai
     return "plain" if asked == "plain" else "bridge"
 
 
-def _batch_size(asked: int | None, batch: TokenBatch) -> int:
+def sequences_a_forward(asked: int | None, batch: TokenBatch) -> int:
+    """Sequences in one forward pass: as many as asked for, or by their length."""
     return max(1, _TOKENS_A_FORWARD // batch.n_positions) if asked is None else asked
 
 

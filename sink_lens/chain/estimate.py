@@ -1,4 +1,4 @@
-"""Estimate what a trace costs: forward passes, their time (from a few small timed passes), memory and disk."""
+"""Estimate what a trace costs: forward passes, their time (from one timed forward), memory and disk."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,9 @@ from rich.text import Text
 
 from ..activations.attention import choose_kernel
 from ..activations.forward import check_tokens
+from ..activations.record import sequences_a_forward
 from ..data.tokens import TokenBatch
-from ..engine.cost import duration, now, seconds_of, size, weight_bytes
+from ..engine.cost import duration, now, peak_bytes, seconds_of, size, weight_bytes
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
 from ..models.lens import LensModel
@@ -21,7 +22,6 @@ from .measure import CONDITION_READINGS, Panel, measure, scout, shortened
 from .readings import LOSS_CHUNK, SITES_BY_POSITION
 from .setting import segments, why_no_interventions
 
-_SAMPLE_TOKENS = 512
 _LONGEST_SAMPLE = 2048
 _BYTES_A_NEURON_ROW = 64
 _PASSES_OF_LINKS, _PASSES_A_STEP = 30, 4
@@ -32,9 +32,8 @@ _PASSES_OF_MAKERS = 45
 """The same over the sequences on which makers are chosen."""
 _NOT_INCLUDED = (
     "Not included: converting a GGUF file on first use, a second measuring pass where the first was aimed wrong, the "
-    "bootstrap, the tables and the report (seconds), and the memory of a forward pass itself. Times are scaled by "
-    "tokens from a small sample: too much where the costly measures look at a few sequences only, too little where "
-    "sequences are longer than 2,048 tokens."
+    "bootstrap, the tables and the report (seconds). Times are scaled by tokens from one forward pass: too much where "
+    "the costly measures look at a few sequences only, too little where sequences are longer than 2,048 tokens."
 )
 
 
@@ -59,6 +58,9 @@ class TraceCost:
     """Numbers that the measuring pass keeps until the end."""
     bytes_logits: int
     """Logits of the few tokens at which the loss is computed at a time."""
+    bytes_peak: int
+    """The most that the trace's process holds: the peak of this one, which held the weights and one forward of the
+    measuring pass, and what it did not hold of the baseline and of the readings."""
     bytes_disk: int
     """The run folder, roughly."""
 
@@ -88,7 +90,8 @@ def estimate(config: TraceConfig) -> RenderableType:
     table.add_row("in all", f"{sum(one.tokens for one in cost.passes):,}", duration(cost.seconds), style="bold")
     title = f"{lens.name}: {batch.n_sequences} sequences of up to {batch.n_positions} tokens, {kernel} kernel"
     memory = (
-        f"memory: {size(cost.bytes_weights)} of weights"
+        f"memory: about {size(cost.bytes_peak)} at its peak, with libraries and one forward pass: "
+        f"{size(cost.bytes_weights)} of weights"
         f"{' with the random-init baseline' if config.random_init else ''}, "
         f"{size(cost.bytes_panel)} of readings, {size(cost.bytes_logits)} of logits at a time"
     )
@@ -97,15 +100,14 @@ def estimate(config: TraceConfig) -> RenderableType:
 
 
 def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: TokenBatch | None) -> TraceCost:
-    """The cost of a trace, from passes over a sample of its sequences (after a warm-up)."""
-    length = min(batch.n_positions, _LONGEST_SAMPLE)
-    sample = shortened(batch, sequences=max(1, _SAMPLE_TOKENS // length), length=length)
+    """The cost of a trace, from one forward of its measuring pass (after a warm-up)."""
+    sequences = sequences_a_forward(config.batch_size, batch)
+    sample = shortened(batch, sequences=sequences, length=min(batch.n_positions, _LONGEST_SAMPLE))
     scout(lens, sample, config=config)
     started = now(lens.device)
     aim = scout(lens, batch, config=config)
     scouting = now(lens.device) - started
     panel, full = _timed(lens, sample, aim=aim, config=config, only=None)
-    _, partial = _timed(lens, sample, aim=aim, config=config, only=CONDITION_READINGS)
     share = batch.tokens.numel() / sample.tokens.numel()
     scouted = shortened(batch, sequences=8, length=64).tokens.numel()
     passes = [
@@ -113,6 +115,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
         Pass(name="measure", tokens=batch.tokens.numel(), seconds=full * share),
     ]
     if other is not None:
+        _, partial = _timed(lens, sample, aim=aim, config=config, only=CONDITION_READINGS)
         tokens = 2 * scouted + other.tokens.numel()
         passes.append(Pass(name="the other BOS condition", tokens=tokens, seconds=scouting + partial * share))
     if config.random_init:
@@ -121,7 +124,8 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
     if config.interventions and why_no_interventions(lens, batch) is None:
         passes.append(_interventions(lens, batch, aim=aim, config=config))
     weights = weight_bytes(lens)
-    kept = _kept(panel) * batch.n_sequences // sample.n_sequences
+    panels = 1 + (other is not None) + config.random_init
+    kept = panels * _kept(panel) * batch.n_sequences // sample.n_sequences
     widths = {"z": lens.n_heads * lens.d_head}
     moments = sum(2 * 8 * len(panel.positions) * widths.get(site, lens.d_model) for site in SITES_BY_POSITION)
     patterns = lens.n_layers * lens.n_heads * min(64, batch.n_positions) ** 2
@@ -130,6 +134,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
         passes=tuple(passes),
         bytes_weights=weights * (2 if config.random_init else 1),
         bytes_panel=kept + moments * lens.n_layers,
+        bytes_peak=peak_bytes(lens.device) + kept - _kept(panel) + (weights if config.random_init else 0),
         bytes_logits=3 * 4 * lens.d_vocab * min(LOSS_CHUNK, batch.n_positions),
         bytes_disk=patterns + neurons + batch.tokens.numel() * 8 + 2_000_000,
     )

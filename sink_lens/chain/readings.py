@@ -19,6 +19,7 @@ from ..activations.record import LayerView, Reading
 from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where, queries_from
 from ..models.lens import LensModel
+from ..models.memory import give_back
 from ..models.weights import attention_weights
 from ..schema import SINK_THRESHOLD
 from .config import CONTROLS
@@ -283,6 +284,8 @@ def token_loss_reading(lens: LensModel) -> Reading:
                 logits = (logits / cap).tanh() * cap
             correct, top = logits.gather(-1, ids[:, None])[:, 0], logits.amax(-1)
             losses.append(logits.sub_(top[:, None]).exp_().sum(-1).log() + top - correct)  # in place: they are ours
+            del logits
+            give_back()
         if losses:
             found[predicted] = torch.cat(losses)
         return found

@@ -19,6 +19,7 @@ from . import checks, experts, interfaced, neox, opt
 from .families import Family
 from .headnorm import adapter as headnorm
 from .lens import LensModel
+from .memory import give_back
 from .offload import NoBridge, bytes_on_disk, reason_of
 
 _BRIDGE_BOS = (
@@ -108,7 +109,11 @@ def assemble(
         reason = reason_of(plain, name=name)
         bridge = cast("TransformerBridge", NoBridge(reason))
         notes += (reason.partition(", and interventions")[0],)
-        return LensModel(bridge=bridge, plain=plain.eval(), tokenizer=tokenizer, family=family, name=name, notes=notes)
+        model = plain.eval()
+        lens = LensModel(bridge=bridge, plain=model, tokenizer=tokenizer, family=family, name=name, notes=notes)
+        for layer in range(lens.n_layers):
+            lens.layer(layer).register_forward_hook(lambda *_: give_back())
+        return lens
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)

@@ -1,6 +1,8 @@
 """What a trace would cost."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 from lenses import lens_of
@@ -108,3 +110,30 @@ def test_readings_grow_with_the_sequences():
 def test_it_refuses_what_trace_refuses(folder):
     with pytest.raises(InputError, match="takes at most 256"):
         estimate(TraceConfig(model=str(folder), tokens="random", length=300))
+
+
+def test_the_peak_in_memory_is_within_a_fifth_of_a_real_traces(folder):
+    """Each in a process of its own, by Linux's high-water mark; the tokens fill two forwards and a half."""
+    code = (
+        "import sys, warnings; warnings.simplefilter('ignore')\n"
+        "from sink_lens.chain.config import TraceConfig\n"
+        "from sink_lens.chain.estimate import cost_of\n"
+        "from sink_lens.chain.inputs import other_condition\n"
+        "from sink_lens.chain.trace import trace\n"
+        "from sink_lens.engine.cost import peak_bytes\n"
+        "from sink_lens.models.inputs import model_of, tokens_of\n"
+        "config = TraceConfig(model=sys.argv[1], tokens='random', sequences=320, length=16, interventions=False)\n"
+        "lens = model_of(config)\n"
+        "batch = tokens_of(lens, config=config, bos=config.bos)\n"
+        "if len(sys.argv) == 2:\n"
+        "    other = other_condition(lens, batch, config=config)\n"
+        "    print(cost_of(lens, batch, config=config, other=other).bytes_peak)\n"
+        "else:\n"
+        "    trace(lens, config=config, out=sys.argv[2], progress=False, report=False)\n"
+        "    print(peak_bytes('cpu'))\n"
+    )
+    said, held = (
+        int(subprocess.run([sys.executable, "-c", code, str(folder), *more], check=True, capture_output=True).stdout)
+        for more in ([], [str(folder / "run")])
+    )
+    assert 0.8 < said / held < 1.2

@@ -456,7 +456,9 @@ def test_state_of_something_else_in_the_only_checkpoint_is_one_line(whole, tmp_p
     facts = checkpoint_files.read_checkpoint(only).facts
     (only / "optimizer.pt").write_bytes(b"garbage")
     checkpoint_files.seal(only, step=12, facts=facts)
-    with pytest.raises(CheckpointError, match=r"checkpoint-12 cannot be resumed from .*; need the weights and the.*--overwrite"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint-12 cannot be resumed from .*; need the weights and the.*--overwrite"
+    ):
         trained(out)
     assert only.exists()
 
