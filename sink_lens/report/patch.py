@@ -88,7 +88,9 @@ def _texts(run: Run) -> dict[int, str]:
 
 
 def _title(run: Run) -> str:
-    title = f"Patching the {site_words(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
+    title = (
+        f"Patching the {site_words(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
+    )
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
