@@ -85,6 +85,27 @@ def words(name: str) -> str:
     return text.strip().replace(" , ", ", ")
 
 
+def site_words(name: str) -> str:
+    """A site as people write it: ``mlp_out`` is "MLP output"; others as they are."""
+    return _SITES.get(name, visible(name))
+
+
+_SITES = {
+    "resid_pre": "residual stream",
+    "resid_post": "residual stream after the layer",
+    "attn_in": "attention input",
+    "attn_out": "attention output",
+    "mlp_in": "MLP input",
+    "mlp_out": "MLP output",
+    "z": "head output (z)",
+    "q": "queries",
+    "k": "keys",
+    "v": "values",
+    "pattern": "attention pattern",
+    "scores": "attention scores",
+}
+
+
 def interval(low: Any, high: Any, *, shown: Callable[[Any], str] = number) -> str:
     """An interval in brackets; an empty text where there is no interval."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):

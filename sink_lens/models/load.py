@@ -222,8 +222,8 @@ def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
     first_line = _first_line(error)
     if folder is None:
         return (
-            f"{name!r} is no folder and no file here, and the hub gave: {first_line}. Need a folder written by "
-            f"save_pretrained, a .gguf file, {DEFAULT_MODEL!r} (bundled), or a hub name and a network"
+            f"{name!r} is no folder and no file here, and the hub gave: {first_line.rstrip('.')}. Need a folder "
+            f"written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} (bundled), or a hub name and a network"
         )
     return (
         f"{name}: the weights cannot be read ({first_line}); need whole safetensors files, written by save_pretrained"

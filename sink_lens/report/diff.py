@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import BLUE, QUIET, canvas, finished, panel
-from sink_lens.text import interval, number, plural, visible
+from sink_lens.text import interval, listed, number, plural, visible, words
 
 _CHANGES = ["quantity", "first", "second", "change", "change_low", "change_high", "alarm"]
 _SIGNS = {True: "✗ alarm", False: "✓"}
@@ -36,7 +36,11 @@ def _title(run: Run) -> str:
     by = {"weights": "", "dtype": ", compared by type", "bos": ", compared by BOS"}.get(str(row["by"]), "")
     found = plural(int(row["alarms"]), "alarm") if row["alarms"] else "Nothing is broken"
     change, low, high = (float(row.get(f"loss_change_{end}", np.nan)) for end in ("nats", "low", "high"))
-    loss = f": the loss changes by {number(change)} {interval(low, high)} nats" if np.isfinite(change) else ""
+    if row["alarms"]:
+        changes = run.optional("changes", columns=["quantity", "alarm"])
+        alarmed = [] if changes is None else changes.loc[changes["alarm"].eq(True), "quantity"].tolist()
+        found += f" ({listed([words(str(name)) for name in alarmed], most=3)})" if alarmed else ""
+    loss = f"; the loss changes by {number(change)} {interval(low, high)} nats" if np.isfinite(change) else ""
     return f"{found}{by}{loss}"
 
 

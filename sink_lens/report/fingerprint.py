@@ -57,7 +57,7 @@ def _pair(row: dict) -> str:
     if row["verdict"] == _NO_ANSWER:
         return f"{pair}: no answer ({row['why']})"
     return (
-        f"{pair}: {row['verdict']} ({row['why']}; tau_bar {number(row['tau_bar'])} over {row['shared']} shared "
+        f"{pair}: {row['verdict']} ({row['why']}; mean tau {number(row['tau_bar'])} over {row['shared']} shared "
         f"coordinates, {number(row['expected'])} expected by chance; log10 p {number(row['log10_p_relabelled'])} "
         f"relabelled, {number(row['log10_p_analytical'])} analytical)"
     )
@@ -195,7 +195,7 @@ def _title(run: Run) -> str:
     verdicts = pairs["verdict"].tolist()
     if len(pairs) == 1:
         said = {_SAME: "One lineage", _NO_ANSWER: "No answer"}.get(verdicts[0], "No common lineage shown")
-        return said + (f": tau_bar {number(pairs['tau_bar'].iloc[0])}" if "tau_bar" in pairs.columns else "")
+        return said + (f": mean tau {number(pairs['tau_bar'].iloc[0])}" if "tau_bar" in pairs.columns else "")
     return f"{verdicts.count(_SAME)} of {plural(len(pairs), 'pair')} of models share a lineage"
 
 
@@ -228,11 +228,11 @@ def _against_nulls(run: Run) -> pd.DataFrame:
 
 def _pairs(run: Run) -> tuple[str, PageTable]:
     pairs = run.need("pairs", columns=_PAIRS)
-    heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "tau_bar"}
+    heads = {"a": "model", "b": "and", "verdict": "verdict", "why": "because", "tau_bar": "mean tau"}
     heads |= {"shared": "shared", "expected": "by chance", "log10_p_relabelled": "log10 p, relabelled"}
     heads |= {"log10_p_pipeline": "pipeline", "log10_p_analytical": "analytical", "too_narrow": "analytical narrow by"}
     scaled = len(pairs.loc[pairs["shares_scale"].eq(True)])
-    see = "The effect is tau_bar; p only says how sure that it is not 0. Nothing shown is no proof of two seeds."
+    see = "The effect is the mean tau; p only says how sure that it is not 0. Nothing shown is no proof of two seeds."
     if scaled:
         see += (
             f" In {plural(scaled, 'pair')} an input scales all coordinates of both models alike: there the analytical "

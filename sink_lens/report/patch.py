@@ -10,8 +10,10 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
-from sink_lens.text import listed, number, token, visible, words
+from sink_lens.text import listed, number, percent, site_words, token, visible, words
 
+_FAR = 2.0
+"""Shares of the way above this come from prompts between which the metric hardly differs."""
 _BY = ("layer", "position", "head", "key", "neuron")
 
 
@@ -86,7 +88,9 @@ def _texts(run: Run) -> dict[int, str]:
 
 
 def _title(run: Run) -> str:
-    title = f"Patching {visible(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
+    title = (
+        f"Patching the {site_words(run.config.get('site', 'activations'))}, {visible(run.config.get('direction', ''))}"
+    )
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
@@ -111,8 +115,16 @@ def _most(table: pd.DataFrame) -> str:
     """Where the strongest patch is, and what it does."""
     best = table.to_dict("records")[0]
     where = ", ".join(f"{name} {number(best[name])}" for name in _BY if name in table.columns)
-    share = f", {best['normalised_effect']:.0%} of the way" if "normalised_effect" in table.columns else ""
-    return f"{where}: {number(float(best['effect']))}{share}"
+    return f"{where}: {number(float(best['effect']))}{_way(float(best.get('normalised_effect', np.nan)))}"
+
+
+def _way(share: float) -> str:
+    """How much of the difference between the two prompts a patch makes up."""
+    if not np.isfinite(share):
+        return ""
+    if abs(share) <= _FAR:
+        return f", {percent(share)} of the way"
+    return f", {number(share)} times the whole difference between the prompts, which is small"
 
 
 def _prompts(run: Run) -> list[str]:
@@ -129,7 +141,7 @@ def _prompts(run: Run) -> list[str]:
 
 def _headline(run: Run) -> list[str]:
     table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
-    said = [f"{len(table)} places of {visible(run.config.get('site', 'a site'))} were patched, one at a time."]
+    said = [f"{len(table)} places of {site_words(run.config.get('site', 'a site'))} were patched, one at a time."]
     said += [f"{text[:1].upper()}{text[1:]}." for text in _prompts(run)]
     if len(table):
         said.append(f"Largest effect at {_most(table)}.")

@@ -23,7 +23,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, number, percent, plural, visible
+from sink_lens.text import interval, number, percent, plural, visible, words
 
 _LINES = ((False, "channels alone", BLUE, "o"), (True, "with the sink tokens", ORANGE, "s"))
 _COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", "closed_share", "closed_low", "closed_high"]
@@ -101,12 +101,13 @@ def _title(run: Run) -> str:
         "no small set": "no small set helps",
         "nothing to keep": "nothing to keep",
     }
-    title = f"{visible(row['format'])}: {said.get(str(row['verdict']), visible(row['verdict']))}"
+    title = f"{words(visible(row['format']))}: {said.get(str(row['verdict']), visible(row['verdict']))}"
     closed, cost = (float(row.get(name, np.nan)) for name in ("closed_share", "cost_nats"))
     if np.isfinite(closed) and str(row["verdict"]).startswith("keep"):
         bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)
         return f"{title}, and closes {percent(closed)} {bounds} of the gap".replace("  ", " ")
-    return f"{title}; the format costs {number(cost)} nats" if np.isfinite(cost) else title
+    bounds = interval(row.get("cost_low"), row.get("cost_high"))
+    return f"{title}; the format costs {number(cost)} nats {bounds}".rstrip() if np.isfinite(cost) else title
 
 
 def _judged(run: Run) -> pd.DataFrame:

@@ -72,7 +72,10 @@ def _title(run: Run) -> str:
     n = int(row["recommended"])
     many = {0: "no first token", 1: "the first token"}.get(n, f"the first {n} tokens")
     title = f"A cache of {row['window']} tokens: keep {many}"
-    closed = float(row.get("closed_share", np.nan))
+    closed, cost = (float(row.get(name, np.nan)) for name in ("closed_share", "cost_nats"))
+    if n == 0 and np.isfinite(cost):
+        bounds = interval(row.get("cost_low"), row.get("cost_high"))
+        return f"{title}; evicting costs {number(cost)} nats {bounds}".rstrip()
     if n == 0 or not np.isfinite(closed):
         return title
     bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)

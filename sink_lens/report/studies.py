@@ -253,7 +253,12 @@ def _removed(run: Run) -> list[str]:
     said = []
     for row in table.to_dict("records"):
         random = f"random sets of that size {percent(row['random_mean'])} (at most {percent(row['random_max'])})"
-        removes = "together remove" if row["removes"] else "are not enough: they remove"
+        enough, short = (
+            ("removes", "is not enough: it removes")
+            if int(row["size"]) == 1
+            else ("together remove", "are not enough: they remove")
+        )
+        removes = enough if row["removes"] else short
         said.append(
             f"Growth step {row['step']}: {plural(int(row['size']), 'neuron')} ({visible(row['neurons'])}) {removes} "
             f"{percent(row['removed_share'])} of the sink in layers {row['read_layers']}; {random}."

@@ -415,7 +415,11 @@ def _preference_title(run: Run) -> str:
     summary = run.need("summary", columns=[*_SUMMARY, "null_high"])
     rows = summary.loc[summary["measure"] == "argmax_top_ratio"]
     over = int((rows["value"].to_numpy(float) > rows["null_high"].to_numpy(float)).sum())
-    return f"{over} of {plural(len(rows), 'model')} predict a token more often than chance would"
+    if len(rows) == 1:
+        ratio, most = (number(float(rows[name].iloc[0])) for name in ("value", "null_high"))
+        how = "more often than" if over else "no more often than"
+        return f"The model predicts one token {how} chance would: {ratio} times an even share (chance: at most {most})"
+    return f"{over} of {len(rows)} models predict a token more often than chance would"
 
 
 def _preference_headline(run: Run) -> list[str]:
@@ -519,10 +523,12 @@ def _contraction_title(run: Run) -> str:
     rows = variants.loc[variants["measure"] == "inter_excess"].sort_values("mean", ascending=False)
     names = variants_of(variants)
     best = rows.to_dict("records")[0]
-    most = " most" if len(rows) > 1 else ""
-    name = name_of(str(best["variant"]), among=names)
+    name = visible(name_of(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
     found = _said({str(key): value for key, value in best.items()})
-    return f"{name} contracts{most}: cosine {found} over the floor"
+    cosine = f"the mean cosine between sequences, less that before the first layer, is {found}"
+    if float(best["mean"]) <= 0:
+        return f"{'None of the models contracts' if len(rows) > 1 else f'{name} does not contract'}: {cosine}"
+    return f"{name} contracts{' most' if len(rows) > 1 else ''}: {cosine}"
 
 
 def _contraction_headline(run: Run) -> list[str]:

@@ -26,7 +26,7 @@ from sink_lens.report.style import (
     panel,
     styled,
 )
-from sink_lens.text import interval, number, plural, visible
+from sink_lens.text import interval, number, plural, site_words, visible
 
 _AXES = ("layer", "position", "head", "unit", "key", "factor", "seed")
 _LABELLED = 5
@@ -160,7 +160,7 @@ def _title(run: Run) -> str:
         return f"{title}: none changes {visible(metrics[0])} beyond chance and its controls"
     best = told_apart.sort_values("effect", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
     return (
-        f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}, most "
+        f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}, most: "
         f"{cell_name(best)}, "
         f"{number(float(best['effect']))} {interval(best['ci_low'], best['ci_high'])}"
     )
@@ -177,8 +177,7 @@ def _headline(run: Run) -> list[str]:
             beside = f", its controls {number(control)}" if np.isfinite(control) else ""
             bounds = interval(best["ci_low"], best["ci_high"])
             said.append(
-                f"{visible(metric)}: most by {visible(best['kind'])} of {visible(best['site'])} at "
-                f"{visible(best['where'])}, {number(float(best['effect']))} {bounds}{beside}."
+                f"{visible(metric)}: most by {cell_name(best)}, {number(float(best['effect']))} {bounds}{beside}."
             )
     if failed := _failed(table):
         said.append(f"{plural(failed, 'cell')} failed; the table says why.")
@@ -187,7 +186,8 @@ def _headline(run: Run) -> list[str]:
 
 def cell_name(row: Mapping[Any, Any]) -> str:
     """A cell in words: its edit, its site and where."""
-    parts = [visible(row[name]) for name in ("kind", "site", "where") if isinstance(row.get(name), str) and row[name]]
+    shown = {"kind": visible, "site": site_words, "where": visible}
+    parts = [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]
     return " ".join(parts)
 
 

@@ -34,7 +34,7 @@ from sink_lens.report.style import (
     panel,
     whole_numbers,
 )
-from sink_lens.text import interval, listed, number, percent, plural, short, visible
+from sink_lens.text import interval, listed, number, percent, plural, short, visible, words
 
 
 def course(
@@ -486,14 +486,16 @@ def _variants(run: Run) -> list[str]:
 
 
 def _compare_title(run: Run) -> str:
-    by = listed([str(name).replace("_", " ") for name in run.config.get("by") or ["variants"]])
-    title = f"{visible(by)}: {visible(' against '.join(reversed(_variants(run))))}"
+    names = ["learning rate" if name == "lr" else words(str(name)) for name in run.config.get("by") or ["variants"]]
+    title = f"{visible(listed(names)).capitalize()} {visible(' against '.join(reversed(_variants(run))))}"
     table = run.optional("differences", columns=["variant", "curve", "mean", "low", "high"])
     if table is None or not len(table):
         return title
-    last = table.to_dict("records")[-1]
-    bounds = interval(last["low"], last["high"])
-    return f"{title}; {visible(last['curve'])} loss {last['mean']:+.3f} nats {bounds}".rstrip()
+    rows = table.to_dict("records")
+    last = next((row for row in reversed(rows) if row["curve"] == "evaluation"), rows[-1])
+    bounds = interval(last["low"], last["high"]) or "(one seed each: it cannot be told from chance)"
+    change = f"{last['mean']:+.3f}".replace("-", "−")
+    return f"{title}: {visible(last['curve'])} loss {change} nats {bounds}"
 
 
 def _findings(run: Run) -> list[str]:

@@ -127,7 +127,7 @@ CONFIGS = {
 }
 KEYS = ("rate_first", "rate_strongest", "mass_first", "norm_ratio", "entropy")
 SAYS = {
-    "quantise": ("int8_tensor: a small set keeps the loss", "Keep <b> the sink tokens."),
+    "quantise": ("int8 tensor: a small set keeps the loss", "Keep <b> the sink tokens."),
     "streaming": ("A cache of 64 tokens: keep the first token", "Keeping the sink tokens instead (1.5 a sequence)"),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": (
@@ -142,10 +142,13 @@ SAYS = {
         "2 neurons (2.90,2.430) together remove 90% of the sink; random sets of that size at most 3%",
         "2 neurons (2.90,2.430) together remove 90% of the sink",
     ),
-    "patch": ("Patching resid_pre, denoising", "Largest effect at layer 0, position 3: 0.3, 100% of the way."),
-    "sweep": ("A sweep of 6 cells", "loss: most by zero of z at somewhere, −0.9 [−1, 0], its controls 0.01."),
+    "patch": (
+        "Patching the residual stream, denoising",
+        "Largest effect at layer 0, position 3: 0.3, 100% of the way.",
+    ),
+    "sweep": ("A sweep of 6 cells", "loss: most by zero head output (z) somewhere, −0.9 [−1, 0], its controls 0.01."),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
-    "compare": ("value norm: b against a", "findings.txt is not in this folder."),
+    "compare": ("Value norm b against a", "findings.txt is not in this folder."),
 }
 
 
