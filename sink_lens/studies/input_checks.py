@@ -135,9 +135,10 @@ def template_bos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
 
 
 def _bos_inside(tokenizer: PreTrainedTokenizerBase) -> int:
-    """BOS tokens in a chat of three turns."""
+    """BOS tokens in a chat of three turns; 0 where the tokenizer has none."""
+    token = bos_id(tokenizer)
     text = str(tokenizer.apply_chat_template(list(_TURNS), tokenize=False))
-    return text_ids(text, tokenizer).count(bos_id(tokenizer))
+    return 0 if token is None else text_ids(text, tokenizer).count(token)
 
 
 def _template(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
