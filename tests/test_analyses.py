@@ -1,6 +1,7 @@
 """Every analysis gives in tiny mode what it is expected to, and what is written about it is current."""
 
 import ast
+import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from analyses.claims import run_claim
 from analyses.verdicts import Covered, coverage, overview, read_claim, read_coverage, read_result, with_table
 from sink_lens.errors import InputError
 from sink_lens.models.zoo import ZOO
+from sink_lens.schema import ERROR_RATES
 
 ROOT = Path(__file__).parents[1] / "analyses"
 FOLDERS = sorted(path.parent for path in ROOT.glob("*/claim.md"))
@@ -165,6 +167,20 @@ def test_the_table_of_the_zoo_is_that_of_its_rows():
     rows = pd.read_csv(folder / "answers.csv", dtype={"said": str}, keep_default_na=False)
     assert (folder / "table.md").read_text(encoding="utf-8") == functions["markdown"](rows)
     assert set(rows["model"]) == set(ZOO)
+
+
+def test_the_error_rates_on_every_page_are_those_of_the_table():
+    functions = runpy.run_path(str(ROOT / "verdict_calibration" / "run.py"))
+    rows = pd.read_csv(ROOT / "verdict_calibration" / "answers.csv", dtype={"said": str}, keep_default_na=False)
+    table = functions["judged"](rows)
+
+    def told(question, truth):
+        of = table[(table["question"] == question) & (table["truth"] == truth)]
+        return f"{of.loc[of['answer'] == 'wrong', 'n'].sum():,} of {of['n'].sum():,}"
+
+    numbers = [told("verdict", "intact"), told("verdict", "broken"), told("position", "no")]
+    assert re.findall(r"\d+ of [\d,]+\d", ERROR_RATES) == numbers
+    assert f"{rows.loc[rows['question'] == 'position', 'n'].sum():,} traces" in ERROR_RATES
 
 
 @pytest.mark.parametrize(

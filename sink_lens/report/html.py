@@ -27,7 +27,7 @@ from sink_lens.report.side_by_side import Beside, check_comparable, compared
 from sink_lens.report.story import chain, link_rows, traced, walked
 from sink_lens.report.style import svg
 from sink_lens.report.trace import MOST_BYTES, drawn_tokens, embedded
-from sink_lens.schema import QUESTIONS, VERDICTS
+from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS
 from sink_lens.text import listed, plural, visible, words
 
 _MOST_PROVENANCE = 300
@@ -275,6 +275,7 @@ def page_text(*folders: str | os.PathLike[str], by: Sequence[str] = ()) -> str:
         beside=beside,
         signs=VERDICTS,
         questions={words(name): text for name, text in QUESTIONS.items()},
+        error_rates=ERROR_RATES,
         traced=traced,
         tokens=[drawn_tokens(part.run) for part in parts],
         embedded=patterns,
