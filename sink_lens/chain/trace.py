@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import torch
+from tqdm.auto import tqdm
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel
 
@@ -194,10 +195,7 @@ def trace(
             provenance=provenance(lens, batch, config=config, kernel=kernel)
             | {"links": [link.name for link in links]}
             | ({} if there is None else {"at": {"ids": list(there.ids), "token": there.text, "found": there.found}}),
-            expects=FILES
-            + (("experts",) if lens.d_expert is not None else ())
-            + (("twin_heads", "twin_links") if config.random_init else ())
-            + (tuple(TABLES) if config.interventions else ()),
+            expects=_expected(lens, config),
             overwrite=overwrite,
         )
     except UndrawnError:
@@ -205,9 +203,21 @@ def trace(
             raise
         result = _finished(folder, config=config)
     else:
-        with writer:
+        form = "{desc}: {n_fmt} of {total_fmt} tables, {elapsed}"
+        whole = tqdm(
+            total=len(_expected(lens, config)), desc="trace", bar_format=form, disable=not progress, leave=False
+        )
+        with writer, whole:
             frames, panel = _run(
-                lens, batch, config=config, writer=writer, progress=progress, other=other, links=links, there=there
+                lens,
+                batch,
+                config=config,
+                writer=writer,
+                progress=progress,
+                whole=whole,
+                other=other,
+                links=links,
+                there=there,
             )
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
         shown = {name: named(frame, kind="trace", name=name) for name, frame in frames.items()}
@@ -215,6 +225,16 @@ def trace(
     if report:
         result.report()
     return result
+
+
+def _expected(lens: LensModel, config: TraceConfig) -> tuple[str, ...]:
+    """The files that a run of this configuration ends with, without their suffixes."""
+    return (
+        FILES
+        + (("experts",) if lens.d_expert is not None else ())
+        + (("twin_heads", "twin_links") if config.random_init else ())
+        + (tuple(TABLES) if config.interventions else ())
+    )
 
 
 def _finished(folder: Path, *, config: TraceConfig) -> Trace:
@@ -241,6 +261,7 @@ def _run(
     config: TraceConfig,
     writer: RunWriter,
     progress: bool,
+    whole: tqdm,
     other: TokenBatch | None,
     links: Sequence[Link],
     there: Occurrences | None,
@@ -251,10 +272,12 @@ def _run(
     def keep(name: str, frame: pd.DataFrame) -> None:
         frames[name] = frame
         writer.write_table(name, frame)
+        whole.update()
 
     def once(name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         if writer.has(name):
             frames[name] = read_table(writer.folder / f"{name}.parquet", kind="trace")
+            whole.update()
         else:
             keep(name, make())
         return frames[name]
@@ -285,6 +308,7 @@ def _run(
     keep("criteria", criteria_agreement(frames["neurons"]))
     keep("key_split", tables.key_table(panel, links=links))
     writer.write_tensors("patterns", {"pattern": _patterns(lens, batch)})
+    whole.update()
     once("arms", lambda: _conditions(lens, panel, batch, config=config, progress=progress, other=other))
     if config.random_init:
         measured = functools.cache(lambda: _baseline(lens, panel, batch, config=config, own=own, progress=progress))
@@ -309,6 +333,7 @@ def _run(
     keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
     frames["summary"] = summary.summary_table(panel, frames, config=config, aligned=moved is not None, there=there)
     writer.write_csv("summary", frames["summary"])
+    whole.update()
     return frames, panel
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -612,3 +613,12 @@ def test_patterns_are_those_of_the_first_sequence(tmp_path):
     with torch.no_grad():
         expected = eager(batch.tokens[:1, :9], output_attentions=True).attentions
     assert np.abs(pattern / 255 - torch.cat(expected).numpy()).max() < 0.5 / 255 + 1e-4
+
+
+def test_one_bar_counts_the_tables_of_the_whole_run(tmp_path, capfd):
+    lens = planted_lens()
+    config = dataclasses.replace(asked(), interventions=False, random_init=False)
+    trace(lens, config=config, out=tmp_path / "run", progress=True, report=False)
+    counts = re.findall(r"trace: (\d+) of (\d+) tables", capfd.readouterr().err)
+    assert counts[0][0] == "0"
+    assert {total for _, total in counts} == {str(len(FILES))}
