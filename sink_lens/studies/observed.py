@@ -405,7 +405,7 @@ class Observed:
         return self.on(batch)
 
 
-def _largest_shares(shares: Float[Tensor, " unit"]) -> list[list[Any]]:
+def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
     """[unit, share] of at most eight units that make at least ``SUPER_SHARE``, the largest first."""
     top = shares.sort(descending=True, stable=True)
     pairs = zip(top.indices[:8].tolist(), top.values[:8].tolist(), strict=True)

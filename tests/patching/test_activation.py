@@ -101,13 +101,9 @@ def test_patching_everything_gives_the_clean_logits(family):
     metric = Metric(name="kept", function=keep, layers=(), logits=True)
     found = patch(lens, clean, corrupted, site="resid_pre", by=("layer",), layers=[0, 2], metric=metric)
     expected = run_with(lens, clean, logits=True).logits
-    if lens.family.same_products:
-        assert all(torch.equal(logits, expected) for logits in seen[-2:])
-        assert found.frame["normalised_effect"].tolist() == [1.0, 1.0]
-        assert (found.frame["value"] == found.source).all()
-    else:  # the plain module, on which patches run, multiplies in another order than the bridge
-        assert all(torch.allclose(logits, expected, rtol=1e-5, atol=1e-5) for logits in seen[-2:])
-        assert found.frame["normalised_effect"].tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
+    # Both cells share a forward, whose products of more rows some CPUs sum in another order.
+    assert all(torch.allclose(logits, expected, rtol=1e-5, atol=1e-5) for logits in seen[-2:])
+    assert found.frame["normalised_effect"].tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
