@@ -118,7 +118,9 @@ class Engine:
         """
         take = partial(self._rows_of, prompts=block.prompts)
         with evaluating(self.lens.plain):
-            rows = chain.from_iterable(self._all_of(block, take, failed=lambda *one: [_failed(*one)], advance=advance))
+            found = self._all_of(block, take, failed=lambda *one: [_failed(*one)], advance=advance)
+        place = {cell: number for number, cell in enumerate(block.cells)}
+        rows = sorted(chain.from_iterable(found), key=lambda row: place[row["cell"]])
         return pd.DataFrame(rows, columns=list(VALUES)).astype({"error": "string"})
 
     def map(
@@ -153,8 +155,7 @@ class Engine:
                 advance(done)
                 found += some
             return found
-        each = -(-len(packs) // self.plan.lanes)
-        shares = [packs[start : start + each] for start in range(0, len(packs), each)]
+        shares = self._even_shares(packs, block)
 
         def of_share(lens: LensModel, packs: Sequence[tuple[int, ...]], stop: Event) -> list[_Found]:
             found, passes = [], replace(self._passes, lens=lens)
@@ -356,6 +357,16 @@ class Engine:
 
     def _narrowed(self, start: int) -> Clean:
         return self._ground.clean(start).narrowed(self.needs)
+
+    def _even_shares(self, packs: Sequence[tuple[int, ...]], block: Block) -> list[list[tuple[int, ...]]]:
+        """Packs for each lane, so that all compute about as many positions: each to the lane that has fewest so far."""
+        shares: list[list[tuple[int, ...]]] = [[] for _ in range(min(self.plan.lanes, len(packs)))]
+        positions = [0] * len(shares)
+        for pack in packs:
+            least = positions.index(min(positions))
+            shares[least].append(pack)
+            positions[least] += sum(self.tokens.n_positions - begin for begin in self._begins(pack, block))
+        return shares
 
     def _has_lanes(self, block: Block) -> bool:
         """Whether the block's cells may run side by side; cells on the bridge may not, as there is only one bridge."""
