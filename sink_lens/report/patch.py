@@ -13,7 +13,7 @@ from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, ma
 from sink_lens.text import listed, number, percent, site_words, token, visible, words
 
 _FAR = 2.0
-"""Shares of the way above this come from prompts between which the metric hardly differs."""
+"""Larger shares of the way are written as multiples of it."""
 _BY = ("layer", "position", "head", "key", "neuron")
 
 
@@ -124,7 +124,7 @@ def _way(share: float) -> str:
         return ""
     if abs(share) <= _FAR:
         return f", {percent(share)} of the way"
-    return f", {number(share)} times the whole difference between the prompts, which is small"
+    return f", {number(share)} times the whole difference between the prompts"
 
 
 def _prompts(run: Run) -> list[str]:
