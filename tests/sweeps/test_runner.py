@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from rich.console import Console
+from rounding import CLOSE, close
 
 import sink_lens
 from sink_lens import TokenBatch, read_run, run_with
@@ -43,6 +44,7 @@ GRID = Grid.of(NEURONS, HEADS, controls=2)
 FEW = Grid.of(HEADS, controls=0)
 METRICS = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
 TABLES = ("cells", "controls", "values")
+ROUNDING = {"rtol": CLOSE, "atol": CLOSE}
 COLUMNS = """
     cell kind site where layer position head unit key factor seed centre metric metric_unit baseline value effect
     ci_low ci_high control_effect control_sd n_controls over_control over_low over_high changed n error
@@ -79,14 +81,14 @@ def recorded(folder):
     return stamps(path for path in blocks(folder) if path.name in files)
 
 
-def assert_same(one, other):
-    """Two results and their folders hold the same, to the last bit."""
+def assert_same(one, other, **options):
+    """Two results and their folders hold the same; to the last bit without options."""
+    options = options or {"check_exact": True}
     for name in TABLES:
         there = [pd.read_parquet(result.folder / f"{name}.parquet") for result in (one, other)]
-        pd.testing.assert_frame_equal(*there, check_exact=True)
-    pd.testing.assert_frame_equal(one.frame, other.frame, check_exact=True)
-    pd.testing.assert_frame_equal(one.controls, other.controls, check_exact=True)
-    pd.testing.assert_frame_equal(one.values, other.values, check_exact=True)
+        pd.testing.assert_frame_equal(*there, **options)
+    for name in ("frame", "controls", "values"):
+        pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name), **options)
     assert one.headline == other.headline
 
 
@@ -179,7 +181,7 @@ def test_every_number_is_that_of_run_with_on_one_cell(whole):
         for metric, wanted in slow_values(lens, tokens, cell.make(references)).items():
             rows = rows_of(whole, cell=number, metric=metric)
             assert rows["sequence"].tolist() == [0, 1, 2, 3]
-            assert rows["value"].to_numpy().tolist() == wanted.tolist()
+            assert rows["value"].tolist() == close(wanted.tolist())
     assert len(whole.values) == len(cells) * 2 * 4
 
 
@@ -194,12 +196,12 @@ def test_a_row_is_the_mean_over_sequences_beside_the_unedited_run(whole):
         before = baseline[row["metric"]]
         values = slow_values(lens, tokens, cells[row["cell"]].make(references))[row["metric"]]
         assert row["baseline"] == pytest.approx(before.mean(), rel=1e-12)
-        assert row["value"] == pytest.approx(values.mean(), rel=1e-12)
-        assert row["effect"] == pytest.approx((values - before).mean(), rel=1e-9, abs=1e-15)
+        assert row["value"] == close(values.mean())
+        assert row["effect"] == close((values - before).mean())
         assert row["n"] == 4
         # With four sequences a bound is near a mean of the extreme draws: the same up to the draws.
         alone = paired_difference(values, before, generator=np.random.default_rng(5), n_resamples=20_000)
-        slack = 0.15 * (alone.high - alone.low) + 1e-12
+        slack = 0.15 * (alone.high - alone.low) + CLOSE
         assert row["ci_low"] == pytest.approx(alone.low, rel=0, abs=slack)
         assert row["ci_high"] == pytest.approx(alone.high, rel=0, abs=slack)
         assert row["changed"]
@@ -229,8 +231,8 @@ def test_controls_are_as_many_units_of_the_same_layer_and_none_of_the_cell_s_own
         values = [slow_values(lens, tokens, zero("neurons", layers=[row["layer"]], units=units)) for units in fit]
         values = np.stack([one[row["metric"]] for one in values])
         effects = (values - before[row["metric"]]).mean(1)
-        assert row["control_effect"] == pytest.approx(effects.mean(), rel=1e-9, abs=1e-12)
-        assert row["control_sd"] == pytest.approx(abs(effects[0] - effects[1]) / 2**0.5, rel=1e-6, abs=1e-12)
+        assert row["control_effect"] == close(effects.mean())
+        assert row["control_sd"] == close(abs(effects[0] - effects[1]) / 2**0.5)
         assert row["over_control"] == pytest.approx(row["effect"] - row["control_effect"], rel=1e-9, abs=1e-12)
         assert row["over_low"] <= row["over_control"] <= row["over_high"]
 
@@ -591,7 +593,7 @@ def test_cells_that_fail_are_recorded_with_their_error_and_the_others_are_fine(t
     assert np.isnan(result.frame.loc[failed, ["value", "effect", "ci_low", "over_control"]].to_numpy()).all()
     assert result.frame.loc[failed, "n"].tolist() == [0] * 4
     fine = ["name", "metric", "baseline", "value", "effect"]
-    pd.testing.assert_frame_equal(result.frame.loc[~failed, fine], sound.frame.loc[~failed, fine], check_exact=True)
+    pd.testing.assert_frame_equal(result.frame.loc[~failed, fine], sound.frame.loc[~failed, fine], **ROUNDING)
     assert read_run(tmp_path / "a").status == "finished"
 
 
@@ -607,7 +609,7 @@ def test_failed_cells_alone_are_computed_again_and_only_when_that_is_asked(tmp_p
     assert ran == [(2, 5)]
     assert len(again.failed) == 0
     ran.clear()
-    assert_same(again, swept(tmp_path / "b", what=cells))
+    assert_same(again, swept(tmp_path / "b", what=cells), **ROUNDING)
     ran.clear()
     swept(tmp_path / "a", what=cells, retry_failed=True)
     assert ran == []
@@ -670,7 +672,7 @@ def test_cells_whose_forwards_are_wrong_are_run_in_another_way(tmp_path, monkeyp
     result = swept(tmp_path, what=FEW)
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["path"], plan["pack"], plan["deviation"]) == (path, 1, 0)
-    pd.testing.assert_frame_equal(result.frame, few.frame, check_exact=True)
+    pd.testing.assert_frame_equal(result.frame, few.frame, **ROUNDING)
 
 
 def test_an_unedited_run_that_is_wrong_is_run_on_the_bridge(tmp_path, monkeypatch, few):
@@ -684,7 +686,7 @@ def test_an_unedited_run_that_is_wrong_is_run_on_the_bridge(tmp_path, monkeypatc
     monkeypatch.setattr(Passes, "clean", wrong)
     result = swept(tmp_path, what=FEW)
     assert json.loads((tmp_path / "plan.json").read_text())["path"] == "bridge"
-    pd.testing.assert_frame_equal(result.frame, few.frame, check_exact=True)
+    pd.testing.assert_frame_equal(result.frame, few.frame, **ROUNDING)
 
 
 def test_what_is_off_by_rounding_is_taken_and_the_plan_says_by_how_much(tmp_path, monkeypatch, few):
