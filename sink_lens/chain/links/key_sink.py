@@ -5,6 +5,8 @@ import math
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.optimize import brentq
+from scipy.special import expit
 from torch import Tensor
 
 from ...activations.record import LayerView, Reading
@@ -90,8 +92,9 @@ def _layers(panel: Panel) -> list[int]:
 
 
 def _floor(config: TraceConfig, length: int) -> float:
-    """Nats over the other keys' logit with which one key takes the threshold's mass among half the length's keys."""
-    return math.log(config.threshold / (1 - config.threshold) * length / 2)
+    """Nats over the other keys' logits with which one key takes the threshold's mass, as a mean over later queries."""
+    others = np.log(np.arange(1, length))  # of the keys that each later query sees beside it
+    return brentq(lambda nats: expit(nats - others).mean() - config.threshold, -50.0, 50.0)
 
 
 def _interventions(trial: Trial) -> list[Intervention]:

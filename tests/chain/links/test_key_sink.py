@@ -93,8 +93,8 @@ def test_the_share_of_positive_products_is_read_at_each_position():
             torch.testing.assert_close(found["positive_share", 0][:, head, index], slow.float().mean(0))
 
 
-def test_the_needed_advantage_gives_the_threshold_among_half_the_keys():
-    # e^a / (e^a + n) = t with n = 64 / 2: e^a = 0.3 / 0.7 x 32
+def test_the_floor_gives_one_key_among_equal_ones_the_threshold_of_a_sink():
     floor = LINK.floor(TraceConfig(model="m", threshold=0.3), 64)
-    assert floor == pytest.approx(math.log(0.3 / 0.7 * 32))
-    assert math.exp(floor) / (math.exp(floor) + 32) == pytest.approx(0.3)
+    scores = torch.zeros(64, 64).masked_fill(torch.ones(64, 64).triu(1).bool(), -math.inf)
+    scores[:, 0] = floor
+    assert float(scores.softmax(1)[1:, 0].mean()) == pytest.approx(0.3)
