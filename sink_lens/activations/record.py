@@ -16,10 +16,10 @@ from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError, SiteError
-from ..models.lens import LensModel
+from ..models.lens import LensModel, check_attention, linear_layers
 from ..models.load import ModelLike, as_lens
 from ..models.memory import give_back
-from ..models.sites import SITES, site_of
+from ..models.sites import SITES, in_attention, site_of
 from .attention import OBSERVED, choose_kernel
 from .forward import bridge_forward, check_tokens, plain_forward
 from .views import Captured, LayerView, Reading, Streamed
@@ -85,7 +85,9 @@ def stream(
             give_back()
             bar.update(part.n_sequences)
     values = {name: {layer: torch.cat(parts) for layer, parts in by_layer.items()} for name, by_layer in found.items()}
-    return Streamed(values=values, kernel=chosen or str(lens.plain.config._attn_implementation))
+    said = linear_layers(lens)
+    skipped = {one.name: said for one in readings if said and _of_attention(one.sites, lens)}
+    return Streamed(values=values, kernel=chosen or str(lens.plain.config._attn_implementation), skipped=skipped)
 
 
 def capture(
@@ -108,17 +110,17 @@ def capture(
         lens: the model.
         tokens: the sequences; padded positions are captured too.
         sites: names from ``sink_lens.models.sites``.
-        layers: layers to capture; None means all.
+        layers: layers to capture; None means all (in a hybrid, those that have the sites).
         positions: positions to capture (query positions for scores and pattern); None means all.
         path: ``bridge``, ``plain`` or ``auto``. ``auto`` takes the plain model, except for scores and pattern, which it
             reads from the bridge unless the bridge delegates its attention (the hook of the scores would then carry
-            the pattern).
+            the pattern) or the model is a hybrid.
         batch_size: sequences per forward pass; None chooses it by their length.
         max_bytes: largest size of the result in bytes; by default 80% of the free memory.
         progress: show a progress bar.
 
     Raises:
-        SiteError: the family lacks a site, or this model's bridge does not show it.
+        SiteError: the family or a layer lacks a site, or this model's bridge does not show it.
         InputError: layers or positions do not exist, or the result would be larger than allowed.
     """
     lens = as_lens(lens)
@@ -127,8 +129,11 @@ def capture(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(set(range(lens.n_layers) if layers is None else layers))
+    having = lens.attention_layers if _of_attention(names, lens) else range(lens.n_layers)
+    chosen = sorted(set(having if layers is None else layers))
     _check_layers(chosen, lens)
+    if _of_attention(names, lens):
+        check_attention(lens, chosen, what=f"one of {', '.join(names)}")
     _check_positions(positions or (), batch)
     needed = estimate_bytes(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC) if max_bytes is None else max_bytes
@@ -239,6 +244,10 @@ class _Desk:
         self.found[reading.name].setdefault(layer, []).append(own)
 
 
+def _of_attention(names: Iterable[str], lens: LensModel) -> bool:
+    return any(in_attention(name, family=lens.family) for name in names)
+
+
 def _reads(reading: Reading, layer: int) -> bool:
     return reading.layers is None or layer in reading.layers
 
@@ -263,7 +272,7 @@ def _plan(lens: LensModel, readings: Sequence[Reading]) -> dict[int, frozenset[s
             plan.setdefault(lens.n_layers, set()).add("final")
             continue
         _check_layers(reading.layers or (), lens)
-        for layer in range(lens.n_layers):
+        for layer in lens.attention_layers if _of_attention(reading.sites, lens) else range(lens.n_layers):
             if _reads(reading, layer):
                 plan.setdefault(layer, set()).update(reading.sites)
     return {layer: frozenset(names) for layer, names in sorted(plan.items())}
@@ -280,7 +289,8 @@ def _path(lens: LensModel, names: Sequence[str], *, asked: str) -> Literal["plai
             "model uses them; need path='plain', or a model from load or wrap(model) of Hugging Face"
         )
     if asked == "auto":
-        return "bridge" if any(SITES[name].observed for name in names) and not hidden else "plain"
+        shown = lens.family.mixer is None and not hidden
+        return "bridge" if shown and any(SITES[name].observed for name in names) else "plain"
     return "plain" if asked == "plain" else "bridge"
 
 

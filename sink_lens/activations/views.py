@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, ModelError
+from ..models.lens import refusal
 from ..records import display
+from ..text import span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ class Streamed:
     """Reading -> layer -> tensor, whose first axis is the sequences in their order."""
     kernel: str
     """The attention kernel of the pass: fused, eager, or the model's own if no attention was read."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Reading of the attention -> which layers of a hybrid it skipped, in words."""
 
     def _repr_html_(self) -> str:
         rows = [
@@ -65,10 +69,18 @@ class Streamed:
     def __getitem__(self, key: tuple[str, int]) -> Tensor:
         """The tensor of a reading at a layer."""
         name, layer = key
+        if layer not in self.values[name] and name in self.skipped:
+            raise ModelError(f"{self.skipped[name]}; need one of the layers {span(self.values[name])}")
         return self.values[name][layer]
 
     def stacked(self, name: str) -> Tensor:
-        """The tensors of a reading at all its layers, stacked along a new first axis."""
+        """The tensors of a reading at all its layers, stacked along a new first axis.
+
+        Raises:
+            ModelError: the model is a hybrid, and the reading skipped its layers without attention.
+        """
+        if name in self.skipped:
+            raise ModelError(refusal(self.skipped[name]))
         by_layer = self.values[name]
         return torch.stack([by_layer[layer] for layer in sorted(by_layer)])
 

@@ -13,7 +13,7 @@ from ..data.tokens import TokenBatch
 from ..engine.cost import duration, now, peak_bytes, seconds_of, size, weight_bytes
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
-from ..models.lens import LensModel
+from ..models.lens import LensModel, check_every_layer
 from .config import TraceConfig
 from .inputs import other_condition
 from .links import LINKS
@@ -77,6 +77,7 @@ def estimate(config: TraceConfig) -> RenderableType:
         ModelError, InputError, KernelError: what ``trace`` would refuse before it measures.
     """
     lens = model_of(config)
+    check_every_layer(lens)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     batch = tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)

@@ -32,7 +32,6 @@ from ..engine.trust import grounded
 from ..errors import InputError
 from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
-from ..models.offload import reason_of
 from ..models.sites import sites_of
 from ..schema import LEAST_SINK, SINK_THRESHOLD
 from .config import CONTROL_SEQUENCES, TraceConfig
@@ -441,8 +440,8 @@ def sink_mask(
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
     """Why nothing can be changed in this model on these sequences; None where it can."""
-    if lens.offloaded:
-        return reason_of(lens.plain, name=lens.name)
+    if lens.why_measured_only is not None:
+        return lens.why_measured_only
     if "scores" in lens.uneditable:
         return "the attention of this bridge is delegated to Hugging Face, so that it cannot be edited"
     shortest = int(tokens.lengths.min())

@@ -27,7 +27,7 @@ from ..data.tokens import TokenBatch, decode_tokens
 from ..edits.amplification import CentringMeans
 from ..errors import InputError, UndrawnError
 from ..models.inputs import default_folder, model_of, tokens_of
-from ..models.lens import LensModel
+from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
 from ..records.old_names import named
@@ -178,6 +178,7 @@ def trace(
     check_known(config.own_floors, [*(link.name for link in links), EVERY_INTERVENTION], where="floors")
     if config.target_position is not None:
         check_interior(config.target_position, shortest=int(batch.lengths.min()))
+    check_every_layer(lens)
     if lens.offloaded and config.random_init:
         raise InputError(
             f"{lens.name} does not fit into memory, so its random-init baseline does not either; need the trace "

@@ -29,7 +29,7 @@ from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
 from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome, joined
-from ..errors import SinkLensError
+from ..errors import ModelError, SinkLensError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.sites import SITES
@@ -86,7 +86,12 @@ class Engine:
             plan: the forwards.
             needs: what the passes keep; None is what the metrics read.
             ground: the run that the cells continue, of the same sequences and plan; None is the unedited one.
+
+        Raises:
+            ModelError: the model can only be measured.
         """
+        if lens.why_measured_only is not None:
+            raise ModelError(lens.why_measured_only)
         self.lens = lens
         self.tokens = tokens
         self.cells = tuple(cells)

@@ -25,7 +25,7 @@ from ..activations.views import Reading
 from ..data.tokens import from_tensor
 from ..errors import InputError
 from ..measures.dimensions import outlier_dimensions
-from ..models.lens import LensModel
+from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..records import display
 from ..schema import SINK_THRESHOLD
@@ -118,7 +118,12 @@ def contraction(
 
 
 def passes(lens: LensModel, draws: RandomSequences) -> tuple[CosineSums, Ends, list[Reading]]:
-    """Empty sums, and the readings that fill them."""
+    """Empty sums, and the readings that fill them.
+
+    Raises:
+        ModelError: the model is a hybrid, which has no attention in some layers.
+    """
+    check_every_layer(lens)
     sums = CosineSums(lens.n_layers, sequences=draws.sequences, length=draws.length)
     ends = Ends(lens.d_vocab, lens.d_model)
     last = Reading(name="ends", sites=("final",), function=partial(ends.read, lens=lens))

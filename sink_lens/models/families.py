@@ -94,6 +94,15 @@ class Family:
     """Whether scores have a slope for each head times the position of the key (ALiBi); no fused kernel is given it."""
     adds_inside: bool = False
     """Whether attention and MLP add the residual stream to their output themselves (BLOOM)."""
+    mixer: str | None = None
+    """In a hybrid, the module that layers without attention have in its place (linear attention, Mamba, a convolution);
+    these layers are skipped where attention is read, and the model is measured on the plain path only."""
+    gated_q: bool = False
+    """Whether W_Q gives each head a query and, behind it, a gate for its output."""
+    q_norm: str = "q_norm"
+    """Path of the norm of the queries from the attention, where there is one."""
+    k_norm: str = "k_norm"
+    """Path of the norm of the keys from the attention, where there is one."""
     bridge_architecture: str | None = None
     """Name under which the TransformerLens adapter is registered, if that is not the class name."""
 
@@ -121,6 +130,13 @@ _POST_NORM: dict[str, Any] = {
     "attn_post_norm": "post_attention_layernorm",
     "mlp_norm": None,
     "mlp_post_norm": "post_feedforward_layernorm",
+}
+_NO_NEURONS: dict[str, Any] = {"gate": None, "up": None, "down": None}
+_JAMBA: dict[str, Any] = {
+    "mixer": "mamba",
+    "final_norm": "model.final_layernorm",
+    "mlp": "feed_forward",
+    "mlp_norm": "pre_ff_layernorm",
 }
 _EXPERTS: dict[str, Any] = {"gate": None, "up": None, "down": None, "experts": "experts"}
 
@@ -303,6 +319,32 @@ _ROWS = (
     Family(architecture="MixtralForCausalLM", **_EXPERTS),
     Family(architecture="Qwen3MoeForCausalLM", **_EXPERTS, qk_norm="head"),
     Family(architecture="OlmoeForCausalLM", **_EXPERTS, qk_norm="width"),
+    Family(architecture="Qwen3_5ForCausalLM", mixer="linear_attn", gated_q=True, qk_norm="head", gain_offset=1.0),
+    Family(
+        architecture="Qwen3NextForCausalLM",
+        mixer="linear_attn",
+        gated_q=True,
+        qk_norm="head",
+        gain_offset=1.0,
+        **_NO_NEURONS,
+    ),
+    Family(
+        architecture="Lfm2ForCausalLM",
+        mixer="conv",
+        final_norm="model.embedding_norm",
+        o="out_proj",
+        attn_norm="operator_norm",
+        mlp="feed_forward",
+        gate="w1",
+        up="w3",
+        down="w2",
+        mlp_norm="ffn_norm",
+        qk_norm="head",
+        q_norm="q_layernorm",
+        k_norm="k_layernorm",
+    ),
+    Family(architecture="JambaForCausalLM", **_JAMBA, **_NO_NEURONS),
+    Family(architecture="BambaForCausalLM", **_JAMBA),
     Family(architecture="HeadNormForCausalLM", head_out="head_out", own_sdpa=True),
 )
 
@@ -324,12 +366,33 @@ _REFUSED: dict[str, dict[str, str]] = {
 """Architecture -> field of the configuration -> why a model where it is set cannot be opened."""
 
 
+_SUPPORTED_HYBRIDS = ", ".join(row.architecture for row in _ROWS if row.mixer is not None)
+_BESIDE = "its layers have attention and a state-space mixer side by side"
+_HYBRIDS = {
+    "FalconH1ForCausalLM": _BESIDE,
+    "Zamba2ForCausalLM": "its attention reads two streams and is shared by layers",
+    "NemotronHForCausalLM": "its layers are attention, Mamba or an MLP, one of the three",
+    "GraniteMoeHybridForCausalLM": "its layers have routed and shared experts side by side",
+    "OlmoHybridForCausalLM": "its norms stand in other places in layers with attention than in the others",
+    "RecurrentGemmaForCausalLM": "its attention does not take transformers' attention interface",
+    "KimiLinearForCausalLM": "its attention reads compressed keys and values",
+    "Lfm2MoeForCausalLM": "its layers have dense or routed MLPs",
+    "Qwen3_5MoeForCausalLM": "its layers have routed and shared experts side by side",
+}
+"""Architecture of a hybrid without a row -> what a row cannot say of it."""
+
+
 def family_of(architecture: str) -> Family:
     """Look up the row of an architecture by the class name of its Hugging Face model.
 
     Raises:
         ModelError: the table has no such row.
     """
+    if architecture in _HYBRIDS:
+        raise ModelError(
+            f"{architecture} is a hybrid that is not known here: {_HYBRIDS[architecture]}; need one of "
+            f"{_SUPPORTED_HYBRIDS}, or a model with attention in every layer"
+        )
     if architecture not in FAMILIES:
         raise ModelError(
             f"the architecture {architecture!r} is not known; need one of {', '.join(FAMILIES)}. "

@@ -1,5 +1,6 @@
 """``LensModel``: one set of weights, as a TransformerLens bridge and as a Hugging Face module."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +9,11 @@ from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..errors import ModelError, SiteError
+from ..text import span
 from .experts import size_of
 from .families import Family, reach_of
-from .offload import NoBridge, device_of
+from .offload import NoBridge, bytes_on_disk, device_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -64,7 +67,9 @@ class LensModel:
 
     @property
     def d_mlp(self) -> int:
-        """Number of neurons in one MLP, over all experts in a mixture of experts."""
+        """Number of neurons in one MLP, over all experts in a mixture of experts; 0 where neurons are no site."""
+        if self.family.down is None and self.family.experts is None:
+            return 0
         if self.family.experts is not None:
             experts: Any = self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}")
             return experts.num_experts * size_of(experts)
@@ -101,6 +106,12 @@ class LensModel:
         assert isinstance(layers, nn.ModuleList)
         return layers
 
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have attention: all but a hybrid's linear ones."""
+        top = self.family.attention.partition(".")[0]
+        return tuple(index for index, layer in enumerate(self.layers) if hasattr(layer, top))
+
     def layer(self, index: int) -> nn.Module:
         """One decoder layer of the plain model."""
         return self.layers[index]
@@ -115,7 +126,12 @@ class LensModel:
     @property
     def offloaded(self) -> bool:
         """Whether some weights are on disk: then there is no bridge, and only the plain path runs."""
-        return isinstance(self.bridge, NoBridge)
+        return bytes_on_disk(self.plain) > 0
+
+    @property
+    def why_measured_only(self) -> str | None:
+        """Why there is no bridge, so that nothing can be changed in the model; None where there is one."""
+        return self.bridge.reason if isinstance(self.bridge, NoBridge) else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -129,3 +145,40 @@ class LensModel:
             f"{self.n_heads} heads over {self.n_kv_heads}, d_model {self.d_model}, {self.dtype}, {self.device}, "
             f"plain kernel {self.plain.config._attn_implementation})"
         )
+
+
+def linear_layers(lens: LensModel) -> str:
+    """The layers without attention and what they have in its place, in words; empty if every layer has attention."""
+    skipped = sorted({*range(lens.n_layers)} - {*lens.attention_layers})
+    if not skipped:
+        return ""
+    mixer = type(lens.layer(skipped[0]).get_submodule(lens.family.mixer or "")).__name__
+    return f"layers {span(skipped)} of {lens.name} have no attention ({mixer})"
+
+
+def refusal(found: str) -> str:
+    """What an error says of layers without attention, as ``linear_layers`` gives them."""
+    return (
+        f"{found}, and this needs it in every layer; need another model. The attention of the other layers is measured "
+        "by sink-lens tokens, sink_mask, capture and stream"
+    )
+
+
+def check_every_layer(lens: LensModel) -> None:
+    """Refuse a model that has layers without attention.
+
+    Raises:
+        ModelError: the model is a hybrid.
+    """
+    if found := linear_layers(lens):
+        raise ModelError(refusal(found))
+
+
+def check_attention(lens: LensModel, layers: Iterable[int], *, what: str) -> None:
+    """Refuse layers without attention.
+
+    Raises:
+        SiteError: one of the layers is a linear layer of a hybrid.
+    """
+    if not set(layers) <= {*lens.attention_layers}:
+        raise SiteError(f"{linear_layers(lens)}, so no {what}; need one of the layers {span(lens.attention_layers)}")

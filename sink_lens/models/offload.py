@@ -1,4 +1,4 @@
-"""Models whose weights do not fit into memory: some lie on disk, and only the plain path runs them.
+"""Models that only the plain path runs: those whose weights do not fit into memory, and hybrids.
 
 accelerate reads a module's weights from the checkpoint when its forward begins and drops them when it ends. Hooks on
 the plain module see the same tensors as in a model that is whole in memory, so everything that measures works. The
@@ -64,12 +64,12 @@ class NoBridge:
 
     def __init__(self, reason: str) -> None:
         """Args: reason: what was found and what is needed."""
-        self.__dict__["reason"] = reason
+        self.reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ModelError(self.__dict__["reason"])
+        raise ModelError(self.reason)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NoBridge":
         return self

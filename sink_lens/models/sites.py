@@ -78,10 +78,11 @@ def _up(family: Family) -> Address | None:
     return Address(module=_join(family.mlp, family.up), side="output", part=part)
 
 
-def _neurons(family: Family) -> Address:
+def _neurons(family: Family) -> Address | None:
     if family.experts is not None:
         return Address(module=_join(family.mlp, family.experts, EXPERTS_HOOK), side="output")
-    assert family.down is not None
+    if family.down is None:
+        return None
     return Address(module=_join(family.mlp, family.down), side="input")
 
 
@@ -111,7 +112,9 @@ def _of_head(family: Family) -> Address:
     return Address(module=_join(family.attention, family.o), side="input", part="heads")
 
 
-def _aggregated(family: Family) -> Address:
+def _aggregated(family: Family) -> Address | None:
+    if family.gated_q:
+        return None
     if family.head_out is None:
         return _of_head(family)
     return Address(module=_join(family.attention, family.head_out), side="input")
@@ -270,6 +273,10 @@ def site_of(name: str, *, family: Family) -> Site:
         reason = "has no gate in its MLP"
         if family.experts is not None:
             reason = "is a mixture of experts, whose gate and up-projection have no site"
+        elif name == "z_raw":
+            reason = "gates its aggregated values within the attention"
+        elif family.down is None:
+            reason = "has routed experts beside a shared expert or beside dense layers, whose neurons have no site"
         raise SiteError(
             f"{family.architecture} has no site {name!r}: it {reason}; need one of {', '.join(sites_of(family))}"
         )
@@ -279,6 +286,12 @@ def site_of(name: str, *, family: Family) -> Site:
 def sites_of(family: Family) -> tuple[str, ...]:
     """Names of the sites that a family has."""
     return tuple(name for name, site in SITES.items() if site.observed or site.address(family) is not None)
+
+
+def in_attention(name: str, *, family: Family) -> bool:
+    """Whether a site, or an observed name, is in the attention, which a hybrid's linear layers do not have."""
+    address = SITES[name].address(family) if name in SITES else None
+    return address is None or f"{address.module}.".startswith(f"{family.attention}.")
 
 
 def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
@@ -325,6 +338,8 @@ def read(
         case "q" | "k" | "v" as part:
             index = "qkv".index(part)
             heads = n_heads if part == "q" else n_kv_heads
+            if family.gated_q and part == "q":
+                return tensor.unflatten(-1, (heads, 2 * d_head))[..., :d_head]
             if family.qkv_layout == "separate":
                 return tensor.unflatten(-1, (heads, d_head))
             if family.qkv_layout == "interleaved":

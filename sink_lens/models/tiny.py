@@ -126,6 +126,26 @@ _MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", _LLAMA | {"num_experts": 4, "num_experts_per_tok": 2}),
 }
 """Families that came later: not every test goes through them, see `tests/models/test_more_families.py`."""
+_LINEAR = {
+    "head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+}
+_SHARED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_MAMBA = {"mamba_d_state": 8, "num_experts": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False}
+_HEADS = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 12}
+_FOUR = _LLAMA | {"num_hidden_layers": 4}
+_HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("qwen3_5_text", _FOUR | _LINEAR),
+    "qwen3_next": ("qwen3_next", _FOUR | _LINEAR | _SHARED | {"shared_expert_intermediate_size": 40}),
+    "lfm2": ("lfm2", _FOUR | {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False}),
+    "jamba": ("jamba", _FOUR | {"attn_layer_period": 2, "attn_layer_offset": 1} | _MAMBA),
+    "bamba": ("bamba", _FOUR | {"attn_layer_indices": [1, 3]} | _HEADS),
+}
+"""Hybrids: layers 1 and 3 have attention, layers 0 and 2 do not."""
 _HEADNORM = {
     "headnorm": {"value_norm": "shared"},
     "headnorm_sigmoid": {"attention": "sigmoid"},
@@ -134,11 +154,13 @@ _HEADNORM = {
 }
 """Configuration fields of the variants of our own class: norm of the values, sigmoid weights, gates, sink logit."""
 _CONFIGS |= {name: (HeadNormConfig.model_type, _LLAMA | fields) for name, fields in _HEADNORM.items()}
+HYBRID_FAMILIES: tuple[str, ...] = tuple(_HYBRIDS)
+"""The hybrids that `tiny` builds beside them: measured on the plain path only."""
 TINY_FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
 """The families that every test goes through."""
 MORE_FAMILIES: tuple[str, ...] = tuple(_MORE)
 """The families that `tiny` builds beside them."""
-_CONFIGS |= _MORE
+_CONFIGS |= _MORE | _HYBRIDS
 
 
 def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -151,7 +173,7 @@ def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     does not change.
 
     Args:
-        family: One of `TINY_FAMILIES` or `MORE_FAMILIES`.
+        family: One of `TINY_FAMILIES`, `MORE_FAMILIES` or `HYBRID_FAMILIES`.
         seed: Seed of the weights.
         **overrides: Fields of the family's Hugging Face configuration, by their Hugging Face names, such as
             `num_hidden_layers=2` or `attn_implementation="eager"`.

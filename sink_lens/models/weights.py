@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from .experts import columns_of, rows_of
 from .families import Family
-from .lens import LensModel
+from .lens import LensModel, check_attention
 from .offload import in_memory
 
 NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm")
@@ -73,7 +73,12 @@ def _linear(module: nn.Module, *, transposed: bool) -> tuple[Tensor, Tensor]:
 
 
 def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
-    """The attention projections of one layer."""
+    """The attention projections of one layer.
+
+    Raises:
+        SiteError: the layer has no attention.
+    """
+    check_attention(lens, [layer], what="weights of an attention")
     family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
 
     def projection(name: str) -> tuple[Tensor, Tensor]:
@@ -81,6 +86,9 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
 
     if family.qkv_layout == "separate":
         pairs = [projection(name) for name in (family.q, family.k, family.v)]
+        if family.gated_q:
+            w_q, b_q = (one.unflatten(0, (lens.n_heads, 2, -1))[:, 0].flatten(0, 1) for one in pairs[0])
+            pairs[0] = w_q, b_q
     else:
         weight, bias = projection(family.q)
         if family.qkv_layout == "contiguous":
@@ -140,7 +148,7 @@ def norm_weights(lens: LensModel, *, layer: int, which: str) -> Norm | None:
     if which not in NORMS:
         raise InputError(f"there is no norm {which!r}; need one of {', '.join(NORMS)}")
     if which in ("q_norm", "k_norm"):
-        path = None if family.qk_norm is None else f"{family.attention}.{which}"
+        path = None if family.qk_norm is None else f"{family.attention}.{getattr(family, which)}"
     else:
         path = getattr(family, which)
     if which in ("attn_post_norm", "mlp_post_norm") and family.residual_multiplier != 1:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import random
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from ..errors import ModelError
 from . import checks, experts, interfaced, neox, opt
 from .families import Family
 from .headnorm import adapter as headnorm
-from .lens import LensModel
+from .lens import LensModel, linear_layers, refusal
 from .memory import give_back
 from .offload import NoBridge, bytes_on_disk, reason_of
 
@@ -60,6 +61,8 @@ def wrap(
         checks.check_unprocessed(model)
         plain = _unwrapped(model)
         family = checks.check_architecture(plain)
+        if family.mixer is not None:
+            raise ModelError(f"found a bridge of the hybrid {family.architecture}; need the Hugging Face model itself")
         interfaced.take_interface(plain)
         experts.show_experts(plain)
         experts.show_experts(model.original_model)
@@ -107,13 +110,12 @@ def assemble(
     experts.show_experts(plain)
     if bytes_on_disk(plain):
         reason = reason_of(plain, name=name)
-        bridge = cast("TransformerBridge", NoBridge(reason))
-        notes += (reason.partition(", and interventions")[0],)
-        model = plain.eval()
-        lens = LensModel(bridge=bridge, plain=model, tokenizer=tokenizer, family=family, name=name, notes=notes)
+        lens = _measured_only(plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes)
         for layer in range(lens.n_layers):
             lens.layer(layer).register_forward_hook(lambda *_: give_back())
         return lens
+    if family.mixer is not None:
+        return _measured_only(plain, reason="", tokenizer=tokenizer, family=family, name=name, notes=notes)
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)
@@ -126,6 +128,26 @@ def assemble(
         notes=notes,
         uneditable=checks.uneditable_sites(bridge, plain=plain),
     )
+
+
+def _measured_only(
+    plain: PreTrainedModel,
+    *,
+    reason: str,
+    tokenizer: PreTrainedTokenizerBase | None,
+    family: Family,
+    name: str,
+    notes: tuple[str, ...],
+) -> LensModel:
+    """A model without a bridge, for the reason given or because it is a hybrid; its notes say so."""
+    bare = NoBridge(reason)
+    bridge = cast("TransformerBridge", bare)
+    lens = LensModel(bridge=bridge, plain=plain.eval(), tokenizer=tokenizer, family=family, name=name, notes=notes)
+    if skipped := linear_layers(lens):
+        bare.reason = reason or refusal(skipped)
+        notes += (f"{skipped}: they are skipped where attention is read",)
+    notes += (reason.partition(", and interventions")[0],) if reason else ()
+    return dataclasses.replace(lens, notes=notes)
 
 
 def _bridge(

@@ -16,7 +16,7 @@ from ..configuration import with_fields
 from ..data.tokens import TokenBatch, decode_tokens
 from ..errors import InputError
 from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
-from ..models.lens import LensModel
+from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..records import create_run
 from ..schema import WORTH_KEEPING_NATS
@@ -35,11 +35,13 @@ def inputs(
     config: D | None,
     tokens: TokenBatch | str | None,
     fields: Mapping[str, Any],
+    every_layer: bool = True,
 ) -> tuple[D, LensModel, TokenBatch]:
     """Resolve the arguments of a study into its configuration, its model and its sequences.
 
     Raises:
         InputError: two configurations, the one of another study, an unknown field, or a value that cannot be used.
+        ModelError: the study needs attention in every layer, and the model is a hybrid.
     """
     where = kind.__name__.removesuffix("Config").lower()
     given = dict(fields) | ({"tokens": tokens} if isinstance(tokens, str) else {})
@@ -53,6 +55,8 @@ def inputs(
         name = str(model) if isinstance(model, str | Path) else as_lens(model).name
         config = with_fields(kind, config, given | {"model": name}, where=where)
         lens = model_of(config) if isinstance(model, str | Path) else as_lens(model)
+    if every_layer:
+        check_every_layer(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
     return config, lens, batch

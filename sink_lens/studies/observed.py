@@ -30,7 +30,7 @@ from ..measures.dimensions import dominance_ratio
 from ..measures.reductions import mean_where, queries_from
 from ..measures.sink_tokens import residual_outliers, score_gap, token_kurtosis
 from ..measures.variance import token_std
-from ..models.lens import LensModel
+from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..models.weights import attention_weights, mlp_weights
@@ -76,6 +76,7 @@ class Observed:
             batch_size: sequences a forward pass; None chooses it by their length.
         """
         self.lens: LensModel = as_lens(lens)
+        check_every_layer(self.lens)
         check_tokens(self.lens, tokens)
         self.tokens, self.batch_size = tokens, batch_size
         self.config = TraceConfig() if config is None else config

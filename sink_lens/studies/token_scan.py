@@ -96,7 +96,7 @@ def sink_tokens(
 
     Reference: arXiv 2402.17762 (massive activations), 2601.22966 (residual sinks), 2603.17771 (gradients).
     """
-    config, lens, batch = inputs(TokensConfig, model, config=config, tokens=tokens, fields=fields)
+    config, lens, batch = inputs(TokensConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False)
     kernel = choose_kernel(lens.family, device=lens.device, asked=config.kernel)
     with create_run(
         Path(out) if out is not None else default_folder(lens.name),
@@ -263,7 +263,8 @@ def _measured(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progr
                 ("ratios", "state", 0),
                 ("kurtosis", "state", 1),
             ):
-                layers[name][:, where, :width] = streamed.stacked(reading)[..., place].float()
+                for layer, values in streamed.values[reading].items():  # a hybrid's linear layers stay nan
+                    layers[name][layer, where, :width] = values[..., place].float()
             scores["attention"][where, :width] = one.received.scores(part.valid)
             scores["norm"][where, :width] = one.norms.scores(part.valid)
             dimensions |= one.outlier_dimensions()

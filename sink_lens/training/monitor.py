@@ -443,7 +443,10 @@ def _family(model: PreTrainedModel) -> Family:
     known = next((name for name in names if name in FAMILIES), names[0])
     if known.startswith("FSDP"):  # fully_shard makes a class of that name
         known = names[1]
-    return family_of_model(known, config=model.config)
+    family = family_of_model(known, config=model.config)
+    if family.mixer is not None:
+        raise ModelError(f"{known} has layers without attention; need a model that has it in every layer to be watched")
+    return family
 
 
 def _compiled(model: nn.Module) -> bool:

@@ -11,9 +11,10 @@ from sink_lens.errors import ModelError
 from sink_lens.models.families import FAMILIES, family_of_model
 from sink_lens.models.interfaced import set_attention, take_interface
 from sink_lens.models.load import load, weights_hash, wrap
-from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, config_of, tiny
+from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE, config_of, tiny
 from sink_lens.records import read_run
 
+ALL = (*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES)
 OWN_ATTENTION = ("falcon", "gptj", "gpt_neo", "bloom")
 
 
@@ -27,7 +28,7 @@ def logits(model):
 
 
 def test_there_are_at_least_24_families():
-    assert {type(tiny(name)).__name__ for name in (*TINY_FAMILIES, *MORE_FAMILIES)} == set(FAMILIES)
+    assert {type(tiny(name)).__name__ for name in ALL} == set(FAMILIES)
     assert len(FAMILIES) >= 24
 
 

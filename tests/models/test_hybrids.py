@@ -1,0 +1,172 @@
+"""Hybrids: attention is read in the layers that have it, the others are named and skipped, and the rest is refused."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from sink_lens import patching
+from sink_lens.activations.attention import OBSERVED
+from sink_lens.activations.record import Reading, capture, stream
+from sink_lens.activations.sink_mask import sink_mask, sink_scores
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.trace import trace
+from sink_lens.data.tokens import from_tensor
+from sink_lens.edits import metrics
+from sink_lens.edits.constructors import zero
+from sink_lens.engine.cells import cell_of
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import ModelError, SiteError
+from sink_lens.identity.state_contraction import contraction
+from sink_lens.models.families import family_of
+from sink_lens.models.load import load, random_init, wrap
+from sink_lens.models.sites import sites_of
+from sink_lens.models.tiny import HYBRID_FAMILIES, VOCAB_SIZE, tiny, tiny_tokenizer
+from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
+from sink_lens.studies.model_card import card
+from sink_lens.studies.token_scan import sink_tokens
+from sink_lens.sweeps.runner import sweep
+from sink_lens.training.monitor import SinkMonitor
+
+WITH, WITHOUT = (1, 3), (0, 2)
+EVERY = pytest.mark.parametrize("family", HYBRID_FAMILIES)
+REFUSED = r"layers 0,2 of .* have no attention .*, and this needs it in every layer; need another model"
+
+
+@functools.cache
+def lens_of(family):
+    return wrap(tiny(family), tokenizer=tiny_tokenizer())
+
+
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@EVERY
+def test_the_layers_without_attention_are_named(family, tmp_path):
+    tiny(family).save_pretrained(tmp_path)
+    lens = load(tmp_path)
+    assert lens.attention_layers == WITH
+    assert not lens.offloaded
+    assert lens.notes[-1].startswith("layers 0,2 of ")
+    assert lens.notes[-1].endswith(": they are skipped where attention is read")
+    assert random_init(lens, seed=0).attention_layers == WITH
+
+
+@EVERY
+@pytest.mark.parametrize("kernel", ["fused", "eager"])
+@torch.no_grad()
+def test_the_pattern_is_that_of_eager_attention(family, kernel):
+    model = tiny(family, attn_implementation="eager")
+    kept = {}
+    for layer in WITH:
+        model.model.layers[layer].self_attn.register_forward_hook(
+            lambda module, args, output, layer=layer: kept.update({layer: output[1]})
+        )
+    model(tokens(), use_cache=False)
+    mass = Reading(name="mass", sites=("mass",), function=lambda view: view["mass"])
+    found = stream(lens_of(family), tokens(), [mass], keys=range(24), kernel=kernel)
+    pattern = capture(lens_of(family), tokens(), sites=["pattern"])
+    assert {layer for _, layer in pattern} == {*found.values["mass"]} == {*WITH}
+    for layer in WITH:
+        torch.testing.assert_close(found["mass", layer], kept[layer], atol=1e-5, rtol=0)
+        torch.testing.assert_close(pattern["pattern", layer], kept[layer], atol=1e-5, rtol=0)
+
+
+@EVERY
+@torch.no_grad()
+def test_sites_and_weights_are_those_of_one_layer(family):
+    lens = lens_of(family)
+    sites = [name for name in sites_of(lens.family) if name not in OBSERVED]
+    found = capture(lens, tokens(), sites=sites)
+    reading = Reading(name="q", sites=("rotated_q",), function=lambda view: view["rotated_q"])
+    for layer in WITH:
+        weights = attention_weights(lens, layer=layer)
+        close = functools.partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+        here = {name: found[name, layer] for name in sites if name != "final"}
+        close(here["q"], torch.einsum("bpd,hed->bphe", here["attn_in"], weights.w_q) + weights.b_q)
+        close(here["k"], torch.einsum("bpd,hed->bphe", here["attn_in"], weights.w_k) + weights.b_k)
+        close(here["attn_out"], torch.einsum("bphe,hed->bpd", here["z"], weights.w_o) + weights.b_o)
+        close(here["resid_post"], here["resid_pre"] + here["attn_out"] + here["mlp_out"])
+        if "neurons" in here:
+            close(here["down_out"], here["neurons"] @ mlp_weights(lens, layer=layer).w_down.T)
+        norm = norm_weights(lens, layer=layer, which="q_norm")
+        first = (
+            here["q"][:, 0] if norm is None else here["q"][:, 0] / norm.scale(here["q"][:, 0])[..., None] * norm.gain
+        )
+        rotated = stream(lens, tokens(), [reading])["q", layer][:, :, 0]  # nothing is rotated at position 0
+        close(rotated, first / math.sqrt(lens.d_head))
+
+
+@EVERY
+def test_sinks_are_marked_from_the_layers_that_have_attention(family, tmp_path):
+    lens = lens_of(family)
+    assert sink_mask(lens, tokens()).shape == (2, 24)
+    assert sink_scores(lens, tokens(), by="norm").isfinite().all()
+    found = sink_tokens(lens, tokens=from_tensor(tokens()), out=tmp_path / "run", progress=False)
+    layers = found.tables["layers"].query("kind == 'all'").set_index("layer")
+    assert layers["received"].notna().to_dict() == {0: False, 1: True, 2: False, 3: True}
+    assert layers["norm_ratio"].notna().all()
+    maxima = found.tables["maxima"]
+    assert {*maxima.query("site == 'z'")["layer"]} == {*WITH}
+    assert {*maxima.query("site == 'resid_post'")["layer"]} == {*WITH, *WITHOUT}
+
+
+@EVERY
+def test_a_layer_without_attention_is_refused_by_name(family):
+    lens = lens_of(family)
+    with pytest.raises(SiteError, match=r"layers 0,2 of .* have no attention .*; need one of the layers 1,3"):
+        capture(lens, tokens(), sites=["pattern"], layers=[0])
+    with pytest.raises(SiteError, match="need one of the layers 1,3"):
+        attention_weights(lens, layer=2)
+    entropy = Reading(name="z", sites=("z",), function=lambda view: view["z"].mean((1, 2, 3)))
+    found = stream(lens, tokens(), [entropy])
+    with pytest.raises(ModelError, match=REFUSED):
+        found.stacked("z")
+    with pytest.raises(ModelError, match="need one of the layers 1,3"):
+        found["z", 0]
+
+
+def _trace(lens, folder):
+    config = TraceConfig(model="tiny", tokens="random", sequences=2, length=16, interventions=False, random_init=False)
+    trace(lens, config=config, out=folder / "run", progress=False, report=False)
+
+
+def _sweep(lens, folder):
+    cells = [cell_of(zero("mlp_out", layers=[0]), name="one")]
+    sweep(lens, cells, tokens=from_tensor(tokens()), metrics=metrics.loss(), out=folder / "run", progress=False)
+
+
+def _patch(lens, folder):
+    clean = tokens()
+    patching.patch(lens, clean, clean.flip(0), metric=metrics.loss(), site="resid_post", progress=False)
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        _trace,
+        _sweep,
+        _patch,
+        lambda lens, folder: run_with(lens, tokens(), zero("z", layers=[1])),
+        lambda lens, folder: card(lens, sequences=2, length=16, out=folder / "run", progress=False),
+        lambda lens, folder: contraction(lens, sequences=50, length=16),
+    ],
+    ids=["trace", "sweep", "patch", "edit", "card", "contraction"],
+)
+def test_what_needs_every_layer_is_refused_before_anything_is_written(do, tmp_path):
+    with pytest.raises(ModelError, match=REFUSED):
+        do(lens_of("lfm2"), tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_hybrid_in_training_is_refused():
+    with pytest.raises(ModelError, match="Lfm2ForCausalLM has layers without attention"):
+        SinkMonitor(tiny("lfm2"))
+
+
+@pytest.mark.parametrize("name", ["FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM"])
+def test_a_hybrid_without_a_row_is_refused_with_the_reason(name):
+    with pytest.raises(ModelError, match=f"{name} is a hybrid that is not known here: .* side by side; need one of Qw"):
+        family_of(name)
