@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
+from ..models.packed import check_stored
 from .constructors import in_range
 
 Units = Mapping[int, Sequence[int]]
@@ -53,6 +54,7 @@ def bake(
     with torch.no_grad():
         for layer in sorted({layer for part in given for layer in part}):
             module = layers[in_range("layer", layer, lens.n_layers)].get_submodule(path)
+            check_stored(module)
             rows = module.weight.T if lens.family.transposed else module.weight
             n_dimensions, n_neurons = rows.shape
             for neuron in given[0].get(layer, ()):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, SiteError
 from ..models.lens import LensModel
+from ..models.packed import check_stored
 from ..models.sites import SITES
 from ..schema import QUANTISED_FORMATS
 from .constructors import At, Edit, EditError, edit
@@ -233,7 +234,9 @@ def quantised_weights(lens: LensModel, form: str) -> Iterator[None]:
         with torch.no_grad():
             for layer in lens.layers:
                 for path in paths:
-                    weight: Any = layer.get_submodule(path).weight
+                    module = layer.get_submodule(path)
+                    check_stored(module)
+                    weight: Any = module.weight
                     before.append((weight, weight.detach().clone()))
                     rows = weight.T if lens.family.transposed else weight
                     done = rounded(rows[None], chosen)[0]

@@ -23,6 +23,7 @@ from ..errors import InputError, ModelError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import weights_hash
+from ..models.packed import weight_of
 from .config import INPUTS, check_size
 
 EMBEDDING_STD = 0.02
@@ -66,7 +67,7 @@ def facts(lens: LensModel) -> Facts:
         for name, value in lens.config.to_dict().items()
         if name not in ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
     }
-    matrix = lens.plain.get_input_embeddings().weight.detach().float()  # type: ignore[union-attr]
+    matrix = weight_of(lens.plain.get_input_embeddings(), dtype=lens.dtype).float()
     return Facts(
         weights=weights_hash(lens),
         config=_digest([type(lens.plain).__name__, told, buffers.hexdigest()]),

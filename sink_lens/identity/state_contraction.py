@@ -27,6 +27,7 @@ from ..errors import InputError
 from ..measures.dimensions import outlier_dimensions
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
+from ..models.packed import weight_of
 from ..records import display
 from ..schema import SINK_THRESHOLD
 from ..training.watching import chain_measures
@@ -218,7 +219,7 @@ def _alignment(sums: CosineSums, *, ends: Ends, lens: LensModel) -> pd.DataFrame
     """The direction beside the preferred tokens' unembedding, and beside the first token's largest dimension."""
     n = sums.sequences
     final = torch.from_numpy(sums.direction(sums.places[-1]))
-    weight = lens.plain.get_output_embeddings().weight.detach().cpu()  # type: ignore[union-attr]  # a linear layer
+    weight = weight_of(lens.plain.get_output_embeddings(), dtype=lens.dtype).cpu()
     norm = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float64)
     cosine = (weight @ final.to(weight.dtype)).double() / norm.clamp(min=1e-30)
     rows: list[tuple[object, ...]] = []

@@ -74,9 +74,8 @@ class LensModel:
             experts: Any = self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}")
             return experts.num_experts * size_of(experts)
         path = ".".join(part for part in (self.family.mlp, self.family.down) if part)
-        weight = self.layer(0).get_submodule(path).weight
-        assert isinstance(weight, torch.Tensor)
-        return weight.shape[0 if self.family.transposed else 1]
+        down: Any = self.layer(0).get_submodule(path)
+        return down.weight.shape[0] if self.family.transposed else down.in_features  # a packed weight has other shapes
 
     @property
     def d_expert(self) -> int | None:

@@ -1,4 +1,7 @@
-"""The weights of one layer, in the same layout for all families, read from the plain model mostly without copies."""
+"""The weights of one layer, in the same layout for all families, read from the plain model mostly without copies.
+
+Packed weights are read as the matrix that the layer multiplies by (``packed``).
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +16,7 @@ from .experts import columns_of, rows_of
 from .families import Family
 from .lens import LensModel, check_attention
 from .offload import in_memory
+from .packed import check_stored, weight_of
 
 NORMS = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm")
 """Names of the norms of a layer, by the sublayer that they come before or after."""
@@ -64,11 +68,11 @@ class Norm:
         return (x.square().mean(-1) + self.eps).sqrt()
 
 
-def _linear(module: nn.Module, *, transposed: bool) -> tuple[Tensor, Tensor]:
+def _linear(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
+    weight = weight_of(module, dtype=lens.dtype)
     with in_memory(module):
-        weight: Any = module.weight
         bias = getattr(module, "bias", None)
-    weight = weight.detach().T if transposed else weight.detach()
+    weight = weight.T if lens.family.transposed else weight
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias.detach()
 
 
@@ -82,7 +86,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
 
     def projection(name: str) -> tuple[Tensor, Tensor]:
-        return _linear(module.get_submodule(name), transposed=family.transposed)
+        return _linear(module.get_submodule(name), lens)
 
     if family.qkv_layout == "separate":
         pairs = [projection(name) for name in (family.q, family.k, family.v)]
@@ -121,18 +125,20 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
     if family.experts is not None:
         experts: Any = module.get_submodule(family.experts)
         with in_memory(experts):
+            check_stored(experts, "gate_up_proj")
+            check_stored(experts, "down_proj")
             pairs = [rows_of(experts, expert) for expert in range(experts.num_experts)]
             w_gate, w_up = (torch.cat([pair[which] for pair in pairs]).detach() for which in (0, 1))
             w_down = torch.cat([columns_of(experts, expert) for expert in range(experts.num_experts)], dim=1).detach()
         return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=w_down.new_zeros(len(w_down)))
     assert family.up is not None
     assert family.down is not None
-    w_up, _ = _linear(module.get_submodule(family.up), transposed=family.transposed)
-    w_down, b_down = _linear(module.get_submodule(family.down), transposed=family.transposed)
+    w_up, _ = _linear(module.get_submodule(family.up), lens)
+    w_down, b_down = _linear(module.get_submodule(family.down), lens)
     if family.gate_up_fused:
         w_gate, w_up = w_up.chunk(2)
     elif family.gate is not None:
-        w_gate, _ = _linear(module.get_submodule(family.gate), transposed=family.transposed)
+        w_gate, _ = _linear(module.get_submodule(family.gate), lens)
     else:
         w_gate = None
     return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=b_down)

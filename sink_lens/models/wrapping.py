@@ -22,6 +22,7 @@ from .headnorm import adapter as headnorm
 from .lens import LensModel, linear_layers, refusal
 from .memory import give_back
 from .offload import NoBridge, bytes_on_disk, reason_of
+from .packed import is_packed
 
 _BRIDGE_BOS = (
     "the tokenizer is the bridge's, which puts BOS in front of a text even where the model's own does not; "
@@ -116,6 +117,8 @@ def assemble(
         return lens
     if family.mixer is not None:
         return _measured_only(plain, reason="", tokenizer=tokenizer, family=family, name=name, notes=notes)
+    if reason := _cannot_split(plain, family=family, name=name):
+        return _measured_only(plain, reason=reason, tokenizer=tokenizer, family=family, name=name, notes=notes)
     with random_state_kept():
         bridge = _bridge(_shared_copy(plain), family=family, tokenizer=tokenizer, name=name)
     checks.check_logits(bridge, plain=plain)
@@ -127,6 +130,20 @@ def assemble(
         name=name,
         notes=notes,
         uneditable=checks.uneditable_sites(bridge, plain=plain),
+    )
+
+
+def _cannot_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
+    """Why the bridge, which splits fused projections, cannot be built; None where it can."""
+    if family.qkv_layout == "separate" and not family.gate_up_fused:
+        return None
+    layers: Any = plain.get_submodule(family.layers)
+    module = layers[0].get_submodule(f"{family.attention}.{family.q}")
+    if not is_packed(module):
+        return None
+    return (
+        f"the fused projections of {name} are packed ({type(module).__name__}), and interventions need to split them; "
+        "need weights in 16 or 32 bit. Without it the model can be measured"
     )
 
 

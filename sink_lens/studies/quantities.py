@@ -23,6 +23,7 @@ from ..edits.quantisation import format_of, rounded
 from ..errors import InputError
 from ..measures.dimensions import dominance_ratio_fixed
 from ..measures.variance import output_preservation
+from ..models.packed import is_packed
 from ..models.weights import attention_weights
 from ..schema import LINEAR_INPUTS, QUANTISED_FORMATS, SINK_THRESHOLD
 from ..stats import Interval, interval
@@ -588,7 +589,10 @@ def _without_entries(seen: Observed, entries: Sequence[Sequence[int]]) -> Iterat
         for layer, row, column in entries:
             if not 0 <= layer < seen.lens.n_layers:
                 raise AbsentError(f"the model has no layer {layer}")
-            weight: Any = seen.lens.layer(layer).get_submodule(path).weight
+            down = seen.lens.layer(layer).get_submodule(path)
+            if is_packed(down):
+                raise UnmeasuredError("its down-projections are packed, so that no entry of them can be set to 0")
+            weight: Any = down.weight
             place = (column, row) if family.transposed else (row, column)
             if place[0] >= weight.shape[0] or place[1] >= weight.shape[1]:
                 raise AbsentError(f"the down-projection of layer {layer} has no entry [{row}, {column}]")

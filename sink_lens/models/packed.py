@@ -1,0 +1,60 @@
+"""Packed weights: the parameters of quantised layers, whose numbers are not the matrix that the layer multiplies by.
+
+bitsandbytes, torchao, GPTQ, AWQ and 8-bit floats each store a weight in a layout of their own. None of them is unpacked
+here: a layer's product with the identity is the matrix that it multiplies by, whoever packed it.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import ModelError
+from .offload import in_memory
+
+
+def is_packed(module: nn.Module, name: str = "weight") -> bool:
+    """Whether a parameter is not stored as numbers of 16 bits or more."""
+    weight = getattr(module, name, None)
+    plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1
+    return not plain
+
+
+def weight_of(module: Any, *, dtype: torch.dtype) -> Float[Tensor, "row column"]:
+    """The weight of a module as it is stored; if it is packed, the matrix that the module multiplies by, [out, in].
+
+    The second costs a product with the identity in the type given. It is exact where the layer multiplies unpacked
+    numbers (all formats that pack weights alone).
+
+    Raises:
+        ModelError: the weight is packed and the module is not a linear layer.
+    """
+    with in_memory(module), torch.no_grad():
+        if not is_packed(module):
+            return module.weight.detach()
+        if not hasattr(module, "in_features"):
+            raise ModelError(found(module))
+        device = next(iter([*module.parameters(), *module.buffers()])).device
+        # not module(...): no hook may see this input
+        rows = module.forward(torch.eye(module.in_features, dtype=dtype, device=device))
+        bias = getattr(module, "bias", None)
+        return (rows if bias is None else rows - bias).T.to(dtype)
+
+
+def check_stored(module: nn.Module, name: str = "weight") -> None:
+    """Refuse to change or slice a packed parameter.
+
+    Raises:
+        ModelError: the parameter is packed.
+    """
+    if is_packed(module, name):
+        raise ModelError(found(module))
+
+
+def found(module: nn.Module) -> str:
+    """What an error says of a packed weight."""
+    return (
+        f"the weight of {type(module).__name__} is packed, so its numbers cannot be changed or sliced; need it in 16 "
+        "or 32 bit. Load the checkpoint without quantisation"
+    )

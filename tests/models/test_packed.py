@@ -1,0 +1,106 @@
+"""Packed weights are read as the matrix that the layer multiplies by, and refused where they would be changed."""
+
+import pytest
+import torch
+from torch import nn
+
+from sink_lens.activations.record import capture
+from sink_lens.activations.sink_mask import sink_mask
+from sink_lens.edits.baking import bake
+from sink_lens.edits.constructors import scalar, zero
+from sink_lens.edits.quantisation import quantised_weights
+from sink_lens.engine.forward import run_with
+from sink_lens.errors import ModelError
+from sink_lens.models.load import wrap
+from sink_lens.models.packed import is_packed, weight_of
+from sink_lens.models.tiny import VOCAB_SIZE, tiny
+from sink_lens.models.weights import attention_weights, mlp_weights
+
+NEEDED = "the weight of Packed is packed, .* need it in 16 or 32 bit"
+
+
+class Packed(nn.Module):
+    """Two weights of 4 bits in a byte and a scale for each row, stored as one column, as bitsandbytes does."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 7
+        codes = (linear.weight.detach() / scale).round().clamp(-7, 7).to(torch.int64) + 8
+        pairs = codes.flatten().unflatten(0, (-1, 2))
+        self.weight = nn.Parameter((pairs[:, :1] * 16 + pairs[:, 1:]).to(torch.uint8), requires_grad=False)
+        self.scale, self.bias = nn.Parameter(scale), linear.bias
+
+    def unpacked(self) -> torch.Tensor:
+        codes = torch.cat([self.weight // 16, self.weight % 16], dim=1).reshape(self.out_features, self.in_features)
+        return (codes.float() - 8) * self.scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.unpacked(), self.bias)
+
+
+def both(family: str, **fields):
+    """A tiny model whose layers are packed, and the same with the numbers that these multiply by."""
+    packed, plain = tiny(family, **fields), tiny(family, **fields)
+    with torch.no_grad():
+        for name, module in list(packed.named_modules()):
+            if isinstance(module, nn.Linear) and "lm_head" not in name:
+                path, _, leaf = name.rpartition(".")
+                setattr(packed.get_submodule(path), leaf, own := Packed(module))
+                plain.get_submodule(name).weight.copy_(own.unpacked())
+    return wrap(packed), wrap(plain)
+
+
+def tokens():
+    return torch.randint(3, VOCAB_SIZE, (2, 16), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_packed_weights_are_read_as_the_matrix_that_the_layer_multiplies_by(family):
+    packed, plain = both(family)
+    assert packed.d_mlp == plain.d_mlp
+    for layer in range(3):
+        found, expected = (attention_weights(one, layer=layer) for one in (packed, plain))
+        for name in ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=0)
+        found, expected = (mlp_weights(one, layer=layer) for one in (packed, plain))
+        for name in ("w_gate", "w_up", "w_down"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=0)
+
+
+def test_an_edit_that_reads_weights_has_the_effect_of_the_unpacked_model():
+    logits = [
+        run_with(one, tokens(), scalar(one, layer=1, neurons=[3, 5], dimensions=[0, 7])).logits for one in both("llama")
+    ]
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+
+
+def test_what_changes_a_packed_weight_is_refused():
+    lens, _ = both("llama")
+    with pytest.raises(ModelError, match=NEEDED):
+        bake(lens, neurons={0: [1]})
+    with pytest.raises(ModelError, match=NEEDED), quantised_weights(lens, "int8_token"):
+        pass
+
+
+def test_fused_projections_that_are_packed_are_measured_and_not_changed():
+    packed, plain = both("phi3")
+    found, expected = (capture(one, tokens(), sites=["q", "up", "resid_post"], path="plain") for one in (packed, plain))
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], atol=1e-5, rtol=1e-5)
+    assert torch.equal(sink_mask(packed, tokens()), sink_mask(plain, tokens()))
+    with pytest.raises(ModelError, match=r"fused projections of .* are packed \(Packed\), .* need weights in 16 or 32"):
+        run_with(packed, tokens(), zero("z", layers=[0]))
+
+
+def test_what_is_packed_is_told_by_its_type():
+    layer = nn.Linear(4, 4)
+    assert not is_packed(layer)
+    assert not is_packed(layer.to(torch.bfloat16))
+    layer.weight = nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    assert is_packed(layer)
+    assert is_packed(nn.Module())  # GPTQ's layers have no weight at all
+    embedding = nn.Embedding(4, 4)
+    embedding.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ModelError, match="the weight of Embedding is packed"):
+        weight_of(embedding, dtype=torch.float32)
