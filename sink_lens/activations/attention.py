@@ -122,7 +122,7 @@ def _observed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
-    s_aux: Float[Tensor, " head"] | None = None,
+    s_aux: Float[Tensor, "..."] | None = None,
     weighting: Literal["softmax", "sigmoid"] = "softmax",
     alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
@@ -150,7 +150,7 @@ def _observed_attention(
         output, lse = _by_rows(score, value)
     if sink is not None:
         assert lse is not None  # a sink logit is in the denominator of a softmax
-        with_sink = torch.logaddexp(lse, sink[:, None])
+        with_sink = torch.logaddexp(lse, by_row(sink))
         output = output * (lse - with_sink).exp()[..., None].to(output.dtype)
         lse = with_sink
     names = watch.names(int(module.layer_idx))  # type: ignore[arg-type]  # set by every attention of transformers
@@ -261,7 +261,7 @@ def _sigmoid_by_rows(score: Scores, value: Tensor) -> tuple[Tensor, Float[Tensor
     return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
 
 
-def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, " head"] | None = None) -> Tensor:
+def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, "..."] | None = None) -> Tensor:
     """Log-sum-exp of every row of a layer's scores, "batch head query", without the pattern.
 
     Args:
@@ -278,7 +278,12 @@ def log_sum_exp(score: Scores, *, kernel: Kernel, sink: Float[Tensor, " head"] |
     else:
         blocks = torch.arange(score.query.shape[2], device=score.key.device).split(_BLOCK)
         lse = torch.cat([score.block(rows).logsumexp(dim=-1) for rows in blocks], dim=2)
-    return lse if sink is None else torch.logaddexp(lse, sink.detach().float()[:, None])
+    return lse if sink is None else torch.logaddexp(lse, by_row(sink.detach().float()))
+
+
+def by_row(sink: Float[Tensor, "..."]) -> Tensor:
+    """Sink logits of heads, or of each query of each head, so that they broadcast over the rows."""
+    return sink if sink.dim() == 3 else sink[:, None]
 
 
 def _fused(

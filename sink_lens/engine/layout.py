@@ -174,7 +174,7 @@ def _attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
-    s_aux: Float[Tensor, " head"] | None = None,
+    s_aux: Float[Tensor, "..."] | None = None,
     weighting: Literal["softmax", "sigmoid"] = "softmax",
     alibi: Float[Tensor, " head"] | None = None,
     **kwargs: Any,
@@ -184,6 +184,9 @@ def _attention(
     assert how is not None, "the attention of cells runs inside attending() only"
     layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
     clean = how.held.get(layer, (None, None))
+    by_query = s_aux is not None and s_aux.dim() == 3
+    if by_query:  # a logit of each query goes where the query goes
+        query = torch.cat([query, s_aux[..., None]], dim=-1)
     query = layout.apart(query)
     if layout.alone:
         assert how.queries is not None
@@ -194,6 +197,8 @@ def _attention(
         how.keep[layer] = (key, value)
         if how.queries is not None:
             how.queries[layer] = query
+    if by_query:
+        query, s_aux = query[..., :-1], query[..., -1]
     key, value = (_by_head(one, n_heads=query.shape[1]) for one in (key, value))
     scores = torch.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
     if softcap is not None:
@@ -209,8 +214,8 @@ def _attention(
     elif s_aux is None:
         pattern = nn.functional.softmax(scores, dim=-1, dtype=torch.float32)
     else:
-        sink = s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)
-        both = torch.cat([scores, sink], dim=-1)
+        sink = s_aux[..., None] if by_query else s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        both = torch.cat([scores, sink.to(scores.dtype)], dim=-1)
         both = both - both.max(dim=-1, keepdim=True).values
         pattern = nn.functional.softmax(both, dim=-1, dtype=torch.float32)[..., :-1]
     pattern = pattern.to(query.dtype)

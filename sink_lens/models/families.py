@@ -425,7 +425,7 @@ def family_of_model(architecture: str, *, config: Any) -> Family:
     return replace(
         row,
         sigmoid=config.attention == "sigmoid",
-        sink_logit=config.attention in ("sink_logit", "off_by_one"),
+        sink_logit=config.attention in ("sink_logit", "off_by_one", "key_bias"),
         qk_norm="head" if config.qk_norm else None,
     )
 

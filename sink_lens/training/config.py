@@ -13,7 +13,7 @@ from ..data.described import read_settings
 from ..errors import InputError
 from ..schema import SINK_THRESHOLD
 
-ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one")
+ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one", "key_bias")
 NORMS = ("rms", "single_scale")
 OPTIMIZERS = ("adamw", "muon")
 VALUE_NORMS = ("none", "shared", "per_head", "position")
@@ -131,7 +131,8 @@ class TrainConfig:
     init_std: float = 0.02
     """Standard deviation of the initial weights; divided by sqrt(2 n_layers) for output projections."""
     attention: str = field(default="softmax", metadata={"choices": ATTENTIONS})
-    """softmax, sigmoid, gate_elementwise, gate_headwise, sink_logit (a learned one) or off_by_one (the same at 0)."""
+    """softmax, sigmoid, gate_elementwise, gate_headwise, sink_logit (a learned one), off_by_one (the same at 0) or
+    key_bias (a learned key whose value is 0)."""
     norm: str = field(default="rms", metadata={"choices": NORMS})
     """Norm of the residual stream: rms (a gain for each dimension) or single_scale (one gain; arXiv 2506.19697)."""
     value_norm: str = field(default="none", metadata={"choices": VALUE_NORMS})
@@ -365,7 +366,7 @@ EXAMPLE = """\
 size = "toy"              # toy 3M, small 10M, medium 40M, paper 152M parameters
 # n_layers, d_model, d_mlp, n_heads, n_kv_heads, vocab_size, rms_eps, rope_theta, tied, init_std
 
-attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit, off_by_one
+attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit, off_by_one, key_bias
 value_norm = "none"       # shared, per_head: RMSNorm of each head's aggregated values; position: scaled by position
 # value_norm_init = "dummy_pass"  # the released code's, or ones, instead of first_token
 

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import undecayed
+from sink_lens.models.load import load
 from sink_lens.training.loop import Loop
 from sink_lens.training.model import model_of
 from sink_lens.training.muon import MuonWithAdamW
@@ -71,7 +72,10 @@ def test_a_schedule_reaches_both():
     assert [group["lr"] for part in optimizer._parts for group in part.param_groups] == [5e-3] * 3
 
 
-@pytest.mark.parametrize("changes", [{"optimizer": "muon"}, {"norm": "single_scale"}, {"attention": "off_by_one"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": "muon"}, {"norm": "single_scale"}, {"attention": "off_by_one"}, {"attention": "key_bias"}],
+)
 def test_a_variant_trains_and_is_another_training(changes, tmp_path):
     plain = train(config_of(), out=tmp_path / "plain", progress=False, data=data())
     varied = train(config_of(**changes), out=tmp_path / "varied", progress=False, data=data())
@@ -81,6 +85,24 @@ def test_a_variant_trains_and_is_another_training(changes, tmp_path):
     again = train(config_of(**changes), out=tmp_path / "again", progress=False, data=data())
     columns = ["step", "loss", "eval_loss", "lr"]
     pd.testing.assert_frame_equal(again.log[columns], varied.log[columns])
+
+
+def test_a_key_bias_is_learned_without_decay_and_read_from_its_checkpoint_on_both_paths(tmp_path):
+    config = config_of(attention="key_bias")
+    run = train(config, out=tmp_path / "run", progress=False, data=data())
+    lens = load(run.checkpoints[12])
+    bias = lens.layer(1).self_attn.key_bias
+    assert (bias != 0).all()
+    assert {name for name in undecayed(lens.plain) if "key_bias" in name} == {
+        f"model.layers.{layer}.self_attn.key_bias" for layer in range(2)
+    }
+    tokens = torch.arange(12)[None]
+    lens.plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = lens.plain(tokens, use_cache=False).logits
+        assert torch.equal(lens.bridge(tokens, use_cache=False), expected)
+        bias.zero_()
+        assert not torch.allclose(lens.plain(tokens, use_cache=False).logits, expected)
 
 
 def test_muon_is_not_sharded():

@@ -22,20 +22,23 @@ from transformer_lens.model_bridge.supported_architectures import LlamaArchitect
 
 from ...errors import InputError
 from . import HeadNormForCausalLM
+from .modeling import softmax_with
 
 HEAD_NORM = HeadNormForCausalLM.__name__
 """The architecture name to pass to `build_bridge_from_module`."""
 
 
 class QueryBridge(LinearBridge):
-    """The query projection; it keeps its input until the gate has read it."""
+    """The query projection; it keeps its input until the gate has read it, and its output for the key bias."""
 
     seen: Tensor | None = None
+    given: Tensor | None = None
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Project the input, as the stock bridge does."""
         self.seen = input
-        return super().forward(input, *args, **kwargs)
+        self.given = super().forward(input, *args, **kwargs)
+        return self.given
 
 
 class HeadOutputBridge(GeneralizedComponent):
@@ -67,6 +70,10 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
     def _masked_softmax(self, attn_scores: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         if self._attention.variant == "sigmoid":
             return attn_scores.to(dtype).sigmoid()
+        if self._attention.key_bias is not None:
+            query, self.q.given = self.q.given, None
+            logits = self._attention.bias_logits(query.unflatten(-1, (attn_scores.shape[1], -1)))
+            return softmax_with(attn_scores, logits)
         return super()._masked_softmax(attn_scores, dtype=dtype)
 
     def _pre_output_projection(self, attn_output: Tensor) -> Tensor:

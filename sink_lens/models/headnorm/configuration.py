@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from ...errors import InputError
 
-ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one")
+ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one", "key_bias")
 """Variants of the attention weights and of the head's output; see ``HeadNormConfig.attention``."""
 VALUE_NORMS = ("none", "shared", "per_head", "position")
 """Treatments of the aggregated values: none, a norm with a shared gain or a gain per head, or a scale by position."""
@@ -36,7 +36,9 @@ class HeadNormConfig(LlamaConfig):
     ``sigmoid(W_g x)``, with one number per element or per head. ``sink_logit``: one learned logit per head in the
     denominator of the softmax, initially 0. A ``value_norm`` undoes the common factor by which the sink logit shrinks
     the values of a head, so with both the logit learns almost nothing. ``off_by_one``: the same with the logit fixed at
-    0, that is ``exp(s_i) / (1 + sum_j exp(s_j))``."""
+    0, that is ``exp(s_i) / (1 + sum_j exp(s_j))``. ``key_bias``: one learned key a head,
+    initially 0, whose value is 0: the logit in the denominator is the query, as projected, times this key, over
+    sqrt(d_head) (arXiv 2410.10781; neither is normed or rotated here, so that its share depends on no position)."""
     norm: str = "rms"
     """Norm of the residual stream before attention, MLP and unembedding: ``rms``, an RMSNorm with a gain for each
     dimension, or ``single_scale``, with one gain for all of them (arXiv 2506.19697), which no dimension can use to

@@ -19,7 +19,7 @@ _SOURCES: dict[str, dict[str, Any]] = {
     "HeadNormForCausalLM": {},
 }
 """Class name -> the values of our configuration's fields that describe the class."""
-_NEW = (".self_attn.value_norm", ".self_attn.sinks", ".self_attn.head_gate.weight")
+_NEW = (".self_attn.value_norm", ".self_attn.sinks", ".self_attn.key_bias", ".self_attn.head_gate.weight")
 """Name endings of weights that only our class has."""
 _NOT_TAKEN = ("model_type", "architectures", "transformers_version", "layer_types", "sliding_window")
 """Fields of a checkpoint's configuration that belong to its own class and are not copied."""
@@ -100,9 +100,9 @@ def _take_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
 def undecayed(model: nn.Module, *, unshared_gain: bool = True) -> frozenset[str]:
     """Names of the parameters to keep out of weight decay.
 
-    These are all parameters with one axis (norm gains, biases, sink logits) and the gains of the heads' norm, whatever
-    their shape. Embeddings and matrices are decayed. Other Trainers recognise the gains by their names and do not decay
-    them, but they do decay sink logits.
+    These are all parameters with one axis (norm gains, biases, sink logits), key biases and the gains of the heads'
+    norm, whatever their shape. Embeddings and matrices are decayed. Other Trainers recognise gains and biases by their
+    names and do not decay them, but they do decay sink logits.
 
     Args:
         model: the model whose parameters are listed.
@@ -111,5 +111,5 @@ def undecayed(model: nn.Module, *, unshared_gain: bool = True) -> frozenset[str]
     return frozenset(
         name
         for name, parameter in model.named_parameters()
-        if parameter.ndim <= 1 or (unshared_gain and name.endswith(".value_norm"))
+        if parameter.ndim <= 1 or name.endswith(".key_bias") or (unshared_gain and name.endswith(".value_norm"))
     )

@@ -136,6 +136,7 @@ class HeadNormAttention(LlamaAttention):
         self.sinks = None
         if config.attention in _WITH_SINKS:
             self.sinks = nn.Parameter(torch.zeros(n_heads), requires_grad=config.attention == "sink_logit")
+        self.key_bias = nn.Parameter(torch.zeros(n_heads, d_head)) if config.attention == "key_bias" else None
         self.head_out = HeadOutput(eps=config.value_norm_eps)
 
     def forward(
@@ -151,6 +152,7 @@ class HeadNormAttention(LlamaAttention):
         positions = self.counted(position_ids)
         by_head = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(by_head)
+        logits = self.bias_logits(query)
         key = self.k_proj(hidden_states).view(by_head)
         value = self.v_proj(hidden_states).view(by_head).transpose(1, 2)
         if self.config.qk_norm:
@@ -159,7 +161,7 @@ class HeadNormAttention(LlamaAttention):
         query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {} if logits is None else {"s_aux": logits}
         if self.variant == "sigmoid":
             extra["weighting"] = "sigmoid"
         if self.sinks is not None:
@@ -177,6 +179,14 @@ class HeadNormAttention(LlamaAttention):
         )
         gate = self.head_gate(hidden_states) if self.gated else None
         return self.o_proj(self.head_out(z_raw, self.gamma, gate, positions)), pattern
+
+    def bias_logits(
+        self, query: Float[Tensor, "batch position head d_head"]
+    ) -> Float[Tensor, "batch head position"] | None:
+        """Score of each query, as projected, for the key bias; None in other variants."""
+        if self.key_bias is None:
+            return None
+        return (query * self.key_bias).sum(-1).transpose(1, 2) * self.scaling
 
     @property
     def gamma(self) -> nn.Parameter | None:
@@ -200,6 +210,8 @@ class HeadNormAttention(LlamaAttention):
 
     def _kernel(self) -> Callable[..., tuple[Tensor, Any]]:
         implementation = str(self.config._attn_implementation)
+        if implementation in ("eager", "sdpa") and self.variant == "key_bias":
+            return sink_attention if implementation == "sdpa" else eager_sink_attention
         if implementation in ("eager", "sdpa") and self.variant == "sigmoid":
             return sigmoid_attention
         if implementation in ("eager", "sdpa") and self.variant in _WITH_SINKS:
@@ -273,21 +285,29 @@ def eager_sink_attention(
     value: Float[Tensor, "batch kv_head key d_head"],
     attention_mask: Tensor | None,
     scaling: float,
-    s_aux: Float[Tensor, " head"],
+    s_aux: Float[Tensor, "..."],
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax over the keys and one extra logit, which takes mass but adds nothing; computed as in gpt_oss."""
+    """Softmax over the keys and one extra logit, which takes mass but adds nothing; computed as in gpt_oss.
+
+    The logit is one number a head, or one for each query of each head ("batch head query").
+    """
     groups = query.shape[1] // key.shape[1]
     scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
-    sink = s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)
-    scores = torch.cat([scores, sink], dim=-1)
-    scores = scores - scores.max(dim=-1, keepdim=True).values
-    pattern = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)[..., :-1]
+    pattern = softmax_with(scores, s_aux).to(query.dtype)
     pattern = nn.functional.dropout(pattern, p=dropout, training=module.training)
     return torch.matmul(pattern, repeat_kv(value, groups)).transpose(1, 2).contiguous(), pattern
+
+
+def softmax_with(scores: Float[Tensor, "batch head query key"], s_aux: Tensor) -> Tensor:
+    """The softmax in float32 over the keys and one extra logit, of a head or of a query, without its column."""
+    sink = s_aux[..., None] if s_aux.dim() == 3 else s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    scores = torch.cat([scores, sink.to(scores.dtype)], dim=-1)
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    return nn.functional.softmax(scores, dim=-1, dtype=torch.float32)[..., :-1]
 
 
 def sink_attention(
@@ -297,7 +317,7 @@ def sink_attention(
     value: Float[Tensor, "batch kv_head key d_head"],
     attention_mask: Tensor | None,
     scaling: float,
-    s_aux: Float[Tensor, " head"],
+    s_aux: Float[Tensor, "..."],
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -313,11 +333,15 @@ def sink_attention(
     if causal:
         key, value = key[:, :, :n_query], value[:, :, :n_query]  # a static cache may be longer than the input
     grown = 8 - d_head % 8
-    logit = (s_aux / scaling).to(key.dtype).reshape(1, -1, 1, 1).expand(key.shape[0], -1, 1, 1)
-    sink = nn.functional.pad(logit, (d_head, grown - 1))
+    logit = (s_aux / scaling).to(key.dtype)
+    by_query = s_aux.dim() == 3  # then the logits are the extra coordinate of the queries, and 1 that of the key
+    logit = logit[..., None] if by_query else logit.reshape(1, -1, 1, 1).expand(key.shape[0], -1, 1, 1)
+    one = torch.ones_like(logit[:, :, :1])
+    sink = nn.functional.pad(one if by_query else logit, (d_head, grown - 1))
     key = torch.cat([sink, nn.functional.pad(key, (0, grown))], dim=2)
     value = nn.functional.pad(value, (0, grown, 1, 0))
-    query = nn.functional.pad(nn.functional.pad(query, (0, 1), value=1.0), (0, grown - 1, int(causal), 0))
+    query = torch.cat([query, logit if by_query else one.expand(-1, -1, n_query, -1)], dim=-1)
+    query = nn.functional.pad(query, (0, grown - 1, int(causal), 0))
     if attention_mask is not None:
         seen = torch.ones_like(attention_mask[..., :1])
         attention_mask = torch.cat([seen if seen.dtype == torch.bool else torch.zeros_like(seen), attention_mask], -1)
@@ -375,8 +399,9 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, HeadNormAttention):
             module.begin_gamma()
-            if module.sinks is not None:
-                initialization.zeros_(module.sinks)
+            for logits in (module.sinks, module.key_bias):
+                if logits is not None:
+                    initialization.zeros_(logits)
 
 
 class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):

@@ -18,6 +18,8 @@ VARIANTS = {
     "elementwise": {"attention": "gate_elementwise"},
     "headwise_norm": {"attention": "gate_headwise", "value_norm": "shared", "qk_norm": True},
     "off_by_one": {"attention": "off_by_one"},
+    "key_bias": {"attention": "key_bias"},
+    "key_bias_norm": {"attention": "key_bias", "value_norm": "shared", "qk_norm": True, "head_dim": 16},
     "single_scale": {"norm": "single_scale"},
     "sink": {"attention": "sink_logit"},
     "sink_norm": {"attention": "sink_logit", "value_norm": "shared", "head_dim": 16},

@@ -56,6 +56,11 @@ def test_the_scores_hook_has_masked_scores_and_the_pattern_hook_the_weights(vari
     elif attention in ("sink_logit", "off_by_one"):
         sinks = lens.layer(0).self_attn.sinks.detach()[:, None, None]
         expected = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp())
+    elif attention == "key_bias":
+        query = capture(lens, tokens, sites=["q"], path="bridge")["q", 0]
+        bias = lens.layer(0).self_attn.key_bias.detach()
+        logit = torch.einsum("bphe,he->bhp", query, bias) / bias.shape[1] ** 0.5
+        expected = scores.exp() / (scores.exp().sum(-1, keepdim=True) + logit.exp()[..., None])
     else:
         expected = scores.softmax(-1)
     torch.testing.assert_close(pattern, expected)

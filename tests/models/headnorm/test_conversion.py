@@ -72,6 +72,7 @@ def test_a_norm_that_is_added_begins_from_the_checkpoints_values(tokens):
     ("changes", "new"),
     [
         ({"attention": "sink_logit"}, "sinks"),
+        ({"attention": "key_bias"}, "key_bias"),
         ({"attention": "gate_headwise"}, "head_gate.weight"),
         ({"value_norm": "shared", "value_norm_init": "ones"}, "value_norm"),
     ],

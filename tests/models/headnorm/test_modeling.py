@@ -7,7 +7,13 @@ from transformers import AutoModelForCausalLM, StaticCache, Trainer, TrainingArg
 
 from sink_lens.errors import InputError
 from sink_lens.models.headnorm import HeadNormConfig, HeadNormForCausalLM, convert, undecayed
-from sink_lens.models.headnorm.modeling import HeadOutput, head_norm, sigmoid_attention, sink_attention
+from sink_lens.models.headnorm.modeling import (
+    HeadOutput,
+    eager_sink_attention,
+    head_norm,
+    sigmoid_attention,
+    sink_attention,
+)
 from sink_lens.models.tiny import tiny
 
 
@@ -124,6 +130,18 @@ def test_a_sink_logit_by_hand():
     assert out[0, 0, 0].tolist() == pytest.approx([4 / 3, 0.0, 0.0])
 
 
+def test_a_key_bias_by_hand():
+    """Two keys of score 0 beside logits log 2 and log 8 of the two queries: 1/3 of a key, then 1/10 each of two."""
+    query, key = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3)
+    value = torch.tensor([[[[3.0, 0, 0], [0, 10.0, 0]]]])
+    beside = torch.tensor([[[2.0, 8.0]]]).log()
+    causal = torch.zeros(2, 2).masked_fill(~torch.ones(2, 2, dtype=torch.bool).tril(), -1e9)[None, None]
+    for attend, mask in ((sink_attention, None), (sink_attention, causal), (eager_sink_attention, causal)):
+        out, _ = attend(nn.Identity(), query, key, value, mask, scaling=0.5, s_aux=beside)
+        assert out[0, 0, 0].tolist() == pytest.approx([1.0, 0.0, 0.0])
+        assert out[0, 1, 0].tolist() == pytest.approx([0.3, 1.0, 0.0])
+
+
 # --- the pattern ---
 
 
@@ -158,6 +176,13 @@ def test_a_sink_logit_takes_mass_and_without_it_the_softmax_is_left(new_model, t
             layer.self_attn.sinks.fill_(-1e4)
     torch.testing.assert_close(patterns(model, tokens).sum(-1), torch.ones_like(sums))
     torch.testing.assert_close(logits(model, tokens), logits(convert(model, attention="softmax"), tokens))
+
+
+def test_a_key_bias_that_is_zero_is_softmax_off_by_one(new_model, tokens):
+    plain = new_model("softmax")
+    found, expected = (logits(convert(plain, attention=name), tokens) for name in ("key_bias", "off_by_one"))
+    assert torch.equal(found, expected)
+    assert not torch.allclose(logits(new_model("key_bias"), tokens), found)
 
 
 def test_softmax_off_by_one_has_a_one_in_its_denominator_that_is_not_learned(new_model, tokens):
