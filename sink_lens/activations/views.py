@@ -70,7 +70,7 @@ class Streamed:
         """The tensor of a reading at a layer."""
         name, layer = key
         if layer not in self.values[name] and name in self.skipped:
-            raise ModelError(f"{self.skipped[name]}; need one of the layers {span(self.values[name])}")
+            raise ModelError(f"{self.skipped[name]}; need one of the layers {span([*self.values[name]])}")
         return self.values[name][layer]
 
     def stacked(self, name: str) -> Tensor:

@@ -185,7 +185,7 @@ def _attention(
     layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers
     clean = how.held.get(layer, (None, None))
     by_query = s_aux is not None and s_aux.dim() == 3
-    if by_query:  # a logit of each query goes where the query goes
+    if s_aux is not None and by_query:  # a logit of each query goes where the query goes
         query = torch.cat([query, s_aux[..., None]], dim=-1)
     query = layout.apart(query)
     if layout.alone:

@@ -7,7 +7,6 @@ here: a layer's product with the identity is the matrix that it multiplies by, w
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import ModelError
@@ -16,12 +15,12 @@ from .offload import in_memory
 
 def is_packed(module: nn.Module, name: str = "weight") -> bool:
     """Whether a parameter is not stored as numbers of 16 bits or more."""
-    weight = getattr(module, name, None)
+    weight: Any = getattr(module, name, None)
     plain = type(weight) in (Tensor, nn.Parameter) and weight.is_floating_point() and weight.itemsize > 1
     return not plain
 
 
-def weight_of(module: Any, *, dtype: torch.dtype) -> Float[Tensor, "row column"]:
+def weight_of(module: Any, *, dtype: torch.dtype) -> Tensor:
     """The weight of a module as it is stored; if it is packed, the matrix that the module multiplies by, [out, in].
 
     The second costs a product with the identity in the type given. It is exact where the layer multiplies unpacked
