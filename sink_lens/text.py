@@ -59,7 +59,7 @@ def number(value: Any) -> str:
         return str(int(value))
     if not isinstance(value, Real):
         return visible(value, limit=400)
-    value = float(value)
+    value = float(value) + 0.0  # -0.0 becomes 0
     size = abs(value)
     if math.isinf(size):
         return "∞" if value > 0 else "−∞"

@@ -432,7 +432,7 @@ def _cell(row: Mapping[Any, Any]) -> str:
     if np.isnan(row["surviving_share"]):
         return "-"
     control = row["control_surviving_share"]
-    return f"{row['surviving_share']:.2f}" + ("" if np.isnan(control) else f" ({control:.2f})")
+    return f"{row['surviving_share']:z.2f}" + ("" if np.isnan(control) else f" ({control:z.2f})")
 
 
 def _paths(frames: Mapping[str, pd.DataFrame]) -> str:

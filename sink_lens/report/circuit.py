@@ -661,13 +661,18 @@ def _arrow_past(axes: Axes, edge: Mapping[Any, Any], *, boxes: Mapping[str, _Box
     colour, dashes, width = _style(edge)
     point = _point(width)
     tip = (target.left + 0.25, target.top + 0.02)
-    start = (passed.left - 0.14, passed.centre[1]) if source is None else (source.right - 0.12, source.top + 0.02)
+    if source is None:  # from beside the box, straight up to its top
+        start = (passed.left - 0.2, passed.top + 0.02)
+        below = passed.centre[1]
+    else:
+        start = (source.right - 0.12, source.top + 0.02)
+        below = start[1]
     level = max(start[1], passed.top, tip[1] + point) + 0.3
     ends = (start, (tip[0], tip[1] + point - 0.01))
     controls = np.array([ends[0], (ends[0][0], level), (ends[1][0], level), ends[1]])
     t = np.linspace(0, 1, 60)[:, None]
     weights = np.hstack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
-    x, y = (weights @ controls).T
+    x, y = np.vstack([(start[0], below), weights @ controls]).T
     axes.plot(x, y, color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt")
     half = 0.045 + width / 100
     corners = [tip, (tip[0] - half, tip[1] + point), (tip[0] + half, tip[1] + point)]
@@ -731,7 +736,7 @@ def _foot(axes: Axes, circuit: Circuit, *, left_out: int, top: float) -> None:
         "Solid: the link holds, which needs ✓ of statistic and intervention. Dashed: it fails. Dotted: undecided, or "
         "not measured.",
         "Freeze: the share of the sink that goes when this node alone is frozen at its value at other positions. "
-        "Violet: what then survives.",
+        "Arcs: what then survives.",
         "Bars: a neuron's share of its layer's change of the dimension (layer.neuron); a head's sink score.",
     ]
     if circuit.edges.loc[circuit.edges["quantity"] == "intervention_share", "value"].isna().all():

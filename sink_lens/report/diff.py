@@ -37,11 +37,19 @@ def _title(run: Run) -> str:
     found = plural(int(row["alarms"]), "alarm") if row["alarms"] else "Nothing is broken"
     change, low, high = (float(row.get(f"loss_change_{end}", np.nan)) for end in ("nats", "low", "high"))
     if row["alarms"]:
-        changes = run.optional("changes", columns=["quantity", "alarm"])
-        alarmed = [] if changes is None else changes.loc[changes["alarm"].eq(True), "quantity"].tolist()
+        tables = [("checks", "check"), ("changes", "quantity")]
+        found_in = [(run.optional(name, columns=[column, "alarm"]), column) for name, column in tables]
+        alarmed = [
+            name
+            for table, column in found_in
+            if table is not None
+            for name in table.loc[table["alarm"].eq(True), column]
+        ]
         found += f" ({listed([words(str(name)) for name in alarmed], most=3)})" if alarmed else ""
     loss = f"; the loss changes by {number(change)} {interval(low, high)} nats" if np.isfinite(change) else ""
-    return f"{found}{by}{loss}"
+    other = run.config.get("other")
+    whose = f" in {visible(other)}" if other else ""
+    return f"{found}{whose}{by}{loss}"
 
 
 def _headline(run: Run) -> list[str]:

@@ -141,7 +141,7 @@ def _prompts(run: Run) -> list[str]:
 
 def _headline(run: Run) -> list[str]:
     table = _strongest_first(run.need("patches", columns=["effect", "changed"]))
-    said = [f"{len(table)} places of {site_words(run.config.get('site', 'a site'))} were patched, one at a time."]
+    said = [f"{len(table)} places of the {site_words(run.config.get('site', 'a site'))} were patched, one at a time."]
     said += [f"{text[:1].upper()}{text[1:]}." for text in _prompts(run)]
     if len(table):
         said.append(f"Largest effect at {_most(table)}.")

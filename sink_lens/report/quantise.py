@@ -110,6 +110,12 @@ def _title(run: Run) -> str:
     return f"{title}; the format costs {number(cost)} nats {bounds}".rstrip() if np.isfinite(cost) else title
 
 
+def _tried(run: Run) -> bool:
+    """Whether something was kept: where the format costs nothing, nothing is tried."""
+    table = run.optional("conditions", columns=["kept"])
+    return table is None or bool(table["kept"].isin(["tokens", "channels", "both"]).any())
+
+
 def _judged(run: Run) -> pd.DataFrame:
     conditions = run.need("conditions", columns=_COLUMNS)
     return conditions.loc[conditions["part"] == "judge"]
@@ -193,7 +199,9 @@ QUANTISE = Page(
     title=_title,
     headline=_headline,
     figures=(
-        Drawn(key="kept", title="What keeping tokens and channels gives back", make=_loss_curve, data=_judged),
+        Drawn(
+            key="kept", title="What keeping tokens and channels gives back", make=_loss_curve, data=_judged, when=_tried
+        ),
         Drawn(key="noise", title="Where the noise is", make=_noise, data=whole("sqnr")),
     ),
     tables=(

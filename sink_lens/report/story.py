@@ -409,7 +409,7 @@ def _effects(run: Run) -> dict[str, dict[str, str]]:
     table = table.loc[table["is_primary"].eq(True)]
     return {
         str(row["link"]): {
-            "intervention": visible(row["edit"]),
+            "intervention": edit_name(row["edit"]),
             "intervention_share": percent(row["share"]),
             "intervention_interval": interval(row["ci_low"], row["ci_high"], shown=percent),
             "control_share": _known(row["control_share"]),
@@ -418,6 +418,11 @@ def _effects(run: Run) -> dict[str, dict[str, str]]:
         }
         for row in table.to_dict("records")
     }
+
+
+def edit_name(edit: object) -> str:
+    """An edit as a page names it; a factor stays on the line of what it multiplies."""
+    return re.sub(r" x (?=[\d.])", "\u00a0×\u00a0", visible(edit))
 
 
 def _known(share: float) -> str:

@@ -10,6 +10,7 @@ from sink_lens.report.style import BLUE, COLOURS, GREEN, INK, ORANGE, QUIET, can
 from sink_lens.text import interval, number, percent, plural, visible
 
 _COLUMNS = ["part", "kept", "tokens", "loss_nats"]
+_NAMES = {"full": "full cache", "sink_mask": "sink tokens", "0": "none"}
 _MOST_BLOCKS = 32
 
 
@@ -56,7 +57,7 @@ def loss_by_position(positions: pd.DataFrame, *, window: int) -> Figure:
         part = positions.loc[positions["kept"] == name]
         block = part["position"].to_numpy() // step
         mean = part["loss_nats"].groupby(block).mean()
-        label = {"full": "full cache", "sink_mask": "sink tokens", "0": "none"}.get(name, f"first {name}")
+        label = _NAMES.get(name, f"first {name}")
         style, colour = ("--", INK) if name == "full" else ("-", COLOURS[(place - 1) % len(COLOURS)])
         axes.plot((mean.index + 0.5) * step, mean, color=colour, linestyle=style, label=label)
     axes.axvline(window, color=QUIET, linewidth=0.8)
@@ -135,7 +136,9 @@ def _loss_table(run: Run) -> tuple[str, PageTable]:
     (cost, closed) = (zip(*(judged[name].to_numpy(float) for name in pair), strict=True) for pair in pairs)
     shown = judged.assign(
         cost_interval=[interval(low, high) for low, high in cost],
-        closed=[percent(share) for share in judged["closed_share"].to_numpy(float)],
+        closed=["" if np.isnan(share) else percent(share) for share in judged["closed_share"].to_numpy(float)],
+        tokens=["all" if np.isnan(count) else number(count) for count in judged["tokens"].to_numpy(float)],
+        kept=[_NAMES.get(name, f"first {name}") for name in judged["kept"]],
         closed_interval=[interval(low, high, shown=percent) for low, high in closed],
     )
     heads = {

@@ -151,7 +151,7 @@ def _isolated(run: Run) -> list[str]:
 
 def _in(row: dict[Any, Any]) -> str:
     layers = row.get("layers", "all")
-    return "all layers" if layers == "all" else f"layers {layers}"
+    return "all layers" if layers == "all" else f"layer{'s' * (not str(layers).isdecimal())} {layers}"
 
 
 def _outcomes(run: Run) -> str:
@@ -226,9 +226,10 @@ def _most_amplified(run: Run) -> str:
     table = moved if len(moved) else table
     best = table.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[:1]
     centre = figures.NAMES.get(str(best["centre"].iloc[0]), str(best["centre"].iloc[0]))
-    how = "by norm only" if best["centre"].iloc[0] == "none" else f"from the mean of {centre}"
+    how = "its norm alone" if best["centre"].iloc[0] == "none" else f"from the mean of {centre}"
     return (
-        f"{title} by {best['factor'].iloc[0]:g} {how}: the sink is {visible(best['outcome'].iloc[0])}{_attention(best)}"
+        f"{title} by {best['factor'].iloc[0]:g}, {how}: the sink is {visible(best['outcome'].iloc[0])}"
+        f"{_attention(best)}"
     )
 
 

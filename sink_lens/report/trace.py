@@ -17,6 +17,7 @@ from sink_lens.report.story import (
     Story,
     chain,
     consequences,
+    edit_name,
     find_story,
     headline,
     largest_first,
@@ -420,6 +421,7 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
         link=_in_words(run, pd.Series(table["link"])),
         interval=[interval(low, high, shown=percent) for low, high in bounds],
         share=[percent(share) for share in table["share"]],
+        edit=[edit_name(edit) for edit in table["edit"]],
     )
     if "control_largest" in table.columns:
         shown["control_largest"] = [percent(share) for share in table["control_largest"]]
@@ -466,8 +468,8 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
         "parts": "layer.neuron",
         "removed": "removes",
         "interval": "interval",
-        "control_largest": "random sets, at most",
-        "n_controls": "random sets",
+        "control_largest": "random sets, most",
+        "n_controls": "draws",
         "baseline_loss_nats": "loss before",
         "loss_nats": "loss after",
         "control_loss_nats": "loss, random sets",

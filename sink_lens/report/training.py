@@ -533,6 +533,11 @@ def _final_table(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(table, heads, most=60)
 
 
+def _was_watched(run: Run) -> bool:
+    """Whether the runs were watched; a note above says so where one was not."""
+    return "measures" in run.tables
+
+
 def _measure_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("measures", columns=["measure", "threshold", "variant", "mean", "low", "high"])
     lines: dict[str, dict[str, str]] = {}
@@ -557,6 +562,6 @@ COMPARE = Page(
     figures=(Drawn(key="comparison", title="The variants", make=_comparison, data=whole("bands")),),
     tables=(
         Listed(key="final-table", title="Final losses", make=_final_table),
-        Listed(key="measure-table", title="The chain at the end", make=_measure_table),
+        Listed(key="measure-table", title="The chain at the end", make=_measure_table, when=_was_watched),
     ),
 )

@@ -40,9 +40,15 @@ def _facts(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(table, heads, most=_MOST)
 
 
+def _known(run: Run) -> bool:
+    """Whether there is a fact about the model, comparable or not."""
+    table = run.optional("facts", columns=["id"])
+    return table is None or len(table) > 0
+
+
 VERIFY = Page(
     title=_title,
     headline=_headline,
     figures=(),
-    tables=(Listed(key="fact-table", title="Facts", make=_facts),),
+    tables=(Listed(key="fact-table", title="Facts", make=_facts, when=_known),),
 )

@@ -68,7 +68,7 @@ FRAMES = {"mediation": MEDIATION, "amplification": CURVE, "effects": EFFECTS, "p
 
 def test_the_matrix_writes_each_share_with_its_control():
     texts = [text.get_text() for text in mediation_matrix(MEDIATION).axes[0].texts]
-    assert texts == ["0.00 (1.00)", "0.10 (1.00)", "1.20 (1.00)", "0.00"]
+    assert texts == ["0.00\n(1.00)", "0.10\n(1.00)", "1.20\n(1.00)", "0.00"]
 
 
 def test_the_curve_has_a_line_a_centre():

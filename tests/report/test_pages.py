@@ -135,7 +135,7 @@ SAYS = {
         "isolated in all layers: attention there 0.01 → 0.3",
     ),
     "amplify": (
-        "Amplifying position 9 by 5 from the mean of values: the sink is shared",
+        "Amplifying position 9 by 5, from the mean of values: the sink is shared",
         "Factor 5 from values (2 times): attention there 0.01 → 0.9",
     ),
     "ablate": (
