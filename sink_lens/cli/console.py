@@ -165,6 +165,9 @@ def _heard(*, debug: bool) -> Iterator[None]:
     handler.setFormatter(_Plain())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    hub = logging.getLogger("huggingface_hub")  # its retries: the error at the end says what they met
+    hub_level = hub.level
+    hub.setLevel(hub_level if debug else logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show
@@ -172,6 +175,7 @@ def _heard(*, debug: bool) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        hub.setLevel(hub_level)
 
 
 def say(word: str, text: str) -> None:

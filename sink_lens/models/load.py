@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -42,6 +43,7 @@ _FROM_GGUF = "the weights were read from {}; where that file is quantised, the q
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 }
+_LOG = logging.getLogger(__name__)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -211,6 +213,7 @@ def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | N
             f"there is no folder {path}; need one written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} "
             "(bundled), or a hub name, as OWNER/NAME. Check the path"
         )
+    (announce or _LOG.info)(f"There is no folder {name}: looking for it on the hub")
     return None, ()
 
 
