@@ -15,6 +15,7 @@ from sink_lens.models.tiny import planted, tiny_tokenizer
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOK = EXAMPLES / "first_look.ipynb"
+COLAB = EXAMPLES / "colab.ipynb"
 SMALLER = {
     "06_train_with_head_norm": ["--steps", "4"],
     "07_fingerprint": ["--sequences", "60"],
@@ -85,3 +86,14 @@ def test_the_notebook_keeps_its_outputs_and_runs_offline(model, tmp_path, monkey
     assert len(json.dumps(notebook)) < 1_500_000
     monkeypatch.setenv("SINK_LENS_MODEL", str(model))
     nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+
+def test_the_colab_notebook_names_the_package_once_and_runs_without_an_installation(model, tmp_path, monkeypatch):
+    notebook = nbformat.read(COLAB, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert sum("PACKAGE = " in cell.source for cell in cells) == 1
+    assert not any(line.startswith(("!", "%")) for cell in cells for line in cell.source.splitlines())
+    monkeypatch.setenv("SINK_LENS_MODEL", str(model))
+    nbclient.NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert (tmp_path / "runs" / "colab" / "report.html").is_file()
+    assert "iframe" in str(cells[-2].outputs)

@@ -148,10 +148,16 @@ def example_files() -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix in (".py", ".ipynb"))
 
 
+_NOTEBOOKS = {
+    "colab": "a notebook for Colab: installs the package, traces a model, shows the page",
+    "first_look": "a notebook from loading to the circuit, with its outputs",
+}
+
+
 def _first_line(file: Path) -> str:
     """What an example says of itself in its first line."""
-    if file.suffix != ".py":
-        return "a notebook from loading to the circuit, with its outputs"
+    if file.suffix == ".ipynb":
+        return _NOTEBOOKS[file.stem]
     return file.read_text(encoding="utf-8").partition("\n")[0].strip('"')
 
 
