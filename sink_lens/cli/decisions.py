@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..studies.config import QuantiseConfig, StreamingConfig
 from .console import app, columns_of, console, echo, hush, reported
-from .options import Answer, Out, Overwrite, Quiet, configured
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,9 +39,12 @@ def quantise(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Which tokens and channels must stay in 16 bit? What a low-precision format costs, and what keeping them saves."""
     hush(quiet)
+    if dry_run:
+        return costed(config)
     from ..studies.quantisation import quantise as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)
@@ -65,9 +68,12 @@ def streaming(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """How many first tokens must a KV cache keep? The loss beyond its size, by how many are never evicted."""
     hush(quiet)
+    if dry_run:
+        return costed(config)
     from ..studies.cache_window import streaming as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..studies.config import AblateConfig, AmplifyConfig, IsolateConfig
 from .console import app, columns_of, console, echo, hush, reported
-from .options import Answer, Out, Overwrite, Quiet, configured, rows
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed, rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,9 +40,17 @@ sink-lens ablate ./my-checkpoint --text mine.txt --out runs/ablation
 
 @app.command(epilog=_ISOLATE_EXAMPLES)
 @configured(IsolateConfig)
-def isolate(config: IsolateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> Answer:
+def isolate(
+    config: IsolateConfig,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
+) -> Answer:
     """Isolate tokens by the attention mask: does a sink come there, is the model's own removed or relocated?"""
     hush(quiet)
+    if dry_run:
+        return costed(config)
     from ..studies.isolation import isolate as run
 
     return _shown(run(config, out=out, overwrite=overwrite, progress=not quiet), quiet=quiet, columns=_MASS)
@@ -50,9 +58,17 @@ def isolate(config: IsolateConfig, out: Out = None, overwrite: Overwrite = False
 
 @app.command(epilog=_AMPLIFY_EXAMPLES)
 @configured(AmplifyConfig)
-def amplify(config: AmplifyConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> Answer:
+def amplify(
+    config: AmplifyConfig,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
+) -> Answer:
     """Amplify the variance of a token's aggregated values, by factor and centre: does a sink come there?"""
     hush(quiet)
+    if dry_run:
+        return costed(config)
     from ..studies.amplification import amplify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)

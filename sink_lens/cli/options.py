@@ -20,10 +20,12 @@ import typer
 
 from ..configuration import bare, check_known, field_docs, flat, setting, value_of, with_fields
 from ..errors import InputError, SinkLensError, UndrawnError
-from .console import reported
+from .console import console, lines, reported
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ..studies.estimate import Estimable
 
 C = TypeVar("C")
 _LONGEST = 60
@@ -219,6 +221,15 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run th
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no tables: only the result and where it is.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")]
+
+
+def costed(config: "Estimable") -> Answer:
+    """Print what a study would cost."""
+    from ..studies.estimate import estimate
+
+    said = estimate(config)
+    console().print(said)
+    return Answer(found=lambda: {"dry_run": lines(said)})
 
 
 def example_of(text: str) -> Any:

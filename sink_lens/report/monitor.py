@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,6 +15,7 @@ from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_ta
 from sink_lens.report.style import (
     BLUE,
     GREEN,
+    LINES,
     ORANGE,
     PURPLE,
     QUIET,
@@ -105,7 +105,7 @@ def _layers(axes: Axes, rows: pd.DataFrame) -> ScalarMappable | None:
     layers = sorted({int(one) for one in rows["layer"].dropna() if one >= 0})
     if not layers:
         return None
-    image: Any = ScalarMappable(norm=Normalize(0, layers[-1]), cmap=mpl.colormaps["viridis"])
+    image: Any = ScalarMappable(norm=Normalize(0, layers[-1]), cmap=LINES)
     for layer in layers:
         one = rows.loc[(rows["layer"] == layer).fillna(value=False)].sort_values("step")
         axes.plot(one["step"], one["value"], color=image.to_rgba(layer), marker=".", markersize=4, linewidth=1.3)

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
@@ -32,6 +33,8 @@ WIDTH, FONT = 5.0, 9.5
 """Inches and points of an ordinary figure."""
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, OCHRE, QUIET)
 """Colours of several lines, in order."""
+LINES = ListedColormap(mpl.colormaps["viridis"](np.linspace(0.35, 0.85, 256)))
+"""Colours of a line a layer: the part of viridis that is seen on a light page and on a dark one."""
 MARKS = ("o", "s", "^", "D", "v", "P")
 """Their marks."""
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -22,6 +21,7 @@ from sink_lens.report.style import (
     FONT,
     GREEN,
     INK,
+    LINES,
     MARKS,
     ORANGE,
     PURPLE,
@@ -257,7 +257,7 @@ def _by_layer(axes: Axes, watched: pd.DataFrame, measure: str, scale: _Tokens) -
     layers = [int(one) for one in np.unique(layer[np.isfinite(layer)]) if one >= 0]
     if not layers:
         return 0, None
-    image: Any = ScalarMappable(norm=Normalize(0, max(layers[-1], 1)), cmap=mpl.colormaps["viridis"])
+    image: Any = ScalarMappable(norm=Normalize(0, max(layers[-1], 1)), cmap=LINES)
     for one in layers:
         mark = {"marker": "o"} if len(layers) == 1 else {"marker": "."}
         _line(axes, rows[layer == one], scale, color=image.to_rgba(one), linewidth=1.3, **mark)

@@ -1,0 +1,67 @@
+"""What a study would cost: its passes bound those that it makes, and nothing is written."""
+
+from dataclasses import replace
+
+import pytest
+
+from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.studies import cache_window, quantisation
+from sink_lens.studies.cache_window import streaming
+from sink_lens.studies.config import AmplifyConfig, IsolateConfig, QuantiseConfig, StreamingConfig
+from sink_lens.studies.estimate import cost_of, most_passes
+from sink_lens.studies.quantisation import quantise
+from sink_lens.studies.tokens_config import TokensConfig
+
+READ = {"tokens": "random", "sequences": 8, "length": 24, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    planted().model.save_pretrained(path)
+    tiny_tokenizer(adds_bos=True).save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "passes"),
+    [
+        (TokensConfig(sequences=8, gradient_sequences=4), 1 + 3 * 4 / 8),
+        (IsolateConfig(), 4),
+        (AmplifyConfig(factors=(2.0, 5.0), centres=("values", "none")), 3 + 4),
+        (StreamingConfig(keep=(0, 1), controls=3), 3 + 2 + 1.5),
+        # 1 set of the sinks, 2 of one channel, 6 of inputs; 4 before them, half a pass of noise, half of 19 draws
+        (QuantiseConfig(channels=(1,)), 4 + 9 + 0.5 + 9.5),
+    ],
+    ids=lambda one: type(one).__name__ if not isinstance(one, int | float) else "",
+)
+def test_passes_by_hand(config, passes):
+    assert most_passes(config) == pytest.approx(passes)
+
+
+@pytest.mark.parametrize(
+    ("study", "module", "name", "config"),
+    [
+        (quantise, quantisation, "run_with", QuantiseConfig(**READ, controls=2, channels=(1,), format="int4_tensor")),
+        (streaming, cache_window, "token_losses", StreamingConfig(**READ, controls=2, window=8, keep=(0, 1))),
+    ],
+    ids=["quantise", "streaming"],
+)
+def test_a_study_makes_no_more_passes_than_were_estimated(study, module, name, config, folder, tmp_path, monkeypatch):
+    tokens, real = [], getattr(module, name)
+
+    def counted(lens, batch, *given, **named):
+        tokens.append(batch.tokens.numel())
+        return real(lens, batch, *given, **named)
+
+    monkeypatch.setattr(module, name, counted)
+    study(replace(config, model=folder), out=tmp_path / "run", progress=False)
+    made = sum(tokens) / (config.sequences * config.length)
+    assert 3 <= made <= most_passes(config) - 1  # the pass that finds the sinks is not counted here
+
+
+def test_the_cost_is_positive_and_counts_all_tokens(folder):
+    cost = cost_of(IsolateConfig(**READ, model=folder))
+    assert cost.tokens == 4 * 8 * 24
+    assert cost.seconds > 0
+    assert cost.bytes_peak > 10**6
