@@ -1,6 +1,7 @@
 """The sink's key makes the sink: every later query meets it with an advantage over the other keys."""
 
 import math
+from typing import cast
 
 import numpy as np
 import torch
@@ -94,7 +95,7 @@ def _layers(panel: Panel) -> list[int]:
 def _floor(config: TraceConfig, length: int) -> float:
     """Nats over the other keys' logits with which one key takes the threshold's mass, as a mean over later queries."""
     others = np.log(np.arange(1, length))  # of the keys that each later query sees beside it
-    return brentq(lambda nats: expit(nats - others).mean() - config.threshold, -50.0, 50.0)
+    return cast("float", brentq(lambda nats: expit(nats - others).mean() - config.threshold, -50.0, 50.0))
 
 
 def _interventions(trial: Trial) -> list[Intervention]:
