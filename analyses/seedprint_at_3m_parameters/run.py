@@ -9,6 +9,7 @@ import torch
 from analyses.claims import Measured, Work, certain, main
 from sink_lens import load, train, wrap
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
+from sink_lens.identity.baselines import cka
 from sink_lens.identity.features import facts, features, shared_inputs
 from sink_lens.identity.lineages import auc, p_of
 from sink_lens.identity.nulls import sigma
@@ -143,12 +144,6 @@ def wanted(a, b) -> bool:
     """The initialisations against each other and everything later, and the ends against each other."""
     later = a[2] == 0 < b[2] or (a[2] == b[2] and a < b)
     return later and (b[2] == END or a[2] == 0)
-
-
-def cka(x: np.ndarray, y: np.ndarray) -> float:
-    """Linear centred kernel alignment of two models' states on the same inputs."""
-    x, y = (one - one.mean(0) for one in (x, y))
-    return float((np.square(x.T @ y).sum()) / np.sqrt(np.square(x.T @ x).sum() * np.square(y.T @ y).sum()))
 
 
 def drawn(untrained_pairs: pd.DataFrame, pairs: pd.DataFrame):

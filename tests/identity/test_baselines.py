@@ -1,0 +1,147 @@
+"""The fingerprints that SeedPrint is compared with, against their definitions and against renumbered models."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from sink_lens import wrap
+from sink_lens.errors import InputError
+from sink_lens.identity.baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
+from sink_lens.models.tiny import tiny
+
+IDS = range(3, 40)
+
+
+def model(family="llama", *, seed=0, **fields):
+    return wrap(tiny(family, seed=seed, **fields), name=f"{family}-{seed}")
+
+
+def changed(lens, change):
+    other = copy.deepcopy(lens.plain)
+    with torch.no_grad():
+        change(other)
+    return wrap(other, name="changed")
+
+
+def renumbered(module):
+    """The neurons of every MLP in another order: the same function."""
+    for layer in module.model.layers:
+        order = torch.randperm(layer.mlp.up_proj.out_features, generator=torch.Generator().manual_seed(0))
+        for one in (layer.mlp.up_proj, layer.mlp.gate_proj):
+            one.weight.copy_(one.weight[order])
+        layer.mlp.down_proj.weight.copy_(layer.mlp.down_proj.weight[:, order])
+
+
+def test_cka_is_the_alignment_of_centred_gram_matrices():
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((30, 4)), rng.standard_normal((30, 7)) + 3
+    centre = np.eye(30) - 1 / 30
+    of_x, of_y = (centre @ (one @ one.T) @ centre for one in (x, y))
+    expected = (of_x * of_y).sum() / np.sqrt((of_x * of_x).sum() * (of_y * of_y).sum())
+    assert cka(x, y) == pytest.approx(expected, rel=1e-12)
+
+
+def test_cka_does_not_see_a_rotation_a_shift_or_a_scale():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((30, 5))
+    rotation, _ = np.linalg.qr(rng.standard_normal((5, 5)))
+    assert cka(x, 3 * x @ rotation + 1) == pytest.approx(1, rel=1e-12)
+    assert cka(x, rng.standard_normal((30, 5))) < 0.5
+
+
+def test_cka_refuses_other_inputs_and_states_that_say_nothing():
+    x = np.random.default_rng(0).standard_normal((6, 3))
+    with pytest.raises(InputError, match="states on 6 and on 5 inputs"):
+        cka(x, x[:5])
+    with pytest.raises(InputError, match="do not depend on the input"):
+        cka(x, np.ones((6, 3)))
+
+
+def test_the_cosine_of_the_parameters_leaves_embeddings_out():
+    first = model(tie_word_embeddings=False)
+    other = changed(first, lambda one: (one.model.embed_tokens.weight.normal_(), one.lm_head.weight.normal_()))
+    assert parameter_cosine(first, other) == pytest.approx(1, abs=1e-12)
+    x, y = (
+        torch.cat(
+            [v.detach().flatten() for k, v in one.plain.named_parameters() if "embed" not in k and "lm_head" not in k]
+        )
+        for one in (first, model(seed=1, tie_word_embeddings=False))
+    )
+    expected = float(x.double() @ y.double() / (x.double().norm() * y.double().norm()))
+    assert parameter_cosine(first, model(seed=1, tie_word_embeddings=False)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_only_the_invariant_products_survive_renumbered_neurons():
+    first = model()
+    other = changed(first, renumbered)
+    assert invariant_cosine(first, other, ids=IDS) == pytest.approx(1, abs=1e-9)
+    assert parameter_cosine(first, other) < 0.99
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_invariant_products_are_those_of_the_whole_matrices(family):
+    """With the matrices as Hugging Face has them, keys and values repeated for the heads that share them."""
+    a, b = model(family), model(family, seed=1)
+    x, y = (torch.cat([whole(one, layer).flatten() for layer in (-2, -1)]) for one in (a, b))
+    expected = float(x @ y / (x.norm() * y.norm()))
+    assert invariant_cosine(a, b, ids=IDS) == pytest.approx(expected, abs=1e-9)
+
+
+def whole(lens, layer):
+    """The three products of one layer; rows are inputs, as in ``x @ W``."""
+    plain = lens.plain
+    if lens.family.q == "q_proj":
+        embedded, block = plain.model.embed_tokens.weight[list(IDS)], plain.model.layers[layer]
+        q, k, v, o, up, down = (
+            block.get_submodule(name).weight.T.double()
+            for name in (*(f"self_attn.{letter}_proj" for letter in "qkvo"), "mlp.up_proj", "mlp.down_proj")
+        )
+        times = q.shape[1] // k.shape[1]
+        k, v = (one.reshape(len(one), -1, lens.d_head).repeat_interleave(times, dim=1).flatten(1) for one in (k, v))
+    else:
+        embedded, block = plain.transformer.wte.weight[list(IDS)], plain.transformer.h[layer]
+        q, k, v = block.attn.c_attn.weight.double().chunk(3, dim=1)
+        o, up, down = (one.weight.double() for one in (block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj))
+    e = embedded.double()
+    return torch.stack([e @ q @ k.T @ e.T, e @ v @ o @ e.T, e @ up @ down @ e.T]).detach()
+
+
+def test_the_invariant_products_refuse_tokens_and_layers_that_are_not_there():
+    first = model()
+    with pytest.raises(InputError, match="1 tokens were given; need two or more"):
+        invariant_cosine(first, first, ids=[3])
+    with pytest.raises(InputError, match=rf"from 0 to {first.d_vocab - 1}"):
+        invariant_cosine(first, first, ids=[3, first.d_vocab])
+    with pytest.raises(InputError, match=r"layers \[99\] were asked for"):
+        invariant_cosine(first, first, ids=[3, 4], layers=[99])
+
+
+def scaled(factors):
+    def change(module):
+        for layer, factor in zip(module.model.layers, factors, strict=True):
+            for one in layer.self_attn.children():
+                if isinstance(one, torch.nn.Linear):
+                    one.weight.mul_(factor)
+
+    return change
+
+
+def test_the_intrinsic_fingerprint_is_the_course_of_deviations_along_the_layers():
+    rising, falling = [1.0, 2.0, 3.0, 5.0], [5.0, 3.0, 2.0, 1.0]
+    first = model(num_hidden_layers=4)
+    up, again, down = (
+        changed(one, scaled(factors))
+        for one, factors in ((first, rising), (model(seed=1, num_hidden_layers=4), rising), (first, falling))
+    )
+    assert intrinsic_correlation(up, up) == pytest.approx(1)
+    assert intrinsic_correlation(up, again) > 0.9  # other weights, the same course
+    assert intrinsic_correlation(up, down) < -0.5
+
+
+def test_a_shorter_course_is_interpolated_and_one_layer_has_none():
+    long = changed(model(num_hidden_layers=5), scaled([1.0, 2.0, 3.0, 4.0, 5.0]))
+    short = changed(model(num_hidden_layers=3), scaled([1.0, 3.0, 5.0]))
+    assert intrinsic_correlation(long, short) > 0.9
+    assert np.isnan(intrinsic_correlation(model(num_hidden_layers=1), long))
