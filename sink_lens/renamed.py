@@ -184,7 +184,7 @@ def renamed_names(module: str) -> Callable[[str], Any]:
 
 
 def current_options(command: str, given: list[str]) -> list[str]:
-    """The words of a command line, with the options that it had in 0.1 under their names now."""
+    """The words of a command line; options of 0.1 are replaced by their present names, with a warning."""
     known, found = OPTIONS.get(command, {}), []
     for index, word in enumerate(given):
         if word == "--":

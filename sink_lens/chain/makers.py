@@ -55,7 +55,7 @@ THINNED = 0.98
 NEXT = 8
 """Number of parts after that prefix that are tried one by one."""
 ADDS = 0.02
-"""Such a part belongs to all makers if ablating it too removes this much more of the sink."""
+"""A part that is tried so is one of the makers if ablating it as well removes this much more of the sink."""
 LISTED = 64
 """Parts of the ranking that the table has, beside those of the sets."""
 MAKER_COLUMNS = (

@@ -127,7 +127,7 @@ def split_layers(
 
 
 def super_neurons(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:
-    """The super neurons of a layer: those that have the share of the change at any position that was read."""
+    """The super neurons of a layer: they make enough of the outlier dimension's change at some position."""
     return torch.stack([split.is_super for split in splits if split.layer == layer]).any(0)
 
 

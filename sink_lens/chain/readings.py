@@ -78,10 +78,11 @@ def ratio_to_others(
 def rate_by_key(threshold: float, *, shares: bool = False) -> Reading:
     """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold.
 
-    nan at late keys, with fewer than 8 such queries or fewer than 2 / threshold: a head that only looks at its
-    own token and the one before would pass there. In a layer with a sliding window, queries that reach the key are
-    averaged over, and a window shorter than that must be full; nan where the window is too short to tell
-    (``attention.tells``). ``shares`` takes weights over what their row sums to.
+    A late key has few queries after it, and a head that only looks at its own token and the one before would pass
+    there: the result is nan with fewer than 8 queries, or fewer than 2 / threshold. In a layer with a sliding window
+    only the queries whose window holds the key count. If the window is shorter than the number needed, all its queries
+    must be there, and if it is too short to tell (``attention.tells``), the result is nan. With ``shares`` each weight
+    is divided by the sum of its row first.
     """
     fewest = max(_MIN_QUERIES, 2 / threshold)
 

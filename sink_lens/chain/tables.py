@@ -180,7 +180,11 @@ def layer_table(panel: Panel) -> pd.DataFrame:
 
 
 def law_table(panel: Panel) -> pd.DataFrame:
-    """S2 of the aggregated values by query row beside the two laws: sigma / sqrt(t), and with the real weights."""
+    """S2 of the aggregated values by query, beside two predictions of it for independent values of deviation sigma.
+
+    ``uniform_law`` is sigma / sqrt(t), as if the query attended evenly to its t tokens; ``weighted_law`` is sigma times
+    the root of the sum of its squared attention weights.
+    """
     rows, positions = panel.rows, panel.positions
     common = torch.isin(rows, positions)
     at = torch.searchsorted(positions, rows[common])

@@ -152,7 +152,7 @@ _ATTENDING: ContextVar[Attending | None] = ContextVar("sink_lens_attending", def
 
 @contextlib.contextmanager
 def attending(how: Attending) -> Iterator[None]:
-    """Within the block, forward passes of the plain model take the rows of cells apart in attention."""
+    """Within the block, attention in forward passes of the plain model computes each cell's rows separately."""
     AttentionInterface.register(_NAME, _attention)
     config = how.lens.plain.config
     before = str(config._attn_implementation)

@@ -38,7 +38,7 @@ class Fingerprint:
 
     config: FingerprintConfig
     models: pd.DataFrame = field(repr=False)
-    """A model a row: model, lineage, seed, step, d_model, vocab_size, dtype, weights_sha256, cached."""
+    """A model a row: model, lineage, seed, step, d_model, ids, dtype, weights_sha256, cached."""
     pairs: pd.DataFrame = field(repr=False)
     """A pair a row: a, b, related (known?), verdict, why, shared, expected, tau_bar, across, too_narrow, scale_tau,
     scale_log10_p, shares_scale, and z and log10_p of each null."""
@@ -175,7 +175,7 @@ def cost(models: Sequence[ModelLike | ModelToMeasure] = (), *, config: Fingerpri
 def _chosen(
     models: Sequence[ModelLike | ModelToMeasure], config: FingerprintConfig
 ) -> list[ModelToMeasure | LensModel]:
-    """The models, each once; of a training its two ends."""
+    """The models, each once; a training gives its first and its last checkpoint, unless all are asked for."""
     found: list[ModelToMeasure | LensModel] = []
     texts = [*config.models, *(str(one) for one in models if isinstance(one, (str, os.PathLike)))]
     named = models_to_measure(texts) if texts else []

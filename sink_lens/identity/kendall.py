@@ -117,7 +117,10 @@ def _each(work: Callable[[Any], None], items: Sequence[Any], *, threads: int | N
 
 
 def _tau(x: np.ndarray, y: np.ndarray, inversions: np.ndarray) -> np.ndarray:
-    """Kendall's tau of rows from their inversions; those without a count have ties, or no order."""
+    """Kendall's tau of pairs of rows from their numbers of inversions.
+
+    A negative number marks rows with ties or with nan, which are computed as tau-b instead.
+    """
     n = x.shape[1]
     pairs = n * (n - 1) // 2
     # Divided and cut as SciPy does, to the last bit.

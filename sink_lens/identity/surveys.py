@@ -218,7 +218,7 @@ class SurveyKind:
     finish: Callable[[Mapping[str, pd.DataFrame], Mapping[str, np.ndarray]], dict[str, pd.DataFrame]]
     """Gives what is computed from the tables and tensors of all models, written as CSV."""
     step: Callable[[LensModel, RandomSequences], Step]
-    """One step on some sequences, timed by a dry run."""
+    """Gives one forward step of the measurement on some sequences, for a dry run to time."""
 
 
 KINDS = {

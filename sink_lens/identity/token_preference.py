@@ -237,7 +237,7 @@ def _ordered(counts: np.ndarray) -> np.ndarray:
 
 
 def _chance(n: int, n_vocab: int, *, generator: np.random.Generator) -> np.ndarray:
-    """The ordered counts of N events that fall on all tokens alike, [draw, rank]: as many ranks as can be hit."""
+    """Counts of n events if all tokens are equally likely, the most frequent first: [draw, min(n, n_vocab)]."""
     ranks = min(n, n_vocab)
     return np.stack(
         [

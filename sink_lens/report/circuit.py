@@ -89,7 +89,8 @@ _CLAIMS = {
     ("dimension", "key"): "that makes\nthe key",
     ("key", "heads"): "that queries\nmeet",
 }
-"""What an arrow says, in the few words that fit over it, by the kinds of nodes that it joins; else its link's name."""
+"""(kind of the first node, kind of the second) -> the label of the arrow between them. Other arrows have the name of
+their link."""
 _FROZEN_LINE = "freeze:"
 """How the line begins that says what freezing a node takes away."""
 _CHARACTERS = 14

@@ -218,7 +218,7 @@ class _Pgf(RendererPgf):
         self.fh.write(f"\\pgftext[left,bottom]{{{shown}}}\\end{{pgfscope}}%\n")
 
     def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, *rest: Any, **more: Any) -> None:
-        """Draw a text whose characters all stand for themselves."""
+        """Draw a text as it is: no character of it is read as a command of TeX."""
         super().draw_text(gc, x, y, tex(s), prop, angle, *rest, **more)
 
 

@@ -33,7 +33,7 @@ class Story:
     dimensions: list[int] | None
     """Outlier dimensions, those of most layers first."""
     lasting: list[int] | None
-    """Those that are outliers after more than one layer; all where there is none."""
+    """The outlier dimensions that stand out after more than one layer; all of them if none lasts that long."""
     steps: list[tuple[int, int, float]] | None
     """Growth steps: first and last layer, and by how much the norm ratio grew."""
     super_neurons: list[str] | None
@@ -329,7 +329,7 @@ def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def outliers(dimensions: pd.DataFrame, position: int | None, *, layers: int = 1) -> list[int]:
-    """Outlier dimensions of a position, or of all, those of most layers first; of that many layers at least."""
+    """Dimensions that are outliers after at least ``layers`` layers, at one position or at any; most layers first."""
     table = dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
     found = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
     names, counts = np.unique(found, return_counts=True)
@@ -480,7 +480,7 @@ def _in_words(text: str) -> str:
 
 
 def _tells(row: Mapping[str, Any]) -> bool:
-    """Whether a null says anything beside its statistic: a share's does not where it lies outside of -1 to 1."""
+    """Whether a null is worth showing beside its statistic: not where that is a share and the null exceeds 1."""
     return not (str(row["statistic"]).endswith("_share") and abs(row["null_value"]) > 1)
 
 

@@ -49,7 +49,7 @@ _IN_PAGE = {
     PURPLE: "var(--purple)",
     OCHRE: "var(--ochre)",
 }
-"""Colour of a figure on paper -> what the page's light or dark style decides."""
+"""Colour of a printed figure -> the CSS variable that replaces it in a page, where light and dark styles set it."""
 _AROUND = (Axis, Legend, Text)
 """What may stick out of its panel, so that the layout leaves room for it."""
 

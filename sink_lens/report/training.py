@@ -112,7 +112,7 @@ def course(
 
 
 def _counted(watched: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Where the tokens of the checkpoints are not known, steps take their place; and what it is then."""
+    """The table, with steps in its column ``tokens`` where those are unknown; and the unit of that column."""
     if not bool(watched["tokens"].isna().to_numpy().any()):
         return watched, "tokens"
     return watched.assign(tokens=watched["step"]), "steps"
@@ -290,7 +290,7 @@ def _counts(axes: Axes, watched: pd.DataFrame, scale: _Tokens) -> None:
 def _band(
     axes: Axes, rows: pd.DataFrame, scale: _Tokens, *, label: str, colour: str, mark: str, marks: bool = False
 ) -> None:
-    """A mean with its interval; marked at its points where there are few."""
+    """Draw a mean with its interval; a curve of few points has a mark at each."""
     rows = rows.sort_values("tokens")
     x, mean, low, high = (
         scale.places(rows["tokens"].to_numpy(float)),

@@ -55,7 +55,8 @@ class AmplifyConfig(StudyConfig):
     factors: tuple[float, ...] = field(default=FACTORS, metadata={"written": "commas", "metavar": "F,F"})
     """Factors, as 1,2,5,30; those under 1 attenuate."""
     centres: tuple[str, ...] = field(default=CENTRES, metadata={"option": "centre", "choices": CENTRES})
-    """What is amplified away from; none is the norm-only control. Repeat for several."""
+    """The centre: the edit multiplies the distance from it. none multiplies the value itself, as a control that changes
+    the norm alone. Repeat for several."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -100,7 +101,7 @@ class CardConfig(ReadConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyConfig(ReadConfig):
-    """Facts to compare, and the names under which their publications know the model and the text."""
+    """Which published facts are checked, and what the model and the text are called in those publications."""
 
     length: int = field(default=64, metadata={"metavar": "T"})
     """The most tokens a sequence, BOS included; a fact about fewer is measured on fewer."""

@@ -354,7 +354,10 @@ def _row(
 
 
 def _chosen(conditions: pd.DataFrame, *, goal: float) -> dict[str, dict[str, Any]]:
-    """The smallest set of tokens and channels that reaches the goal on the first part, and of inputs; else the best."""
+    """The rows that are decided for: ``set`` (of tokens and channels) and ``inputs`` (of whole linear layers).
+
+    Each is the smallest that reaches the goal on the first part of the sequences, or the best if none does.
+    """
     rows: list[dict[str, Any]] = _records(conditions[conditions["part"] == "choose"])
     found = {}
     for name, kinds in (("set", ("tokens", "channels", "both")), ("inputs", ("inputs",))):
@@ -524,8 +527,8 @@ def compressor_fragment(lens: LensModel, *, left: Sequence[tuple[str, int]], smo
     Args:
         lens: the model.
         left: (site, layer) whose linear layers are not quantised.
-        smooth: whether channels are what stands out; smoothing moves them into the weights, and does nothing for
-            tokens.
+        smooth: whether to list pairs for smoothing, which moves large channels into the weights. It helps where
+            channels are what stands out, not where tokens are.
     """
     family = lens.family
     ignored = [

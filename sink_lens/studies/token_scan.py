@@ -127,7 +127,7 @@ class _Found:
     shares: Float[Tensor, "layer batch position"]
     """The same in fair shares."""
     ratios: Float[Tensor, "layer batch position"]
-    """Norm ratio."""
+    """Norm of each token over the median norm of the other tokens."""
     kurtosis: Float[Tensor, "layer batch position"]
     dimensions: Mapping[tuple[int, int], tuple[int, ...]]
     """(sequence, position) -> outlier dimensions where the token's norm ratio is largest."""

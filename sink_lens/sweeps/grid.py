@@ -212,7 +212,7 @@ class Grid:
         return sum(one.size(lens, n_positions=n_positions) for one in self.edits)
 
     def cells(self, lens: LensModel, *, n_positions: int) -> tuple[list[Cell], list[Cell]]:
-        """The cells of the table, and the controls of their groups.
+        """Make the cells of the table, and the random control cells that each group of them is compared with.
 
         Raises:
             InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.places`` raises.

@@ -362,7 +362,7 @@ def _prepared(config: TrainConfig, corpus: TrainingRows, writer: RunWriter, *, o
 
 
 def _before(checkpoint: Checkpoint | None, error: CheckpointError, *, alone: bool) -> Checkpoint:
-    """The checkpoint before one whose state cannot be used; the error itself where there is none."""
+    """The newest checkpoint before one that cannot be used; raises the error if there is none."""
     if checkpoint is None or not alone:
         raise error
     folder = checkpoint.folder.parent

@@ -18,11 +18,11 @@ SEED = "seed"
 IGNORED = frozenset({SEED, "watch", "trackers", "save_every", "checkpoints"})
 """Fields that do not touch what is trained."""
 WARNED = ("device", "compile", "fsdp")
-"""Fields that change how it is computed: a difference is said, not refused."""
+"""Fields of the machine and its arithmetic: runs that differ in them are compared, with a note."""
 DATA = ("data_sha256", "tokenizer_sha256")
 """Provenance that all runs must share."""
 FEWEST_SEEDS = 3
-"""With fewer seeds a variant, no difference is told."""
+"""With fewer seeds for each variant, ``compare`` gives no verdict on their difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

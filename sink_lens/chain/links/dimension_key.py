@@ -29,8 +29,8 @@ _PARTS = {
 def _readings(one: MeasuringPass) -> list[Reading]:
     """Cosine of the studied key with what its outlier dimensions alone give, and their part of its logits.
 
-    Read in every layer that outlier dimensions enter. The logits are split where the key is not turned: in
-    models without rotary positions, and at position 0. They are those before a soft cap.
+    Read in every layer that outlier dimensions enter. A logit is split into parts only where the rotary embedding
+    leaves the key as it is: at position 0, and in models without one. The logits are those before a soft cap.
     """
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
     random_sets = {

@@ -89,7 +89,7 @@ class Link:
     question: str
     """The question that its primary statistic answers."""
     statistics: Callable[[Evidence, np.random.Generator], list[Statistic]]
-    """The primary one first; the generator is of the intervals."""
+    """Computes the link's statistics, the primary one first; the generator is for the bootstrap of their intervals."""
     floor: Callable[[TraceConfig, int], float]
     """Value that the primary statistic must exceed, as a function of the configuration and the sequence length."""
     readings: Callable[[MeasuringPass], list[Reading]] = lambda _: []

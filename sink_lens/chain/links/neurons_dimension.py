@@ -129,7 +129,7 @@ def _units(mask: Tensor) -> list[int]:
 
 
 def _dimensions(setting: Setting, by_layer: Mapping[int, list[int]], generator: torch.Generator) -> Intervention:
-    """The outlier dimensions after every layer that has them, against as many other dimensions."""
+    """Mean ablate the outlier dimensions after every layer that has them; controls ablate as many other dimensions."""
     at = {"position": setting.sink_position, "mean": True}
     drawn = {layer: _others(setting, dims, generator) for layer, dims in by_layer.items()}
     return Intervention(
