@@ -1,0 +1,85 @@
+"""The commands of the tutorial that train at the paper's size, run with every size small."""
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from sink_lens import cli, read_run
+from sink_lens.training.config import SIZES, TrainConfig, read_train
+
+PAGE = Path(__file__).parents[2] / "docs/tutorials/train_with_and_without_sinks.md"
+SMALL = {
+    "n_layers": 2,
+    "d_model": 16,
+    "d_mlp": 24,
+    "n_heads": 2,
+    "vocab_size": 280,
+    "length": 16,
+    "batch": 10,
+    "accumulation": 5,
+    "steps": 4,
+    "warmup": 1,
+    "dtype": "float32",
+    "log_every": 1,
+    "eval_every": 2,
+    "save_every": 2,
+}
+"""A small value of every field that the size sets but the learning rates."""
+
+
+PARAMETERS = 151_898_880
+"""``tests/training/test_config.py`` counts them."""
+
+
+def section():
+    return PAGE.read_text(encoding="utf-8").partition("## The paper's own size")[2]
+
+
+def run(command):
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(cli.app, shlex.split(command)[1:])
+
+
+def test_every_size_of_the_miniature_is_replaced():
+    assert set(SMALL) == set(SIZES["paper"]) - {"lr", "min_lr"}
+
+
+def test_the_papers_commands_train_both_variants_and_print_their_comparison(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+    Path("text.txt").write_text("It was the best of times, it was the worst of times, and nobody knew. " * 60)
+    (file,) = re.findall(r"^```toml\n(.*?)^```", section(), flags=re.M | re.S)
+    Path("paper.toml").write_text(file)
+    asked = read_train("paper.toml")
+    assert asked == replace(
+        TrainConfig(size="paper", value_norm_init="dummy_pass"),
+        data=asked.data,
+        tokenizer=asked.tokenizer,
+        compile=True,
+        watch=True,
+    )
+    (block,) = re.findall(r"^```\n(sink-lens.*?)^```", section(), flags=re.M | re.S)
+    *trainings, comparison = block.strip().splitlines()
+    assert len(trainings) == 2
+    offline = SMALL | {"data": "text.txt", "tokenizer": "bpe", "compile": "false", "device": "cpu"}
+    options = " ".join(f"--set {name}={value}" for name, value in offline.items())
+    for command in trainings:
+        done = run(f"{command} {options}")
+        assert done.exit_code == 0, done.output
+    done = run(comparison)
+    assert done.exit_code == 0, done.output
+    for said in ("final losses, nats", "sink rate", "dominance ratio", "effective rank"):
+        assert said in done.output
+    finals = read_run("runs/paper-compare").tables["finals"]
+    assert set(finals["variant"]) == {"none", "shared"}
+
+
+def test_the_sizes_in_the_table_are_arithmetic():
+    config = TrainConfig(size="paper")
+    assert f"{config.steps * config.step_tokens / 1e9:.2f}e9 tokens" in section()
+    a_token = 6 * PARAMETERS + 6 * config.n_layers * config.d_model * config.length
+    assert f"{a_token * config.steps * config.step_tokens:.1e}".replace("+", "") in section()
+    assert f"all {len(config.kept)} checkpoints" in section()
+    assert f"{4 * PARAMETERS * (len(config.kept) + 2) / 1e9:.0f} GB a run" in section()
