@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
+    from . import baselines as baselines
     from .config import ContractionConfig as ContractionConfig
     from .config import FingerprintConfig as FingerprintConfig
     from .config import PreferenceConfig as PreferenceConfig
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "Fingerprint": "fingerprints",
+    "baselines": "baselines:",
     "FingerprintConfig": "config",
     "ContractionConfig": "config",
     "PreferenceConfig": "config",
@@ -34,6 +36,7 @@ __all__ = [
     "FingerprintConfig",
     "PreferenceConfig",
     "UntrainedConfig",
+    "baselines",
     "contraction",
     "fingerprint",
     "preference",
