@@ -3,20 +3,20 @@
 import functools
 
 import lenses
+import link_readings
 import pytest
 import torch
+from link_readings import DIMS, batch, plan
 
-from sink_lens.activations.record import Reading, stream
+from sink_lens.activations.record import stream
 from sink_lens.chain.links.dimension_key import DIMENSION_KEY, rotary
 from sink_lens.chain.locate import MeasuringPlan
-from sink_lens.chain.readings import MeasuringPass
-from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import TINY_FAMILIES, tiny
 from sink_lens.models.weights import attention_weights
 
 LINK = DIMENSION_KEY
-DIMS = (3, 17)
+own, read = (functools.partial(one, LINK) for one in (link_readings.own, link_readings.read))
 NORMED = ("qwen3", "olmo2")  # a norm of the key of each head, and of the whole key
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
 
@@ -28,32 +28,6 @@ def yarn_lens():
 
 def lens_of(family):
     return yarn_lens() if family == "gpt_oss_yarn" else lenses.lens_of(family)
-
-
-def plan(position=0, n_layers=3):
-    """Two outlier dimensions enter every layer."""
-    return MeasuringPlan(sink_positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
-
-
-def batch(sequences=3, length=8, lengths=None):
-    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(2))
-    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
-
-
-def kept(name):
-    """A reading that keeps a tensor as it is."""
-    return Reading(name=f"kept:{name}", sites=(name,), function=lambda view: view[name].float())
-
-
-def own(lens, of, *, length, seed=0):
-    """The link's own readings."""
-    generator = torch.Generator().manual_seed(seed)
-    return LINK.readings(MeasuringPass(lens=lens, plan=of, length=length, controls=5, generator=generator))
-
-
-def read(lens, tokens, *, position=0, keep=(), keys=(0,), of=None):
-    readings = own(lens, of or plan(position), length=tokens.n_positions)
-    return stream(lens, tokens, [*readings, *(kept(name) for name in keep)], keys=keys)
 
 
 # --- the parts of the logit

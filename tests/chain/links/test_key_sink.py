@@ -1,46 +1,21 @@
 """The advantage of the studied key, against slow loops."""
 
+import functools
 import math
 
+import link_readings
 import pytest
 import torch
 from lenses import lens_of
+from link_readings import batch
 
-from sink_lens.activations.record import Reading, stream
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links.key_sink import KEY_SINK
 from sink_lens.chain.locate import MeasuringPlan
-from sink_lens.chain.readings import MeasuringPass, control_positions
-from sink_lens.data.tokens import from_tensor
+from sink_lens.chain.readings import control_positions
 
 LINK = KEY_SINK
-DIMS = (3, 17)
-
-
-def plan(position=0, n_layers=3):
-    """Two outlier dimensions enter every layer."""
-    return MeasuringPlan(sink_positions=(position,), dimensions=dict.fromkeys(range(n_layers), DIMS))
-
-
-def batch(sequences=3, length=8, lengths=None):
-    tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(2))
-    return from_tensor(tokens, lengths=None if lengths is None else torch.tensor(lengths))
-
-
-def kept(name):
-    """A reading that keeps a tensor as it is."""
-    return Reading(name=f"kept:{name}", sites=(name,), function=lambda view: view[name].float())
-
-
-def own(lens, of, *, length, seed=0):
-    """The link's own readings."""
-    generator = torch.Generator().manual_seed(seed)
-    return LINK.readings(MeasuringPass(lens=lens, plan=of, length=length, controls=5, generator=generator))
-
-
-def read(lens, tokens, *, position=0, keep=(), keys=(0,), of=None):
-    readings = own(lens, of or plan(position), length=tokens.n_positions)
-    return stream(lens, tokens, [*readings, *(kept(name) for name in keep)], keys=keys)
+own, read = (functools.partial(one, LINK) for one in (link_readings.own, link_readings.read))
 
 
 # --- the advantage
