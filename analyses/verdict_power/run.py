@@ -99,8 +99,10 @@ def numbers_of(rows: pd.DataFrame) -> dict[str, Any]:
     for n, of in judged(rows).groupby("sequences"):
         for name, truth, weak in (("intact", "intact", False), ("broken", "broken", False), ("weak", "intact", True)):
             asked = of[(of["truth"] == truth) & ((of["strength"] < 1.0) == weak)]
-            for answer in ("wrong", "undecided"):
-                numbers[f"{name}_{answer} @ {n} sequences"] = share(asked[asked["answer"] == answer], asked)
+            numbers[f"{name}_wrong @ {n} sequences"] = share(asked[asked["answer"] == "wrong"], asked)
+            if name == "intact":
+                undecided = share(asked[asked["answer"] == "undecided"], asked)
+                numbers[f"intact_undecided @ {n} sequences"] = undecided
     return numbers
 
 
