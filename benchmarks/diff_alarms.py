@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import binomtest
 from tokenizers import processors
 from torch import Tensor
 
@@ -49,14 +50,29 @@ def batches(seed: int, *, n: int, length: int = 48, text: str | None = None) -> 
         yield torch.cat([torch.full((8, 1), BOS_ID), rows], dim=1)
 
 
-def trained(model: Any, *, steps: int, seed: int, lr: float, only: str = "", text: str | None = None) -> Any:
-    """The model after some steps of training on text; see ``batches``."""
+def plain(ids: Tensor) -> dict[str, Tensor]:
+    """A batch without padding."""
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def trained(
+    model: Any,
+    *,
+    steps: int,
+    seed: int,
+    lr: float,
+    only: str = "",
+    text: str | None = None,
+    decay: float = 0.01,
+    read: Callable[[Tensor], dict[str, Tensor]] = plain,
+) -> Any:
+    """The model after some steps of training on text; see ``batches``. ``read`` makes the input of a batch's ids."""
     chosen = [weight for name, weight in model.named_parameters() if only in name]
-    optimizer = torch.optim.AdamW(chosen, lr=lr)
+    optimizer = torch.optim.AdamW(chosen, lr=lr, weight_decay=decay)
     model.train()
     for ids in batches(seed, n=steps, text=text):
         optimizer.zero_grad()
-        model(input_ids=ids, labels=ids).loss.backward()
+        model(**read(ids)).loss.backward()
         torch.nn.utils.clip_grad_norm_(chosen, 1.0)
         optimizer.step()
     return model.eval()
@@ -137,11 +153,6 @@ def padded(*, left: bool, mask: bool = True, labels: bool = True) -> dict[str, T
         ids[row, where], real[row, where] = tokens[:length], 1
     batch = {"input_ids": ids, "labels": ids.masked_fill(real == 0, -100) if labels else ids.clone()}
     return batch | ({"attention_mask": real} if mask else {})
-
-
-def plain(ids: Tensor) -> dict[str, Tensor]:
-    """A batch without padding."""
-    return {"input_ids": ids, "labels": ids.clone()}
 
 
 def _shifted() -> dict[str, Tensor]:
@@ -286,8 +297,16 @@ def cases() -> Iterator[Case]:
         yield "healthy", f"fine-tune {seed}", given
 
 
+def _share(found: int, n: int) -> str:
+    bound = binomtest(found, n, alternative="less").proportion_ci().high
+    return f"{found} of {n} (at most {100 * bound:.1f}%, Clopper-Pearson, one-sided 95%)"
+
+
 def judge(cases: Iterable[Case], path: str) -> None:
-    """Compare in every case, write a row for each, print how many alarmed; a model that is refused has no alarms."""
+    """Compare in every case, write a row for each, print how many alarmed.
+
+    A model that is refused has no alarms; an error that is not ours is a crash, which finds nothing.
+    """
     found: dict[str, list[str]] = {"broken": [], "healthy": []}
     with tempfile.TemporaryDirectory() as folder, Path(path).open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -300,10 +319,19 @@ def judge(cases: Iterable[Case], path: str) -> None:
             except SinkLensError as error:
                 answer = "refused"
                 writer.writerow((kind, name, "", f"refused: {error}"[:160]))
+            except Exception as error:  # noqa: BLE001 - what a user would see as a traceback
+                answer = "crashed"
+                writer.writerow((kind, name, "", f"crashed: {type(error).__name__}: {error}"[:160]))
+            file.flush()
             found[kind].append(answer)
     broken, healthy = found["broken"], found["healthy"]
-    print(f"{broken.count('alarm')} of {len(broken)} breakages found, {broken.count('refused')} refused")
-    print(f"{healthy.count('alarm')} of {len(healthy)} healthy fine-tunes alarmed, {healthy.count('refused')} refused")
+    for kind, wanted, answers in (("breakages", "missed", broken), ("healthy fine-tunes", "alarmed", healthy)):
+        if answers:
+            alarms, refused, crashed = (answers.count(one) for one in ("alarm", "refused", "crashed"))
+            wrong = len(answers) - alarms - refused if wanted == "missed" else alarms
+            print(
+                f"{kind}: {alarms} alarms, {refused} refused, {crashed} crashed; {wanted} {_share(wrong, len(answers))}"
+            )
 
 
 if __name__ == "__main__":

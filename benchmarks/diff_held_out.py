@@ -59,7 +59,8 @@ def base(name: str) -> Any:
 # --- tokenizers -------------------------------------------------------------------------------------------------------
 
 
-def _processed(template: str) -> Any:
+def processed(template: str) -> Any:
+    """The tokenizer with another template of special tokens around a text."""
     made = tokenizer()
     pairs = [("<s>", BOS_ID), ("</s>", EOS_ID)]
     made.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -68,7 +69,8 @@ def _processed(template: str) -> Any:
     return made
 
 
-def _with(**fields: Any) -> Any:
+def tokenizer_with(**fields: Any) -> Any:
+    """The tokenizer with other attributes."""
     made = tokenizer()
     for name, value in fields.items():
         setattr(made, name, value)
@@ -83,9 +85,9 @@ def _without_merges() -> Any:
 
 _NO_BOS = TEMPLATE.replace("{{ bos_token }}", "")
 TOKENIZERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "BOS stands at the end": lambda: {"own": _processed("$A <s>")},
-    "EOS stands in front": lambda: {"own": _processed("</s> $A")},
-    "there is no BOS token": lambda: {"own": _with(bos_token=None)},
+    "BOS stands at the end": lambda: {"own": processed("$A <s>")},
+    "EOS stands in front": lambda: {"own": processed("</s> $A")},
+    "there is no BOS token": lambda: {"own": tokenizer_with(bos_token=None)},
     "merges are lost": lambda: {"own": _without_merges()},
     "template adds BOS to what the tokenizer adds": lambda: {"before": tokenizer(template=_NO_BOS)},
     "tokenizer adds BOS that the base had not": lambda: {"before": tokenizer(adds_bos=False, template=_NO_BOS)},
@@ -159,7 +161,9 @@ BATCHES: dict[str, tuple[str, Callable[[], dict[str, Tensor]]]] = {
 # --- configurations and weights ---------------------------------------------------------------------------------------
 
 
-def _configured(**fields: Any) -> Callable[[Any], Any]:
+def configured(**fields: Any) -> Callable[[Any], Any]:
+    """Give a copy of a model other fields of its configuration; the weights are the same."""
+
     def changed(model: Any) -> Any:
         config = copy.deepcopy(model.config)
         for name, value in fields.items():
@@ -171,7 +175,9 @@ def _configured(**fields: Any) -> Callable[[Any], Any]:
     return changed
 
 
-def _weights(change: Callable[[Any], object]) -> Callable[[Any], Any]:
+def weights(change: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Change a copy of a model in place."""
+
     def changed(model: Any) -> Any:
         other = copy.deepcopy(model)
         with torch.no_grad():
@@ -181,7 +187,7 @@ def _weights(change: Callable[[Any], object]) -> Callable[[Any], Any]:
     return changed
 
 
-def _each(model: Any, part: str, change: Callable[[Tensor], Any]) -> None:
+def each(model: Any, part: str, change: Callable[[Tensor], Any]) -> None:
     """Replace every parameter with a part in its name."""
     for name, weight in model.named_parameters():
         if part in name:
@@ -224,7 +230,7 @@ def _other_shard(model: Any) -> None:
 
 def _merged(model: Any) -> Any:
     """The change of a healthy fine-tune, added with 40 times its scale."""
-    other = trained(copy.deepcopy(model), steps=20, seed=31, lr=3e-4, only="self_attn", text=_TEXTS["prose"]())
+    other = trained(copy.deepcopy(model), steps=20, seed=31, lr=3e-4, only="self_attn", text=TEXTS["prose"]())
     with torch.no_grad():
         for mine, its in zip(model.parameters(), other.parameters(), strict=True):
             its.copy_(mine + 40 * (its - mine))
@@ -249,33 +255,33 @@ def _nan(model: Any) -> None:
 MODELS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "rotary positions are scaled": (
         "biased llama",
-        _configured(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}),
+        configured(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}),
     ),
-    "scores are not scaled": ("gpt2", _configured(scale_attn_weights=False)),
-    "one expert instead of two": ("gpt_oss", _configured(num_experts_per_tok=1)),
+    "scores are not scaled": ("gpt2", configured(scale_attn_weights=False)),
+    "one expert instead of two": ("gpt_oss", configured(num_experts_per_tok=1)),
     "LoRA is merged with 40 times its scale": ("olmo2", _merged),
     "training diverged": ("qwen3", _diverged),
     "trained on noise": ("llama", _trained_on_noise),
     "rotary pairs are in another order": (
         "biased llama",
-        _weights(lambda m: [_each(m, part, _pairs) for part in ("q_proj", "k_proj")]),
+        weights(lambda m: [each(m, part, _pairs) for part in ("q_proj", "k_proj")]),
     ),
-    "query heads are rolled by one": ("olmo2", _weights(lambda m: _each(m, "q_proj.weight", lambda w: w.roll(12, 0)))),
-    "gate and up are swapped": ("qwen3", _weights(_swap_gate_and_up)),
-    "gains of the norms are lost": ("olmo2", _weights(lambda m: _each(m, "layernorm", torch.ones_like))),
-    "biases are lost": ("gpt2", _weights(lambda m: _each(m, "bias", torch.zeros_like))),
-    "learned positions are shifted by two": ("gpt2", _weights(lambda m: _each(m, "wpe", lambda w: w.roll(2, 0)))),
-    "the embedding of BOS is zero": ("qwen3", _weights(lambda m: m.model.embed_tokens.weight[BOS_ID].zero_())),
-    "the last layer writes nothing": ("olmo2", _weights(_last_layer)),
-    "gains of the outliers are divided": ("qwen3", _weights(_smoothed)),
-    "a layer is from another checkpoint": ("qwen3", _weights(_other_shard)),
-    "the bias of the keys is lost": ("biased llama", _weights(lambda m: _each(m, "k_proj.bias", torch.zeros_like))),
-    "the sink logits are lost": ("gpt_oss", _weights(lambda m: _each(m, "sinks", torch.zeros_like))),
+    "query heads are rolled by one": ("olmo2", weights(lambda m: each(m, "q_proj.weight", lambda w: w.roll(12, 0)))),
+    "gate and up are swapped": ("qwen3", weights(_swap_gate_and_up)),
+    "gains of the norms are lost": ("olmo2", weights(lambda m: each(m, "layernorm", torch.ones_like))),
+    "biases are lost": ("gpt2", weights(lambda m: each(m, "bias", torch.zeros_like))),
+    "learned positions are shifted by two": ("gpt2", weights(lambda m: each(m, "wpe", lambda w: w.roll(2, 0)))),
+    "the embedding of BOS is zero": ("qwen3", weights(lambda m: m.model.embed_tokens.weight[BOS_ID].zero_())),
+    "the last layer writes nothing": ("olmo2", weights(_last_layer)),
+    "gains of the outliers are divided": ("qwen3", weights(_smoothed)),
+    "a layer is from another checkpoint": ("qwen3", weights(_other_shard)),
+    "the bias of the keys is lost": ("biased llama", weights(lambda m: each(m, "k_proj.bias", torch.zeros_like))),
+    "the sink logits are lost": ("gpt_oss", weights(lambda m: each(m, "sinks", torch.zeros_like))),
     "the unembedding is the embedding": (
         "biased llama",
-        _weights(lambda m: m.lm_head.weight.copy_(m.model.embed_tokens.weight)),
+        weights(lambda m: m.lm_head.weight.copy_(m.model.embed_tokens.weight)),
     ),
-    "a weight is not a number": ("olmo2", _weights(_nan)),
+    "a weight is not a number": ("olmo2", weights(_nan)),
 }
 """Breakage -> the base, and the second model made of it."""
 
@@ -296,7 +302,7 @@ def _dialogue() -> str:
     return "".join(f"<|user|>{asked}</s>\n<|assistant|>{told}</s>\n" for asked, told in turns)
 
 
-_TEXTS: dict[str, Callable[[], str]] = {
+TEXTS: dict[str, Callable[[], str]] = {
     "prose": lambda: bundled_text()[200_000:250_000],
     "capitals": lambda: bundled_text()[200_000:250_000].upper(),
     "sums": _sums,
@@ -304,7 +310,8 @@ _TEXTS: dict[str, Callable[[], str]] = {
 }
 
 
-def _more_tokens() -> Any:
+def more_tokens() -> Any:
+    """The tokenizer with two more tokens, which its template writes."""
     made = tokenizer(template=CHAT)
     made.add_tokens(["<|user|>", "<|assistant|>"], special_tokens=True)
     return made
@@ -312,10 +319,10 @@ def _more_tokens() -> Any:
 
 HEALTHY_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "the same": tokenizer,
-    "padding is EOS": lambda: _with(pad_token="</s>"),
+    "padding is EOS": lambda: tokenizer_with(pad_token="</s>"),
     "another template": lambda: tokenizer(template=CHAT),
-    "two more tokens": _more_tokens,
-    "padding on the left": lambda: _with(padding_side="left"),
+    "two more tokens": more_tokens,
+    "padding on the left": lambda: tokenizer_with(padding_side="left"),
 }
 HEALTHY_BATCHES: dict[str, Callable[[], dict[str, Tensor] | None]] = {
     "none": lambda: None,
@@ -332,7 +339,7 @@ _TRAINED = ("", "attn", "norm")
 def healthy(seed: int) -> tuple[str, dict[str, Any]]:
     """One healthy fine-tune, and what it is in words; every part has a cycle of its own."""
     model = base(name := _BASES[seed % 6])
-    text = list(_TEXTS)[seed % 4]
+    text = list(TEXTS)[seed % 4]
     asked = list(HEALTHY_TOKENIZERS)[seed % 5]
     batch = list(HEALTHY_BATCHES)[(seed // 2) % 4]
     lr, steps, only = _RATES[(seed // 3) % 4], _STEPS[seed % 3], _TRAINED[(seed // 4) % 3]
@@ -341,7 +348,7 @@ def healthy(seed: int) -> tuple[str, dict[str, Any]]:
     own, second = HEALTHY_TOKENIZERS[asked](), copy.deepcopy(model)
     if asked == "two more tokens":
         second.resize_token_embeddings(len(own), mean_resizing=False)
-    second = trained(second, steps=steps, seed=500 + seed, lr=lr, only=only, text=_TEXTS[text]())
+    second = trained(second, steps=steps, seed=500 + seed, lr=lr, only=only, text=TEXTS[text]())
     said = (
         f"{seed}: {name}, {text}, lr {lr:g}, {steps} steps, {only or 'all'} trained, tokenizer {asked}, batch {batch}"
     )
