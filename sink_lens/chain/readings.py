@@ -20,6 +20,7 @@ from ..measures import attention, dimensions, outputs, rank, variance
 from ..measures.reductions import mean_where, median_where, queries_from
 from ..models.lens import LensModel
 from ..models.memory import give_back
+from ..models.unembedding import logits_of
 from ..models.weights import attention_weights
 from ..schema import SINK_THRESHOLD
 from .config import CONTROLS
@@ -270,9 +271,6 @@ def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"])
 
 def token_loss_reading(lens: LensModel) -> Reading:
     """Loss of each token after the first in nats, nan at padding, the unembedding applied to a few tokens at a time."""
-    head = lens.plain.get_output_embeddings()
-    assert head is not None
-    cap = getattr(lens.config, "final_logit_softcapping", None)
 
     def loss(view: LayerView) -> Tensor:
         hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
@@ -280,9 +278,7 @@ def token_loss_reading(lens: LensModel) -> Reading:
         found = torch.full(targets.shape, math.nan, device=hidden.device)
         losses = []
         for states, ids in zip(hidden[predicted].split(LOSS_CHUNK), targets[predicted].split(LOSS_CHUNK), strict=True):
-            logits = head(states).float()
-            if cap is not None:
-                logits = (logits / cap).tanh() * cap
+            logits = logits_of(lens, states)
             correct, top = logits.gather(-1, ids[:, None])[:, 0], logits.amax(-1)
             losses.append(logits.sub_(top[:, None]).exp_().sum(-1).log() + top - correct)  # in place: they are ours
             del logits

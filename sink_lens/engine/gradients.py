@@ -19,6 +19,7 @@ from ..measures.attention import row_shares, sink_mass
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook
+from ..models.unembedding import logits_of
 from .forward import sequence_loss
 
 _TOKENS_OF_LOGITS = 256
@@ -77,16 +78,11 @@ def _gradients(lens: LensModel, one: TokenBatch) -> tuple[Tensor, ...]:
 
 def _loss_gradient(lens: LensModel, final: Tensor, tokens: Tensor) -> Tensor:
     """Gradient of the mean loss with respect to the last norm's output, with the logits of a few tokens at a time."""
-    head = lens.plain.get_output_embeddings()
-    assert head is not None
-    cap = getattr(lens.config, "final_logit_softcapping", None)
     gradient = torch.zeros_like(final)
     predicted = tokens.shape[1] - 1
     for places in torch.arange(predicted, device=final.device).split(_TOKENS_OF_LOGITS):
         states = final[:, places].requires_grad_()
-        logits = head(states).float()
-        if cap is not None:
-            logits = (logits / cap).tanh() * cap
+        logits = logits_of(lens, states)
         targets = tokens[:, places + 1].to(logits.device)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / predicted
         gradient[:, places] = torch.autograd.grad(loss, states)[0]

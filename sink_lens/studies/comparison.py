@@ -28,7 +28,7 @@ from ..text import interval as bounds
 from ..text import listed, number, plural
 from .config import DiffConfig
 from .decision import decided, inputs
-from .input_checks import Finding, check_batch, check_tokenizers, read_batch
+from .input_checks import Finding, check_batch, check_rows, check_tokenizers, read_batch
 from .model_card import shown_name
 from .observed import Observed
 from .study import Study
@@ -104,7 +104,11 @@ def diff(
     second = _second(lens, config, other)
     _check_alike(lens, second, config)
     thresholds = TraceConfig(seed=config.seed, batch_size=config.batch_size)
-    findings = [*check_tokenizers(lens.tokenizer, second.tokenizer), *_configurations(lens, second, config)]
+    findings = [
+        *check_tokenizers(lens.tokenizer, second.tokenizer),
+        check_rows(second, before=lens),
+        *_configurations(lens, second, config),
+    ]
     if batch is None and config.batch is not None:
         batch = config.batch
     if batch is not None:

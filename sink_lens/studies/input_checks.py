@@ -64,11 +64,13 @@ def check_tokenizers(base: PreTrainedTokenizerBase | None, tuned: PreTrainedToke
     """Compare two tokenizers, and report differences that break what the model has learned."""
     if base is None or tuned is None:
         return []
-    found = [_same_ids(base, tuned), _padding_token(base, tuned)]
+    found = [_same_ids(base, tuned), _padding_token(base, tuned), _end(base, tuned)]
     if bos_id(base) == bos_id(tuned):
         found.insert(1, _plain_bos(base, tuned))
     if bos_id(base) == bos_id(tuned) and any(getattr(one, "chat_template", None) for one in (base, tuned)):
         found.append(_template(base, tuned))
+    if all(getattr(one, "chat_template", None) for one in (base, tuned)):
+        found.append(_chat(base, tuned))
     return found
 
 
@@ -121,7 +123,85 @@ def _padding_token(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase
             f"padding is the BOS token {tuned.bos_token!r}, so whatever masks padding masks BOS too",
             f'tokenizer_config.json: "pad_token": "{base.pad_token or base.eos_token}"',
         )
-    return _fine("padding_token", "padding is not BOS, or was so before")
+    if pad is not None and pad not in tuned.added_tokens_decoder and pad != base.pad_token_id:
+        return _broken(
+            "pad_is_text",
+            f"padding is {tuned.pad_token!r}, which also stands in texts, so whatever masks padding masks it there",
+            f'tokenizer_config.json: "pad_token": "{base.pad_token or base.eos_token}"',
+        )
+    return _fine("padding_token", "padding is neither BOS nor a word of a text, or was so before")
+
+
+def _end(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    end = _id(tuned.eos_token_id)
+    before, now = (list(one("a", verbose=False)["input_ids"])[-1:] for one in (base, tuned))
+    if end is not None and now == [end] and before != [_id(base.eos_token_id)]:
+        return _broken(
+            "eos_added",
+            "the tokenizer puts EOS behind a text, the first model's does not: a prompt ends before it is continued",
+            f'tokenizer.json: "post_processor": no "{tuned.eos_token}" behind the text, or "add_eos_token": false',
+        )
+    return _fine("eos", "no EOS is put behind a text, or was so before")
+
+
+def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Finding:
+    """What a chat of three turns shows: every message, the end of a turn, and the prompt for an answer."""
+    before, now = (str(one.apply_chat_template(list(_TURNS), tokenize=False)) for one in (base, tuned))
+    lost = [turn["content"] for turn in _TURNS if turn["content"] in before and turn["content"] not in now]
+    if lost:
+        return _broken(
+            "template_loses_messages",
+            f"the template leaves out {plural(len(lost), 'message')} of {len(_TURNS)}, as {lost[0]!r}",
+            "chat_template.jinja: write {{ message['content'] }} for every message",
+        )
+    ends = [_specials(one, text) for one, text in ((base, before), (tuned, now))]
+    if ends[0] and not ends[1]:
+        return _broken(
+            "template_lost_end",
+            "no special token ends a turn any more, so that answers do not stop",
+            f"chat_template.jinja: write {base.eos_token} behind every answer",
+        )
+    asks = [
+        str(one.apply_chat_template(list(_TURNS), tokenize=False, add_generation_prompt=True)) != text
+        for one, text in ((base, before), (tuned, now))
+    ]
+    if asks[0] and not asks[1]:
+        return _broken(
+            "template_never_asks",
+            "the template writes no generation prompt any more",
+            "chat_template.jinja: end with {% if add_generation_prompt %}",
+        )
+    return _fine("chat", "a chat shows every message, ends and asks as before")
+
+
+def _specials(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """Special tokens of a text but for BOS."""
+    special = {at for at, token in tokenizer.added_tokens_decoder.items() if token.special} - {bos_id(tokenizer)}
+    return sum(token in special for token in text_ids(text, tokenizer))
+
+
+def check_rows(lens: LensModel, *, before: LensModel) -> Finding:
+    """Whether every token has an embedding, which is not zero where the first model's is not."""
+    table = lens.plain.get_input_embeddings().weight.detach()
+    known = lens.tokenizer
+    ids = sorted(set(known.get_vocab().values())) if known is not None else []
+    beyond = [one for one in ids if one >= len(table)]
+    if beyond and known is not None:
+        return _broken(
+            "tokens_without_rows",
+            f"{plural(len(beyond), 'token')} of the tokenizer, as {known.convert_ids_to_tokens(beyond[0])!r}, "
+            f"{'lies' if len(beyond) == 1 else 'lie'} beyond the {len(table)} rows of the embedding",
+            "before training: model.resize_token_embeddings(len(tokenizer))",
+        )
+    had = before.plain.get_input_embeddings().weight.detach()
+    zero = [one for one in ids if not bool(table[one].any()) and not (one < len(had) and not bool(had[one].any()))]
+    if zero and known is not None:
+        return _broken(
+            "rows_of_zeros",
+            f"the embedding of {plural(len(zero), 'token')}, as {known.convert_ids_to_tokens(zero[0])!r}, is zero",
+            "initialise new rows as their mean: model.resize_token_embeddings(n, mean_resizing=True)",
+        )
+    return _fine("rows", "every token has an embedding")
 
 
 def template_bos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
@@ -223,9 +303,26 @@ def check_batch(lens: LensModel, batch: Mapping[str, Any], *, where: str = "the 
     """
     found = checked_batch(batch, where=where)
     found = {name: tensor[:_MOST_ROWS].to(lens.device) for name, tensor in found.items()}
-    tokenizer = lens.tokenizer
-    pads = _pads(found, _id(None if tokenizer is None else tokenizer.pad_token_id))
-    checks = [_labels(found, pads), _places(found, pads), _seen_padding(lens, found, pads), _leaking(lens, found, pads)]
+    tokenizer, ids = lens.tokenizer, found["input_ids"]
+    n = len(lens.plain.get_input_embeddings().weight)
+    if bool(((ids < 0) | (ids >= n)).any()):
+        return [
+            _broken(
+                "ids_beyond",
+                f"input_ids are between {int(ids.min())} and {int(ids.max())}, and the embedding has rows 0 to {n - 1}",
+                "labels = input_ids.clone() before labels are set to -100, and resize_token_embeddings for new tokens",
+            )
+        ]
+    end = _id(None if tokenizer is None else tokenizer.eos_token_id)
+    pads = _pads(found, _id(None if tokenizer is None else tokenizer.pad_token_id), end=end)
+    checks = [
+        _labels(found, pads, end=end),
+        _places(found, pads),
+        _learned_places(lens, found, pads),
+        _later(lens, found, pads),
+        _seen_padding(lens, found, pads),
+        _leaking(lens, found, pads),
+    ]
     if tokenizer is not None and bos_id(tokenizer) is not None:
         checks.insert(0, _batch_bos(found, pads, tokenizer))
     return [one for one in checks if one is not None]
@@ -236,18 +333,21 @@ def _id(token: Any) -> int | None:
     return token if isinstance(token, int) else None
 
 
-def _pads(batch: Mapping[str, Tensor], pad: int | None) -> Bool[Tensor, "batch position"]:
-    """Padding: what a two-dimensional mask leaves out, else runs of the padding token at either end."""
+def _pads(batch: Mapping[str, Tensor], pad: int | None, *, end: int | None = None) -> Bool[Tensor, "batch position"]:
+    """Padding: what a two-dimensional mask leaves out; where none leaves out anything, runs of the padding token.
+
+    Where EOS pads, the first of a run ends a text.
+    """
     ids, mask = batch["input_ids"], batch.get("attention_mask")
     outside = torch.zeros_like(ids, dtype=torch.bool)
     if mask is not None and mask.ndim == 2:
         outside = mask == 0
-    if pad is not None:
-        is_pad = ids == pad
-        left, right = is_pad.int().cumprod(1).bool(), is_pad.int().flip(1).cumprod(1).flip(1).bool()
-        for run in (left, right):  # one token may be an EOS that pads and ends a text
-            outside = outside | (run & (run.sum(1, keepdim=True) > 1))
-    return outside
+    if pad is None or (pad == end and bool(outside.any())):
+        return outside
+    is_pad = ids == pad
+    before, after = is_pad.roll(1, 1), is_pad.roll(-1, 1)
+    before[:, 0], after[:, -1] = is_pad[:, 1] & (pad == end), False
+    return outside | (is_pad & (before if pad == end else before | after))
 
 
 def _batch_bos(batch: Mapping[str, Tensor], pads: Tensor, tokenizer: PreTrainedTokenizerBase) -> Finding:
@@ -295,11 +395,59 @@ def _places(batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
     return _fine("positions", "positions count up by one, from 0 in every document")
 
 
-def _labels(batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
+def _learned_places(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding | None:
+    """Positions that begin above 0 are other embeddings where positions are learned, and nothing where they turn."""
+    places = batch.get("position_ids")
+    if places is None:
+        return None
+    places = places.expand_as(batch["input_ids"])
+    first = places.masked_fill(pads, places.max()).amin(1, keepdim=True)
+    if not bool(first.any()):
+        return None
+    moved = dict(batch) | {"position_ids": (places - first).clamp(min=0)}
+    if bool(_far(_logits(lens, batch)[~pads], _logits(lens, moved)[~pads])):
+        return _broken(
+            "positions_begin",
+            f"positions begin at {int(first.max())} instead of 0, which the model's logits change with",
+            "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0), or give none",
+        )
+    return _fine("positions_begin", "positions begin above 0, which changes nothing in this model")
+
+
+def _later(lens: LensModel, batch: Mapping[str, Tensor], pads: Tensor) -> Finding:
+    """Whether tokens of a sequence's first half change with those of the second."""
+    ids = batch["input_ids"]
+    late = (torch.arange(ids.shape[1], device=ids.device) >= ids.shape[1] // 2).expand_as(ids)
+    after = _logits(lens, batch, _others(ids, where=late, n=lens.d_vocab))
+    early = ~late & ~pads
+    seen = _changed(_logits(lens, batch), after) & early
+    if bool(seen.any()):
+        return _broken(
+            "later_seen",
+            f"{float(seen.sum() / early.sum()):.0%} of the tokens in a sequence's first half change with later tokens",
+            "a 4-D attention_mask needs the triangle: mask.tril(); a float one is added, with 0 and -inf",
+        )
+    return _fine("later_tokens", "no token attends to later ones")
+
+
+def _labels(batch: Mapping[str, Tensor], pads: Tensor, *, end: int | None) -> Finding | None:
     labels, ids = batch.get("labels"), batch["input_ids"]
     if labels is None:
         return None
     counted = labels != -100
+    if not bool(counted[:, 1:].any()):
+        return _broken(
+            "no_labels",
+            "every label is -100: nothing is learned",
+            "the collator's response template: take its ids from a rendered chat",
+        )
+    ends = (ids == end)[:, 1:] & ~pads[:, 1:] & counted[:, :-1] if end is not None else None
+    if ends is not None and bool(ends.any()) and not bool(counted[:, 1:][ends].any()):
+        return _broken(
+            "eos_not_trained",
+            "no EOS has a label, so the model does not learn to stop",
+            "labels[attention_mask == 0] = -100 instead of labels[input_ids == pad_token_id] = -100",
+        )
     if bool((counted & pads).any()):
         share = float((counted & pads).sum() / counted.sum())
         return _broken(

@@ -135,7 +135,7 @@ def test_padding_is_no_query():
 # --- loss
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", [*TINY_FAMILIES, "granite", "cohere"])
 def test_the_loss_is_that_of_hugging_face(family, monkeypatch):
     monkeypatch.setattr(r, "LOSS_CHUNK", 7)
     lens, tokens = lens_of(family), batch(3, 16, lengths=[16, 9, 2])

@@ -4,12 +4,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks import diff_held_out
+from benchmarks import diff_blind, diff_held_out
 from benchmarks.diff_alarms import BATCHES, HEALTHY_BATCHES, TOKENIZERS, padded, plain, text_rows, tokenizer
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import BOS_ID, planted, tiny
-from sink_lens.studies.input_checks import check_batch, check_tokenizers, leading_bos, read_batch, template_bos
+from sink_lens.studies.input_checks import (
+    check_batch,
+    check_rows,
+    check_tokenizers,
+    leading_bos,
+    read_batch,
+    template_bos,
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +110,65 @@ def test_a_batch_is_read_from_a_file_and_refused_where_it_does_not_fit(lens, tmp
         check_batch(lens, {"labels": torch.ones(2, 4)})
     with pytest.raises(InputError, match=r"attention_mask of the batch has the shape \(4, 3\)"):
         check_batch(lens, {"input_ids": torch.full((4, 8), BOS_ID), "attention_mask": torch.ones(4, 3)})
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        ("tokenizer adds EOS at the end", "eos_added"),
+        ("template lost the end of a turn", "template_lost_end"),
+        ("template reads another key", "template_loses_messages"),
+        ("template shows only the last message", "template_loses_messages"),
+        ("template ignores the generation prompt", "template_never_asks"),
+        ("padding is the full stop", "pad_is_text"),
+    ],
+)
+def test_what_a_chat_or_a_text_loses_is_named(name, check):
+    given = {"before": tokenizer()} | diff_blind.BREAKAGES[name][1](None)
+    assert [one.check for one in check_tokenizers(given["before"], given["own"]) if one.alarm] == [check]
+
+
+@pytest.mark.parametrize("name", diff_blind.HEALTHY_TOKENIZERS)
+def test_another_template_or_padding_is_healthy(name):
+    assert not [one for one in check_tokenizers(tokenizer(), diff_blind.HEALTHY_TOKENIZERS[name]()) if one.alarm]
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        ("no label is left", "no_labels"),
+        ("labels of EOS are left out", "eos_not_trained"),
+        ("the mask shows later tokens", "later_seen"),
+        ("padding between prompt and answer is seen", "padding_seen"),
+        ("-100 stands among the ids", "ids_beyond"),
+    ],
+)
+def test_what_a_batch_hides_or_shows_is_named(lens, name, check):
+    batch = diff_blind.BREAKAGES[name][1](None)["batch"]
+    assert [one.check for one in check_batch(lens, batch) if one.alarm] == [check]
+
+
+@pytest.mark.parametrize("name", ["answers that end in EOS", "documents in one row", "a mask of ones"])
+@pytest.mark.parametrize("pads", ["<pad>", "</s>"])
+def test_the_eos_that_ends_an_answer_is_no_padding(name, pads):
+    one = wrap(planted().model, tokenizer=diff_held_out.tokenizer_with(pad_token=pads))
+    assert not [found for found in check_batch(one, diff_blind.HEALTHY_BATCHES[name]()) if found.alarm]
+
+
+def test_learned_positions_that_begin_above_0_are_named_and_rotary_ones_are_not():
+    batch = diff_blind.BREAKAGES["learned positions begin at two"][1](None)["batch"]
+    for family, alarms in (("gpt2", ["positions_begin"]), ("llama", [])):
+        found = check_batch(wrap(tiny(family), tokenizer=tokenizer()), batch)
+        assert [one.check for one in found if one.alarm] == alarms
+
+
+def test_a_token_without_a_row_and_a_row_of_zeros_are_named():
+    base = wrap(tiny("llama"), tokenizer=tokenizer())
+    own = diff_blind.BREAKAGES["padding is beyond the embedding"][1](None)["own"]
+    assert check_rows(wrap(tiny("llama"), tokenizer=own), before=base).check == "tokens_without_rows"
+    model = tiny("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[70] = 0.0
+    zero = wrap(model, tokenizer=tokenizer())
+    assert check_rows(zero, before=base).check == "rows_of_zeros"
+    assert not check_rows(zero, before=zero).alarm
