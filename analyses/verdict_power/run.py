@@ -1,8 +1,7 @@
 """How many sequences a verdict needs, and how strong a sink; see claim.md.
 
 ``answers.csv`` has what was said of each link, a row for each model and number of sequences. ``--retrain`` traces all
-again, one process a core: some 20 minutes on two. The truth and what an answer is worth are those of
-``verdict_calibration``.
+again, one process a core: some 20 minutes on two.
 """
 
 import multiprocessing
@@ -14,15 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import binomtest
 
 from analyses.claims import Measured, Work, main
-from analyses.verdict_calibration.run import COLOURS, right_of, share, truth_of
 from sink_lens import TokenBatch, TraceConfig, trace, wrap
 from sink_lens.models.tiny import tiny_tokenizer
 from sink_lens.models.zoo import LINKS, ZOO, ZooModel, build
-from sink_lens.report.style import INK, canvas, finished, legend, panel
+from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
+from sink_lens.stats import Interval
 
 SEEDS = range(31_000, 31_004)
 SEQUENCES = (8, 20, 50)
@@ -31,6 +32,9 @@ DRAWN, LENGTH = 62, 48
 WEAKENED = ("dimension_key", "key_sink")
 STRENGTHS = (0.05, 0.1, 0.15, 0.2, 0.3)
 """A weakened link's weights lie at this share of the way from those of the broken model to those of the intact one."""
+RIGHT = {"intact": "holds", "broken": "fails"}
+WRONG = {"intact": "fails", "broken": "holds"}
+COLOURS = {"right": BLUE, "wrong": ORANGE, "undecided": OCHRE}
 
 
 def measure(work: Work) -> Measured:
@@ -78,7 +82,14 @@ def asked_of(
         mass = float(found.tables["heads"]["sink_mass"].mean())
         tables.append(said.loc[list(LINKS)].rename("said").reset_index().assign(sequences=n, sink_mass=mass))
     table = pd.concat(tables, ignore_index=True)
-    truth = {link: truth_of(of.present, of.necessary_or_sufficient) for link, of in zoo.truth.links.items()}
+    truth = {
+        link: "not applicable"
+        if "not applicable" in (of.present, of.necessary_or_sufficient)
+        else "broken"
+        if "no" in (of.present, of.necessary_or_sufficient)
+        else "intact"
+        for link, of in zoo.truth.links.items()
+    }
     table["truth"] = table["link"].map(truth)
     return table.assign(model=name, strength=strength, family=zoo.family, seed=seed)
 
@@ -107,14 +118,25 @@ def numbers_of(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def judged(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows, with what each verdict is worth."""
-    rows = rows.assign(question="verdict", n=1)
-    return rows.assign(answer=[right_of(row) for row in rows.itertuples()])
+    """The rows of links that are intact or broken, with what each verdict is worth."""
+    rows = rows[rows["truth"].isin(list(RIGHT))]
+    right, wrong = (rows["said"] == rows["truth"].map(said) for said in (RIGHT, WRONG))
+    return rows.assign(answer=np.select([right, wrong], ["right", "wrong"], default="undecided"))
+
+
+def share(part: pd.DataFrame, whole: pd.DataFrame) -> Interval:
+    """A share of links with its exact 95% interval."""
+    if not len(whole):
+        return Interval(estimate=float("nan"), low=float("nan"), high=float("nan"), n=0)
+    test = binomtest(len(part), len(whole))
+    bounds = test.proportion_ci()
+    return Interval(estimate=test.statistic, low=bounds.low, high=bounds.high, n=len(whole))
 
 
 def drawn(rows: pd.DataFrame):
     """Verdicts on intact links by the number of sequences, and on the chain of a weak sink by its mass."""
-    intact = judged(rows[rows["truth"] == "intact"])
+    rows = judged(rows)
+    intact = rows[rows["truth"] == "intact"]
     weak = intact[(intact["strength"] < 1.0) & (intact["sequences"] == 20)]
     figure = canvas(width=9.0, height=3.0)
     axes = panel(figure, place=(1, 2, 1), xlabel="sequences in interventions", ylabel="share of intact links")

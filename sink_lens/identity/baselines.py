@@ -5,6 +5,7 @@ are known to be unrelated. The definitions are those of the code that was releas
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ _LAST_LAYERS = 2
 """How many of the last layers ``invariant_cosine`` reads (released code: 10 and 11 of 12)."""
 
 
-def cka(x: Float[np.ndarray, "n a"], y: Float[np.ndarray, "m b"]) -> float:
+def cka(x: np.ndarray, y: np.ndarray) -> float:
     """Linear centred kernel alignment of two models' states on the same inputs, 0 to 1 (REEF).
 
     ``|Y'X|^2 / (|X'X| |Y'Y|)`` in Frobenius norms, with each column centred over the inputs. REEF reads the last
@@ -30,7 +31,7 @@ def cka(x: Float[np.ndarray, "n a"], y: Float[np.ndarray, "m b"]) -> float:
     data as well as the lineage.
 
     Args:
-        x: states of one model.
+        x: states of one model, shape (inputs, coordinates).
         y: states of the other; the widths may differ.
 
     Raises:
@@ -96,7 +97,7 @@ def intrinsic_correlation(a: LensModel, b: LensModel) -> float:
     return float(np.mean([_correlation(x[name], y[name]) for name in x]))
 
 
-def _parameters(lens: LensModel) -> Float[Tensor, " parameter"]:
+def _parameters(lens: LensModel) -> Float[Tensor, " value"]:
     kept = [
         one.detach().flatten()
         for name, one in lens.plain.state_dict().items()
@@ -105,13 +106,14 @@ def _parameters(lens: LensModel) -> Float[Tensor, " parameter"]:
     return torch.cat([one.double().cpu() for one in kept])
 
 
-def _invariants(lens: LensModel, *, ids: Sequence[int], layers: Sequence[int] | None) -> Float[Tensor, " entry"]:
+def _invariants(lens: LensModel, *, ids: Sequence[int], layers: Sequence[int] | None) -> Float[Tensor, " value"]:
     if len(ids) < 2 or not 0 <= min(ids) <= max(ids) < lens.d_vocab:
         raise InputError(f"{len(ids)} tokens were given; need two or more, from 0 to {lens.d_vocab - 1} in {lens.name}")
     chosen = range(max(0, lens.n_layers - _LAST_LAYERS), lens.n_layers) if layers is None else layers
     if outside := [layer for layer in chosen if not 0 <= layer < lens.n_layers]:
         raise InputError(f"layers {outside} were asked for; {lens.name} has 0 to {lens.n_layers - 1}")
-    table = lens.plain.get_input_embeddings().weight.detach()  # type: ignore[union-attr]
+    embedding: Any = lens.plain.get_input_embeddings()
+    table = embedding.weight.detach()
     embedded = table[torch.tensor(ids, device=table.device)].double()
     products = []
     for layer in chosen:
@@ -135,7 +137,7 @@ def _deviations(lens: LensModel) -> dict[str, Float[np.ndarray, " layer"]]:
     }
 
 
-def _correlation(x: Float[np.ndarray, " a"], y: Float[np.ndarray, " b"]) -> float:
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
     n = max(len(x), len(y))
     x, y = (np.interp(np.linspace(0, len(one) - 1, n), np.arange(len(one)), one) for one in (x, y))
     if n < 2 or x.std() == 0 or y.std() == 0:

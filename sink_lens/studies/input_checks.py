@@ -12,7 +12,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -180,9 +180,15 @@ def _specials(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     return sum(token in special for token in text_ids(text, tokenizer))
 
 
+def _rows_of(lens: LensModel) -> Float[Tensor, "vocab d_model"]:
+    """The embedding of every token."""
+    embedding: Any = lens.plain.get_input_embeddings()
+    return embedding.weight.detach()
+
+
 def check_rows(lens: LensModel, *, before: LensModel) -> Finding:
     """Whether every token has an embedding, which is not zero where the first model's is not."""
-    table = lens.plain.get_input_embeddings().weight.detach()
+    table, had = (_rows_of(one) for one in (lens, before))
     known = lens.tokenizer
     ids = sorted(set(known.get_vocab().values())) if known is not None else []
     beyond = [one for one in ids if one >= len(table)]
@@ -193,7 +199,6 @@ def check_rows(lens: LensModel, *, before: LensModel) -> Finding:
             f"{'lies' if len(beyond) == 1 else 'lie'} beyond the {len(table)} rows of the embedding",
             "before training: model.resize_token_embeddings(len(tokenizer))",
         )
-    had = before.plain.get_input_embeddings().weight.detach()
     zero = [one for one in ids if not bool(table[one].any()) and not (one < len(had) and not bool(had[one].any()))]
     if zero and known is not None:
         return _broken(
@@ -304,7 +309,7 @@ def check_batch(lens: LensModel, batch: Mapping[str, Any], *, where: str = "the 
     found = checked_batch(batch, where=where)
     found = {name: tensor[:_MOST_ROWS].to(lens.device) for name, tensor in found.items()}
     tokenizer, ids = lens.tokenizer, found["input_ids"]
-    n = len(lens.plain.get_input_embeddings().weight)
+    n = len(_rows_of(lens))
     if bool(((ids < 0) | (ids >= n)).any()):
         return [
             _broken(

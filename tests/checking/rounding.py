@@ -10,7 +10,7 @@ import pytest
 import torch
 
 CLOSE = 1e-5
-"""Of the number's magnitude."""
+"""As a share of the number's magnitude."""
 NEAR_ZERO = 2e-6
 """The same where numbers cancel."""
 

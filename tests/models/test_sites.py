@@ -13,7 +13,7 @@ from sink_lens.axes import AXES
 from sink_lens.errors import ModelError, SiteError
 from sink_lens.models.families import FAMILIES, family_of
 from sink_lens.models.sites import SITES, bridge_hook, read, site_of, sites_of
-from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
+from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, VOCAB_SIZE
 
 BATCH, LENGTH, LAYER = 2, 24, 1
 NO_GATE = ("gate", "up")
@@ -271,6 +271,7 @@ def test_an_unknown_site_is_refused_with_the_list():
 
 
 def test_an_unknown_architecture_is_refused_with_the_list():
-    assert len(FAMILIES) == len([family for family in ALL_FAMILIES if not family.startswith("headnorm_")])
+    families = [family for family in (*ALL_FAMILIES, *HYBRID_FAMILIES) if not family.startswith("headnorm_")]
+    assert len(FAMILIES) == len(families)
     with pytest.raises(ModelError, match=r"'MambaForCausalLM' is not known; need one of LlamaForCausalLM, .*GptOss"):
         family_of("MambaForCausalLM")
