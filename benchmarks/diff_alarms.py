@@ -179,8 +179,10 @@ HEALTHY_BATCHES: dict[str, Callable[[], dict[str, Tensor]]] = {
 """Batches without a fault."""
 
 
-def _with_config(**fields: Any) -> Callable[[Any], Any]:
-    def change(model: Any) -> Any:
+def configured(**fields: Any) -> Callable[[Any], Any]:
+    """Give a copy of a model other fields of its configuration; the weights are the same."""
+
+    def changed(model: Any) -> Any:
         config = copy.deepcopy(model.config)
         for name, value in fields.items():
             setattr(config, name, value)
@@ -188,7 +190,7 @@ def _with_config(**fields: Any) -> Callable[[Any], Any]:
         other.load_state_dict(model.state_dict())
         return other
 
-    return change
+    return changed
 
 
 def _weights(change: Callable[[Any, Any], None]) -> Callable[[Any], Any]:
@@ -235,9 +237,9 @@ def _noise(model: Any, part: str, size: float) -> None:
 
 
 MODELS: dict[str, Callable[[Any], Any]] = {
-    "rotary base": _with_config(rope_parameters={"rope_type": "default", "rope_theta": 100.0}),
-    "norm epsilon": _with_config(rms_norm_eps=1e-1),
-    "activation": _with_config(hidden_act="relu"),
+    "rotary base": configured(rope_parameters={"rope_type": "default", "rope_theta": 100.0}),
+    "norm epsilon": configured(rms_norm_eps=1e-1),
+    "activation": configured(hidden_act="relu"),
     "super neuron's column is zero": _weights(lambda m, t: _super_column(m, t, 0.0)),
     "super neuron's column is tripled": _weights(lambda m, t: _super_column(m, t, 3.0)),
     "super neuron's column is a fifth": _weights(lambda m, t: _super_column(m, t, 0.2)),

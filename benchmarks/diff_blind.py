@@ -27,8 +27,19 @@ from tokenizers import models, normalizers, pre_tokenizers
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from benchmarks.diff_alarms import TEMPLATE, Case, judge, packed, padded, plain, text_rows, tokenizer, trained
-from benchmarks.diff_held_out import CHAT, TEXTS, configured, each, more_tokens, processed, tokenizer_with, weights
+from benchmarks.diff_alarms import (
+    TEMPLATE,
+    Case,
+    configured,
+    judge,
+    packed,
+    padded,
+    plain,
+    text_rows,
+    tokenizer,
+    trained,
+)
+from benchmarks.diff_held_out import CHAT, TEXTS, each, more_tokens, processed, tokenizer_with, weights
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
 from sink_lens.models import zoo

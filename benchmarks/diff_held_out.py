@@ -18,7 +18,7 @@ import torch
 from tokenizers import models, processors
 from torch import Tensor
 
-from benchmarks.diff_alarms import TEMPLATE, Case, judge, padded, plain, text_rows, tokenizer, trained
+from benchmarks.diff_alarms import TEMPLATE, Case, configured, judge, padded, plain, text_rows, tokenizer, trained
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
 from sink_lens.models import zoo
@@ -159,20 +159,6 @@ BATCHES: dict[str, tuple[str, Callable[[], dict[str, Tensor]]]] = {
 
 
 # --- configurations and weights ---------------------------------------------------------------------------------------
-
-
-def configured(**fields: Any) -> Callable[[Any], Any]:
-    """Give a copy of a model other fields of its configuration; the weights are the same."""
-
-    def changed(model: Any) -> Any:
-        config = copy.deepcopy(model.config)
-        for name, value in fields.items():
-            setattr(config, name, value)
-        other = type(model)(config).eval()
-        other.load_state_dict(model.state_dict())
-        return other
-
-    return changed
 
 
 def weights(change: Callable[[Any], object]) -> Callable[[Any], Any]:
