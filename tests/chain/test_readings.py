@@ -12,7 +12,7 @@ from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.data.tokens import from_tensor
 from sink_lens.measures.rank import effective_rank
-from sink_lens.models.tiny import TINY_FAMILIES
+from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
 
 
 def batch(sequences=4, length=16, *, lengths=None, pad=0):
@@ -135,7 +135,7 @@ def test_padding_is_no_query():
 # --- loss
 
 
-@pytest.mark.parametrize("family", [*TINY_FAMILIES, "granite", "cohere"])
+@pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES, *HYBRID_FAMILIES])
 def test_the_loss_is_that_of_hugging_face(family, monkeypatch):
     monkeypatch.setattr(r, "LOSS_CHUNK", 7)
     lens, tokens = lens_of(family), batch(3, 16, lengths=[16, 9, 2])
