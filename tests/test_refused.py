@@ -1,13 +1,17 @@
 """A command that is refused changes nothing: no file of a run is written over, and none is left in a folder."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from sink_lens import cli
-from sink_lens.errors import InputError
+from sink_lens import HeadNormConfig, cli, load
+from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
 
@@ -21,6 +25,10 @@ REFUSED = {
     "trace, one token": ["trace", "MODEL", *RANDOM, "--length", 1],
     "trace, a position outside": ["trace", "MODEL", *RANDOM, "--length", 24, "--target-position", 30],
     "isolate, a position outside": ["isolate", "MODEL", *RANDOM, "--length", 24, "--target-position", 99],
+    "isolate, a position that no integer of torch holds": [
+        *("isolate", "MODEL", *RANDOM, "--length", 24),
+        *("--target-position", 10**30),
+    ],
     "isolate, a layer that is not": ["isolate", "MODEL", *RANDOM, "--length", 24, "--layers", 9],
     "amplify, no layer to read": ["amplify", "MODEL", *RANDOM, "--length", 24, "--layers", "0-2"],
     "patch, a site that is not": ["patch", *PATCH, "--site", "heart"],
@@ -33,6 +41,7 @@ REFUSED = {
     "tokens, over the context": ["tokens", "MODEL", "--tokens", "random", "--length", 5000, "--device", "cpu"],
     "tokens, a gap of one": ["tokens", "MODEL", "--gap", 1, "--device", "cpu"],
     "preference, over the context": ["preference", *UNTRAINED, "--length", 100],
+    "preference, a device that is not": ["preference", *UNTRAINED, "--device", "@SUM(A1)"],
     "contraction, too short": ["contraction", *UNTRAINED, "--length", 8],
     "contraction, too few": ["contraction", "--untrained", SMALL, "--sequences", 10],
     "contraction, no such model": ["contraction", "missing", "--device", "cpu"],
@@ -159,3 +168,19 @@ def test_figures_are_not_written_over_a_file_of_a_run(whole):
     with pytest.raises(InputError, match="belongs to the run"):
         save_figures(["isolated"], "other")
     assert (Path("other") / files_of[0].name).read_text() == "a file of the run"
+
+
+def test_a_setting_of_the_tokenizer_that_has_another_type_is_refused_with_its_folder(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "wrong")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "many"}))
+    with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be read"):
+        load(folder)
+
+
+def test_what_is_given_to_a_configuration_is_shown_on_one_line():
+    with pytest.raises(InputError, match=r"^value_norm_init is .*; need one of first_token") as refused:
+        HeadNormConfig(value_norm_init=torch.eye(3).to_sparse())
+    assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match=r"by is 1\.5"):
+        PatchConfig(by=1.5)

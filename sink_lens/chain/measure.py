@@ -281,6 +281,7 @@ def aimed(
 
 def shortened(tokens: TokenBatch, *, sequences: int, length: int) -> TokenBatch:
     """The first positions of the first sequences."""
+    length = min(length, tokens.n_positions)
     return TokenBatch(
         tokens=tokens.tokens[:sequences, :length],
         lengths=tokens.lengths[:sequences].clamp(max=length),

@@ -12,7 +12,7 @@ from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch, random_tokens
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import load
+from ..models.load import load, usable
 from ..records import RUN_FILE, read_run
 from ..renamed import renamed_names
 from ..training.watching import checkpoints_of
@@ -47,7 +47,7 @@ class ModelToMeasure:
         if dtype not in (None, "float32"):
             raise InputError(f"dtype is {dtype!r}; untrained models are float32: leave it out")
         assert self.seed is not None
-        return untrained(self.source, seed=self.seed, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return untrained(self.source, seed=self.seed, device=usable(device))
 
 
 def models_to_measure(

@@ -16,12 +16,11 @@ import numpy as np
 import pandas as pd
 import safetensors
 import safetensors.numpy
-import torch
 from tqdm.auto import tqdm
 
 from ..errors import SinkLensError, UndrawnError
 from ..models.lens import LensModel
-from ..models.load import weights_hash
+from ..models.load import usable, weights_hash
 from ..records import RunWriter, create_run, display, read_run, versions
 from .models_to_measure import ModelToMeasure, RandomSequences
 from .switches import variant_table
@@ -132,7 +131,7 @@ def written(
         RunError: the folder cannot be used.
         SinkLensError: no model could be measured: what is wrong with the first.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = str(usable(device))
     provenance = {
         "models": [one.name for one in found],
         "token_source": "random, of each model's own ordinary tokens",

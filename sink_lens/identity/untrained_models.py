@@ -26,6 +26,7 @@ from ..errors import InputError
 from ..models.checks import check_architecture
 from ..models.families import Family
 from ..models.lens import LensModel
+from ..models.load import usable
 from ..models.wrapping import assemble, random_state_kept
 
 STYLES = ("llama", "qwen", "gpt2")
@@ -178,11 +179,12 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
         device: where the model goes.
 
     Raises:
-        InputError: the seed is no whole number from 0 on.
+        InputError: the seed is no whole number from 0 on, or there is no such device here.
         ModelError: TransformerLens computes something else than the model (checked on eight tokens).
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise InputError(f"seed is {seed!r}; need a whole number from 0 on, below 2**63")
+    place = usable(device)
     with random_state_kept(), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs of the caller too
         model: Any = AutoModelForCausalLM.from_config(
@@ -191,7 +193,7 @@ def untrained(config: UntrainedConfig, *, seed: int, device: str | torch.device 
         family = replace(check_architecture(model), centred_norm=config.norm == "layer")
         _switch(model, family=family, config=config)
     name = f"untrained {config.label} seed {seed}"
-    return assemble(model.to(device).eval(), tokenizer=None, family=family, name=name)
+    return assemble(model.to(place).eval(), tokenizer=None, family=family, name=name)
 
 
 class PositionedEmbedding(nn.Embedding):

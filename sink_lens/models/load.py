@@ -246,12 +246,14 @@ def _tokenizer(source: str, *, revision: str | None = None) -> PreTrainedTokeniz
     try:
         if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):
             return None
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **_revision(revision))
+        found = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **_revision(revision))
+        found("a")  # a setting of another type shows when it is first used
     except Exception as error:  # tokenizers raises a bare Exception
         raise ModelError(
             f"the tokenizer of {source} cannot be read ({_first_line(error)}); need its files as save_pretrained "
             "wrote them. Repair them, or pass tokenizer="
         ) from error
+    return found
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
@@ -297,16 +299,25 @@ def _placement(
             raise InputError(f"n_devices is {n_devices} and {found} GPUs were found; need at most as many as there are")
         memory = {index: torch.cuda.mem_get_info(index)[0] for index in range(n_devices)}
         return {"device_map": "balanced", "max_memory": memory}
+    return {"device": usable(device)}
+
+
+def usable(device: torch.device | str | None) -> torch.device:
+    """The device of this name; the GPU, where there is one, if it is None.
+
+    Raises:
+        InputError: there is no such device here.
+    """
     if device is None:
-        return {"device": "cuda" if torch.cuda.is_available() else "cpu"}
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found_device = torch.device(device)
-        torch.zeros(1, device=found_device).item()
+        found = torch.device(device)
+        torch.zeros(1, device=found).item()
     except (RuntimeError, AssertionError, TypeError) as error:  # what torch raises, by device
         raise InputError(
             f"device {device!s} cannot be used here ({_first_line(error)}); need cpu, cuda or cuda:N"
         ) from error
-    return {"device": found_device}
+    return found
 
 
 __getattr__ = renamed_names(__name__)

@@ -76,7 +76,7 @@ class PatchConfig:
         Raises:
             InputError: which value, and what is needed.
         """
-        object.__setattr__(self, "by", current_axes(self.by))
         check_choices(self)
+        object.__setattr__(self, "by", current_axes(self.by))
         check_least(self, 1, "steps", "check")
         check_least(self, 0, "screen")

@@ -219,7 +219,7 @@ def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
     Raises:
         InputError: The file is run.json itself, is listed in run.json, or exists with another suffix.
     """
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # resolve() raises at a loop of links
     for folder in target.parents:
         if not (folder / RUN_FILE).is_file():
             continue

@@ -95,7 +95,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             raise ValueError("its step or its facts are no numbers")
         for name, entry in files.items():
             path = folder / name
-            if not path.resolve().is_relative_to(folder.resolve()):
+            if not Path(os.path.realpath(path)).is_relative_to(folder.resolve()):  # resolve() raises at a loop of links
                 raise ValueError(f"{name} is no file of this folder")
             if path.stat().st_size != entry["bytes"]:
                 raise ValueError(f"{name} has {path.stat().st_size:,} bytes, not {entry['bytes']:,}")

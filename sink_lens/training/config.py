@@ -354,6 +354,7 @@ _LEAST = {
 }
 """Smallest value -> its fields."""
 _MOST = {
+    1.0: ("init_std",),
     10_000: ("n_layers",),
     1_000_000: ("d_model", "d_mlp", "n_heads", "n_kv_heads", "batch", "accumulation"),
     10_000_000: ("vocab_size", "length"),

@@ -136,6 +136,7 @@ def _hostile_names(rng: random.Random, folder: Path) -> Attempt:
     """Good input under names that a terminal, a page or a table could stumble over."""
     name = rng.choice(_NAMES)
     kind = rng.choice(["model", "run", "settings", "out"])
+    (folder / name).parent.mkdir(exist_ok=True)
     if kind == "model":
         (folder / "MODEL").rename(folder / name)
         line = ["patch", "--", *workspace.COMMANDS["patch"]]

@@ -88,6 +88,7 @@ def test_json_is_read_too(tmp_path):
         ('lr = "fast"', "lr is 'fast'; need a number"),
         ("lr = nan", "lr is nan; need a number"),
         ("lr = 0", "lr is 0.0; need a number above 0"),
+        ("init_std = 1.5", "init_std is 1.5; need at most 1"),
         ("steps = 1.5", "steps is 1.5; need a whole number"),
         ("steps = true", "steps is True; need a whole number"),
         ("compile = 1", "compile is 1; need true or false"),

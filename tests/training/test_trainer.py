@@ -415,7 +415,13 @@ def _of_other_shapes(path):
     torch.save(held | {"state": state}, path / "optimizer.pt")
 
 
+def _looped(path):
+    (path / "optimizer.pt").unlink()
+    (path / "optimizer.pt").symlink_to("optimizer.pt")
+
+
 FOREIGN = {
+    "a loop of links": _looped,
     "garbage": lambda path: (path / "optimizer.pt").write_bytes(b"PK garbage"),
     "no table": lambda path: torch.save([1, 2], path / "optimizer.pt"),
     "an empty state": _without_state,
