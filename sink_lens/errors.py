@@ -10,6 +10,10 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4000
 class SinkLensError(Exception):
     """Base of every error that sink_lens raises on purpose; the command line turns it into exit code 2."""
 
+    def __str__(self) -> str:
+        """The message on one line, whatever it quotes."""
+        return " ".join(line.strip() for line in super().__str__().splitlines())
+
 
 class InputError(SinkLensError):
     """An argument, a file or a token batch that cannot be used."""

@@ -182,5 +182,7 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
     with pytest.raises(InputError, match=r"^value_norm_init is .*; need one of first_token") as refused:
         HeadNormConfig(value_norm_init=torch.eye(3).to_sparse())
     assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match=r"a field cannot be used .*; need values as LlamaConfig"):
+        HeadNormConfig(id2label=2j)
     with pytest.raises(InputError, match=r"by is 1\.5"):
         PatchConfig(by=1.5)

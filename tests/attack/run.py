@@ -42,6 +42,8 @@ from child import Outcome, attempt, canary
 
 _BAR_UP = "\x1b[A"
 """Escape sequence with which tqdm moves the cursor up."""
+_SAID = ("error:", "warning:", "There is no folder ")
+"""How lines beside a refusal begin; the last says that a name is looked for on the hub."""
 _WORDS = {"accepted": "done", "refused": "refused", "stopped": "stopped", "killed": "killed"}
 
 
@@ -143,7 +145,7 @@ def judged(outcome: Outcome, plan: "attempts.Attempt", *, before: dict[str, str]
         return f"exit code {outcome.code}: {outcome.err[-800:]}"
     if outcome.code == 2 and not usage and len(errors) != 1:
         return f"{len(errors)} lines of errors: {outcome.err[-800:]}"
-    if outcome.code == 2 and not usage and [line for line in lines if not line.startswith(("error:", "warning:"))]:
+    if outcome.code == 2 and not usage and [line for line in lines if not line.startswith(_SAID)]:
         return f"more than one line: {outcome.err[-800:]}"
     if wild := {hex(ord(one)) for one in outcome.out + outcome.err.replace(_BAR_UP, "") if _wild(one)}:
         return f"control characters in the terminal: {wild}: {(outcome.err + outcome.out)[-500:]!r}"

@@ -7,7 +7,6 @@ from typing import Any, no_type_check
 from transformers import LlamaConfig
 
 from ...errors import InputError
-from ...text import visible
 
 ATTENTIONS = ("softmax", "sigmoid", "gate_elementwise", "gate_headwise", "sink_logit", "off_by_one", "key_bias")
 """Variants of the attention weights and of the head's output; see ``HeadNormConfig.attention``."""
@@ -65,15 +64,19 @@ class HeadNormConfig(LlamaConfig):
         """Fill in the fields that are None, and check all fields before they are used.
 
         Raises:
-            InputError: a value is not one of those listed, or a name resembles the name of a field. transformers
-                keeps unknown names silently, and the model would be built without the intended field.
+            InputError: a value is not one of those listed or has another type, or a name resembles the name of a
+                field. transformers keeps unknown names silently, and the model would be built without the intended
+                field.
         """
         for name in kwargs.keys() - _OLD:
             if near := get_close_matches(name, [field.name for field in fields(self)], n=1, cutoff=0.8):
                 raise InputError(f"{name} is no field of HeadNormConfig; did you mean {near[0]}?")
         if self.output_bias is None:
             self.output_bias = self.attention_bias
-        super().__post_init__(**kwargs)
+        try:
+            super().__post_init__(**kwargs)
+        except (AttributeError, TypeError) as error:
+            raise InputError(f"a field cannot be used ({error}); need values as LlamaConfig takes them") from error
         self._check_variant()
 
     def validate(self) -> None:
@@ -94,9 +97,7 @@ class HeadNormConfig(LlamaConfig):
         known = {"attention": ATTENTIONS, "norm": NORMS, "value_norm": VALUE_NORMS, "value_norm_init": VALUE_NORM_INITS}
         for field, values in known.items():
             if getattr(self, field) not in values:
-                raise InputError(
-                    f"{field} is {visible(repr(getattr(self, field)), limit=200)}; need one of {', '.join(values)}"
-                )
+                raise InputError(f"{field} is {getattr(self, field)!r}; need one of {', '.join(values)}")
         if self.value_norm == "position" and self.attention == "sigmoid":
             raise InputError(
                 "value_norm is 'position' and attention 'sigmoid', whose weights do not sum to 1; need an average to "
@@ -104,8 +105,6 @@ class HeadNormConfig(LlamaConfig):
             )
         for field in ("qk_norm", "output_bias"):
             if not isinstance(getattr(self, field), bool):
-                raise InputError(f"{field} is {visible(repr(getattr(self, field)), limit=200)}; need true or false")
+                raise InputError(f"{field} is {getattr(self, field)!r}; need true or false")
         if not (isinstance(self.value_norm_eps, (int, float)) and self.value_norm_eps >= 0):
-            raise InputError(
-                f"value_norm_eps is {visible(repr(self.value_norm_eps), limit=200)}; need a number, 0 or more"
-            )
+            raise InputError(f"value_norm_eps is {self.value_norm_eps!r}; need a number, 0 or more")
