@@ -14,6 +14,7 @@ from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
+from sink_lens.sweeps import SweepConfig
 
 SMALL = "gpt2,n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 SWEEP = '[tokens]\nkind = "random"\nsequences = 2\nlength = 10\n[[edits]]\nsite = "z"\nheads = 0\nlayers = "all"\n'
@@ -32,6 +33,7 @@ REFUSED = {
     "isolate, a layer that is not": ["isolate", "MODEL", *RANDOM, "--length", 24, "--layers", 9],
     "amplify, no layer to read": ["amplify", "MODEL", *RANDOM, "--length", 24, "--layers", "0-2"],
     "patch, a site that is not": ["patch", *PATCH, "--site", "heart"],
+    "patch, less than one sequence a forward": ["patch", *PATCH, "--batch-size", -1],
     "patch, a layer that is not": ["patch", *PATCH, "--layers", 9],
     "patch, an axis that is not": ["patch", *PATCH, "--by", "layer,head"],
     "patch, a check of none": ["patch", *PATCH, "--approximate", "--check", -1],
@@ -184,5 +186,7 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
     assert "\n" not in str(refused.value)
     with pytest.raises(InputError, match=r"a field cannot be used .*; need values as LlamaConfig"):
         HeadNormConfig(id2label=2j)
+    with pytest.raises(InputError, match="grid is -1; need a Grid"):
+        SweepConfig(grid=-1)
     with pytest.raises(InputError, match=r"by is 1\.5"):
         PatchConfig(by=1.5)

@@ -78,5 +78,5 @@ class PatchConfig:
         """
         check_choices(self)
         object.__setattr__(self, "by", current_axes(self.by))
-        check_least(self, 1, "steps", "check")
+        check_least(self, 1, "steps", "check", "batch_size")
         check_least(self, 0, "screen")

@@ -93,10 +93,13 @@ class SweepConfig:
         Raises:
             InputError: a value is not possible.
         """
+        from .grid import Grid
         from .reads import MetricSpec
 
         check_choices(self)
         check_described(self)
+        if not isinstance(self.grid, Grid):
+            raise InputError(f"grid is {self.grid!r:.200}; need a Grid")
         if self.metrics is None:
             object.__setattr__(self, "metrics", (MetricSpec(name="sink_mass"),))
         if not self.metrics:
