@@ -55,6 +55,7 @@ def train(
         console().print(said)
         return Answer(found=lambda: {"dry_run": lines(said)})
     from ..records import RUN_FILE
+    from ..training.trainer import leave_processes
     from ..training.trainer import train as run
 
     folder = Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}" if out is None else out
@@ -65,6 +66,7 @@ def train(
         said = kept if (folder / RUN_FILE).exists() else "nothing was written"
         console(stderr=True).print(f"stopped; {said}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
+    leave_processes()
     if not result.first:
         return None
     if not quiet:

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import gc
 import importlib.util
 import json
 import netrc
@@ -25,6 +26,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
+from ..data.cache import from_home
 from ..errors import CheckpointError, InputError, RunError, SinkLensError
 from ..models.headnorm import undecayed
 from ..models.wrapping import random_state_kept
@@ -157,6 +159,17 @@ def train(
         )
 
 
+def leave_processes() -> None:
+    """At the end of a program under a launcher: leave the group of processes that ``train`` joined, all together.
+
+    A group that is left to the end of the interpreter waits for threads that wait for the interpreter.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # the wrapped model first: where it is the last to hold the group, that is such a wait
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
 def arguments(config: TrainConfig, folder: Path, *, device: str) -> TrainingArguments:
     """Arguments of the Hugging Face Trainer; under a launcher, making them joins the process group."""
     sharding: dict[str, Any] = {}
@@ -263,7 +276,7 @@ def _wandb_is_ready() -> bool:
             return True
     for file in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
         with contextlib.suppress(OSError, netrc.NetrcParseError):
-            if file and netrc.netrc(Path(file).expanduser()).authenticators(_wandb_host()):
+            if file and netrc.netrc(from_home(file)).authenticators(_wandb_host()):
                 return True
     return False
 

@@ -11,7 +11,7 @@ import torch
 from sink_lens.training import checkpoint_files
 from sink_lens.training.config import TrainConfig
 from sink_lens.training.loop import Loop
-from sink_lens.training.trainer import train
+from sink_lens.training.trainer import leave_processes, train
 
 VOCAB_SIZE, LENGTH = 40, 12
 FIELDS: dict[str, Any] = {
@@ -86,6 +86,7 @@ def _main(out, place):
 
         checkpoint_files.seal = half
     trained(Path(out))
+    leave_processes()
 
 
 if __name__ == "__main__":
