@@ -51,7 +51,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **named)
         except _UNEXPECTED as error:  # what the signature allows and the function cannot use
-            if isinstance(error, RuntimeError) and (type(error) is not RuntimeError or "memory" in str(error)):
+            ours = type(error) in (RuntimeError, NotImplementedError) and "memory" not in str(error)
+            if isinstance(error, RuntimeError) and not ours:  # such as a device that is out of memory
                 raise
             said = (str(error).strip() or "no reason was given").splitlines()[0]
             raise InputError(

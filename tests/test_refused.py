@@ -1,15 +1,18 @@
 """A command that is refused changes nothing: no file of a run is written over, and none is left in a folder."""
 
 import json
+import math
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from sink_lens import HeadNormConfig, cli, load
-from sink_lens.errors import InputError, ModelError
+from sink_lens import HeadNormConfig, cli, load, measures
+from sink_lens.errors import InputError, ModelError, RunError
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run, read_run
@@ -54,6 +57,8 @@ REFUSED = {
     "train, a size that is not": ["train", "TRAIN.toml", "--set", "size=huge", "--device", "cpu"],
     "compare, no runs": ["compare", "MODEL", "missing"],
     "origin, no runs": ["origin", "MODEL", "missing"],
+    "trace, a user's folder that is not": ["trace", "~no-such-user/model"],
+    "sweep, invisible characters": ["sweep", "SWEEP.toml", "a\u202egnp.exe\nerror: not ours"],
 }
 """What is asked of each command and cannot be done."""
 
@@ -88,6 +93,8 @@ def files(folder):
 def test_what_is_refused_leaves_no_folder(asked):
     done = run(*REFUSED[asked], "--out", "deep/run")
     assert done.exit_code == 2, done.output
+    assert "\u202e" not in done.output
+    assert not any(line.startswith("error: not ours") for line in done.output.splitlines())
     assert not Path("deep").exists()
 
 
@@ -172,11 +179,48 @@ def test_figures_are_not_written_over_a_file_of_a_run(whole):
     assert (Path("other") / files_of[0].name).read_text() == "a file of the run"
 
 
+def test_figures_that_are_refused_leave_the_page_as_it_was(whole):
+    page = Path("run/report.html")
+    page.write_text("before")
+    assert run("report", whole, "--figures", "figures", "--font", "No Such Font").exit_code == 2
+    assert page.read_text() == "before"
+
+
+def test_a_link_to_itself_is_no_model(tmp_path):
+    (tmp_path / "model.gguf").symlink_to("model.gguf")
+    with pytest.raises(ModelError, match=r"there is no file .*model\.gguf"):
+        load(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "cell", "said"),
+    [
+        ("baseline", "value", [1, 2], "'value' is mixed; need float"),
+        ("baseline", "value", "a", "'value' is string; need float"),
+        ("baseline", "metric", [1, 2], "'metric' is mixed; need str"),
+    ],
+)
+def test_a_table_with_other_content_is_no_table_of_the_run(table, column, cell, said):
+    assert run("sweep", "SWEEP.toml", "--model", "MODEL", "--device", "cpu", "--out", "run", "--quiet").exit_code == 0
+    path, record = Path(f"run/{table}.parquet"), json.loads(Path("run/run.json").read_text())
+    frame = pd.read_parquet(path)
+    frame.assign(**{column: [cell] * len(frame)}).to_parquet(path, index=False)
+    record["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path.read_bytes()).hexdigest()}
+    Path("run/run.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match=said):
+        read_run("run").tables[table]
+    done = run("sweep", "SWEEP.toml", "--model", "MODEL", "--device", "cpu", "--out", "run", "--quiet")
+    assert done.exit_code == 2, done.output
+
+
 def test_a_setting_of_the_tokenizer_that_has_another_type_is_refused_with_its_folder(model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "wrong")
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "many"}))
     with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be read"):
+        load(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 100, "unk_token": "\ud800"}))
+    with pytest.raises(ModelError, match=r"the tokenizer .*; need "):
         load(folder)
 
 
@@ -186,6 +230,11 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
     assert "\n" not in str(refused.value)
     with pytest.raises(InputError, match=r"a field cannot be used .*; need values as LlamaConfig"):
         HeadNormConfig(id2label=2j)
+    for wrong in ({"rope_parameters": math.inf}, {"bos_token_id": "a"}, {"num_attention_heads": int}):
+        with pytest.raises(InputError, match=r"a field cannot be used .*; need values as LlamaConfig"):
+            HeadNormConfig(**wrong)
+    with pytest.raises(InputError, match=r"massive_ratio cannot use what it was given \(NotImplementedError"):
+        measures.massive_ratio(torch.eye(3).to_sparse())
     with pytest.raises(InputError, match="grid is -1; need a Grid"):
         SweepConfig(grid=-1)
     with pytest.raises(InputError, match=r"by is 1\.5"):

@@ -34,6 +34,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory")
 """Texts of torch's out-of-memory errors, by device: on the CPU it has no error class for them."""
 _LONGEST = 4000
+_UsageError: Any = typer.BadParameter.__base__
+"""Click's error about the words of a command line, from click or from the copy of it inside typer."""
 _PACKAGE = Path(__file__).parent.parent
 _HEADINGS = {
     "Where the sink comes from": ("trace", "tokens", "report"),
@@ -48,7 +50,19 @@ PACKAGE = __name__.split(".")[0]
 """Name of the logger whose messages commands print."""
 
 
-class Command(TyperCommand):
+class _RefusesVisibly:
+    """A command, or a group of them, that spells out invisible characters of the words that it refuses."""
+
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        """Read the words of the command line."""
+        try:
+            return super().make_context(*given, **named)  # type: ignore[misc]  # click's
+        except _UsageError as error:
+            error.message = visible(error.message, limit=_LONGEST)
+            raise
+
+
+class Command(_RefusesVisibly, TyperCommand):
     """A command whose help names no types, and keeps the examples as they are written, one a line."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -64,7 +78,7 @@ class Command(TyperCommand):
         _write_examples(self.epilog or "", formatter)
 
 
-class Group(TyperGroup):
+class Group(_RefusesVisibly, TyperGroup):
     """A group of commands whose help lists them by what they are for."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -184,7 +198,9 @@ def say(word: str, text: str) -> None:
 
     style = "bold yellow" if word == "warning" else "bold red"
     line = visible(" ".join(text.split("\n")), limit=_LONGEST)
-    console(stderr=True).print(Text.assemble((word, style), f": {line}"), soft_wrap=True)
+    bars = sys.modules.get("tqdm")
+    with contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr):
+        console(stderr=True).print(Text.assemble((word, style), f": {line}"), soft_wrap=True)
 
 
 def echo(text: object, *, nl: bool = True) -> None:

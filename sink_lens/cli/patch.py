@@ -57,9 +57,9 @@ def patch(
     pair.run_and_source(config.direction)  # refuses one that does not exist
     metric = named_metric(lens, pair, config=config)
     folder = out or _default_folder(config.model)
-    if not quiet:
-        console().print(_differences(pair))
     with _writer(folder, lens, pair, config=config, overwrite=overwrite) as writer:
+        if not quiet:
+            console().print(_differences(pair))
         result: PatchResult | AttributionResult
         sentence, tables = "", {}
         if config.approximate:

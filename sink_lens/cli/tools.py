@@ -32,17 +32,18 @@ def report(config: ReportConfig, quiet: Quiet = False) -> Answer:
 
     Runs beside each other must be of one kind, on the same tokens and with the same settings, but for what --by names.
     """
+    from ..report.export import check_figures, save_figures
     from ..report.html import render
 
     if not config.runs:
         raise InputError("no run was given; need the folder of a run: sink-lens report runs/NAME")
+    how: dict[str, Any] = {"formats": config.format, "width": config.width, "font": config.font}
+    if config.figures is not None:
+        check_figures(**how)  # before the page is written
     page = render(*config.runs, out=None if config.out is None else Path(config.out), by=config.by)
     echo(str(page) if quiet else f"report: {page}")
     files, missing = [], []
     if config.figures is not None:
-        from ..report.export import save_figures
-
-        how = {"formats": config.format, "width": config.width, "font": config.font}
         files, missing = save_figures(config.runs, config.figures, **how)
         if not quiet:
             echo(f"figures: {config.figures} ({len(files)} files)")

@@ -42,7 +42,12 @@ class CacheEntry:
 def cache_folder() -> Path:
     """The folder for converted, fetched and packed files: ``SINK_LENS_CACHE``, else the user's cache directory."""
     chosen = os.environ.get("SINK_LENS_CACHE")
-    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("sink_lens")
+    return from_home(chosen).absolute() if chosen else platformdirs.user_cache_path("sink_lens")
+
+
+def from_home(path: str | os.PathLike[str]) -> Path:
+    """A path whose ``~`` is the user's folder; where there is no such user it stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises where there is no such user
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sink_lens.data.cache import from_home
 from sink_lens.errors import InputError
 
 _COLUMN = "text"
@@ -126,7 +127,7 @@ def texts_of(source: str) -> Texts:
         return Texts(source, lambda: [bundled_text()])
     if source == "fetched" or source.startswith("fetched:"):
         files = _fetched(source)
-    elif not (path := Path(source).expanduser()).exists():
+    elif not (path := from_home(source)).exists():
         return Texts(source, _hub(source))
     elif path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return Texts(source, _saved(path))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..activations.forward import check_tokens
+from ..data.cache import from_home
 from ..data.tokens import TokenBatch, random_tokens
 from ..errors import InputError
 from ..models.lens import LensModel
@@ -91,7 +92,7 @@ def _place(model: ModelToMeasure) -> str:
     """Key under which two entries count as the same model: its resolved path, or its name."""
     if not isinstance(model.source, str):
         return model.name
-    path = Path(model.source).expanduser()
+    path = from_home(model.source)
     return str(path.resolve()) if path.exists() else model.source
 
 

@@ -5,6 +5,7 @@ A cached folder is named after the SHA-256 of its GGUF file.
 
 import importlib.util
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from ..data.cache import (
     MANIFEST,
     cache_folder,
     fault,
+    from_home,
     locked,
     new_folder,
     read_manifest,
@@ -69,7 +71,7 @@ def converted(gguf: Path, *, announce: Callable[[str], None] | None = None) -> P
             cannot be written.
     """
     say = announce or _LOG.info
-    gguf = gguf.expanduser().resolve()
+    gguf = Path(os.path.realpath(from_home(gguf)))  # resolve() raises at a loop of links
     check_magic(gguf)
     digest = _digest(gguf)
     _check_default(gguf, digest=digest)

@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
+from ..data.cache import from_home
 from ..errors import InputError, ModelError, check_name
 from ..renamed import renamed_names
 from . import checks
@@ -201,7 +202,7 @@ def _folder(name: str, announce: Callable[[str], None] | None) -> tuple[Path | N
         gguf = bundled_gguf()
         return converted(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
     check_name(name, what="the name of a model")
-    path = Path(name).expanduser()
+    path = from_home(name)
     if path.suffix == ".gguf":
         return converted(path, announce=announce), (_FROM_GGUF.format(path.name),)
     if path.is_dir():

@@ -221,7 +221,12 @@ def _reloadable(
         return
     own = copy.deepcopy(tokenizer)
     with tempfile.TemporaryDirectory() as folder:
-        own.save_pretrained(folder)
+        try:
+            own.save_pretrained(folder)
+        except ValueError as error:  # such as half of a character that needs two
+            raise ModelError(
+                f"the tokenizer cannot be saved ({error}); need one whose settings save_pretrained can write"
+            ) from error
         own.init_kwargs["name_or_path"] = folder
         yield own
 

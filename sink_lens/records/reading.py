@@ -14,9 +14,11 @@ import numpy as np
 import pandas as pd
 import safetensors
 import safetensors.numpy
+from pandas.api import types
 
 from sink_lens.errors import InputError, RunError, check_name, is_own_name
 from sink_lens.records.old_names import current_record, current_table
+from sink_lens.schema import table_of
 
 RUN_FILE = "run.json"
 PAGE_FILE = "report.html"
@@ -33,6 +35,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "files": (dict,),
 }
 _FIELDS = set(_KINDS)
+_NUMBERS = ("integer", "floating", "mixed-integer-float", "boolean", "empty")
+_TEXTS = ("string", "empty")
 
 
 class Tables(Mapping[str, pd.DataFrame]):
@@ -168,9 +172,32 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def read_table(path: Path, *, kind: str) -> pd.DataFrame:
-    """A table of a run of this kind, under the names of today."""
+    """A table of a run of this kind, under the names of today.
+
+    Raises:
+        ValueError: a column holds something else than the schema says, such as lists, or texts instead of numbers.
+    """
     table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    return current_table(table, kind=kind, name=path.stem)
+    table = current_table(table, kind=kind, name=path.stem)
+    if (described := table_of(kind, path.stem)) is not None:
+        for column in described.columns:
+            if column.name in table and not (described.open and column.optional):
+                _check_column(table, column.name, dtype=column.dtype, text_too=path.suffix == ".csv")
+    return table
+
+
+def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool) -> None:
+    """Refuse numbers where texts belong, and the reverse; a text that is a number is read from CSV as one.
+
+    Raises:
+        ValueError: what the column holds.
+    """
+    cells = table[name]
+    if dtype == "any" or (dtype == "str" and text_too) or (dtype != "str" and types.is_numeric_dtype(cells)):
+        return
+    found = types.infer_dtype(cells, skipna=True)
+    if found not in (_TEXTS if dtype == "str" else _NUMBERS) and len(cells.dropna()):
+        raise ValueError(f"the column {name!r} is {found}; need {dtype}")
 
 
 def read_record(folder: Path) -> dict[str, Any]:

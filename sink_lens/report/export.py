@@ -84,11 +84,7 @@ def save_figures(
         InputError: An unknown format, width or font, or a figure would be written over a file that belongs to a run.
     """
     folder, files, missing = Path(folder), [], []
-    inches = None if width is None else _inches(width)
-    _check_font(font)
-    for form in formats:
-        if form not in FORMATS:
-            raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,pgf")
+    inches = check_figures(formats=formats, width=width, font=font)
     for number, path in enumerate(runs, start=1):
         run = read_run(path)
         prefix = f"run-{number}-" if len(runs) > 1 else ""
@@ -114,6 +110,19 @@ def save_figures(
                     f"{folder} cannot be written ({error.strerror}); need a folder with room. Choose another one."
                 ) from error
     return files, missing
+
+
+def check_figures(*, formats: Sequence[str], width: str | None, font: str | None) -> float | None:
+    """Refuse what no figure can be written with; the width in inches, if there is one.
+
+    Raises:
+        InputError: a format, a width or a font that is not known.
+    """
+    for form in formats:
+        if form not in FORMATS:
+            raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,pgf")
+    _check_font(font)
+    return None if width is None else _inches(width)
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -30,7 +30,7 @@ from ..errors import InputError, RunError
 from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
-from ..records import RunWriter, create_run, display
+from ..records import RunWriter, create_run, display, read_table
 from ..records.reading import damaged
 from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_cluster
 from .config import SweepConfig, check_mode
@@ -282,17 +282,19 @@ def _read(writer: RunWriter, cells: Collection[int], *, part: str) -> pd.DataFra
     Raises:
         RunError: the file holds something else, such as other cells.
     """
-    path = writer.folder / f"{part}.parquet"
+    found = _table(writer, part, columns=("cell", "sequence", "value", "metric", "changed", "error"))
+    if not set(found["cell"].tolist()) <= set(cells):
+        raise damaged(writer.folder / f"{part}.parquet", ValueError("it holds cells of another block"))
+    return found
+
+
+def _table(writer: RunWriter, name: str, *, columns: Sequence[str]) -> pd.DataFrame:
+    path = writer.folder / f"{name}.parquet"
     try:
-        found = pd.read_parquet(path)
-        types = {name: found[name].dtype for name in ("cell", "sequence", "value")}
-        if not all(pd.api.types.is_numeric_dtype(one) for one in types.values()):
-            raise ValueError(f"its columns are {', '.join(f'{name}: {one}' for name, one in types.items())}")
-        if not set(found["cell"].tolist()) <= set(cells):
-            raise ValueError("it holds cells of another block")
-        if absent := {"metric", "changed", "error"} - set(found):
-            raise ValueError(f"it lacks {', '.join(sorted(absent))}")
-    except (OSError, ValueError, KeyError) as error:
+        found = read_table(path, kind="sweep")
+        if absent := [one for one in columns if one not in found]:
+            raise ValueError(f"it lacks {', '.join(absent)}")
+    except (OSError, ValueError) as error:
         raise damaged(path, error) from error
     return found
 
@@ -325,7 +327,7 @@ def _finished(
         cells,
         controls,
         numbers,
-        pd.read_parquet(writer.folder / "baseline.parquet"),
+        _table(writer, "baseline", columns=("sequence", "metric", "value")),
         metrics=engine.metrics,
         most_controls=most_controls,
         generator=generator,

@@ -2,8 +2,10 @@
 
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import wraps
 from typing import Any, no_type_check
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
 
 from ...errors import InputError
@@ -20,12 +22,32 @@ _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
 """Fields that earlier versions of transformers saved; they are accepted although they resemble other field names."""
 
 
+def _refused_in_our_words(cls: type) -> type:
+    """Let a value that transformers refuses raise ``InputError``.
+
+    Most fields are checked before ``__post_init__``, by an ``__init__`` that transformers writes for each subclass.
+    """
+    written = cls.__init__
+
+    @wraps(written)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        try:
+            written(self, *args, **given)
+        except (AttributeError, TypeError, ValueError, StrictDataclassError) as error:
+            raise InputError(f"a field cannot be used ({error}); need values as LlamaConfig takes them") from error
+
+    cls.__init__ = checked
+    return cls
+
+
+@_refused_in_our_words
 @no_type_check  # its __init__ accepts more than its signature shows
 class HeadNormConfig(LlamaConfig):
     """Llama's configuration with the variant of the attention and the norm of the aggregated values.
 
     Raises:
-        InputError: a value is not one of those listed (checked here and at every save), or a name is misspelt.
+        InputError: a value is not one of those listed (checked here and at every save) or has another type, or a name
+            is misspelt.
     """
 
     model_type = "sink_lens_headnorm"
@@ -64,19 +86,15 @@ class HeadNormConfig(LlamaConfig):
         """Fill in the fields that are None, and check all fields before they are used.
 
         Raises:
-            InputError: a value is not one of those listed or has another type, or a name resembles the name of a
-                field. transformers keeps unknown names silently, and the model would be built without the intended
-                field.
+            InputError: a value is not one of those listed, or a name resembles the name of a field. transformers keeps
+                unknown names silently, and the model would be built without the intended field.
         """
         for name in kwargs.keys() - _OLD:
             if near := get_close_matches(name, [field.name for field in fields(self)], n=1, cutoff=0.8):
                 raise InputError(f"{name} is no field of HeadNormConfig; did you mean {near[0]}?")
         if self.output_bias is None:
             self.output_bias = self.attention_bias
-        try:
-            super().__post_init__(**kwargs)
-        except (AttributeError, TypeError) as error:
-            raise InputError(f"a field cannot be used ({error}); need values as LlamaConfig takes them") from error
+        super().__post_init__(**kwargs)
         self._check_variant()
 
     def validate(self) -> None:
