@@ -235,6 +235,8 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
             HeadNormConfig(**wrong)
     with pytest.raises(InputError, match=r"massive_ratio cannot use what it was given \(NotImplementedError"):
         measures.massive_ratio(torch.eye(3).to_sparse())
+    with pytest.raises(InputError, match=r"uniform_law cannot use what it was given \(OverflowError"):
+        measures.uniform_law(sigma=-(10**30), n_positions=1)
     with pytest.raises(InputError, match="grid is -1; need a Grid"):
         SweepConfig(grid=-1)
     with pytest.raises(InputError, match=r"by is 1\.5"):

@@ -20,23 +20,24 @@ VARIANTS = {
     "sigmoid": {"attention": "sigmoid"},
     "off by one": {"attention": "off_by_one"},
     "sink logit": {"attention": "sink_logit"},
+    "key bias": {"attention": "key_bias"},
     "gate": {"attention": "gate_headwise"},
     "value norm": {"value_norm": "shared"},
     "single scale": {"norm": "single_scale"},
     "Muon": {"optimizer": "muon"},
 }
 """Each changes one field of ``TrainConfig``; those of one seed see the same sequences."""
-FREE = ("sigmoid", "off by one", "sink logit", "gate")
+FREE = ("sigmoid", "off by one", "sink logit", "key bias", "gate")
 """Where a head can give nothing without a sink."""
-SEEDS = (0, 1, 2)
+SEEDS = tuple(range(10))
 ANSWER, LENGTH, BATCH, VOCAB = 16, 32, 32, 64
 READ = ("rate_first", "mass_first", "norm_ratio", "max_activation", "kurtosis")
 
 
 def measure(work: Work) -> Measured:
     """The last readings, and their differences to softmax of the same seed with 95% t intervals over seeds."""
-    places = enumerate(VARIANTS)
-    table = pd.concat([work.once(f"variant-{place}", lambda one=one: trained(work, one)) for place, one in places])
+    names = {one: f"variant-{one.replace(' ', '-')}" for one in VARIANTS}
+    table = pd.concat([work.once(name, lambda one=one: trained(work, one)) for one, name in names.items()])
     last = table[table["step"] == table["step"].max()].set_index(["variant", "seed"])
 
     def over_seeds(values) -> Interval:
@@ -60,7 +61,7 @@ def measure(work: Work) -> Measured:
 
 def trained(work: Work, variant: str) -> pd.DataFrame:
     """variant, seed, step, loss and what the monitor reads of 64 sequences that are kept apart."""
-    seeds = SEEDS[: work.size(3, 2)]
+    seeds = SEEDS[: work.size(10, 2)]
     rows = [row for seed in seeds for row in training(work, variant, seed)]
     return pd.DataFrame(rows).assign(variant=variant)
 
