@@ -17,7 +17,7 @@ from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
-from sink_lens.sweeps import SweepConfig
+from sink_lens.sweeps import MetricSpec, SweepConfig
 
 SMALL = "gpt2,n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
 SWEEP = '[tokens]\nkind = "random"\nsequences = 2\nlength = 10\n[[edits]]\nsite = "z"\nheads = 0\nlayers = "all"\n'
@@ -48,6 +48,7 @@ REFUSED = {
     "preference, over the context": ["preference", *UNTRAINED, "--length", 100],
     "preference, a device that is not": ["preference", *UNTRAINED, "--device", "@SUM(A1)"],
     "contraction, too short": ["contraction", *UNTRAINED, "--length", 8],
+    "contraction, too many": ["contraction", *UNTRAINED, "--sequences", 10**30],
     "contraction, too few": ["contraction", "--untrained", SMALL, "--sequences", 10],
     "contraction, no such model": ["contraction", "missing", "--device", "cpu"],
     "calibration, too short": ["contraction", *UNTRAINED, "--length", 1, "--calibrate"],
@@ -235,8 +236,10 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
             HeadNormConfig(**wrong)
     with pytest.raises(InputError, match=r"massive_ratio cannot use what it was given \(NotImplementedError"):
         measures.massive_ratio(torch.eye(3).to_sparse())
-    with pytest.raises(InputError, match=r"uniform_law cannot use what it was given \(OverflowError"):
+    with pytest.raises(InputError, match=r"uniform_law cannot use what it was given"):
         measures.uniform_law(sigma=-(10**30), n_positions=1)
+    with pytest.raises(InputError, match=r"a metric is \[None\] with the options .*; need a name and a mapping"):
+        MetricSpec(name=[None])
     with pytest.raises(InputError, match="grid is -1; need a Grid"):
         SweepConfig(grid=-1)
     with pytest.raises(InputError, match=r"by is 1\.5"):

@@ -175,13 +175,10 @@ def _heard(*, debug: bool) -> Iterator[None]:
             sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
     logger = logging.getLogger(PACKAGE)
-    handler, level = logging.StreamHandler(), logger.level
+    handler, level = _Handler(), logger.level
     handler.setFormatter(_Plain())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    hub = logging.getLogger("huggingface_hub")  # its retries: the error at the end says what they met
-    hub_level = hub.level
-    hub.setLevel(hub_level if debug else logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show
@@ -189,7 +186,6 @@ def _heard(*, debug: bool) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-        hub.setLevel(hub_level)
 
 
 def say(word: str, text: str) -> None:
@@ -198,8 +194,7 @@ def say(word: str, text: str) -> None:
 
     style = "bold yellow" if word == "warning" else "bold red"
     line = visible(" ".join(text.split("\n")), limit=_LONGEST)
-    bars = sys.modules.get("tqdm")
-    with contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr):
+    with _off_the_bars():
         console(stderr=True).print(Text.assemble((word, style), f": {line}"), soft_wrap=True)
 
 
@@ -223,6 +218,20 @@ def console(*, stderr: bool = False) -> "Console":
                 yield one if one.control else one._replace(text=for_terminal(one.text))
 
     return Shown(stderr=stderr, highlight=False, markup=False)
+
+
+def _off_the_bars() -> contextlib.AbstractContextManager[Any]:
+    """While something is written on stderr: progress bars are cleared, and then drawn again below it."""
+    bars = sys.modules.get("tqdm")
+    return contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr)
+
+
+class _Handler(logging.StreamHandler):
+    """Writes messages on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with _off_the_bars():
+            super().emit(record)
 
 
 class _Plain(logging.Formatter):

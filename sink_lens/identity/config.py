@@ -177,10 +177,12 @@ class FingerprintConfig(ModelsConfig):
 
 FEWEST = 50
 """Sequences below which shares, cosines and Kendall's tau over them say little."""
+MOST = 100_000_000
+"""Sequences above which nobody waits for the end."""
 
 
 def check_size(*, sequences: int, length: int) -> None:
-    """Refuse too few inputs, or none of a token.
+    """Refuse too few inputs or far too many, or none of a token.
 
     Raises:
         InputError: which, and what is needed.
@@ -190,5 +192,7 @@ def check_size(*, sequences: int, length: int) -> None:
             f"{sequences} inputs were asked for; need at least {FEWEST}, and 2,000 for a test with power: tau over few "
             "inputs says nothing. Ask for more"
         )
+    if sequences > MOST:
+        raise InputError(f"{sequences} inputs were asked for; need at most {MOST}. Ask for fewer")
     if length < 1:
         raise InputError(f"the length is {length}; need one token or more. Ask for more")

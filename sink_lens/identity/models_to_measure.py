@@ -17,7 +17,7 @@ from ..models.load import load, usable
 from ..records import RUN_FILE, read_run
 from ..renamed import renamed_names
 from ..training.watching import checkpoints_of
-from .config import FEWEST
+from .config import FEWEST, MOST
 from .untrained_models import UntrainedConfig, untrained
 
 CHUNK = 64
@@ -109,11 +109,11 @@ class RandomSequences:
         """Refuse what the model cannot take.
 
         Raises:
-            InputError: too few sequences, a length over the context, or BOS where the tokenizer has none.
+            InputError: too few sequences or far too many, a length over the context, or BOS where the tokenizer has none.
         """
-        if self.sequences < FEWEST:
+        if not FEWEST <= self.sequences <= MOST:
             raise InputError(
-                f"{self.sequences} sequences were asked for; need at least {FEWEST} for shares and cosines over them"
+                f"{self.sequences} sequences were asked for; need {FEWEST} to {MOST} for shares and cosines over them"
             )
         check_tokens(lens, self.chunk(lens, 0))
 

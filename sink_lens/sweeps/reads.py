@@ -27,7 +27,15 @@ class MetricSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Take options of 0.1 under their names now."""
+        """Take options of 0.1 under their names now.
+
+        Raises:
+            InputError: the name is no text, or the options are no mapping.
+        """
+        if not isinstance(self.name, str) or not isinstance(self.options, Mapping):
+            raise InputError(
+                f"a metric is {self.name!r:.100} with the options {self.options!r:.100}; need a name and a mapping"
+            )
         if self.name in METRIC_OPTIONS:
             object.__setattr__(self, "options", current_metric_options(self.name, self.options))
 
