@@ -111,10 +111,12 @@ class RandomSequences:
         Raises:
             InputError: too few sequences or far too many, a length over the context, or BOS where the tokenizer has none.
         """
-        if not FEWEST <= self.sequences <= MOST:
+        if self.sequences < FEWEST:
             raise InputError(
-                f"{self.sequences} sequences were asked for; need {FEWEST} to {MOST} for shares and cosines over them"
+                f"{self.sequences} sequences were asked for; need at least {FEWEST} for shares and cosines over them"
             )
+        if self.sequences > MOST:
+            raise InputError(f"{self.sequences} sequences were asked for; need at most {MOST}. Ask for fewer")
         check_tokens(lens, self.chunk(lens, 0))
 
     def chunk(self, lens: LensModel, index: int) -> TokenBatch:
