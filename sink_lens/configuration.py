@@ -126,7 +126,7 @@ def value_of(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any
             value = [f"{key}={one}" for key, one in value.items()]
         if isinstance(value, str):
             return _written(value, item, field.metadata.get("written", ""), name=name)
-        if not isinstance(value, Iterable):
+        if not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:  # an array of one number is no list
             raise InputError(f"{name} is {visible(repr(value), limit=200)}; need a list")
         return tuple(_single(name, one, item) for one in value)
     return _single(name, value, kind)

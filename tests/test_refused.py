@@ -6,6 +6,7 @@ import shutil
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -244,3 +245,5 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
         SweepConfig(grid=-1)
     with pytest.raises(InputError, match=r"by is 1\.5"):
         PatchConfig(by=1.5)
+    with pytest.raises(InputError, match=r"by is array\('a'.*; need a list"):
+        PatchConfig(by=np.array("a"))
