@@ -109,7 +109,7 @@ class RandomSequences:
         """Refuse what the model cannot take.
 
         Raises:
-            InputError: too few sequences or far too many, a length over the context, or BOS where the tokenizer has none.
+            InputError: too few or far too many sequences, a length over the context, or BOS where there is none.
         """
         if self.sequences < FEWEST:
             raise InputError(
