@@ -5,10 +5,18 @@ from importlib.metadata import entry_points
 
 import pytest
 import torch
+from rounding import assert_close
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sink_lens.activations.record import Reading, capture, stream
+from sink_lens.data.batch import TokenBatch
+from sink_lens.edits.constructors import scale, zero
+from sink_lens.edits.metrics import evaluate, loss, norm, sink_mass
+from sink_lens.engine.cells import cell_of
+from sink_lens.engine.engine import Engine
+from sink_lens.engine.forward import run_with
+from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register
 from sink_lens.models.load import load, wrap
@@ -169,6 +177,21 @@ def test_there_is_no_way_to_the_parents_adapter(tmp_path, tokens):
     wrong = build_bridge_from_module(twin(model), "LlamaForCausalLM", hf_config=model.config)
     with pytest.raises(ModelError, match=r"differ from the plain model's"):
         wrap(wrong)
+
+
+def test_a_sweep_gives_what_a_run_of_each_cell_alone_gives(variant, lens_of, tokens):
+    lens, batch = lens_of(variant), TokenBatch.from_tensor(tokens)
+    edits = [zero("z", layers=[0], heads=[1]), scale("scores", 0.5, layers=[1]), zero("pattern", layers=[1], heads=[0])]
+    edits += [scale("resid_post", 2.0, layers=[0], positions=[3]), zero("q", layers=[1], positions=[4, 5])]
+    cells = [cell_of([one], name=str(place)) for place, one in enumerate(edits)]
+    metrics = [sink_mass(0), loss(), norm(3, layer=1)]
+    engine = Engine(lens, batch, cells, metrics, plan=Plan(path="plain", prompts=2, pack=3, cut=True))
+    for block in engine.blocks:
+        for (cell, name), rows in engine.run(block).groupby(["cell", "metric"], sort=False):
+            alone = run_with(lens, batch, [edits[cell]], positions=(0, 3), sites=("resid_post",), quiet=True)
+            expected = evaluate(next(one for one in metrics if one.name == name), alone)
+            assert rows["error"].isna().all(), rows["error"].tolist()
+            assert_close(torch.tensor(rows["value"].to_numpy()), expected.double())
 
 
 def test_a_bridge_that_was_built_elsewhere_is_wrapped(variant, new_model, tokens):
