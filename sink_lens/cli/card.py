@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..studies.config import CardConfig
 from .console import app, hush
 from .decisions import shown
-from .options import Answer, Out, Overwrite, Quiet, configured
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,9 +30,12 @@ def card(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """What must whoever adopts this model know of its sinks? Sinks, BOS, outlier dimensions and what they are worth."""
     hush(quiet)
+    if dry_run:
+        return costed(config)
     from ..studies.model_card import card as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ..studies.config import DiffConfig
 from .console import app, columns_of, hush
 from .decisions import shown
-from .options import Answer, Out, Overwrite, Quiet, configured
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,9 +31,12 @@ def diff(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Did a fine-tune break the sink or lose BOS? Two models on the same tokens, paired, and a check of inputs."""
     hush(quiet)
+    if dry_run:
+        return costed(config)
     from ..studies.comparison import diff as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)

@@ -77,9 +77,17 @@ def amplify(
 
 @app.command(epilog=_ABLATE_EXAMPLES)
 @configured(AblateConfig)
-def ablate(config: AblateConfig, out: Out = None, overwrite: Overwrite = False, quiet: Quiet = False) -> Answer:
+def ablate(
+    config: AblateConfig,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
+) -> Answer:
     """Find the smallest set of neurons of each growth step whose joint ablation removes the sink."""
     hush(quiet)
+    if dry_run:
+        return costed(config)
     from ..studies.ablation import ablate as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)

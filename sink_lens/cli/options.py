@@ -25,6 +25,7 @@ from .console import console, lines, reported
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..patching.config import PatchConfig
     from ..studies.estimate import Estimable
 
 C = TypeVar("C")
@@ -223,7 +224,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; e
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost; write nothing.")]
 
 
-def costed(config: "Estimable") -> Answer:
+def costed(config: "Estimable | PatchConfig") -> Answer:
     """Print what a study would cost."""
     from ..studies.estimate import estimate
 

@@ -9,7 +9,7 @@ import typer
 from ..errors import InputError
 from ..patching.config import PatchConfig
 from .console import app, console, echo, hush, reported
-from .options import Answer, Out, Overwrite, Quiet, configured, rows
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,11 +41,14 @@ def patch(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Put activations of one run into another, part by part, and measure what changes; write a run folder."""
     if not config.clean or not config.corrupted:
         raise InputError("patching needs two texts of as many tokens; give --clean TEXT and --corrupted TEXT")
     hush(quiet)
+    if dry_run:
+        return costed(config)
     from ..models.load import load
     from ..patching.activation import patch as run_patch
     from ..patching.attribution import attribution_patch

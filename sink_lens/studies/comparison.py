@@ -101,7 +101,7 @@ def diff(
     if other is not None:
         fields |= {"other": str(other) if isinstance(other, str | Path) else as_lens(other).name}
     config, lens, sequences = inputs(DiffConfig, model, config=config, tokens=tokens, fields=fields)
-    second = _second(lens, config, other)
+    second = second_of(lens, config, other)
     _check_alike(lens, second, config)
     thresholds = TraceConfig(seed=config.seed, batch_size=config.batch_size)
     findings = [
@@ -152,7 +152,7 @@ def diff(
 _SUMMARY = ("sentence", "by", "alarms", "loss_change_nats", "loss_change_low", "loss_change_high", "n")
 
 
-def _second(lens: LensModel, config: DiffConfig, other: ModelLike | None) -> LensModel:
+def second_of(lens: LensModel, config: DiffConfig, other: ModelLike | None) -> LensModel:
     """The second model.
 
     Raises:

@@ -9,11 +9,33 @@ from ..activations.forward import check_tokens
 from ..engine.cost import duration, peak_bytes, seconds_of, size
 from ..engine.forward import run_with
 from ..models.inputs import model_of, tokens_of
-from .config import AmplifyConfig, IsolateConfig, QuantiseConfig, StreamingConfig
+from ..models.load import load
+from ..patching.activation import measured_run, swept
+from ..patching.config import PatchConfig
+from .comparison import second_of
+from .config import (
+    AblateConfig,
+    AmplifyConfig,
+    CardConfig,
+    DiffConfig,
+    IsolateConfig,
+    QuantiseConfig,
+    StreamingConfig,
+)
 from .decision import rows_of
+from .neuron_sets import MOST
 from .tokens_config import TokensConfig
 
-Estimable = AmplifyConfig | IsolateConfig | QuantiseConfig | StreamingConfig | TokensConfig
+Estimable = (
+    AblateConfig
+    | AmplifyConfig
+    | CardConfig
+    | DiffConfig
+    | IsolateConfig
+    | QuantiseConfig
+    | StreamingConfig
+    | TokensConfig
+)
 """Configurations of the studies whose passes are known before they begin."""
 _TIMED = 8
 """Most sequences of the timed pass."""
@@ -21,6 +43,12 @@ _INPUT_SETS = 6
 """Sets of whole linear inputs that ``quantise`` tries."""
 _BACKWARD = 3
 """Passes that a forward and a backward count as."""
+_LAYERS_OF_STEPS = 4
+"""Layers of growth steps that are read one by one; a model may have more."""
+_CLEAN = 4
+"""Passes that read the neurons which ``ablate`` ranks."""
+_COMPARED = 4
+"""Most forwards of the bridge that compare a plan of patches with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +73,13 @@ def most_passes(config: Estimable) -> float:
         return 4 + sets + 0.5 + config.controls / 2  # sinks, clean, weights, all rounded; the noise, on half
     if isinstance(config, StreamingConfig):
         return 3 + len(config.keep) + config.controls / 2  # sinks, no limit, the sink tokens kept
+    if isinstance(config, CardConfig):
+        return 5 + _LAYERS_OF_STEPS  # read, another position, BOS, two edits
+    if isinstance(config, DiffConfig):
+        return 2 * (2 + _LAYERS_OF_STEPS)  # each model: read, another position
+    if isinstance(config, AblateConfig):
+        ways = 6 + 2 * MOST + 2 * config.controls  # the set in every way, alone and left out, random sets
+        return 3 + _CLEAN + MOST + ways
     edited = 1 if isinstance(config, IsolateConfig) else len(config.factors) * len(config.centres)
     return 3 + edited  # two to find the sink, the clean run
 
@@ -59,7 +94,10 @@ def cost_of(config: Estimable) -> StudyCost:
     batch = tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
     few = rows_of(batch, slice(0, _TIMED))
-    seconds = seconds_of(lambda: run_with(lens, few, layers=[0], quiet=True), device=lens.device, warm_up=1)
+    other = None  # held beside the first, for the peak of memory
+    if isinstance(config, DiffConfig) and not (config.by == "bos" and config.other is None):
+        other = second_of(lens, config, None)
+    seconds = seconds_of(lambda: run_with(other or lens, few, layers=[0], quiet=True), device=lens.device, warm_up=1)
     passes = most_passes(config)
     return StudyCost(
         passes=passes,
@@ -69,16 +107,47 @@ def cost_of(config: Estimable) -> StudyCost:
     )
 
 
-def estimate(config: Estimable) -> RenderableType:
+def cost_of_patches(config: PatchConfig) -> StudyCost:
+    """The cost of ``patch``; runs both sequences, so that cells with equal values are not counted.
+
+    Several patches share a forward and begin at their own layer, so that the time is an upper bound.
+
+    Raises:
+        ModelError, SiteError, InputError: what ``patch`` would refuse before it measures.
+    """
+    lens = load(config.model, device=config.device, dtype=config.dtype)
+    sweep, grid, _ = swept(lens, None, None, metric=None, config=config)
+    patches = sum(sweep.changes(cell) for cell in grid)
+    passes = 4 + _COMPARED  # the site and the metric, of both runs
+    if config.approximate or config.screen:
+        passes += _BACKWARD * config.steps
+        patches = min(patches, config.check if config.approximate else config.screen)
+    passes += patches
+    seconds = seconds_of(lambda: measured_run(lens, sweep.run, metric=sweep.metric), device=lens.device, warm_up=1)
+    return StudyCost(
+        passes=passes,
+        tokens=passes * sweep.run.tokens.numel(),
+        seconds=passes * seconds,
+        bytes_peak=peak_bytes(lens.device),
+    )
+
+
+def estimate(config: Estimable | PatchConfig) -> RenderableType:
     """The cost of a study in words.
 
     Raises:
         ModelError, InputError: what the study would refuse before it measures.
     """
-    cost = cost_of(config)
+    if isinstance(config, PatchConfig):
+        cost, sequences = cost_of_patches(config), len(config.clean)
+    else:
+        cost, sequences = cost_of(config), config.sequences
+    most = "at most"
+    if isinstance(config, AblateConfig | CardConfig | DiffConfig):
+        most = "about"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
-        ("passes", f"at most {cost.passes:.3g} over all {config.sequences} sequences, {cost.tokens:,} tokens"),
+        ("passes", f"{most} {cost.passes:.4g} over all {sequences} sequences, {cost.tokens:,} tokens"),
         ("time", f"about {duration(cost.seconds)}, from one timed pass; loading, tables and the page apart"),
         ("memory", f"about {size(cost.bytes_peak)} at its peak, with libraries and one pass"),
     ):
