@@ -43,7 +43,7 @@ _INPUT_SETS = 6
 """Sets of whole linear inputs that ``quantise`` tries."""
 _BACKWARD = 3
 """Passes that a forward and a backward count as."""
-_LAYERS_OF_STEPS = 4
+_LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
 _CLEAN = 4
 """Passes that read the neurons which ``ablate`` ranks."""
@@ -76,7 +76,7 @@ def most_passes(config: Estimable) -> float:
     if isinstance(config, CardConfig):
         return 5 + _LAYERS_OF_STEPS  # read, another position, BOS, two edits
     if isinstance(config, DiffConfig):
-        return 2 * (2 + _LAYERS_OF_STEPS)  # each model: read, another position
+        return 2 * (1 + _LAYERS_OF_STEPS)  # each model: read
     if isinstance(config, AblateConfig):
         ways = 6 + 2 * MOST + 2 * config.controls  # the set in every way, alone and left out, random sets
         return 3 + _CLEAN + MOST + ways

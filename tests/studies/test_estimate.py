@@ -3,12 +3,22 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.studies import cache_window, quantisation
 from sink_lens.studies.cache_window import streaming
-from sink_lens.studies.config import AmplifyConfig, IsolateConfig, QuantiseConfig, StreamingConfig
+from sink_lens.studies.comparison import diff
+from sink_lens.studies.config import (
+    AmplifyConfig,
+    CardConfig,
+    DiffConfig,
+    IsolateConfig,
+    QuantiseConfig,
+    StreamingConfig,
+)
 from sink_lens.studies.estimate import cost_of, most_passes
+from sink_lens.studies.model_card import card
 from sink_lens.studies.quantisation import quantise
 from sink_lens.studies.tokens_config import TokensConfig
 
@@ -65,3 +75,22 @@ def test_the_cost_is_positive_and_counts_all_tokens(folder):
     assert cost.tokens == 4 * 8 * 24
     assert cost.seconds > 0
     assert cost.bytes_peak > 10**6
+
+
+@pytest.mark.parametrize(
+    ("study", "config"), [(card, CardConfig(**READ)), (diff, DiffConfig(**READ))], ids=["card", "diff"]
+)
+def test_a_planted_model_is_read_in_at_most_as_many_tokens_as_were_estimated(
+    study, config, folder, tmp_path, monkeypatch
+):
+    embedded, real = [], torch.nn.Embedding.forward
+
+    def counted(self, ids):
+        embedded.append(ids.numel())
+        return real(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", counted)
+    both = {"model": folder} | ({"other": folder} if study is diff else {})
+    study(replace(config, **both), out=tmp_path / "run", progress=False)
+    made = sum(embedded) / (config.sequences * config.length)
+    assert made <= most_passes(config) <= 1.5 * made
