@@ -47,8 +47,8 @@ _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
 _CLEAN = 4
 """Passes that read the neurons which ``ablate`` ranks."""
-_COMPARED = 4
-"""Most forwards of the bridge that compare a plan of patches with it."""
+_COMPARED = 30
+"""Forwards that compare a plan of patches with the bridge, where several plans are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,8 @@ def cost_of(config: Estimable) -> StudyCost:
 def cost_of_patches(config: PatchConfig) -> StudyCost:
     """The cost of ``patch``; runs both sequences, so that cells with equal values are not counted.
 
-    Several patches share a forward and begin at their own layer, so that the time is an upper bound.
+    Several patches share a forward and begin at their own layer, so that the time is too much for
+    many patches.
 
     Raises:
         ModelError, SiteError, InputError: what ``patch`` would refuse before it measures.
@@ -143,7 +144,7 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
     else:
         cost, sequences = cost_of(config), config.sequences
     most = "at most"
-    if isinstance(config, AblateConfig | CardConfig | DiffConfig):
+    if isinstance(config, AblateConfig | CardConfig | DiffConfig | PatchConfig):
         most = "about"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
