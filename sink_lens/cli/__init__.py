@@ -37,7 +37,7 @@ from .console import BAD_INPUT, INTERRUPTED, app
 __all__ = ["BAD_INPUT", "INTERRUPTED", "app", "main"]
 
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1"}
-"""Of a hub that cannot be reached, the error at the end says what its retries met."""
+"""Where a hub cannot be reached, the error at the end says what its retries met."""
 
 
 def main() -> None:
