@@ -9,7 +9,7 @@ import typer
 from ..errors import InputError
 from ..training.config import EXAMPLE, TrainConfig, train_config
 from .console import INTERRUPTED, app, console, echo, lines, reported
-from .options import Answer, DryRun, File, Out, Overwrite, Quiet, configured, example_of
+from .options import Answer, File, Out, Overwrite, Quiet, configured, example_of
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -42,7 +42,9 @@ def train(
     config: TrainConfig,
     file: File = None,
     out: Out = None,
-    dry_run: DryRun = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would cost, by the time of a real step; write nothing.")
+    ] = False,
     example: Annotated[bool, example_of(EXAMPLE)] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,

@@ -33,7 +33,7 @@ def _title(run: Run) -> str:
     if table is None or table.empty:
         return "Two models compared"
     row = table.to_dict("records")[0]
-    by = {"weights": "", "dtype": ", compared by type", "bos": ", compared by BOS"}.get(str(row["by"]), "")
+    by = {"dtype": f" in {visible(run.config.get('other_dtype', 'another type'))}", "bos": " by BOS"}
     found = plural(int(row["alarms"]), "alarm") if row["alarms"] else "Nothing is broken"
     change, low, high = (float(row.get(f"loss_change_{end}", np.nan)) for end in ("nats", "low", "high"))
     if row["alarms"]:
@@ -49,7 +49,7 @@ def _title(run: Run) -> str:
     loss = f"; the loss changes by {number(change)} {interval(low, high)} nats" if np.isfinite(change) else ""
     other = run.config.get("other")
     whose = f" in {visible(other)}" if other else ""
-    return f"{found}{whose}{by}{loss}"
+    return f"{found}{whose}{by.get(str(row['by']), '')}{loss}"
 
 
 def _headline(run: Run) -> list[str]:

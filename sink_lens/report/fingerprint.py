@@ -1,5 +1,6 @@
 """Fingerprints in words, a figure and a page: which models share a seed, and how far a null can be believed."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -113,7 +114,7 @@ def draw(pairs: pd.DataFrame, nulls: pd.DataFrame, *, names: Sequence[str], alph
     mine = nulls.loc[[pair in unrelated for pair in zip(nulls["a"], nulls["b"], strict=True)]]
     curves = len(unrelated) >= _ENOUGH and len(mine) > 0
     few = len(pairs) <= _FEW
-    tall = 1.0 + 0.9 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
+    tall = 1.0 + 1.1 * len(pairs) if few else min(max(3.2, 1.2 + 0.22 * len(names)), 8.0)
     figure = canvas(width=10.0 if curves else 6.4, height=max(tall, 3.4 if curves else 0.0))
     (_against if few else _matrix)(figure, pairs, nulls, names=names, place=(1, 2 if curves else 1, 1))
     if curves:
@@ -130,12 +131,13 @@ def _against(
     kinds = list(dict.fromkeys(nulls["null"].tolist()))
     ticks: list[str] = []
     for row in nulls.to_dict("records"):
-        pair, kind, line = (row["a"], row["b"]), row["null"], len(ticks)
-        reach = 1.96 * row["sd"]
+        pair, kind = (row["a"], row["b"]), row["null"]
+        if kind == kinds[0] and len(found) > 1:
+            ticks.append(f"{_short(pair[0])} · {_short(pair[1])}")
+        line, reach = len(ticks), 1.96 * row["sd"]
         axes.hlines(line, row["mean"] - reach, row["mean"] + reach, color=COLOURS[kinds.index(kind)], linewidth=4)
         axes.plot([found[pair]], [line], marker="|", color=INK, markersize=11, linestyle="none")
-        is_first = kind == kinds[0] and len(found) > 1
-        ticks.append(f"{_short(pair[0])} · {_short(pair[1])}\n{kind}" if is_first else kind)
+        ticks.append(kind)
     axes.set_yticks(range(len(ticks)), ticks)
     axes.set_ylim(max(len(ticks), 1) - 0.5, -0.5)
     axes.axvline(0, color=QUIET, linewidth=1, linestyle=":")
@@ -185,6 +187,16 @@ def _short(name: str, *, most: int = 34) -> str:
     return text if len(text) <= most else f"…{text[-most + 1 :]}"
 
 
+def brief(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Each model's name without the parts that all names share, where they still differ then; and those parts."""
+    parts = {name: re.findall(r"(?:seed|step) \d+|[^ ,]+", name) for name in names}
+    shared = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
+    found = {name: " ".join(part for part in own if part not in shared) for name, own in parts.items()}
+    if len(found) < 2 or not all(found.values()) or len(set(found.values())) < len(found):
+        return {name: name for name in names}, []
+    return found, shared
+
+
 # --- the page
 
 
@@ -196,7 +208,9 @@ def _title(run: Run) -> str:
     if len(pairs) == 1:
         said = {_SAME: "One lineage", _NO_ANSWER: "No answer"}.get(verdicts[0], "No common lineage shown")
         return said + (f": mean tau {number(pairs['tau_bar'].iloc[0])}" if "tau_bar" in pairs.columns else "")
-    return f"{verdicts.count(_SAME)} of {plural(len(pairs), 'pair')} of models share a lineage"
+    said = f"{verdicts.count(_SAME)} of {plural(len(pairs), 'pair')} of models share a lineage"
+    most = float(np.nanmax(pairs["tau_bar"].to_numpy(float), initial=-np.inf)) if "tau_bar" in pairs.columns else np.nan
+    return said + (f" (mean tau at most {number(most)})" if np.isfinite(most) else "")
 
 
 def _headline(run: Run) -> list[str]:
@@ -204,8 +218,15 @@ def _headline(run: Run) -> list[str]:
         return []
     empty = pd.DataFrame()
     calibration, scores = (run.tables.get(name, empty) for name in ("calibration", "scores"))
-    said = told(run.tables["pairs"], calibration, scores, decides=str(run.config.get("decides")))
-    return [f"{one[0].upper()}{one[1:]}." for one in said]
+    pairs = run.tables["pairs"]
+    names, shared = brief(list(dict.fromkeys([*pairs["a"].tolist(), *pairs["b"].tolist()])))
+    said = told(_renamed(pairs, names), calibration, scores, decides=str(run.config.get("decides")))
+    alike = [f"all models: {', '.join(shared)}"] if shared else []
+    return [f"{one[0].upper()}{one[1:]}." for one in (*alike, *said)]
+
+
+def _renamed(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    return table.assign(**{end: [names[name] for name in table[end]] for end in "ab"})
 
 
 def _figure(run: Run) -> tuple[str, Figure]:
@@ -214,11 +235,13 @@ def _figure(run: Run) -> tuple[str, Figure]:
     if not np.isfinite(pairs["tau_bar"].to_numpy(float)).any():
         raise RunError("no pair got an answer, so that there is nothing to draw: the table of pairs says why")
     see = (
-        "The effect: mean tau of the shared coordinates, a black bar on each null's middle 95%, or as a table of "
+        "The effect: mean tau of the shared coordinates, an upright bar on each null's middle 95%, or as a table of "
         "models (a dot: called the same). Where unrelated pairs are known, right: their p, sorted. A null that is "
         "right lies on the dotted line; one that is too narrow falls under it on the left."
     )
-    return see, draw(pairs, nulls, names=models["model"].tolist(), alpha=float(run.config.get("alpha", 0.01)))
+    names, _ = brief(models["model"].tolist())
+    pairs, nulls = _renamed(pairs, names), _renamed(nulls, names)
+    return see, draw(pairs, nulls, names=list(names.values()), alpha=float(run.config.get("alpha", 0.01)))
 
 
 def _against_nulls(run: Run) -> pd.DataFrame:

@@ -121,7 +121,8 @@ def _title(run: Run) -> str:
     born = [] if alarms is None else alarms.loc[alarms["rule"] == "sink_born", "step"].tolist()
     if born:
         return f"Training watched: a sink is born by step {min(born):,}"
-    return "Training watched: no sink is born"
+    rate = _last(run).get("rate_first")
+    return "Training watched: no sink is born" + ("" if rate is None else f" ({rate:.1%} of heads at the end)")
 
 
 def _said(run: Run) -> list[str]:
@@ -133,19 +134,24 @@ def _said(run: Run) -> list[str]:
         said.append(f"{plural(len(told) - _MOST_SENTENCES, 'more alarm')}; all are in the table below.")
     if alarms is not None and not told:
         said.append("No alarm.")
-    readings = run.optional("monitor", columns=_COLUMNS)
-    if readings is None or not len(readings):
-        return said
-    last = readings.loc[(readings["step"] == readings["step"].max()) & readings["layer"].isna()]
-    value = {str(key): float(one) for key, one in zip(last["key"], last["value"], strict=True)}
+    value = _last(run)
     if {"rate_first", "mass_first"} <= value.keys():
-        steps = set(readings["step"].tolist())
+        steps = set(run.need("monitor", columns=_COLUMNS)["step"].tolist())
         said.append(
             f"At step {max(steps):,}, the last of {plural(len(steps), 'reading')}: "
             f"{value['rate_first']:.1%} of layers and heads have a sink score over {_threshold(run):g} at position 0, "
             f"which receives {number(value['mass_first'])} of the attention on average."
         )
     return said
+
+
+def _last(run: Run) -> dict[str, float]:
+    """Key of the whole model -> its value at the last reading; empty without readings."""
+    readings = run.optional("monitor", columns=_COLUMNS)
+    if readings is None or not len(readings):
+        return {}
+    last = readings.loc[(readings["step"] == readings["step"].max()) & readings["layer"].isna()]
+    return {str(key): float(one) for key, one in zip(last["key"], last["value"], strict=True)}
 
 
 def _threshold(run: Run) -> float:
@@ -168,6 +174,11 @@ def _alarm_table(run: Run) -> tuple[str, PageTable]:
     return see, shown_table(alarms, {"step": "step", "rule": "rule", "sentence": "what it says"})
 
 
+def _has_alarms(run: Run) -> bool:
+    """Whether a rule found something; a damaged table is shown as that."""
+    return "alarms" not in run.tables or len(run.tables["alarms"]) > 0
+
+
 def _reading_table(run: Run) -> tuple[str, PageTable]:
     readings = run.need("monitor", columns=_COLUMNS)
     rows = readings.loc[readings["layer"].isna()]
@@ -182,7 +193,7 @@ MONITOR = Page(
     headline=_said,
     figures=(Drawn(key="course", title="What the monitor read", make=_course, data=whole("monitor")),),
     tables=(
-        Listed(key="alarm-table", title="Alarms", make=_alarm_table),
+        Listed(key="alarm-table", title="Alarms", make=_alarm_table, when=_has_alarms),
         Listed(key="reading-table", title="Readings", make=_reading_table),
     ),
 )

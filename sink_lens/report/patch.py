@@ -14,6 +14,8 @@ from sink_lens.text import listed, number, percent, site_words, token, visible, 
 
 _FAR = 2.0
 """Larger shares of the way are written as multiples of it."""
+_ALIKE = 0.95
+"""Patches whose effect is at least this share of the strongest one are as good as it."""
 _BY = ("layer", "position", "head", "key", "neuron")
 
 
@@ -94,7 +96,11 @@ def _title(run: Run) -> str:
     table = run.optional("patches", columns=["effect"])
     if table is None or not len(table):
         return title
-    return f"{title}: {_metric(run)} is moved most at {_most(_strongest_first(table))}"
+    table = _strongest_first(table)
+    strongest = table["effect"].to_numpy(float)
+    alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
+    also = f"; {alike} more within {1 - _ALIKE:.0%} of it" if alike > 0 else ""
+    return f"{title}: {_metric(run)} is moved most at {_most(table)}{also}"
 
 
 def _strongest_first(table: pd.DataFrame) -> pd.DataFrame:

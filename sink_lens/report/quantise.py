@@ -105,7 +105,13 @@ def _title(run: Run) -> str:
     closed, cost = (float(row.get(name, np.nan)) for name in ("closed_share", "cost_nats"))
     if np.isfinite(closed) and str(row["verdict"]).startswith("keep"):
         bounds = interval(row.get("closed_low"), row.get("closed_high"), shown=percent)
-        return f"{title}, and closes {percent(closed)} {bounds} of the gap".replace("  ", " ")
+        what, colon, _ = visible(row.get("sentence", ""), limit=160).partition(": ")
+        if colon and what.startswith("Keep"):
+            title = f"{words(visible(row['format']))}: k{what[1:]}, which"
+        else:
+            title += ", and"
+        gap = f"the {number(cost)} nats that it costs" if np.isfinite(cost) else "the gap"
+        return f"{title} closes {percent(closed)} {bounds} of {gap}".replace("  ", " ")
     bounds = interval(row.get("cost_low"), row.get("cost_high"))
     return f"{title}; the format costs {number(cost)} nats {bounds}".rstrip() if np.isfinite(cost) else title
 

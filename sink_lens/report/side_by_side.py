@@ -10,7 +10,7 @@ from sink_lens.records import Run
 from sink_lens.report.page import Content, PageTable, Shown, csv, told
 from sink_lens.report.story import chain
 from sink_lens.schema import VERDICTS
-from sink_lens.text import interval, number, visible
+from sink_lens.text import interval, listed, number, visible
 
 MOST_RUNS = 6
 """More than these do not fit beside each other, nor into 5 MB."""
@@ -72,6 +72,17 @@ class Beside:
     """Where they were made differently first."""
 
     @property
+    def title(self) -> str:
+        """In how much they differ: the verdicts on links, or the numbers of the summary in runs without a chain."""
+        rows, what = (self.verdicts, "verdicts on links") if self.verdicts else (self.summary, "numbers")
+        names = [row.name for row in rows if row.differs]
+        beside = f"{len(self.names)} runs beside each other"
+        if not rows:
+            return beside
+        which = f" ({listed(names, most=2)})" if names and self.verdicts else ""
+        return f"{beside}: {len(names) or 'none'} of {len(rows)} {what} differ{which}"
+
+    @property
     def tables(self) -> tuple[Shown, ...]:
         """The rows as tables, to be copied."""
         return tuple(
@@ -91,7 +102,7 @@ class Beside:
 def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     """The comparison of several runs, made from the content of their pages."""
     chained = [run for run, part in zip(runs, parts, strict=True) if part.chained]
-    links = dict.fromkeys(link.name for run in chained for link in chain(run))
+    links = {link.name: link.words for run in chained for link in chain(run)}
     summaries, missing = [], ""
     for run in runs:
         found, why = told(run, lambda run=run: _summary(run))
@@ -102,7 +113,7 @@ def compared(runs: Sequence[Run], parts: Sequence[Content]) -> Beside:
     rows = [_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
     return Beside(
         names=_names(runs, parts),
-        verdicts=tuple(_verdicts(link, parts) for link in links),
+        verdicts=tuple(_verdicts(link, parts, name=name) for link, name in links.items()),
         summary=tuple(_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities),
         summary_missing=missing,
         provenance=tuple(sorted(rows, key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)),
@@ -171,7 +182,7 @@ def _row(name: str, texts: Sequence[str]) -> Row:
     return Row(name=name, cells=tuple(Entry(text=text, differs=text != texts[0]) for text in texts))
 
 
-def _verdicts(link: str, parts: Sequence[Content]) -> Row:
+def _verdicts(link: str, parts: Sequence[Content], *, name: str) -> Row:
     """A link's verdict in each run, with what it rests on; runs differ where their verdicts do."""
     cells = []
     for part in parts:
@@ -184,7 +195,7 @@ def _verdicts(link: str, parts: Sequence[Content]) -> Row:
         cells.append((row.verdict, f"{measured}{moved}".rstrip()))
     first = cells[0][0]
     return Row(
-        name=link,
+        name=name,
         cells=tuple(
             Entry(text=f"{VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != first)
             for verdict, why in cells

@@ -223,7 +223,7 @@ def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
     if over is None:
         axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.2, **style)
     else:
-        over.legend(handles, labels, loc="outside upper left", **style)
+        over.legend(handles, labels, loc="outside upper left", **style | {"handlelength": 3.0})
 
 
 def finished(figure: Figure) -> Figure:

@@ -13,7 +13,7 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import COLOURS, GRID, INK, MARKS, QUIET, canvas, finished, legend, logarithmic, panel
-from sink_lens.text import number, plural, token, visible
+from sink_lens.text import number, plural, token, visible, words
 
 MOST_VARIANTS = 10
 """More variants than these are not drawn."""
@@ -68,7 +68,7 @@ def coverage(table: pd.DataFrame) -> Figure:
             alpha=0.3,
             linewidth=0,
         )
-        axes.plot(x, chance["null"], color=QUIET, linewidth=1.4, label="chance")
+        axes.plot(x, chance["null"], color=INK, linestyle=":", linewidth=1.4, label="chance")
         for variant, style in styles(variants).items():
             lines = list(rows.loc[rows["variant"] == variant].groupby("model", sort=False))
             for index, (_, one) in enumerate(lines):
@@ -322,6 +322,7 @@ def interval_text(mean: float, low: float, high: float) -> str:
 _SUMMARY = ("model", "variant", "seed", "step", "measure", "value")
 _VARIANTS = ("measure", "variant", "n", "mean", "low", "high")
 _MOST_SAID = 8
+_MOST_VARIANTS = 4
 
 
 def variant_rows(
@@ -349,6 +350,12 @@ def _plus_minus(row: dict) -> str:
     return text if np.isnan(half) else f"{text} ±{half:,.{max(places - 1, 0)}f}".replace("±0.", "±.")
 
 
+def _unsaid(variants: Sequence[str]) -> list[str]:
+    """That there are more variants than are said in words."""
+    rest = len(variants) - _MOST_VARIANTS
+    return [f"{plural(rest, 'more variant')}: see the figures and tables below."] if rest > 0 else []
+
+
 def _sets(run: Run) -> tuple[pd.DataFrame, pd.DataFrame]:
     return run.need("arms", columns=_VARIANTS), run.need("summary", columns=_SUMMARY)
 
@@ -360,7 +367,10 @@ def _variant_table(run: Run) -> tuple[str, PageTable]:
     heads |= {"low": "95% from", "high": "to", "difference": "− first", "difference_low": "95% from"}
     heads |= {"difference_high": "to "}
     see = "Means and 95% t intervals over seeds, and the difference to the first line of its kind, paired by seed."
-    shown = variants.assign(variant=[name_of(variant, among=among) for variant in variants["variant"].tolist()])
+    shown = variants.assign(
+        variant=[name_of(variant, among=among) for variant in variants["variant"].tolist()],
+        measure=[words(str(name)) for name in variants["measure"]],
+    )
     return see + more(len(variants), "variants", most=200), shown_table(shown, heads, most=200)
 
 
@@ -419,21 +429,26 @@ def _preference_title(run: Run) -> str:
         ratio, most = (number(float(rows[name].iloc[0])) for name in ("value", "null_high"))
         how = "more often than" if over else "no more often than"
         return f"The model predicts one token {how} chance would: {ratio} times an even share (chance: at most {most})"
-    return f"{over} of {len(rows)} models predict a token more often than chance would"
+    strongest = rows.loc[[rows["value"].idxmax()]]
+    ratio, most = (number(float(strongest[name].iloc[0])) for name in ("value", "null_high"))
+    return (
+        f"{over} of {len(rows)} models predict a token more often than chance would: at most {ratio} times an even "
+        f"share (chance: at most {most})"
+    )
 
 
 def _preference_headline(run: Run) -> list[str]:
     summary = run.need("summary", columns=[*_SUMMARY, "null", "null_high"])
     variants = list(dict.fromkeys(summary["variant"].tolist()))
     said = shared(variants)
-    for variant in variants[:_MOST_SAID]:
+    for variant in variants[:_MOST_VARIANTS]:
         rows = summary.loc[summary["variant"] == variant]
         models = list(dict.fromkeys(rows["model"].tolist()))
         if bool(rows["step"].notna().any()):
             said += [_preferred(rows.loc[rows["model"] == model], str(model)) for model in (models[0], models[-1])]
         else:
             said.append(_preferred(rows, name_of(str(variant), among=variants)))
-    return said
+    return [*said, *_unsaid(variants)]
 
 
 def _preferred(rows: pd.DataFrame, name: str) -> str:
@@ -443,19 +458,18 @@ def _preferred(rows: pd.DataFrame, name: str) -> str:
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
 
     return (
-        f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times as often as one of all tokens "
-        f"alike would (by chance the most frequent comes {mean('argmax_top_ratio', 'null')} times as often, at most "
-        f"{mean('argmax_top_ratio', 'null_high')} in 95%), and {mean('argmax_covering')} tokens cover 80% of the "
-        f"predictions (by chance {mean('argmax_covering', 'null')}). The most frequent least probable token: "
-        f"{mean('argmin_top_ratio')} times."
+        f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times an even share (by chance "
+        f"{mean('argmax_top_ratio', 'null')}, at most {mean('argmax_top_ratio', 'null_high')} in 95%); "
+        f"{mean('argmax_covering')} tokens cover 80% of the predictions (by chance {mean('argmax_covering', 'null')}); "
+        f"the most frequent least probable token comes {mean('argmin_top_ratio')} times an even share."
     )
 
 
 def _coverage(run: Run) -> tuple[str, Figure]:
     table = run.need("coverage", columns=["model", "variant", "step", "kind", "tokens", "share", "null"])
     see = (
-        "How much of the predictions the most frequent tokens take; grey is chance (as many draws from all tokens "
-        "alike, with its 95% band). A line above the grey one is a preference. Later checkpoints are darker."
+        "How much of the predictions the most frequent tokens take; dotted is chance (as many draws from all tokens "
+        "alike), grey its 95% band. A line above the band is a preference. Later checkpoints are darker."
     )
     return see, coverage(table)
 
@@ -528,14 +542,15 @@ def _contraction_title(run: Run) -> str:
     cosine = f"the mean cosine between sequences, less that before the first layer, is {found}"
     if float(best["mean"]) <= 0:
         return f"{'None of the models contracts' if len(rows) > 1 else f'{name} does not contract'}: {cosine}"
-    return f"{name} contracts{' most' if len(rows) > 1 else ''}: {cosine}"
+    unsure = ", but its interval holds 0" if float(best["low"]) <= 0 else ""
+    return f"{name} contracts{' most' if len(rows) > 1 else ''}{unsure}: {cosine}"
 
 
 def _contraction_headline(run: Run) -> list[str]:
     variants, summary = _sets(run)
     names = variants_of(variants)
     said = shared(names) if names else []
-    for variant in names[:_MOST_SAID]:
+    for variant in names[:_MOST_VARIANTS]:
         found = {
             name: _mean(variants, variant, name)
             for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
@@ -545,6 +560,7 @@ def _contraction_headline(run: Run) -> list[str]:
             f"{number(float(found['inter_floor']['mean']))}; between positions {_said(found['intra_excess'])}; the "
             f"last position's excess less that of position 0: {_said(found['discrepancy'])}."
         )
+    said += _unsaid(names)
     courses = summary.loc[summary["step"].notna()]
     for variant, rows in list(courses.loc[courses["measure"] == "inter_excess"].groupby("variant", sort=False))[
         :_MOST_SAID

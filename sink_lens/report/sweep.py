@@ -1,6 +1,6 @@
 """A sweep of edits over a grid of cells: its figures and its page."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ _AXES = ("layer", "position", "head", "unit", "key", "factor", "seed")
 _LABELLED = 5
 _MOST_NAMED = 40
 """More cells than these are not all named in the forest plot."""
+_LABEL = 52
+"""Characters of a cell's name in the forest plot."""
 _MOST_PANELS = 8
 
 
@@ -102,7 +104,9 @@ def _blocks(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     keys = [name for name in ("kind", "site", "centre") if name in frame.columns]
     if not keys:
         return [("", frame)]
-    names = [" ".join(str(part) for part in row if isinstance(part, str)) for row in frame[keys].to_numpy().tolist()]
+    names = [
+        " ".join(site_words(part) for part in row if isinstance(part, str)) for row in frame[keys].to_numpy().tolist()
+    ]
     return [(name, frame.loc[[one == name for one in names]]) for name in dict.fromkeys(names)]
 
 
@@ -160,9 +164,8 @@ def _title(run: Run) -> str:
         return f"{title}: none changes {visible(metrics[0])} beyond chance and its controls"
     best = told_apart.sort_values("effect", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
     return (
-        f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}, most: "
-        f"{cell_name(best)}, "
-        f"{number(float(best['effect']))} {interval(best['ci_low'], best['ci_high'])}"
+        f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}; most is "
+        f"{number(float(best['effect']))} {interval(best['ci_low'], best['ci_high'])} by {cell_name(best)}"
     )
 
 
@@ -177,7 +180,7 @@ def _headline(run: Run) -> list[str]:
             beside = f", its controls {number(control)}" if np.isfinite(control) else ""
             bounds = interval(best["ci_low"], best["ci_high"])
             said.append(
-                f"{visible(metric)}: most by {cell_name(best)}, {number(float(best['effect']))} {bounds}{beside}."
+                f"{visible(metric)}: most is {number(float(best['effect']))} {bounds} by {cell_name(best)}{beside}."
             )
     if failed := _failed(table):
         said.append(f"{plural(failed, 'cell')} failed; the table says why.")
@@ -186,9 +189,18 @@ def _headline(run: Run) -> list[str]:
 
 def cell_name(row: Mapping[Any, Any]) -> str:
     """A cell in words: its edit, its site and where."""
-    shown = {"kind": visible, "site": site_words, "where": visible}
-    parts = [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]
-    return " ".join(parts)
+    edit = _parts(row, {"kind": visible, "site": site_words})
+    return ": ".join([*([" ".join(edit)] if edit else []), *_parts(row, {"where": visible})])
+
+
+def _parts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
+    return [show(row[name]) for name, show in shown.items() if isinstance(row.get(name), str) and row[name]]
+
+
+def _label(row: Mapping[Any, Any]) -> str:
+    """A cell's name for the forest plot; a long one keeps its end, which tells cells apart."""
+    name = cell_name(row)
+    return name if len(name) <= _LABEL else f"{name[: _LABEL // 2]} … {name[-_LABEL // 2 :]}"
 
 
 def stands_out(rows: pd.DataFrame) -> np.ndarray:
@@ -241,9 +253,9 @@ def forest(rows: pd.DataFrame, *, metric: str) -> Figure:
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_ylim(len(part) - 0.5, -0.5)
         if with_names:
-            axes.set_yticks(y, [visible(cell_name(row), limit=40, counted=False) for row in part.to_dict("records")])
+            axes.set_yticks(y, [_label(row) for row in part.to_dict("records")])
             axes.tick_params(axis="y", labelsize=FONT - 2)
-            legend(axes, columns=4)
+            legend(axes, columns=2)
         else:
             axes.set_yticks([])
             axes.set_ylabel(f"all {len(part)} cells", fontsize=FONT, color=INK)
@@ -282,7 +294,7 @@ def _effects(which: int) -> tuple[Drawn, Drawn]:
     def there(run: Run) -> bool:
         return "cells" not in run.tables or len(_metrics(run.tables["cells"])) > which
 
-    number_of = "" if which == 0 else f" on the metric of number {which + 1}"
+    number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]
     return (
         Drawn(key=f"effects-{which}", title=f"Every cell{number_of}", make=every, data=of, when=there),
         Drawn(

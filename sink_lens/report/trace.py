@@ -1,6 +1,7 @@
 """The page of a trace: what was found, each figure with what to see in it, and tables; patterns to click through."""
 
 import base64
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -486,7 +487,25 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
     if summary is not None:
         said = summary.loc[summary["quantity"] == "makers_beside_super_neurons", "value"].tolist()
         see += "".join(f" {text[:1].upper()}{text[1:]}." for text in map(str, said))
+    see += _with_makers(run, table)
     return see, shown_table(table, heads)
+
+
+def _with_makers(run: Run, sets: pd.DataFrame) -> str:
+    """Why the chain's intervention on the super neurons removes another share than their set: it takes more neurons."""
+    effects = run.optional("effects", columns=["link", "edit", "share", "is_primary"])
+    size = sets.loc[sets["set"] == "super neurons", "size"].tolist()
+    if effects is None or not size:
+        return ""
+    effects = effects.loc[effects["is_primary"].eq(True)]
+    for edit, share in zip(effects["edit"], effects["share"], strict=True):
+        found = re.fullmatch(r"mean ablation of (\d+) super neurons", str(edit))
+        if found and int(found[1]) > int(size[0]):
+            return (
+                f" The {percent(share)} in the chain above is of {found[1]} neurons: these {size[0]} and the "
+                "neurons among the makers."
+            )
+    return ""
 
 
 def _placement_table(run: Run) -> tuple[str, PageTable]:

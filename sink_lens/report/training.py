@@ -495,7 +495,8 @@ def _compare_title(run: Run) -> str:
     last = next((row for row in reversed(rows) if row["curve"] == "evaluation"), rows[-1])
     bounds = interval(last["low"], last["high"]) or "(one seed each: it cannot be told from chance)"
     change = f"{last['mean']:+.3f}".replace("-", "−")
-    return f"{title}: {visible(last['curve'])} loss {change} nats {bounds}"
+    unsure = "; no difference can be told" if last["low"] <= 0 <= last["high"] else ""
+    return f"{title}: {visible(last['curve'])} loss {change} nats {bounds}{unsure}"
 
 
 def _findings(run: Run) -> list[str]:

@@ -2,7 +2,7 @@
 
 from sink_lens.records import Run
 from sink_lens.report.page import Listed, Page, PageTable, more, shown_table
-from sink_lens.text import plural, visible
+from sink_lens.text import plural, visible, words
 
 _MOST = 200
 _ORDER = {"disagree": 0, "agree": 1, "not comparable": 2}
@@ -17,7 +17,9 @@ def _title(run: Run) -> str:
     row = table.to_dict("records")[0]
     if not row["agree"] + row["disagree"]:
         return "No published fact can be compared"
-    return f"{row['agree']} of {plural(int(row['agree'] + row['disagree']), 'comparable fact')} confirmed"
+    agree, disagree, unknown = (int(row[name]) for name in ("agree", "disagree", "not_comparable"))
+    said = f"{plural(agree, 'published fact')} {'agrees' if agree == 1 else 'agree'}, {disagree} disagree"
+    return said + (f", {unknown} cannot be compared" if unknown else "")
 
 
 def _headline(run: Run) -> list[str]:
@@ -34,9 +36,12 @@ def _facts(run: Run) -> tuple[str, PageTable]:
         "Facts that disagree come first. A number agrees where the measured interval meets the tolerated range "
         "of the published one; a set where all published members are found." + more(len(table), "facts", most=_MOST)
     )
-    heads = {
-        name: name for name in ("verdict", "quantity", "published", "measured", "condition", "reason", "source", "id")
-    }
+    table = table.assign(
+        published=table["published"].replace("undefined", ""),
+        quantity=[words(str(name)) for name in table["quantity"]],
+    )
+    heads = {"verdict": "verdict", "id": "fact"}
+    heads |= {name: name for name in ("quantity", "published", "measured", "condition", "reason", "source")}
     return see, shown_table(table, heads, most=_MOST)
 
 

@@ -146,7 +146,10 @@ SAYS = {
         "Patching the residual stream, denoising",
         "Largest effect at layer 0, position 3: 0.3, 100% of the way.",
     ),
-    "sweep": ("A sweep of 6 cells", "loss: most by zero head output (z) somewhere, −0.9 [−1, 0], its controls 0.01."),
+    "sweep": (
+        "A sweep of 6 cells",
+        "loss: most is −0.9 [−1, 0] by zero head output (z): somewhere, its controls 0.01.",
+    ),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
     "compare": ("Value norm b against a", "findings.txt is not in this folder."),
 }

@@ -29,13 +29,13 @@ def test_alike_runs_stand_beside_each_other_and_differences_are_marked(tmp_path)
     parts, beside = side_by_side([read_run(one), read_run(other)])
     assert beside.names == ("one", "other")
     assert [part.name for part in parts] == ["toy", "toy"]
-    (row,) = [row for row in beside.verdicts if row.name == "key_sink"]
+    (row,) = [row for row in beside.verdicts if row.name == "the sink's key → attention sink"]
     assert [cell.text.split(":")[0] for cell in row.cells] == ["✓ holds", "✗ fails"]
     assert [cell.differs for cell in row.cells] == [False, True]
     assert {row.name: row.differs for row in beside.summary} == {"sink_rate": True, "model": False}
     text = page_text(one, other)
     assert text.count('class="differs"') >= 2
-    assert "2 runs beside each other" in text
+    assert "2 runs beside each other: 1 of 6 verdicts on links differ (the sink&#39;s key → attention sink)" in text
     ids = [part.split('"')[0] for part in text.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
 

@@ -1,0 +1,115 @@
+"""The sentence at the top of a page, and the notes that keep two of its numbers apart."""
+
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from sink_lens.records import create_run, read_run
+from sink_lens.report import fingerprint, survey, sweep, trace
+from sink_lens.report.html import content
+
+
+def a_run(folder, kind, *, config=None, **frames):
+    with create_run(folder, kind=kind, config=config or {}, provenance={}, expects=tuple(frames)) as writer:
+        for name, frame in frames.items():
+            (writer.write_csv if name == "summary" else writer.write_table)(name, pd.DataFrame(frame))
+    return read_run(folder)
+
+
+@pytest.mark.parametrize(("neurons", "told"), [(10, True), (8, False)])
+def test_the_makers_table_says_of_how_many_neurons_the_share_in_the_chain_is(tmp_path, neurons, told):
+    sets = {"set": ["half", "super neurons"], "control_of": "", "size": [2, 8], "parts": "1.2", "removed": [0.6, 0.72]}
+    sets |= {"ci_low": 0.5, "ci_high": 0.9, "control_largest": 0.0, "target": "sink"}
+    edit = {"link": "variance_neurons", "edit": f"mean ablation of {neurons} super neurons", "share": 0.91}
+    run = a_run(tmp_path / "run", "trace", maker_sets=sets, effects=[edit | {"is_primary": True}])
+    see, _ = trace._maker_table(run)
+    said = "The 91% in the chain above is of 10 neurons: these 8 and the neurons among the makers."
+    assert see.endswith(said) if told else "in the chain above" not in see
+
+
+@pytest.mark.parametrize(
+    ("counts", "title"),
+    [
+        ((1, 0, 3), "1 published fact agrees, 0 disagree, 3 cannot be compared"),
+        ((2, 1, 0), "2 published facts agree, 1 disagree"),
+        ((0, 0, 2), "No published fact can be compared"),
+    ],
+)
+def test_verify_counts_what_cannot_be_compared_too(tmp_path, counts, title):
+    names = ("agree", "disagree", "not_comparable")
+    run = a_run(tmp_path / "run", "verify", summary=[dict(zip(names, counts, strict=True)) | {"sentence": "So."}])
+    assert content(run).title == title
+
+
+def test_patches_that_are_as_good_as_the_strongest_are_counted(tmp_path):
+    patches = {"layer": [0, 1, 2, 3], "effect": [-10.0, -9.8, 9.9, -9.0], "changed": True}
+    run = a_run(tmp_path / "run", "patch", config={"metric": "loss"}, patches=patches)
+    assert content(run).title.endswith("loss is moved most at layer 0: −10; 1 more within 5% of it")
+
+
+def test_a_monitor_without_a_sink_says_its_rate_and_shows_no_empty_table(tmp_path):
+    readings = [{"step": step, "key": "rate_first", "layer": pd.NA, "value": 0.02, "unit": "1"} for step in (0, 8)]
+    frame = pd.DataFrame(readings).astype({"layer": "Int64"})
+    alarms = pd.DataFrame(
+        {"step": pd.Series(dtype=int), "rule": pd.Series(dtype=str), "sentence": pd.Series(dtype=str)}
+    )
+    part = content(a_run(tmp_path / "run", "monitor", monitor=frame, alarms=alarms))
+    assert part.title == "Training watched: no sink is born (2.0% of heads at the end)"
+    assert "No alarm." in part.headline
+    assert [table.title for table in part.tables] == ["Readings"]
+
+
+def test_the_set_to_keep_is_named_in_the_title(tmp_path):
+    row = {"verdict": "keep", "format": "int8_tensor", "closed_share": 0.78, "closed_low": 0.7, "closed_high": 0.88}
+    row |= {"sentence": "Keep the sink tokens in 16 bit: int8_tensor costs 0.7 nats.", "cost_nats": 0.7}
+    run = a_run(tmp_path / "run", "quantise", summary=[row])
+    assert content(run).title == (
+        "int8 tensor: keep the sink tokens in 16 bit, which closes 78% [70%, 88%] of the 0.7 nats that it costs"
+    )
+
+
+@pytest.mark.parametrize(("low", "told"), [(-0.1, True), (0.05, False)])
+def test_a_difference_whose_interval_holds_zero_is_none(tmp_path, low, told):
+    row = {"variant": "b", "curve": "evaluation", "mean": 0.1, "low": low, "high": 0.2}
+    run = a_run(tmp_path / "run", "compare", config={"by": ["lr"], "runs": {"a": {}, "b": {}}}, differences=[row])
+    assert content(run).title.endswith("; no difference can be told") == told
+
+
+@pytest.mark.parametrize(("low", "told"), [(-0.1, True), (0.05, False)])
+def test_a_contraction_whose_interval_holds_zero_says_so(tmp_path, low, told):
+    row = {"measure": "inter_excess", "variant": "gpt2", "n": 2, "mean": 0.1, "low": low, "high": 0.2}
+    summary = {"model": "gpt2 seed 0", "variant": "gpt2", "seed": 0, "step": None, "measure": "inter_excess"}
+    run = a_run(tmp_path / "run", "contraction", arms=[row], summary=[summary | {"value": 0.1}])
+    assert ("but its interval holds 0" in survey._contraction_title(run)) == told
+
+
+def test_cells_that_differ_at_the_end_of_a_long_name_are_told_apart_in_the_forest_plot():
+    where = [f"layer 11, position 0, unit {', '.join(map(str, range(1000, 1012)))}, {last}" for last in (7, 8)]
+    rows = pd.DataFrame({"kind": "zero", "site": "neurons", "where": where, "effect": [0.2, 0.1]})
+    figure = sweep.forest(rows.assign(ci_low=0.05, ci_high=0.3), metric="loss")
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(set(labels)) == 2
+    assert all(label.startswith("zero neurons: layer 11") and len(label) < 60 for label in labels)
+
+
+def test_the_legend_of_the_forest_plot_is_whole():
+    rows = pd.DataFrame(
+        {"kind": "zero", "site": "neurons", "where": f"layer 11, position 0, unit {'1' * 40}"}, index=range(3)
+    )
+    rows = rows.assign(effect=[0.2, -0.2, 0.0], ci_low=[0.1, -0.3, -0.1], ci_high=[0.3, -0.1, 0.1], control_effect=0.0)
+    figure = sweep.forest(rows, metric="loss")
+    FigureCanvasAgg(figure).draw()
+    legend = figure.axes[0].legend_
+    assert legend is not None
+    legend = legend.get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.width
+
+
+def test_models_of_a_fingerprint_are_named_by_what_tells_them_apart():
+    names = [f"gpt2,n_layers=4,vocab_size=200 seed {seed}" for seed in range(3)]
+    found, shared = fingerprint.brief(names)
+    assert list(found.values()) == ["seed 0", "seed 1", "seed 2"]
+    assert shared == ["gpt2", "n_layers=4", "vocab_size=200"]
+    alike = ["runs/a step 100", "runs/a, step 100"]
+    assert fingerprint.brief(alike) == (dict(zip(alike, alike, strict=True)), [])
