@@ -3,7 +3,7 @@
     python benchmarks/monitor.py           # the toy size at three batches, a minute on two cores
     python benchmarks/monitor.py --quick
 
-A step is forward, backward, clipping and AdamW, of the toy size of ``sink-lens train`` (3M parameters, 256 tokens a
+A step is forward, backward, clipping and AdamW, of the toy size of ``sink-lens train`` (3M parameters, 128 tokens a
 sequence). Steps without and with a reading of the default keys take turns in one process on one model, in changing
 order; the number is the median over rounds of their ratio. Memory is the peak of such a step above what is held between
 steps, with over without, from Linux's high-water mark.
