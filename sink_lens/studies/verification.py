@@ -220,12 +220,12 @@ def _decision(table: pd.DataFrame, *, name: str, known: int) -> dict[str, Any]:
             text += f"; and {disagree - _MOST_NAMED} more"
     else:
         nearest = table.loc[table["verdict"] == "agree"].iloc[0]
+        all_agree = "it agrees: " if agree == 1 else "all agree, such as "
         text = (
-            f"{name} is what was published, as far as it can be compared: {plural(agree, 'fact')} "
-            f"{'agrees, ' if agree == 1 else 'agree, such as '}"
+            f"Of {plural(agree + unknown, 'published fact')} about {name} {agree} can be compared, and {all_agree}"
             f"{nearest['quantity']} {nearest['published']}, measured {nearest['measured']}"
         )
-    if unknown and compared:
+    if unknown and disagree:
         text += f"; {unknown} cannot be compared"
     return {
         "sentence": f"{text}.",
