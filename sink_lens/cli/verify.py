@@ -3,7 +3,7 @@
 from ..studies.config import VerifyConfig
 from .console import app, columns_of, hush
 from .decisions import shown
-from .options import Answer, Out, Overwrite, Quiet, configured
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -23,9 +23,12 @@ def verify(
     out: Out = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Is this the model that was published? Published facts against what is measured."""
     hush(quiet)
+    if dry_run:
+        return costed(config)
     from ..studies.verification import verify as run
 
     study = run(config, out=out, overwrite=overwrite, progress=not quiet)

@@ -21,10 +21,12 @@ from .config import (
     IsolateConfig,
     QuantiseConfig,
     StreamingConfig,
+    VerifyConfig,
 )
 from .decision import rows_of
 from .neuron_sets import MOST
 from .tokens_config import TokensConfig
+from .verification import facts_about
 
 Estimable = (
     AblateConfig
@@ -35,8 +37,9 @@ Estimable = (
     | QuantiseConfig
     | StreamingConfig
     | TokensConfig
+    | VerifyConfig
 )
-"""Configurations of the studies whose passes are known before they begin."""
+"""Configurations of the studies whose cost is estimated from one pass."""
 _TIMED = 8
 """Most sequences of the timed pass."""
 _INPUT_SETS = 6
@@ -65,7 +68,10 @@ class StudyCost:
 
 
 def most_passes(config: Estimable) -> float:
-    """The most passes over all its sequences that a study makes; studies that decide judge on half of them."""
+    """The most passes over all its sequences that a study makes; studies that decide judge on half of them.
+
+    Of ``verify`` it is the passes for each fact that is measured.
+    """
     if isinstance(config, TokensConfig):
         return 1 + _BACKWARD * min(config.gradient_sequences, config.sequences) / config.sequences
     if isinstance(config, QuantiseConfig):
@@ -80,6 +86,8 @@ def most_passes(config: Estimable) -> float:
     if isinstance(config, AblateConfig):
         ways = 6 + 2 * MOST + 2 * config.controls  # the set in every way, alone and left out, random sets
         return 3 + _CLEAN + MOST + ways
+    if isinstance(config, VerifyConfig):
+        return 2  # the sequences of its condition, and an edit or a site of its own
     edited = 1 if isinstance(config, IsolateConfig) else len(config.factors) * len(config.centres)
     return 3 + edited  # two to find the sink, the clean run
 
@@ -99,6 +107,8 @@ def cost_of(config: Estimable) -> StudyCost:
         other = second_of(lens, config, None)
     seconds = seconds_of(lambda: run_with(other or lens, few, layers=[0], quiet=True), device=lens.device, warm_up=1)
     passes = most_passes(config)
+    if isinstance(config, VerifyConfig):
+        passes *= sum(fact.quantity is not None for fact in facts_about(lens, config)[0])
     return StudyCost(
         passes=passes,
         tokens=round(passes * batch.tokens.numel()),
@@ -144,7 +154,7 @@ def estimate(config: Estimable | PatchConfig) -> RenderableType:
     else:
         cost, sequences = cost_of(config), config.sequences
     most = "at most"
-    if isinstance(config, AblateConfig | CardConfig | DiffConfig | PatchConfig):
+    if isinstance(config, AblateConfig | CardConfig | DiffConfig | PatchConfig | VerifyConfig):
         most = "about"
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (

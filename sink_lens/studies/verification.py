@@ -59,15 +59,13 @@ def verify(
         RunError: the folder is in use, or holds another run.
     """
     config, lens, batch = inputs(VerifyConfig, model, config=config, tokens=tokens, fields=fields)
-    facts = read_facts(config.facts)
-    names = _names(lens, config)
-    own = [fact for fact in facts if is_about(fact, names)]
+    own, known = facts_about(lens, config)
     batches = _Batches(lens, batch, config, fixed=isinstance(tokens, TokenBatch))
     rows = []
     for fact in tqdm(own, desc="facts", unit="fact", disable=not progress, leave=False):
         rows.append(_row(fact, *_judged(fact, batches, config)))
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
-    decision = _decision(table, name=shown_name(lens.name), known=len(facts))
+    decision = _decision(table, name=shown_name(lens.name), known=known)
     frames = {"facts": table, "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}])}
     return decided(
         "verify",
@@ -82,6 +80,13 @@ def verify(
         out=out,
         overwrite=overwrite,
     )
+
+
+def facts_about(lens: LensModel, config: VerifyConfig) -> tuple[list[Fact], int]:
+    """The facts about this model, and how many there are about all models."""
+    facts = read_facts(config.facts)
+    names = _names(lens, config)
+    return [fact for fact in facts if is_about(fact, names)], len(facts)
 
 
 _COLUMNS = {
