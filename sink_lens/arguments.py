@@ -19,7 +19,7 @@ from .errors import InputError
 P = ParamSpec("P")
 R = TypeVar("R")
 _PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", type(None): "None"}
-_UNEXPECTED = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError)
+_UNEXPECTED = (TypeError, AttributeError, ValueError, LookupError, OverflowError, RuntimeError)
 _MOST_ITEMS = 10_000
 """Items of a longer sequence are not looked at one by one."""
 
