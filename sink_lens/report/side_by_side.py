@@ -74,13 +74,19 @@ class Beside:
     @property
     def title(self) -> str:
         """In how much they differ: the verdicts on links, or the numbers of the summary in runs without a chain."""
-        rows, what = (self.verdicts, "verdicts on links") if self.verdicts else (self.summary, "numbers")
-        names = [row.name for row in rows if row.differs]
-        beside = f"{len(self.names)} runs beside each other"
+        runs = listed(self.names) if len(self.names) == 2 else f"{len(self.names)} runs"
+        rows = self.verdicts or self.summary
+        apart = [row for row in rows if row.differs]
         if not rows:
-            return beside
-        which = f" ({listed(names, most=2)})" if names and self.verdicts else ""
-        return f"{beside}: {len(names) or 'none'} of {len(rows)} {what} differ{which}"
+            return f"{runs} beside each other"
+        if not self.verdicts:
+            return f"{runs}: {len(apart) or 'none'} of {len(rows)} numbers differ"
+        if not apart:
+            return f"{runs}: all {len(rows)} links of the chain are judged alike"
+        found = [f"{row.name}: {', '.join(cell.text.partition(':')[0] for cell in row.cells)}" for row in apart[:2]]
+        more = [f"{len(apart) - 2} more"] * (len(apart) > 2)
+        how = f"{'is' if len(apart) == 1 else 'are'} judged differently ({'; '.join(found + more)})"
+        return f"{runs}: {len(apart)} of {len(rows)} links of the chain {how}"
 
     @property
     def tables(self) -> tuple[Shown, ...]:

@@ -113,7 +113,8 @@ def _broken(run: Run) -> list[str]:
     failed = set(table.loc[table["verdict"].eq("fails"), "link"].tolist())
     names = [link.words for link in chain(run) if link.name in failed]
     if names:
-        return [f"broken: {listed(names)}"]
+        fail = "fails" if len(names) == 1 else "fail"
+        return [f"{len(names)} of {table['link'].nunique()} links of the chain {fail}: {listed(names)}"]
     open_links = table.loc[table["verdict"].eq("undecided"), "link"].nunique()
     rest = f", {open_links} of {table['link'].nunique()} are undecided" if open_links else ""
     return [f"no link of the chain fails{rest}"]

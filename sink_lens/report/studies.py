@@ -212,25 +212,30 @@ def _amplified(run: Run) -> list[str]:
         part = table.loc[table["centre"] == centre]
         if len(part):
             best = part.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
-            what = f"Factor {best['factor']:g} from {figures.NAMES[centre]} ({number(best['times'])} times)"
+            what = f"Factor {best['factor']:g}, {_moved(centre)} ({number(best['times'])} times the attention)"
             said.append(_sentence(best, what))
     return said
 
 
 def _most_amplified(run: Run) -> str:
-    title = f"Amplifying position {run.config.get('amplify_target_position', 'unknown')}"
+    title = f"Position {run.config.get('amplify_target_position', 'unknown')} amplified"
     table = run.optional("summary", columns=["centre", "factor", *_MASSES])
     if table is None or not len(table):
         return title
     moved = table.loc[table["centre"].ne("none")]
     table = moved if len(moved) else table
     best = table.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[:1]
-    centre = figures.NAMES.get(str(best["centre"].iloc[0]), str(best["centre"].iloc[0]))
-    how = "its norm alone" if best["centre"].iloc[0] == "none" else f"from the mean of {centre}"
     return (
-        f"{title} by {best['factor'].iloc[0]:g}, {how}: the sink is {visible(best['outcome'].iloc[0])}"
-        f"{_attention(best)}"
+        f"{title} by a factor of {best['factor'].iloc[0]:g} ({_moved(str(best['centre'].iloc[0]))}): the sink is "
+        f"{visible(best['outcome'].iloc[0])}{_attention(best)}"
     )
+
+
+def _moved(centre: str) -> str:
+    """What an amplification does to the position's aggregated values, by its centre."""
+    if centre == "none":
+        return "scaled alone, the control"
+    return f"away from the mean of the {visible(figures.NAMES.get(centre, centre))}"
 
 
 def _factor_curve(run: Run) -> tuple[str, Figure]:

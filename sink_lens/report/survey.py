@@ -428,12 +428,12 @@ def _preference_title(run: Run) -> str:
     if len(rows) == 1:
         ratio, most = (number(float(rows[name].iloc[0])) for name in ("value", "null_high"))
         how = "more often than" if over else "no more often than"
-        return f"The model predicts one token {how} chance would: {ratio} times an even share (chance: at most {most})"
+        return f"The model predicts one token {how} chance would: {ratio} times an even share (chance: up to {most})"
     strongest = rows.loc[[rows["value"].idxmax()]]
     ratio, most = (number(float(strongest[name].iloc[0])) for name in ("value", "null_high"))
     return (
-        f"{over} of {len(rows)} models predict a token more often than chance would: at most {ratio} times an even "
-        f"share (chance: at most {most})"
+        f"{over} of {len(rows)} models predict one token more often than chance would: up to {ratio} times an even "
+        f"share (chance: up to {most})"
     )
 
 
@@ -539,11 +539,12 @@ def _contraction_title(run: Run) -> str:
     best = rows.to_dict("records")[0]
     name = visible(name_of(str(best["variant"]), among=names) if len(names) > 1 else names[0].split(",")[0])
     found = _said({str(key): value for key, value in best.items()})
-    cosine = f"the mean cosine between sequences, less that before the first layer, is {found}"
-    if float(best["mean"]) <= 0:
-        return f"{'None of the models contracts' if len(rows) > 1 else f'{name} does not contract'}: {cosine}"
-    unsure = ", but its interval holds 0" if float(best["low"]) <= 0 else ""
-    return f"{name} contracts{' most' if len(rows) > 1 else ''}{unsure}: {cosine}"
+    cosine = f"the cosine between two sequences' states rises by {found} through the layers"
+    if float(best["low"]) > 0:
+        return f"{name} makes different sequences {'most' if len(rows) > 1 else 'more'} alike: {cosine}"
+    if len(rows) > 1:
+        return f"No model is shown to make different sequences alike: {cosine} at most, in {name}"
+    return f"{name} is not shown to make different sequences alike: {cosine}"
 
 
 def _contraction_headline(run: Run) -> list[str]:
@@ -556,9 +557,10 @@ def _contraction_headline(run: Run) -> list[str]:
             for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
         }
         said.append(
-            f"{name_of(variant, among=names)}: between sequences {_said(found['inter_excess'])} over a floor of "
-            f"{number(float(found['inter_floor']['mean']))}; between positions {_said(found['intra_excess'])}; the "
-            f"last position's excess less that of position 0: {_said(found['discrepancy'])}."
+            f"{name_of(variant, among=names)}: the cosine between sequences rises by {_said(found['inter_excess'])} "
+            f"from {number(float(found['inter_floor']['mean']))}, that between positions by "
+            f"{_said(found['intra_excess'])}; at the last position by {_said(found['discrepancy'])} more than at "
+            "position 0."
         )
     said += _unsaid(names)
     courses = summary.loc[summary["step"].notna()]

@@ -164,8 +164,8 @@ def _title(run: Run) -> str:
         return f"{title}: none changes {visible(metrics[0])} beyond chance and its controls"
     best = told_apart.sort_values("effect", key=abs, ascending=False, kind="stable").iloc[0].to_dict()
     return (
-        f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}; most is "
-        f"{number(float(best['effect']))} {interval(best['ci_low'], best['ci_high'])} by {cell_name(best)}"
+        f"{title}: {len(told_apart)} {'changes' if len(told_apart) == 1 else 'change'} {visible(metrics[0])}; most of "
+        f"all, by {number(float(best['effect']))} {interval(best['ci_low'], best['ci_high'])}: {cell_name(best)}"
     )
 
 
@@ -179,9 +179,8 @@ def _headline(run: Run) -> list[str]:
             control = float(best.get("control_effect", np.nan))
             beside = f", its controls {number(control)}" if np.isfinite(control) else ""
             bounds = interval(best["ci_low"], best["ci_high"])
-            said.append(
-                f"{visible(metric)}: most is {number(float(best['effect']))} {bounds} by {cell_name(best)}{beside}."
-            )
+            effect = number(float(best["effect"]))
+            said.append(f"{visible(metric)} changes most, by {effect} {bounds}: {cell_name(best)}{beside}.")
     if failed := _failed(table):
         said.append(f"{plural(failed, 'cell')} failed; the table says why.")
     return said

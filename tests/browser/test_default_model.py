@@ -41,8 +41,8 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     found = opened(report)
     page = found.page
     assert page.locator("h1").inner_text() == (
-        "The attention sink is position 0 (83% of heads); it belongs to the position, not to BOS; broken: "
-        "super neurons → outlier dimension and outlier dimension → the sink's key"
+        "The attention sink is position 0 (83% of heads); it belongs to the position, not to BOS; "
+        "2 of 6 links of the chain fail: super neurons → outlier dimension and outlier dimension → the sink's key"
     )
     assert page.locator("#verdicts tbody tr:not(.criterion)").count() == 6
     assert page.locator("main .missing:visible").all_inner_texts() == []

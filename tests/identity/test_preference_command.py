@@ -44,7 +44,7 @@ def test_preference_of_untrained_models(tmp_path):
     assert set(tables) >= {"models", "summary", "coverage", "tokens", "arms"}
     assert tables["models"]["weights_sha256"].nunique() == 2
     page = report(tmp_path / "run")
-    assert "models predict a token more often than chance would" in page
+    assert "models predict one token more often than chance would" in page
     assert "Do few tokens take most predictions?" in page
     assert "Along training" not in page
     assert "RunError" not in page

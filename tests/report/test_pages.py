@@ -136,8 +136,8 @@ SAYS = {
         "isolated in all layers: attention there 0.01 → 0.3",
     ),
     "amplify": (
-        "Amplifying position 9 by 5, from the mean of values: the sink is shared",
-        "Factor 5 from values (2 times): attention there 0.01 → 0.9",
+        "Position 9 amplified by a factor of 5 (away from the mean of the values): the sink is shared",
+        "Factor 5, away from the mean of the values (2 times the attention): attention there 0.01 → 0.9",
     ),
     "ablate": (
         "2 neurons (2.90,2.430) together remove 90% of the sink; random sets of that size at most 3%",
@@ -149,7 +149,7 @@ SAYS = {
     ),
     "sweep": (
         "A sweep of 6 cells",
-        "loss: most is −0.9 [−1, 0] by zero head output (z): somewhere, its controls 0.01.",
+        "loss changes most, by −0.9 [−1, 0]: zero head output (z): somewhere, its controls 0.01.",
     ),
     "train": ("softmax attention and value norm shared", "became a sink between 100 and 200 tokens: at the last"),
     "compare": ("Value norm b against a", "findings.txt is not in this folder."),
