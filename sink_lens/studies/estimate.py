@@ -70,7 +70,7 @@ class StudyCost:
 def most_passes(config: Estimable) -> float:
     """The most passes over all its sequences that a study makes; studies that decide judge on half of them.
 
-    Of ``verify`` it is the passes for each fact that is measured.
+    For ``verify`` it counts the passes for each fact that is measured.
     """
     if isinstance(config, TokensConfig):
         return 1 + _BACKWARD * min(config.gradient_sequences, config.sequences) / config.sequences
