@@ -1064,8 +1064,9 @@ _VERIFY = (
         """
         id: str, name. Name of the fact.
         quantity: str, name. Quantity of ours that it is about; empty where there is none.
+        meaning: str, text. Definition of that quantity.
         verdict: str, name. agree, disagree or not comparable.
-        published: str, text. Published number or indices.
+        published: str, text. Published number ± its tolerance, or indices.
         measured: str, text. Measured number with its interval, or indices; empty where nothing was measured.
         value: float, of the measure. Measured number; nan for indices and where nothing was measured.
         low/high: float, of the measure. 95% interval of the measured number over sequences.

@@ -89,7 +89,7 @@ def intrinsic_correlation(a: LensModel, b: LensModel) -> float:
 
     Pearson's correlation of ``std(W_Q)`` of layer 0, 1, ... in one model with that in the other, and so on. The
     shorter sequence of two is interpolated. Two models that were initialised alike and not trained have only noise in
-    it. nan with fewer than 2 layers, or where a standard deviation is the same in every layer.
+    it. With 2 layers each is 1 or -1; nan with fewer, or where a standard deviation is the same in every layer.
 
     Reference: arXiv 2507.03014 (Intrinsic Fingerprint; withdrawn by arXiv in April 2026).
     """

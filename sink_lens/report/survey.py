@@ -428,12 +428,15 @@ def _preference_title(run: Run) -> str:
     if len(rows) == 1:
         ratio, most = (number(float(rows[name].iloc[0])) for name in ("value", "null_high"))
         how = "more often than" if over else "no more often than"
-        return f"The model predicts one token {how} chance would: {ratio} times an even share (chance: up to {most})"
+        return (
+            f"The model predicts one token {how} chance would: {ratio} times as often as the average token (chance: up "
+            f"to {most})"
+        )
     strongest = rows.loc[[rows["value"].idxmax()]]
     ratio, most = (number(float(strongest[name].iloc[0])) for name in ("value", "null_high"))
     return (
-        f"{over} of {len(rows)} models predict one token more often than chance would: up to {ratio} times an even "
-        f"share (chance: up to {most})"
+        f"{over} of {len(rows)} models predict one token more often than chance would: up to {ratio} times as often "
+        f"as the average token (chance: up to {most})"
     )
 
 
@@ -458,10 +461,11 @@ def _preferred(rows: pd.DataFrame, name: str) -> str:
         return number(round(float(rows.loc[rows["measure"] == measure][column].to_numpy(float).mean()), 1))
 
     return (
-        f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times an even share (by chance "
-        f"{mean('argmax_top_ratio', 'null')}, at most {mean('argmax_top_ratio', 'null_high')} in 95%); "
+        f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times as often as the average token "
+        f"(by chance {mean('argmax_top_ratio', 'null')}, at most {mean('argmax_top_ratio', 'null_high')} in 95%); "
         f"{mean('argmax_covering')} tokens cover 80% of the predictions (by chance {mean('argmax_covering', 'null')}); "
-        f"the most frequent least probable token comes {mean('argmin_top_ratio')} times an even share."
+        f"the token that is most often the least probable is so {mean('argmin_top_ratio')} times as often as the "
+        "average."
     )
 
 
@@ -557,7 +561,7 @@ def _contraction_headline(run: Run) -> list[str]:
             for name in ("inter_floor", "inter_excess", "intra_excess", "discrepancy")
         }
         said.append(
-            f"{name_of(variant, among=names)}: the cosine between sequences rises by {_said(found['inter_excess'])} "
+            f"{name_of(variant, among=names)}: the cosine between sequences changes by {_said(found['inter_excess'])} "
             f"from {number(float(found['inter_floor']['mean']))}, that between positions by "
             f"{_said(found['intra_excess'])}; at the last position by {_said(found['discrepancy'])} more than at "
             "position 0."

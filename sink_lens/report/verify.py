@@ -5,6 +5,7 @@ from sink_lens.report.page import Listed, Page, PageTable, more, shown_table
 from sink_lens.text import plural, visible, words
 
 _MOST = 200
+_MOST_EXPLAINED = 3
 _ORDER = {"disagree": 0, "agree": 1, "not comparable": 2}
 _SIGNS = {"disagree": "✗ disagree", "agree": "✓ agree", "not comparable": "– not comparable"}
 _COLUMNS = ["id", "quantity", "verdict", "published", "measured", "condition", "reason", "source"]
@@ -23,7 +24,11 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    return [visible(text, limit=1500) for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]]
+    facts = run.need("facts", columns=["quantity", "verdict", "meaning"])
+    compared = facts.loc[facts["verdict"] != "not comparable"].drop_duplicates("quantity").head(_MOST_EXPLAINED)
+    meanings = [f"{words(one.quantity)}: {visible(one.meaning, limit=400)}" for one in compared.itertuples()]
+    said = run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
+    return [*(visible(text, limit=1500) for text in said), *meanings]
 
 
 def _facts(run: Run) -> tuple[str, PageTable]:
@@ -33,8 +38,9 @@ def _facts(run: Run) -> tuple[str, PageTable]:
         "order", kind="stable"
     )
     see = (
-        "Facts that disagree come first. A number agrees where the measured interval meets the tolerated range "
-        "of the published one; a set where all published members are found." + more(len(table), "facts", most=_MOST)
+        "Facts that disagree come first. A number agrees where the measured interval meets the published one, "
+        "give or take its tolerance (±); a set where all published members are found."
+        + more(len(table), "facts", most=_MOST)
     )
     table = table.assign(
         published=table["published"].replace("undefined", ""),

@@ -47,6 +47,14 @@ class Fact:
         """Arguments of the quantity: the fact's condition without its circumstances."""
         return {name: value for name, value in self.condition.items() if name not in _CIRCUMSTANCES}
 
+    @property
+    def room(self) -> float:
+        """How far from a published number a measured one may lie; for numbers only."""
+        return max(
+            float(self.tolerance.get("absolute", 0.0)),
+            float(self.tolerance.get("relative", 0.0 if self.tolerance else _DEFAULT_TOLERANCE)) * abs(self.value),
+        )
+
     def agrees(self, found: Value) -> bool:
         """Whether a measured value is the published one, within the tolerance and the interval of the measurement.
 
@@ -55,10 +63,7 @@ class Fact:
         """
         assert self.quantity is not None  # only such facts are measured
         if QUANTITIES[self.quantity].kind == "number":
-            room = max(
-                float(self.tolerance.get("absolute", 0.0)),
-                float(self.tolerance.get("relative", 0.0 if self.tolerance else _DEFAULT_TOLERANCE)) * abs(self.value),
-            )
+            room = self.room
             low = found.number if math.isnan(found.low) else found.low
             high = found.number if math.isnan(found.high) else found.high
             return low <= self.value + room and high >= self.value - room

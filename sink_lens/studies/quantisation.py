@@ -505,13 +505,13 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
             kept.append(f"the sink tokens ({number(found['sink_tokens'])} a sequence)")
         if found["channels"]:
             many = "largest channel" if found["channels"] == 1 else f"{found['channels']} largest channels"
-            kept.append(f"the {many} of each site")
+            kept.append(f"the {many} of each linear layer's input")
         begin = (
             f"Keep {listed(kept)} in 16 bit: {cost}, and {number(found['kept_loss_nats'])} with them kept, which "
             f"closes {closed}."
         )
         if found["verdict"] == "keep a part":
-            begin += f" That is less than the {percent(found['goal'])} asked for."
+            begin += f" It misses the goal of {percent(found['goal'])}."
     if not found["ignored"]:
         return begin
     interval = bounds(found["ignored_closed_low"], found["ignored_closed_high"], shown=percent)

@@ -92,6 +92,7 @@ def facts_about(lens: LensModel, config: VerifyConfig) -> tuple[list[Fact], int]
 _COLUMNS = {
     "id": "str",
     "quantity": "str",
+    "meaning": "str",
     "verdict": "str",
     "published": "str",
     "measured": "str",
@@ -174,8 +175,9 @@ def _row(fact: Fact, verdict: str, reason: str, found: Value | None) -> dict[str
     return {
         "id": fact.id,
         "quantity": fact.quantity or "",
+        "meaning": "" if fact.quantity is None else QUANTITIES[fact.quantity].meaning,
         "verdict": verdict,
-        "published": _said(fact.value),
+        "published": _published_text(fact, kind),
         "measured": "" if found is None else _measured_text(found, kind),
         "value": float("nan") if found is None else found.number,
         "low": float("nan") if found is None else found.low,
@@ -191,6 +193,12 @@ def _said(value: Any) -> str:
         parts = [f"[{', '.join(map(str, one))}]" if isinstance(one, list | tuple) else str(one) for one in value]
         return ", ".join(parts) or "none"
     return number(value)
+
+
+def _published_text(fact: Fact, kind: str) -> str:
+    """The value, with its tolerance where it is a number that can be measured."""
+    said = _said(fact.value)
+    return f"{said} ± {number(fact.room)}" if kind == "number" and fact.quantity else said
 
 
 def _measured_text(found: Value, kind: str) -> str:

@@ -160,7 +160,7 @@ def test_each_fact_says_why_it_cannot_be_compared(tmp_path):
         assert table.loc[name, "verdict"] == verdict, name
         assert reason in str(table.loc[name, "reason"]), name
     assert study.headline.startswith(
-        "Check acme/planted against its source: 2 of 4 comparable facts disagree: sink_rate 0.4,"
+        "Check acme/planted against its source: 2 of 4 comparable facts disagree: sink_rate 0.4 ± 0.04,"
     )
     assert study.headline.endswith("; 4 cannot be compared.")
     assert read_run(tmp_path / "run").missing == []
