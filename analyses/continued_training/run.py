@@ -100,7 +100,7 @@ def wanted(models: list) -> Iterator[tuple]:
 def generations(work: Work, seed: int) -> Iterator[tuple]:
     """((generation, step), model): the ends of each generation, and for seed 0 checkpoints of the first."""
     steps = work.size(300, 4)
-    size = work.size({"n_layers": 4, "d_model": 128, "d_mlp": 344}, {"n_layers": 2, "d_model": 32, "d_mlp": 32})
+    size = work.size({"n_layers": 4, "d_model": 128, "d_mlp": 344}, {"n_layers": 3, "d_model": 32, "d_mlp": 32})
     config = TrainConfig(
         **size, n_heads=4, vocab_size=BYTES, tied=False, length=LENGTH, batch=BATCH, steps=steps, warmup=1, seed=seed
     )
