@@ -235,7 +235,7 @@ def _decision(table: pd.DataFrame, *, name: str, known: int) -> dict[str, Any]:
         nearest = table.loc[table["verdict"] == "agree"].iloc[0]
         all_agree = "it agrees: " if agree == 1 else "all agree, such as "
         text = (
-            f"Of {plural(agree + unknown, 'published fact')} about {name} {agree} can be compared, and {all_agree}"
+            f"{agree} of {plural(agree + unknown, 'published fact')} about {name} can be compared, and {all_agree}"
             f"{nearest['quantity']} {nearest['published']}, measured {nearest['measured']}"
         )
     if unknown and disagree:
