@@ -162,8 +162,8 @@ def _threshold(run: Run) -> float:
 def _course(run: Run) -> tuple[str, Figure]:
     readings = run.need("monitor", columns=_COLUMNS)
     see = (
-        "Each panel is a key of the monitor by step; a line is a layer where the scale says so. A dashed line is an "
-        "alarm. Look whether the sink comes with the norm and the outlier, or before them."
+        "Each panel is one measure of the monitor by step, of each layer where there are several lines. A dashed line "
+        "is an alarm. Look whether the sink comes with the norm and the outlier, or before them."
     )
     return see, course(readings, alarms=_alarms(run), threshold=_threshold(run))
 

@@ -83,9 +83,13 @@ class Beside:
             return f"{runs}: {len(apart) or 'none'} of {len(rows)} numbers differ"
         if not apart:
             return f"{runs}: all {len(rows)} links of the chain are judged alike"
-        found = [f"{row.name}: {', '.join(cell.text.partition(':')[0] for cell in row.cells)}" for row in apart[:2]]
+        found = []
+        for row in apart[:2]:
+            verdicts = [cell.text.partition(":")[0] for cell in row.cells]
+            said = [f"{verdict} in {name}" for verdict, name in zip(verdicts, self.names, strict=True)]
+            found.append(f"“{row.name}” {', '.join(said if len(said) == 2 else verdicts)}")
         more = [f"{len(apart) - 2} more"] * (len(apart) > 2)
-        how = f"{'is' if len(apart) == 1 else 'are'} judged differently ({'; '.join(found + more)})"
+        how = f"{'is' if len(apart) == 1 else 'are'} judged differently: {'; '.join(found + more)}"
         return f"{runs}: {len(apart)} of {len(rows)} links of the chain {how}"
 
     @property

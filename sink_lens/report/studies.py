@@ -159,8 +159,8 @@ def _outcomes(run: Run) -> str:
     if table is None:
         return "Isolation by the attention mask"
     places = listed([f"{place:.0f}" for place in table["target_position"].to_numpy(float)])
-    outcome = f"Isolating position {places}: the sink is {listed(dict.fromkeys(table['outcome'].tolist()))}"
-    return outcome + _attention(table)
+    outcomes = listed(dict.fromkeys(table["outcome"].tolist()))
+    return f"Isolating position {places} (it attends to itself alone): the sink is {outcomes}{_attention(table)}"
 
 
 def _attention(table: pd.DataFrame) -> str:
@@ -279,8 +279,7 @@ def _carriers(run: Run) -> str:
         return "The neurons that carry the sink"
     best = table.sort_values("removed_share", ascending=False, kind="stable").to_dict("records")[0]
     return (
-        f"{plural(int(best['size']), 'neuron')} ({visible(best['neurons'])}) "
-        f"{'removes' if int(best['size']) == 1 else 'together remove'} "
+        f"Ablating {plural(int(best['size']), 'neuron')} ({visible(best['neurons'])}) removes "
         f"{percent(best['removed_share'])} of the sink; random sets of that size at most {percent(best['random_max'])}"
     )
 

@@ -132,7 +132,7 @@ SAYS = {
     "streaming": ("A cache of 64 tokens: keep the first token", "Keeping the sink tokens instead (1.5 a sequence)"),
     "monitor": ("Training watched: a sink is born by step 50", "At step 50, the last of 2 readings: 40.0% of layers"),
     "isolate": (
-        "position 9: the sink is shared; attention there goes from 1% to 30%",
+        "position 9 (it attends to itself alone): the sink is shared; attention there goes from 1% to 30%",
         "isolated in all layers: attention there 0.01 → 0.3",
     ),
     "amplify": (
@@ -140,7 +140,7 @@ SAYS = {
         "Factor 5, away from the mean of the values (2 times the attention): attention there 0.01 → 0.9",
     ),
     "ablate": (
-        "2 neurons (2.90,2.430) together remove 90% of the sink; random sets of that size at most 3%",
+        "Ablating 2 neurons (2.90,2.430) removes 90% of the sink; random sets of that size at most 3%",
         "2 neurons (2.90,2.430) together remove 90% of the sink",
     ),
     "patch": (

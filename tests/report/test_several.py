@@ -35,8 +35,8 @@ def test_alike_runs_stand_beside_each_other_and_differences_are_marked(tmp_path)
     assert {row.name: row.differs for row in beside.summary} == {"sink_rate": True, "model": False}
     text = page_text(one, other)
     assert text.count('class="differs"') >= 2
-    judged = "(the sink&#39;s key → attention sink: ✓ holds, ✗ fails)"
-    assert f"one and other: 1 of 6 links of the chain is judged differently {judged}" in text
+    judged = "“the sink&#39;s key → attention sink” ✓ holds in one, ✗ fails in other"
+    assert f"one and other: 1 of 6 links of the chain is judged differently: {judged}" in text
     ids = [part.split('"')[0] for part in text.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
 
