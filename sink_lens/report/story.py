@@ -165,13 +165,13 @@ def consequences(run: Run) -> list[str]:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
             parts = listed(str(row["parts"]).split(", "), most=4)
             said.append(
-                f"Ablating {plural(int(row['size']), 'part')} ({parts}) removes {percent(row['removed'])} of it."
+                f"Ablating {plural(int(row['size']), 'part')} ({parts}) removes {percent(row['removed'])} of the sink."
             )
     effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):
         before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
         change = f"{before:.2f} → {masked:.2f} nats ({masked - before:+.2f})"
-        said.append(f"Loss where no query, but for the first few, may attend to it: {change}.")
+        said.append(f"Loss where only the first few queries may attend to the sink: {change}.")
     return said
 
 
