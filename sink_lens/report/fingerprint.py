@@ -208,7 +208,8 @@ def _title(run: Run) -> str:
     if len(pairs) == 1:
         said = {_SAME: "One lineage", _NO_ANSWER: "No answer"}.get(verdicts[0], "No common lineage shown")
         return said + (f": mean tau {number(pairs['tau_bar'].iloc[0])}" if "tau_bar" in pairs.columns else "")
-    said = f"{verdicts.count(_SAME)} of {plural(len(pairs), 'pair')} of models share a lineage"
+    same = verdicts.count(_SAME)
+    said = f"{same} of {plural(len(pairs), 'pair')} of models {'is' if same == 1 else 'are'} shown to share a lineage"
     most = float(np.nanmax(pairs["tau_bar"].to_numpy(float), initial=-np.inf)) if "tau_bar" in pairs.columns else np.nan
     return said + (f" (mean tau at most {number(most)})" if np.isfinite(most) else "")
 

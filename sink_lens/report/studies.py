@@ -225,17 +225,22 @@ def _most_amplified(run: Run) -> str:
     moved = table.loc[table["centre"].ne("none")]
     table = moved if len(moved) else table
     best = table.sort_values("target_mass", key=abs, ascending=False, kind="stable").iloc[:1]
-    return (
-        f"{title} by a factor of {best['factor'].iloc[0]:g} ({_moved(str(best['centre'].iloc[0]))}): the sink is "
-        f"{visible(best['outcome'].iloc[0])}{_attention(best)}"
+    factor, centre = f"{best['factor'].iloc[0]:g}", str(best["centre"].iloc[0])
+    how = (
+        f"scaled {factor} times" if centre == "none" else f"{factor} times as far from the mean of the {_named(centre)}"
     )
+    return f"{title} ({how}): the sink is {visible(best['outcome'].iloc[0])}{_attention(best)}"
 
 
 def _moved(centre: str) -> str:
     """What an amplification does to the position's aggregated values, by its centre."""
     if centre == "none":
         return "scaled alone, the control"
-    return f"away from the mean of the {visible(figures.NAMES.get(centre, centre))}"
+    return f"away from the mean of the {_named(centre)}"
+
+
+def _named(centre: str) -> str:
+    return visible(figures.NAMES.get(centre, centre))
 
 
 def _factor_curve(run: Run) -> tuple[str, Figure]:

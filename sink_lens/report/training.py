@@ -456,7 +456,7 @@ TRAIN = Page(
     headline=_said,
     figures=(
         Drawn(key="loss", title="Loss", make=_loss, data=whole("log")),
-        Drawn(key="course", title="When the sink is born", make=_course, data=_watched_rows),
+        Drawn(key="course", title="How the sink grows", make=_course, data=_watched_rows),
     ),
     tables=(
         Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),
@@ -468,7 +468,7 @@ TRAIN = Page(
 WATCH = Page(
     title=_watch_title,
     headline=_said,
-    figures=(Drawn(key="course", title="When the sink is born", make=_course, data=_watched_rows),),
+    figures=(Drawn(key="course", title="How the sink grows", make=_course, data=_watched_rows),),
     tables=(Listed(key="checkpoint-table", title="Checkpoints", make=_checkpoint_table),),
 )
 

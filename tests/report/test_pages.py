@@ -136,7 +136,7 @@ SAYS = {
         "isolated in all layers: attention there 0.01 → 0.3",
     ),
     "amplify": (
-        "Position 9 amplified by a factor of 5 (away from the mean of the values): the sink is shared",
+        "Position 9 amplified (5 times as far from the mean of the values): the sink is shared",
         "Factor 5, away from the mean of the values (2 times the attention): attention there 0.01 → 0.9",
     ),
     "ablate": (
