@@ -1,13 +1,21 @@
-"""Three seeds of a softmax model and of one with head-wise RMSNorm, and their comparison; see claim.md."""
+"""Three seeds of a softmax model, of two with head-wise RMSNorm and of one with sigmoid attention; see claim.md."""
 
 import pandas as pd
 
 from analyses.claims import Measured, Work, main
-from sink_lens.report.style import BLUE, INK, ORANGE, canvas, finished, panel
+from sink_lens.report.style import BLUE, GREEN, INK, OCHRE, ORANGE, canvas, finished, legend, panel
 from sink_lens.stats import Interval
 from sink_lens.training import compare
 
-ARMS = {"softmax": "none", "headnorm": "shared"}
+ARMS = {
+    "softmax": {"value_norm": "none"},
+    "headnorm": {"value_norm": "shared"},
+    "headnorm-per-head": {"value_norm": "per_head"},
+    "sigmoid": {"attention": "sigmoid"},
+}
+"""Each changes one field of ``TrainConfig``, whose value is the name of the variant in the tables."""
+SAYS = {"shared": "shared gain", "per_head": "a gain a head", "sigmoid": "sigmoid"}
+COLOURS = {"shared": ORANGE, "per_head": OCHRE, "sigmoid": GREEN}
 SEEDS = (0, 1, 2)
 TABLES = ("differences", "measures", "finals")
 
@@ -20,39 +28,62 @@ def measure(work: Work) -> Measured:
         else {name: pd.read_csv(work.folder / f"{name}.csv") for name in TABLES}
     )
     losses, measures, finals = (tables[name] for name in TABLES)
-    loss = losses.query("variant == 'shared' and curve == 'evaluation'").iloc[0]
+
+    def loss(variant):
+        row = losses.query("variant == @variant and curve == 'evaluation'").iloc[0]
+        return Interval(estimate=row["mean"], low=row["low"], high=row["high"], n=len(SEEDS))
 
     def of(measure, variant, *columns):
         where = "measure == @measure and variant == @variant and (threshold.isna() or threshold == 0.3)"
         row = measures.query(where).iloc[0]
         return Interval(**dict(zip(("estimate", "low", "high"), row[list(columns)], strict=True)), n=len(SEEDS))
 
-    difference = ("difference", "difference_low", "difference_high")
+    value, change = ("mean", "low", "high"), ("difference", "difference_low", "difference_high")
+    added = [variant for variant in SAYS if variant != "shared"]
     numbers = {
-        "loss": Interval(estimate=loss["mean"], low=loss["low"], high=loss["high"], n=len(SEEDS)),
-        "sink_rate": of("sink_rate", "none", "mean", "low", "high"),
-        "dominance": of("dominance_ratio", "shared", *difference),
-        "rank": of("effective_rank", "shared", *difference),
-        "parity": of("s2_ratio", "shared", "mean", "low", "high"),
+        "loss": loss("shared"),
+        "sink_rate": of("sink_rate", "none", *value),
+        "dominance": of("dominance_ratio", "shared", *change),
+        "rank": of("effective_rank", "shared", *change),
+        "parity": of("s2_ratio", "shared", *value),
+        **{f"loss_added @ {SAYS[one]}": loss(one) for one in added},
+        **{f"sink_rate_added @ {SAYS[one]}": of("sink_rate", one, *change) for one in added},
+        **{f"dominance_added @ {SAYS[one]}": of("dominance_ratio", one, *change) for one in added},
+        **{f"parity_added @ {SAYS[one]}": of("s2_ratio", one, *value) for one in added},
     }
 
-    finals = finals.query("curve == 'evaluation'")
-    figure = canvas(width=7.4, height=2.8)
+    figure = canvas(width=9.6, height=3.2)
     axes = panel(figure, place=(1, 2, 1), ylabel="evaluation loss, nats")
-    for pair in finals.pivot(index="seed", columns="variant", values="loss")[list(ARMS.values())].to_numpy():
-        axes.plot(list(ARMS), pair, color=BLUE, marker="o")
-    axes = panel(figure, place=(1, 2, 2), ylabel="with the norm ÷ without")
+    ends = finals.query("curve == 'evaluation'").pivot(index="seed", columns="variant", values="loss")
+    for row in ends[["none", *SAYS]].to_numpy():
+        axes.plot(["softmax", *SAYS.values()], row, color=BLUE, marker="o")
+    axes = panel(figure, place=(1, 2, 2), ylabel="variant ÷ softmax")
     names = {"dominance_ratio": "dominance", "effective_rank": "rank", "s2_ratio": "S2 ratio", "top_mass": "top mass"}
-    pairs = [[of(name, arm, "mean", "low", "high").estimate for arm in ARMS.values()] for name in names]
-    axes.bar(list(names.values()), [norm / none for none, norm in pairs], color=ORANGE)
+    for place, (variant, says) in enumerate(SAYS.items()):
+        ratios = [of(name, variant, *value).estimate / of(name, "none", *value).estimate for name in names]
+        at = [0.27 * (place - 1) + one for one in range(len(names))]
+        axes.bar(at, ratios, width=0.25, color=COLOURS[variant], label=says)
+    axes.set_xticks(range(len(names)), list(names.values()))
     axes.axhline(1, color=INK, linestyle="--", linewidth=1)
+    legend(axes, columns=3)
     return Measured(numbers=numbers, figure=finished(figure))
 
 
-def trained(work):
-    """The tables of a comparison of models that are trained beside the run folder where they are not yet."""
-    runs = [work.trained(arm, seed=seed, value_norm=norm) for seed in SEEDS for arm, norm in ARMS.items()]
-    return compare(runs, generator=work.rng()).tables
+def trained(work: Work) -> dict[str, pd.DataFrame]:
+    """The tables of models that are trained beside the run folder where they are not yet, and commits them to this one.
+
+    The norm and the attention are compared apart, each with the softmax model without a norm.
+    """
+    runs = {arm: [work.trained(arm, seed=seed, **fields) for seed in SEEDS] for arm, fields in ARMS.items()}
+    norms = [one for arm, folders in runs.items() if arm != "sigmoid" for one in folders]
+    found = [compare(paths, generator=work.rng()).tables for paths in (norms, [*runs["softmax"], *runs["sigmoid"]])]
+    tables = {}
+    for name in TABLES:
+        norm, attention = (one[name] for one in found)
+        tables[name] = pd.concat([norm, attention[attention["variant"] == "sigmoid"]], ignore_index=True)
+        if work.retrain and not work.tiny:
+            tables[name].to_csv(work.folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+    return tables
 
 
 if __name__ == "__main__":
