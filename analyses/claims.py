@@ -130,6 +130,26 @@ class Work:
             return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=len(rows))
         return self.interval(rows, statistic=lambda drawn: drawn[:, 0].mean() / drawn[:, 1].mean())
 
+    def share_of_pairs(self, pairs: pd.DataFrame, found: Any) -> Interval:
+        """The share of pairs of models with something, and its interval over models.
+
+        A model that is drawn twice makes no pair with itself.
+
+        Args:
+            pairs: a and b, numbers of models from 0 on.
+            found: true or false for each pair.
+        """
+        size = int(pairs[["a", "b"]].to_numpy().max()) + 1
+        table = np.full((size, size), np.nan)
+        table[pairs["a"], pairs["b"]] = table[pairs["b"], pairs["a"]] = found
+
+        def share(drawn: np.ndarray) -> np.ndarray:
+            models = drawn.astype(int)
+            chosen = table[np.ix_(models, models)]
+            return np.nanmean(table if np.isnan(chosen).all() else chosen)  # one model, drawn every time, has no pair
+
+        return self.interval(np.arange(size), statistic=share)
+
     def text(self, name: str = "moby-dick", *, sequences: int, length: int, bos: str = "auto") -> TokenBatch:
         """Sequences of one of ``TEXTS``, spread over its first megabyte."""
         text = bundled_text() if name == "moby-dick" else _beginning(name)

@@ -37,11 +37,13 @@ def measure(work: Work) -> Measured:
 
     numbers = {}
     for name in NULLS:
-        numbers[f"unrelated @ {name}"] = share_over(untrained_pairs[untrained_pairs["null"] == name], seeds, work)
+        rows = untrained_pairs[untrained_pairs["null"] == name]
+        numbers[f"unrelated @ {name}"] = work.share_of_pairs(rows, rows["p"] > 0.01)
     few = work.size(range(10), range(4))
     embedded = work.once("embedded", lambda: at_first(work, few, inputs="embeddings"))
     for name in NULLS:
-        numbers[f"on_embeddings @ {name}"] = share_over(embedded[embedded["null"] == name], few, work)
+        rows = embedded[embedded["null"] == name]
+        numbers[f"on_embeddings @ {name}"] = work.share_of_pairs(rows, rows["p"] > 0.01)
     z = untrained_pairs.groupby("null")["z"]
     numbers["too_narrow"] = certain(np.sqrt((z.get_group("analytical") ** 2).mean()))
     for name, p in zip(noise["noise"], noise["log10_p_pipeline"], strict=True):
@@ -81,19 +83,6 @@ def at_first(work: Work, seeds, *, inputs="tokens") -> pd.DataFrame:
     names = {one.name: seed for one, seed in zip(models, seeds, strict=True)}
     found = fingerprint(models, config=config, progress=work.progress).nulls
     return found.assign(a=found["a"].map(names), b=found["b"].map(names), p=p_of(found))
-
-
-def share_over(rows: pd.DataFrame, seeds, work: Work):
-    """The share of pairs with p over 0.01, with the interval over models: a pair of one model twice is left out."""
-    table = np.full((len(seeds), len(seeds)), np.nan)
-    table[rows["a"], rows["b"]] = table[rows["b"], rows["a"]] = rows["p"] > 0.01
-
-    def share(drawn):
-        models = drawn.astype(int)
-        chosen = table[np.ix_(models, models)]
-        return np.nanmean(table if np.isnan(chosen).all() else chosen)  # one model, drawn every time, has no pair
-
-    return work.interval(np.arange(len(seeds)), statistic=share)
 
 
 def noisy(work: Work) -> pd.DataFrame:
