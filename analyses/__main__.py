@@ -24,8 +24,8 @@ and what tiny mode must give (`expected.csv`). Judgements are computed, by the r
 number. The **verdict on theirs** exists only where the paper has a number: *reproduced* where the whole 95% interval
 lies in the range, *not shown* where a part of it does, *not reproduced* where none of it does, *contradicted* where the
 whole of it lies in the opposite range; it says where the number lies, not that ours and theirs are equal. **Our
-prediction** stands beside it, for every number: *as predicted*, *opposite* (where we expected something else than the
-paper, that is the paper's range), or *not shown*, as a p over 0.05 from three seeds is. Intervals are bootstraps over
+prediction** stands beside it, for every number: *as predicted*, *not shown* and *not as predicted* in the same way, and
+*opposite* (where we expected something else than the paper, that is the paper's range). Intervals are bootstraps over
 sequences (over seeds where models were trained). Which figures and tables of the papers are covered, and which are not,
 is listed in [coverage](../docs/coverage.md).
 
@@ -46,8 +46,8 @@ COVERAGE = """# What of the papers is here
 Each figure and table of the four papers, where it is answered, at which scale, and what came. A: arXiv 2605.06611,
 B: 2602.05927, C: 2509.26404, D: 2506.13674. Numbers that the paper gives count as *theirs*: reproduced, not shown (the
 interval lies in the range in part), not reproduced, contradicted, or not comparable. What the paper shows without a
-number, and what we asked ourselves, counts as *ours*: as predicted, not shown, or opposite to what was written down
-before the run. The numbers with their intervals are in each folder's `claim.md`; `make analyses` runs all of them, and
+number, and what we asked ourselves, counts as *ours*: as predicted, not as predicted, not shown, or opposite to what was
+written down before the run. The numbers with their intervals are in each folder's `claim.md`; `make analyses` runs all of them, and
 `python -m analyses --list` writes this page from `analyses/coverage.toml` and the committed results.
 
 """

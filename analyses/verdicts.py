@@ -25,9 +25,9 @@ VERDICTS = ("reproduced", "not reproduced", "not shown", "contradicted", "not co
 no range was written down, since ours is of another kind."""
 NO_NUMBER = "no number"
 """The verdict where the paper has no number to reproduce."""
-PREDICTIONS = ("as predicted", "not shown", "opposite", "none made")
-"""On our own prediction: the whole interval in the range, in neither range, in the opposite one; or no range. Where we
-expected something else than the paper, the range is ``predicted``, and the paper's is the opposite one."""
+PREDICTIONS = ("as predicted", "not as predicted", "not shown", "opposite", "none made")
+"""On our own prediction: the whole interval in the range, none of it, a part of it, all of it in the opposite range; or no
+range. Where we expected something else than the paper, the range is ``predicted``, and the paper's is the opposite one."""
 _TABLE = re.compile(r"(<!-- result -->\n).*?(<!-- /result -->)", flags=re.S)
 _BLOCK = re.compile(r"^```toml\n(.*?)^```$", flags=re.S | re.M)
 _AT = " @ "
@@ -65,8 +65,7 @@ class Rule:
             return "reproduced"
         if _within(found, self.contradicted):
             return "contradicted"
-        outside = found.high < self.reproduced[0] or self.reproduced[1] < found.low
-        return "not reproduced" if outside else "not shown"
+        return "not reproduced" if _outside(found, self.reproduced) else "not shown"
 
     def prediction(self, found: Interval) -> str:
         """One of ``PREDICTIONS``."""
@@ -77,7 +76,9 @@ class Rule:
             return "none made"
         if _within(found, ours):
             return "as predicted"
-        return "opposite" if _within(found, opposite) else "not shown"
+        if _within(found, opposite):
+            return "opposite"
+        return "not as predicted" if _outside(found, ours) else "not shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +283,11 @@ def span(low: float, high: float) -> str:
 def _within(found: Interval, span: tuple[float, float]) -> bool:
     """Whether the whole interval lies in a range; an undefined one lies in none."""
     return span[0] <= found.low and found.high <= span[1]
+
+
+def _outside(found: Interval, span: tuple[float, float]) -> bool:
+    """Whether none of the interval lies in a range; an undefined one does not say."""
+    return found.high < span[0] or span[1] < found.low
 
 
 def _counted(numbers: pd.DataFrame) -> str:
