@@ -199,6 +199,9 @@ def _reaching(variant: str, curve: str, finals: pd.DataFrame) -> str:
 def _untold(variant: str, curve: str, finals: pd.DataFrame) -> str:
     """Sentence for variants whose final losses cannot be told apart: it gives the seeds, and no speed-up."""
     ratio = _of(finals, variant, curve)["acceleration"].to_numpy()
+    if np.isnan(ratio).all():
+        none = f"no seed of {variant} reaches" if len(ratio) > 1 else f"the one seed of {variant} does not reach"
+        return f"{none} the baseline's final {curve} loss"
     each = listed(("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio), most=8)
     seeds = f"seed by seed: {each}" if len(ratio) > 1 else f"the one seed: {each}"
     return f"whether {variant} reaches the baseline's final {curve} loss sooner cannot be told either ({seeds})"
