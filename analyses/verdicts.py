@@ -26,8 +26,9 @@ no range was written down, since ours is of another kind."""
 NO_NUMBER = "no number"
 """The verdict where the paper has no number to reproduce."""
 PREDICTIONS = ("as predicted", "not as predicted", "not shown", "opposite", "none made")
-"""On our own prediction: the whole interval in the range, none of it, a part of it, all of it in the opposite range; or no
-range. Where we expected something else than the paper, the range is ``predicted``, and the paper's is the opposite one."""
+"""On our own prediction: the whole interval in the range, none of it, a part of it, all of it in the opposite range; or
+no range. Where we expected something else than the paper, the range is ``predicted``, and the paper's is the opposite
+one."""
 _TABLE = re.compile(r"(<!-- result -->\n).*?(<!-- /result -->)", flags=re.S)
 _BLOCK = re.compile(r"^```toml\n(.*?)^```$", flags=re.S | re.M)
 _AT = " @ "
