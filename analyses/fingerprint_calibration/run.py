@@ -29,8 +29,6 @@ CELLS = {
     "3.4M, initial": BLUE,
     "3.4M, trained": GREEN,
 }
-
-
 RULES = (
     "tokens_relabelled",
     "tokens_pipeline_initial",

@@ -464,8 +464,7 @@ def _preferred(rows: pd.DataFrame, name: str) -> str:
         f"{name}: the most frequent prediction comes {mean('argmax_top_ratio')} times as often as the average token "
         f"(by chance {mean('argmax_top_ratio', 'null')}, at most {mean('argmax_top_ratio', 'null_high')} in 95%); "
         f"{mean('argmax_covering')} tokens cover 80% of the predictions (by chance {mean('argmax_covering', 'null')}); "
-        f"the token that is most often the least probable is so {mean('argmin_top_ratio')} times as often as the "
-        "average."
+        f"the token most often ranked last comes last {mean('argmin_top_ratio')} times as often as the average token."
     )
 
 

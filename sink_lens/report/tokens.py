@@ -191,9 +191,10 @@ def _title(run: Run) -> str:
     if not row["sinks"] and not row["massive"]:
         return "No sink and no massive activation"
     sinks, massive = plural(int(row["sinks"]), "sink"), plural(int(row["massive"]), "massive activation")
-    first = table.loc[table["kind"] == "first", ["sinks", "massive"]].sum()
-    all_first = bool((first == [row["sinks"], row["massive"]]).all())
-    return f"{sinks} and {massive} among {int(row['tokens']):,} tokens" + ", all at position 0" * all_first
+    first = table.loc[table["kind"] == "first", ["sinks", "massive", "tokens"]].sum()
+    of = f"of {int(row['tokens']):,} tokens in {plural(int(first['tokens']), 'sequence')}"
+    all_first = bool((first[["sinks", "massive"]] == [row["sinks"], row["massive"]]).all())
+    return f"{sinks} and {massive} {of}" + ", all at position 0" * all_first
 
 
 def _headline(run: Run) -> list[str]:

@@ -24,9 +24,13 @@ def _title(run: Run) -> str:
 
 
 def _headline(run: Run) -> list[str]:
-    facts = run.need("facts", columns=["quantity", "verdict", "meaning"])
+    facts = run.need("facts", columns=["quantity", "verdict"])
+    if "meaning" not in facts:  # a run of an earlier version
+        facts = facts.assign(meaning="")
     compared = facts.loc[facts["verdict"] != "not comparable"].drop_duplicates("quantity").head(_MOST_EXPLAINED)
-    meanings = [f"{words(one.quantity)}: {visible(one.meaning, limit=400)}" for one in compared.itertuples()]
+    meanings = [
+        f"{words(one.quantity)}: {visible(one.meaning, limit=400)}" for one in compared.itertuples() if one.meaning
+    ]
     said = run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
     return [*(visible(text, limit=1500) for text in said), *meanings]
 

@@ -63,10 +63,9 @@ class Fact:
         """
         assert self.quantity is not None  # only such facts are measured
         if QUANTITIES[self.quantity].kind == "number":
-            room = self.room
             low = found.number if math.isnan(found.low) else found.low
             high = found.number if math.isnan(found.high) else found.high
-            return low <= self.value + room and high >= self.value - room
+            return low <= self.value + self.room and high >= self.value - self.room
         published = [tuple(one) if isinstance(one, list) else one for one in self.value]
         if QUANTITIES[self.quantity].kind == "range":
             room = float(self.tolerance.get("absolute", 1))

@@ -58,7 +58,7 @@ def test_every_table_is_there_and_the_page_shows_it(delimiters):
     _, _, found = delimiters
     assert set(read_run(found.folder).tables) == {table.name for table in TABLES["tokens"]}
     page = content(read_run(found.folder))
-    assert "massive activations among 384 tokens" in page.title
+    assert "massive activations of 384 tokens in 8 sequences" in page.title
     assert [figure.key for figure in page.figures if figure.missing] == []
     assert [table.key for table in page.tables if table.missing] == []
 
