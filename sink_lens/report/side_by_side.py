@@ -10,7 +10,7 @@ from sink_lens.records import Run
 from sink_lens.report.page import Content, PageTable, Shown, csv, told
 from sink_lens.report.story import chain
 from sink_lens.schema import VERDICTS
-from sink_lens.text import interval, listed, number, visible
+from sink_lens.text import interval, listed, number, visible, words
 
 MOST_RUNS = 6
 """More than these do not fit beside each other, nor into 5 MB."""
@@ -36,6 +36,7 @@ COMPARED_BY = {
     "thresholds": ("thresholds", "threshold"),
 }
 """What runs may be compared by, where it is named -> what they then need not share."""
+_MOST_MADE = 4
 _CIRCUMSTANCE = ("status", "started", "ended", "model")
 
 
@@ -91,6 +92,17 @@ class Beside:
         more = [f"{len(apart) - 2} more"] * (len(apart) > 2)
         how = f"{'is' if len(apart) == 1 else 'are'} judged differently: {'; '.join(found + more)}"
         return f"{runs}: {len(apart)} of {len(rows)} links of the chain {how}"
+
+    @property
+    def made(self) -> str:
+        """The sentence of what the runs were made with, where that differs; empty where it does not."""
+        apart = [row for row in self.provenance if row.differs and row.name.partition(".")[0] in ("model", "config")]
+        said = [
+            f"{words(row.name.removeprefix('config.'))} {', '.join(visible(cell.text, limit=40) for cell in row.cells)}"
+            for row in apart[:_MOST_MADE]
+        ]
+        more = [f"{len(apart) - _MOST_MADE} more"] * (len(apart) > _MOST_MADE)
+        return f"Made with: {'; '.join(said + more)}." if said else ""
 
     @property
     def tables(self) -> tuple[Shown, ...]:

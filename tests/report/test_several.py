@@ -8,7 +8,7 @@ from sink_lens.records import create_run, read_run
 from sink_lens.report import config
 from sink_lens.report.config import ReportConfig
 from sink_lens.report.html import page_text, render, side_by_side
-from sink_lens.report.side_by_side import COMPARED_BY, check_comparable
+from sink_lens.report.side_by_side import COMPARED_BY, Beside, Entry, Row, check_comparable
 
 LINKS = {"link": "key_sink", "statistic": "positive_share", "value": 0.9, "ci_low": 0.8, "ci_high": 1.0}
 LINKS |= {"null_name": "chance", "null_value": 0.5, "criterion": "over 0.5", "is_primary": True}
@@ -99,3 +99,14 @@ def test_a_refused_page_writes_nothing(tmp_path):
         render(one, other, out=tmp_path / "both.html")
     assert not (tmp_path / "both.html").exists()
     assert render(one, one, out=tmp_path / "both.html") == tmp_path / "both.html"
+
+
+def test_runs_beside_each_other_say_what_they_were_made_with_where_it_differs():
+    rows = {"config.controls": ("19", "5"), "config.seed": ("0", "0"), "started": ("today", "now")}
+    provenance = tuple(
+        Row(name=name, cells=(Entry(text=one), Entry(text=other, differs=one != other)))
+        for name, (one, other) in rows.items()
+    )
+    beside = Beside(names=("one", "other"), verdicts=(), summary=(), summary_missing="", provenance=provenance)
+    assert beside.made == "Made with: controls 19, 5."
+    assert Beside(names=("a", "b"), verdicts=(), summary=(), summary_missing="", provenance=provenance[1:]).made == ""
