@@ -37,7 +37,7 @@ analyses-tiny: $(READY)
 	$(BIN)/python -m analyses --tiny $(ARGS)
 
 attack: $(READY)
-	$(BIN)/python tests/attack/run.py --seed $(SEED) --minutes $(MINUTES)
+	$(BIN)/python tools/attack/run.py --seed $(SEED) --minutes $(MINUTES)
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W -q docs build/site

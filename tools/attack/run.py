@@ -1,4 +1,4 @@
-"""The attack: ``python tests/attack/run.py --seed 1 --minutes 30``, which is ``make attack SEED=1 MINUTES=30``.
+"""The attack: ``python tools/attack/run.py --seed 1 --minutes 30``, which is ``make attack SEED=1 MINUTES=30``.
 
 Bad command lines, calls, files and folders are drawn from a seed, each tried in a process of its own on a copy of a
 small workspace. Whatever was given: the exit code is 0, 2 or that of Ctrl-C, an error is one line, there is no
@@ -32,7 +32,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-for _beside in (Path(__file__).parents[2], Path(__file__).parents[1] / "checking"):
+for _beside in (Path(__file__).parents[2], Path(__file__).parents[2] / "tests" / "checking"):
     sys.path.append(str(_beside))
 
 import attempts

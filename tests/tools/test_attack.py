@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RUN = Path(__file__).parent / "run.py"
+RUN = ROOT / "tools" / "attack" / "run.py"
 CATEGORIES = (
     "command lines",
     "hostile names",

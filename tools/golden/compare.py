@@ -1,4 +1,4 @@
-"""Compares two folders of ``make.py``, value by value: ``python tests/golden/compare.py BEFORE AFTER [--map FILE]``.
+"""Compares two folders of ``make.py``, value by value: ``python tools/golden/compare.py BEFORE AFTER [--map FILE]``.
 
 Every parquet, CSV and safetensors file is a *table*; nothing is known of what it holds, so that a new table is compared
 too. Tables must have the same columns, of the same type, and the same rows in the same order; floats are equal where

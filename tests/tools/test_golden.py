@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import safetensors.numpy
 
-from .compare import main
+from tools.golden.compare import main
 
 ROOT = Path(__file__).parents[2]
 LINKS = pd.DataFrame(
@@ -184,7 +184,7 @@ def test_an_unknown_section_and_an_empty_folder_are_refused(compared, tmp_path):
 
 
 def test_a_step_is_made_and_equal_to_itself(tmp_path, capsys):
-    command = [sys.executable, ROOT / "tests" / "golden" / "make.py", tmp_path / "made", "--only", "isolate-planted"]
+    command = [sys.executable, ROOT / "tools" / "golden" / "make.py", tmp_path / "made", "--only", "isolate-planted"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "made" / "runs" / "isolate-planted"

@@ -1,4 +1,4 @@
-"""Makes every table of the program on tiny models, for ``compare.py``: ``python tests/golden/make.py FOLDER``.
+"""Makes every table of the program on tiny models, for ``compare.py``: ``python tools/golden/make.py FOLDER``.
 
 Run it before a change that must not move a number, and after it, and compare the two folders. Each *step* is one
 command of ``sink-lens``, run in this process, or a few public names of ``sink_lens``. A step writes into
