@@ -27,6 +27,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from torch import Tensor
 from torch.nn.utils import parametrize
 
+from analyses import zoo
 from benchmarks.diff_alarms import (
     TEMPLATE,
     Case,
@@ -42,7 +43,6 @@ from benchmarks.diff_alarms import (
 from benchmarks.diff_held_out import CHAT, TEXTS, each, more_tokens, processed, tokenizer_with, weights
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
-from sink_lens.models import zoo
 from sink_lens.models.tiny import BOS_ID, EOS_ID, PAD_ID, tiny
 
 Given = dict[str, Any]

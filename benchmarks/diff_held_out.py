@@ -18,10 +18,10 @@ import torch
 from tokenizers import models, processors
 from torch import Tensor
 
+from analyses import zoo
 from benchmarks.diff_alarms import TEMPLATE, Case, configured, judge, padded, plain, text_rows, tokenizer, trained
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text
-from sink_lens.models import zoo
 from sink_lens.models.tiny import BOS_ID, EOS_ID, tiny
 
 CHAT = "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>\n{% endfor %}"

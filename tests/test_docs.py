@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import sink_lens
-from sink_lens.models.zoo import ZOO
+from analyses.zoo import ZOO
 from sink_lens.schema import TABLES, UNITS
 
 ROOT = Path(__file__).parents[1]

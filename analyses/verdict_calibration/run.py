@@ -18,9 +18,9 @@ import torch
 from scipy.stats import binomtest
 
 from analyses.claims import Measured, Work, main
+from analyses.zoo import LINKS, ZOO, build
 from sink_lens import TokenBatch, TraceConfig, trace, wrap
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.models.zoo import LINKS, ZOO, build
 from sink_lens.report.style import BLUE, INK, OCHRE, ORANGE, canvas, finished, legend, panel
 from sink_lens.schema import QUESTIONS
 from sink_lens.stats import Interval

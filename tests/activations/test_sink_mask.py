@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from analyses.zoo import ZOO, build
 from sink_lens import TokenBatch, load, sink_mask, wrap
 from sink_lens.activations.record import capture
 from sink_lens.activations.sink_mask import sink_scores
@@ -13,7 +14,6 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.measures.sink_tokens import earlier_keys, fair_shares, share_score
 from sink_lens.models.tiny import TINY_FAMILIES, tiny
-from sink_lens.models.zoo import ZOO, build
 
 WITH_SINK = [
     (name, family)

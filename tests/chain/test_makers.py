@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from analyses.zoo import build
 from sink_lens.chain import makers
 from sink_lens.chain import setting as places_of
 from sink_lens.chain.config import TraceConfig
@@ -15,7 +16,6 @@ from sink_lens.chain.measure import aimed
 from sink_lens.chain.setting import Part, setting_of
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
-from sink_lens.models.zoo import build
 
 CONFIG = TraceConfig(model="zoo", random_init=False, intervention_sequences=8, controls=3)
 KNOWN = [

@@ -7,6 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from analyses.zoo import build
 from sink_lens.activations.record import Reading, stream
 from sink_lens.chain import measure, tables
 from sink_lens.chain.config import TraceConfig
@@ -18,7 +19,6 @@ from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.models.zoo import build
 
 CONFIG = TraceConfig(model="zoo", random_init=False, controls=5)
 

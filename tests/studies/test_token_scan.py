@@ -7,11 +7,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from analyses.zoo import build
 from sink_lens import cli, read_run, wrap
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
-from sink_lens.models.zoo import build
 from sink_lens.report.html import content
 from sink_lens.schema import TABLES
 from sink_lens.studies.token_scan import dimension_table, is_delimiter, sink_tokens

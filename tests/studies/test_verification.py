@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 
+from analyses.zoo import build
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
-from sink_lens.models.zoo import build
 from sink_lens.records import read_run
 from sink_lens.studies import verify
 from sink_lens.studies.facts import FACTS_SCHEMA, REFERENCES, Fact, facts_of, is_about, read_facts

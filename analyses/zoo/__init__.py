@@ -1,16 +1,16 @@
 """Models with a known mechanism: each is written by hand and comes with the correct answers about it.
 
 `build("variance", seed=3, family="olmo2")` returns the model, the sequences to run it on, and its truth. Detectors and
-verdicts are tested against this truth; this package itself uses none of them. The page `docs/zoo.md` draws each
-mechanism.
+verdicts are tested against this truth; sink_lens itself uses none of them. The page `docs/zoo.md` draws each mechanism.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ...errors import ModelError
-from ..tiny import TINY_FAMILIES
+from sink_lens.errors import ModelError
+from sink_lens.models.tiny import TINY_FAMILIES
+
 from .truth import LINKS, Answers, Maker, Truth, ZooModel
 from .variance import BREAKS, broken, first_window, unread_variance, variance
 from .with_sink import (

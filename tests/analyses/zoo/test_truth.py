@@ -7,8 +7,8 @@ import by_hand
 import pytest
 import torch
 
+from analyses.zoo import LINKS, ZOO, build
 from sink_lens.models.tiny import TINY_FAMILIES
-from sink_lens.models.zoo import LINKS, ZOO, build
 
 SEEDS = range(20)
 NAMES = [name for name in ZOO if name != "untrained"]

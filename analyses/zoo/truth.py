@@ -9,9 +9,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...errors import InputError
-from ...schema import LINKS as CLAIMS
-from ..tiny import VOCAB_SIZE
+from sink_lens.errors import InputError
+from sink_lens.models.tiny import VOCAB_SIZE
+from sink_lens.schema import LINKS as CLAIMS
 
 LINKS = tuple(CLAIMS)
 """The six links of the chain, in their order."""

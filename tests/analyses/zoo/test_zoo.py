@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from analyses.zoo import LINKS, ZOO, build
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import planted
-from sink_lens.models.zoo import LINKS, ZOO, build
 
 
 def weights(zoo):

@@ -21,9 +21,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ...errors import ModelError
-from ..headnorm import HeadNormConfig
-from ..tiny import BOS_ID, EOS_ID, VOCAB_SIZE, build_random
+from sink_lens.errors import ModelError
+from sink_lens.models.headnorm import HeadNormConfig
+from sink_lens.models.tiny import BOS_ID, EOS_ID, VOCAB_SIZE, build_random
 
 D_MODEL, N_HEADS, N_KV_HEADS, D_HEAD, D_MLP = 96, 4, 2, 24, 160
 """Sizes of every model that this package writes."""

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from ..tiny import BOS_ID, build_random, config_of
+from sink_lens.models.tiny import BOS_ID, build_random, config_of
+
 from .truth import BROKEN, LINKS, NOTHING, SEEN, Maker, Truth, ZooModel
 from .with_sink import fire, mark
 from .writing import D_HEAD, D_MLP, HUGE, SLOWEST, draft, last_layers, lock
