@@ -888,7 +888,7 @@ _QUANTISE = (
         "summary",
         "the decision; its losses are those of the held-out half",
         """
-        verdict: str, name. keep, keep a part (the goal is not reached), no small set, or nothing to keep.
+        verdict: str, name. keep, keep a part (the goal is not reached), halves disagree, no small set, nothing to keep.
         sentence: str, text. The decision.
         format: str, name. Format of the activations.
         clean_loss_nats: float, nats. Loss without rounding.
@@ -901,6 +901,9 @@ _QUANTISE = (
         closed_share: float, share. Share of the gap that the chosen set closes; nan where none was chosen.
         closed_low/closed_high: float, share. 95% interval of the closed share over sequences.
         random_most: float, share. Largest share that a random set closes; nan without random sets.
+        rival_sink_tokens: bool, yes or no. Whether the set that contradicts the chosen one keeps the sink tokens.
+        rival_channels: int, count. Channels of that set; 0 where no set contradicts the choice.
+        rival_closed_share: float, share. Share of the gap that it closes; nan where there is none.
         controls: int, count. Random sets of the same number of tokens and channels.
         ignored: int, count. Inputs of linear layers that are left alone where only whole layers can be kept.
         ignored_closed_share: float, share. Share of the gap that leaving them alone closes; nan where there are none.

@@ -99,6 +99,7 @@ def _title(run: Run) -> str:
         "keep": "a small set keeps the loss",
         "keep a part": "a small set keeps part of the loss",
         "no small set": "no small set helps",
+        "halves disagree": "the two halves of the text disagree about what to keep",
         "nothing to keep": "nothing to keep",
     }
     title = f"{words(visible(row['format']))}: {said.get(str(row['verdict']), visible(row['verdict']))}"

@@ -171,6 +171,9 @@ _SUMMARY = (
     "closed_low",
     "closed_high",
     "random_most",
+    "rival_sink_tokens",
+    "rival_channels",
+    "rival_closed_share",
     "controls",
     "ignored",
     "ignored_closed_share",
@@ -430,10 +433,12 @@ def _decision(
     random = [row["closed_share"] for row in judged if row["kept"] == "random"]
     row, inputs_row = (_same(judged, chosen.get(name)) for name in ("set", "inputs"))
     most = max(random, default=math.nan)
+    rival = None if row is None else _rival(judged, row, goal=config.goal)
     verdict = "nothing to keep"
     if row is not None:
         beats = not random or row["closed_low"] > most
-        verdict = "no small set" if not beats else "keep" if row["closed_share"] >= config.goal else "keep a part"
+        verdict = "keep" if row["closed_share"] >= config.goal else "keep a part"
+        verdict = "no small set" if not beats else "halves disagree" if rival is not None else verdict
     keeps = verdict in ("keep", "keep a part")
     left = worst_inputs(measured.sqnr, int(inputs_row["inputs"])) if inputs_row is not None else []
     nothing = {"loss_nats": math.nan, "closed_share": math.nan, "closed_low": math.nan, "closed_high": math.nan}
@@ -457,6 +462,9 @@ def _decision(
         "closed_low": float(kept["closed_low"]),
         "closed_high": float(kept["closed_high"]),
         "random_most": most,
+        "rival_sink_tokens": rival is not None and bool(rival["sink_tokens"]),
+        "rival_channels": 0 if rival is None else int(rival["channels"]),
+        "rival_closed_share": math.nan if rival is None else float(rival["closed_share"]),
         "controls": len(random),
         "ignored": len(left),
         "ignored_closed_share": float(inputs_row["closed_share"]) if left and inputs_row is not None else math.nan,
@@ -475,6 +483,28 @@ def _same(judged: Sequence[dict[str, Any]], chosen: Mapping[str, Any] | None) ->
         return None
     names = ("kept", "sink_tokens", "channels", "inputs")
     return next(row for row in judged if all(row[name] == chosen[name] for name in names))
+
+
+def _rival(judged: Sequence[dict[str, Any]], row: Mapping[str, Any], *, goal: float) -> dict[str, Any] | None:
+    """The set that contradicts the chosen one on the sequences that judge; None if none does.
+
+    It closes at least as much, and is no larger or reaches the goal that the chosen one misses.
+    """
+
+    def contradicts(other: Mapping[str, Any]) -> bool:
+        same = bool(other["sink_tokens"]) == bool(row["sink_tokens"]) and other["channels"] == row["channels"]
+        smaller = bool(other["sink_tokens"]) <= bool(row["sink_tokens"]) and other["channels"] <= row["channels"]
+        reaches = other["closed_share"] >= goal > row["closed_share"]
+        return not same and other["closed_share"] >= row["closed_share"] and (smaller or reaches)
+
+    sets = [other for other in judged if other["kept"] in ("tokens", "channels", "both") and contradicts(other)]
+    return max(sets, key=lambda other: other["closed_share"], default=None)
+
+
+def _named_set(*, tokens: str | None, channels: int) -> str:
+    """The set in words: the sink tokens, if any, and the channels of each linear layer's input."""
+    many = "largest channel" if channels == 1 else f"{channels} largest channels"
+    return listed([*([tokens] if tokens else []), *([f"the {many} of each linear layer's input"] if channels else [])])
 
 
 def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
@@ -499,16 +529,20 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
     )
     if found["verdict"] == "no small set":
         begin = f"No small set of tokens and channels helps: {cost}, and the best that was tried closes {closed}."
-    else:
-        kept = []
-        if found["sink_tokens"]:
-            kept.append(f"the sink tokens ({number(found['sink_tokens'])} a sequence)")
-        if found["channels"]:
-            many = "largest channel" if found["channels"] == 1 else f"{found['channels']} largest channels"
-            kept.append(f"the {many} of each linear layer's input")
+    elif found["verdict"] == "halves disagree":
+        rival = _named_set(
+            tokens="the sink tokens" if found["rival_sink_tokens"] else None, channels=found["rival_channels"]
+        )
         begin = (
-            f"Keep {listed(kept)} in 16 bit: {cost}, and {number(found['kept_loss_nats'])} with them kept, which "
-            f"closes {closed}."
+            f"The two halves of the text disagree: {cost}. The set chosen on one half closes {closed} on the other, "
+            f"where keeping {rival} alone closes {percent(found['rival_closed_share'])}. More sequences can decide."
+        )
+    else:
+        sinks = f"the sink tokens ({number(found['sink_tokens'])} a sequence)" if found["sink_tokens"] else None
+        kept = _named_set(tokens=sinks, channels=found["channels"])
+        begin = (
+            f"Keep {kept} in 16 bit: {cost}, and {number(found['kept_loss_nats'])} with them kept, which "
+            f"closes {closed}; chosen on one half of the text, judged on the other."
         )
         if found["verdict"] == "keep a part":
             begin += f" It misses the goal of {percent(found['goal'])}."

@@ -127,6 +127,22 @@ def test_the_smallest_set_that_reaches_the_goal_is_chosen_else_the_best():
     assert module._chosen(conditions(rows), goal=0.995)["set"]["channels"] == 2
 
 
+@pytest.mark.parametrize(
+    ("others", "contradicts"),
+    [
+        ([("channels", False, 2, 1.02)], 2),  # no smaller in both, but it reaches the goal that the chosen set misses
+        ([("tokens", True, 0, 0.84)], 0),  # less, and it closes more
+        ([("both", True, 4, 0.85), ("channels", False, 1, 0.7)], None),  # more for more, and less for less
+        ([("inputs", False, 0, 1.02)], None),  # another kind of set
+    ],
+)
+def test_a_choice_that_the_judging_half_contradicts_is_withdrawn(others, contradicts):
+    chosen = {"kept": "both", "sink_tokens": True, "channels": 1, "closed_share": 0.83}
+    rows = [chosen, *(dict(zip(chosen, other, strict=True)) for other in others)]
+    rival = module._rival(rows, chosen, goal=0.9)
+    assert (None if rival is None else rival["channels"]) == contradicts
+
+
 def test_random_tokens_are_as_many_others():
     sinks = torch.zeros(3, 10, dtype=torch.bool)
     sinks[0, 0], sinks[1, [0, 4]] = True, True
