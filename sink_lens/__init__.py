@@ -7,9 +7,6 @@ numpy. The reference in the documentation has a line for each.
 from typing import TYPE_CHECKING
 
 from . import lazy as _lazy
-from .moved import install as _install_old_names
-from .renamed import ROOT as _OLD
-from .renamed import warn as _warn
 
 if TYPE_CHECKING:
     from sink_lens import edits, identity, measures, patching, studies, sweeps, training
@@ -67,8 +64,6 @@ _NAMES = {
 }
 """Public name -> the module of this package that defines it; those that end in a colon are the module itself."""
 
-_install_old_names()
-
 __all__ = [
     "SITES",
     "HeadNormConfig",
@@ -110,13 +105,6 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("sink-lens")
-    if name in _OLD:
-        from functools import reduce
-
-        module, _, path = _OLD[name].partition(".")
-        value = reduce(getattr, path.split("."), _get(module))
-        _warn(f"sink_lens.{name}", f"sink_lens.{_OLD[name]}")
-        return value
     return _get(name)
 
 

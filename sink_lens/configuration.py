@@ -26,7 +26,6 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from .errors import InputError
-from .renamed import current_fields
 from .text import ranges, visible
 
 C = TypeVar("C")
@@ -46,7 +45,7 @@ def with_fields(kind: type[C], given: C | None, changes: Mapping[str, Any], *, w
         InputError: a name that is no field, with the nearest one, or a value that the field cannot take.
     """
     known = {field.name: field for field in fields(cast("Any", kind))}
-    changes = current_fields(kind.__name__, flat(kind, changes, where=where), stacklevel=3)
+    changes = flat(kind, changes, where=where)
     check_known(changes, known, where=where or kind.__name__, options=_options(known))
     made = {name: value_of(known[name], known[name].type, value) for name, value in changes.items()}
     return kind(**made) if given is None else cast("C", replace(cast("Any", given), **made))

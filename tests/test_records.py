@@ -464,17 +464,3 @@ def test_versions_name_what_decides_numbers():
     found = versions()
     assert set(found) == {"python", "torch", "transformers", "transformer-lens", "sink-lens"}
     assert found["torch"]
-
-
-def test_an_old_column_asked_of_a_new_table_is_refused_with_its_new_name(tmp_path):
-    heads = pd.DataFrame({"layer": [0], "head": [0], "sink_position": [0], "sink_score": [0.5]})
-    with create_run(tmp_path / "run", kind="trace", config={}, provenance={}, expects=("heads",)) as writer:
-        writer.write_table("heads", heads)
-    table = read_run(tmp_path / "run").tables["heads"]
-    for asked in ("position", ["layer", "position"]):
-        with pytest.raises(KeyError, match=r"the column 'position' of 0\.1 is now 'sink_position'"):
-            table[asked]
-    with pytest.raises(KeyError, match="nothing"):
-        table["nothing"]
-    assert type(table[["layer", "head"]]) is pd.DataFrame
-    assert table["sink_position"].tolist() == [0]

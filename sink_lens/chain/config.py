@@ -7,7 +7,6 @@ from ..configuration import check_choices, check_least, check_most
 from ..data.described import BOS_CONDITIONS, TOKEN_KINDS, TOKENS_TABLE, check_described
 from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
-from ..renamed import renamed_fields
 from ..schema import MIN_SINK_RATE, SINK_THRESHOLD
 
 __all__ = ["BOS_CONDITIONS", "CONTROLS", "TOKEN_KINDS", "TraceConfig"]
@@ -127,7 +126,6 @@ class Question(ReadConfig):
             raise InputError(f"dominance_threshold is {self.dominance_threshold}; need a ratio above 1")
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig(Question):
     """Configuration of a trace."""

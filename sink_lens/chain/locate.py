@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..errors import RunError
 from ..measures.dimensions import dominance_ratio, outlier_dimensions
-from ..renamed import renamed_fields
 
 _WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
 
@@ -64,7 +63,6 @@ class MeasuringPlan:
         return feeding_layers(self.layers, n_layers=n_layers)
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
     """Location of a model's sink: sink positions, growth steps and outlier dimensions, as found."""
@@ -121,7 +119,6 @@ def location_from(text: str) -> Location:
     """
     try:
         found = json.loads(text)
-        found.setdefault("sink_positions", found.get("positions"))  # its name in 0.1
         return Location(
             sink_positions=_indices(found["sink_positions"]),
             sink_found=bool(found["sink_found"]),

@@ -30,8 +30,6 @@ from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens, random_init
 from ..records import PAGE_FILE, RunWriter, create_run, display, read_run, read_table
-from ..records.old_names import named
-from ..renamed import renamed_fields
 from . import summary, tables
 from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
@@ -88,7 +86,6 @@ _DRAWN_POSITIONS = 64
 _LOCATION_FILE = "location.json"
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A finished trace; everything in it also lies in its run folder."""
@@ -221,8 +218,7 @@ def trace(
                 there=there,
             )
             writer.write_text(_LOCATION_FILE, panel.location.as_json())
-        shown = {name: named(frame, kind="trace", name=name) for name, frame in frames.items()}
-        result = Trace(folder=folder, config=config, location=panel.location, tables=shown)
+        result = Trace(folder=folder, config=config, location=panel.location, tables=frames)
     if report:
         result.report()
     return result

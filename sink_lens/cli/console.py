@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SinkLensError
-from ..renamed import current_options
 from ..text import for_terminal, visible
 
 if TYPE_CHECKING:
@@ -100,11 +99,6 @@ class Group(_RefusesVisibly, TyperGroup):
 
 class Commands(Group):
     """The group of all commands, which turns errors into messages and exit codes."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A command and its words, of which options of 0.1 get their names now."""
-        name, command, words = super().resolve_command(ctx, args)
-        return name, command, current_options(name or "", words)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command."""

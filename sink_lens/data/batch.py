@@ -18,12 +18,10 @@ from sink_lens.arguments import checked, shown
 from sink_lens.data.bos import bos_id, check_condition
 from sink_lens.errors import InputError
 from sink_lens.records import display
-from sink_lens.renamed import renamed_fields
 
 _INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBatch:
     """Sequences of token ids, with their lengths and their source; compare two batches by `hash`."""

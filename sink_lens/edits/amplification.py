@@ -19,7 +19,6 @@ from ..data.tokens import random_tokens
 from ..errors import InputError
 from ..measures.reductions import expand_kv
 from ..models.load import ModelLike, as_lens
-from ..renamed import renamed_names
 from ..schema import CENTRES, FACTORS, Centre
 from .constructors import At, Edit, edit
 
@@ -151,6 +150,3 @@ def amplify(
     where: dict[str, Any] = {"positions": positions, "layers": layers, "heads": heads}
     label = label or (f"norm x {factor:g}" if centre == "none" else f"amplification x {factor:g} from {centre}")
     return edit("z_raw", change, label=label, **where)
-
-
-__getattr__ = renamed_names(__name__)

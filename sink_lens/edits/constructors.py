@@ -23,7 +23,6 @@ from ..errors import InputError, SiteError
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..models.weights import mlp_weights
-from ..renamed import renamed_names
 
 ORDER = {name: place for place, name in enumerate(SITES)}
 """The order in which a layer computes its sites."""
@@ -254,6 +253,3 @@ def in_range(what: str, index: int, size: int, *, of: str = "") -> int:
         whose = f" of the edit {of!r}" if of else ""
         raise InputError(f"{what} {index}{whose} does not exist; need 0 to {size - 1}")
     return index
-
-
-__getattr__ = renamed_names(__name__)

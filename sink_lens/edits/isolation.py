@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..renamed import renamed_names
 from .constructors import At, Edit, edit
 
 
@@ -43,6 +42,3 @@ def isolate(positions: Sequence[int], *, layers: Sequence[int] | None = None, la
 
     where: dict[str, Any] = {"positions": chosen, "layers": layers, "label": label}
     return edit("scores", change, **where)
-
-
-__getattr__ = renamed_names(__name__)

@@ -19,7 +19,6 @@ from ..errors import InputError
 from ..measures.dimensions import dominance_ratio
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
-from ..renamed import renamed_arguments, renamed_fields
 from ..text import span
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
 ]
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """A metric of a run, and the parts of the run that it reads."""
@@ -69,7 +67,6 @@ class Metric:
         return self.loss or self.logits or any(not SITES[site].per_layer for site in self.sites)
 
 
-@renamed_arguments(key="sink_position")
 @checked
 def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) -> Metric:
     """Mean attention to a position, over the queries after it, the heads and the layers (all if None); in [0, 1]."""
@@ -145,7 +142,6 @@ def kl_to(logits: Float[Tensor, "batch position vocab"], *, position: int | None
     return Metric(name="KL divergence", function=function, unit="nats", layers=(), logits=True)
 
 
-@renamed_arguments(key="sink_position")
 @checked
 def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Metric:
     """Euclidean norm of the activation at a position; if the site has heads, over all heads together.
@@ -170,7 +166,6 @@ def norm(sink_position: int = 0, *, layer: int, site: str = "resid_post") -> Met
     )
 
 
-@renamed_arguments(key="sink_position")
 @checked
 def dominance(sink_position: int = 0, *, layer: int) -> Metric:
     """Dominance ratio of the residual stream at a position after a layer: largest over mean magnitude."""

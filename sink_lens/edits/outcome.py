@@ -9,10 +9,8 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..records import display
-from ..renamed import renamed_fields
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What was read of a run, edited or not."""

@@ -25,7 +25,6 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_of
-from ..renamed import renamed_arguments
 from .hooks import Applied, check_edits
 
 _TOKENS_A_FORWARD = 1024
@@ -40,7 +39,6 @@ class Start:
     stream: Float[Tensor, "batch position d_model"]
 
 
-@renamed_arguments(keys="positions")
 def run_with(
     lens: ModelLike,
     tokens: TokenBatch | Int[Tensor, "batch position"],

@@ -15,7 +15,6 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import load, usable
 from ..records import RUN_FILE, read_run
-from ..renamed import renamed_names
 from ..training.watching import checkpoints_of
 from .config import FEWEST, MOST
 from .untrained_models import UntrainedConfig, untrained
@@ -146,6 +145,3 @@ class RandomSequences:
         """Hash that identifies these draws: of the rule that makes them and of the first chunk's tokens."""
         rule = f"random {self.sequences} {self.length} {self.seed} {self.bos} {self.chunk(lens, 0).hash}"
         return hashlib.sha256(rule.encode()).hexdigest()
-
-
-__getattr__ = renamed_names(__name__)

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InputError
-from ..renamed import renamed_names
 from ..stats import difference
 from .untrained_models import ACTIVATIONS, NORMS, UntrainedConfig
 
@@ -74,6 +73,3 @@ def variant_table(summary: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
             rows.append(row)
     names = ["measure", "variant", "n", "mean", "low", "high", "difference", "difference_low", "difference_high", "p"]
     return pd.DataFrame(rows).reindex(columns=names)
-
-
-__getattr__ = renamed_names(__name__)

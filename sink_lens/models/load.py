@@ -27,7 +27,6 @@ from transformers.utils.hub import cached_file
 
 from ..data.cache import from_home
 from ..errors import InputError, ModelError, check_name
-from ..renamed import renamed_names
 from . import checks
 from .bundled import DEFAULT_MODEL, bundled_gguf, converted
 from .interfaced import set_attention
@@ -319,6 +318,3 @@ def usable(device: torch.device | str | None) -> torch.device:
             f"device {device!s} cannot be used here ({_first_line(error)}); need cpu, cuda or cuda:N"
         ) from error
     return found
-
-
-__getattr__ = renamed_names(__name__)

@@ -6,15 +6,15 @@ from typing import Any
 from ..configuration import check_choices, check_least
 from ..data.described import BOS_CONDITIONS
 from ..models.bundled import DEFAULT_MODEL
-from ..renamed import current_axes, renamed_fields
 
 METRICS = ("sink_mass", "logit_difference", "loss", "kl", "norm", "dominance")
 """Metrics that have a name."""
 DIRECTIONS = ("denoising", "noising")
+TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
+"""Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
 _RANGES: dict[str, Any] = {"written": "ranges"}
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchConfig:
     """Site and places that are patched, and the metric."""
@@ -77,6 +77,6 @@ class PatchConfig:
             InputError: which value, and what is needed.
         """
         check_choices(self)
-        object.__setattr__(self, "by", current_axes(self.by))
+        object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
         check_least(self, 1, "steps", "check", "batch_size")
         check_least(self, 0, "screen")

@@ -17,7 +17,6 @@ import safetensors.numpy
 from pandas.api import types
 
 from sink_lens.errors import InputError, RunError, check_name, is_own_name
-from sink_lens.records.old_names import current_record, current_table
 from sink_lens.schema import table_of
 
 RUN_FILE = "run.json"
@@ -172,13 +171,12 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def read_table(path: Path, *, kind: str) -> pd.DataFrame:
-    """A table of a run of this kind, under the names of today.
+    """Read a table of a run of this kind.
 
     Raises:
         ValueError: a column holds something else than the schema says, such as lists, or texts instead of numbers.
     """
     table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    table = current_table(table, kind=kind, name=path.stem)
     if (described := table_of(kind, path.stem)) is not None:
         for column in described.columns:
             if column.name in table and not (described.open and column.optional):
@@ -211,7 +209,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         _check_record(record)
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from error
-    return current_record(record)
+    return record
 
 
 def _check_record(record: Any) -> None:

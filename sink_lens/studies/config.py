@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, fields
 from ..chain.config import CONTROLS, MOST_CONTROLS, Question, ReadConfig, TraceConfig
 from ..configuration import check_least, check_most
 from ..errors import InputError
-from ..renamed import renamed_fields
 from ..schema import CENTRES, COMPARED_BY, FACTORS, QUANTISED_FORMATS, SINK_THRESHOLD
 
 
@@ -32,7 +31,6 @@ class StudyConfig(Question):
         )
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolateConfig(StudyConfig):
     """Which positions are isolated, and where."""
@@ -43,7 +41,6 @@ class IsolateConfig(StudyConfig):
     """In which layers, as 0-11 or 3,5. Default: all."""
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmplifyConfig(StudyConfig):
     """Which position is amplified, where, how much, and away from what."""
@@ -69,7 +66,6 @@ class AmplifyConfig(StudyConfig):
             raise InputError("amplify was given no factor or no centre; need at least one of each")
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AblateConfig(StudyConfig):
     """Configuration of the search for sets of neurons."""

@@ -26,7 +26,6 @@ from ..errors import InputError
 from ..models.inputs import default_folder, model_of, tokens_of
 from ..models.load import ModelLike, as_lens
 from ..records import create_run, display
-from ..renamed import renamed_fields
 from ..stats import paired_difference
 from ..text import span
 from .config import StudyConfig
@@ -36,7 +35,6 @@ _KERNEL = "eager"
 """Attention kernel of the studies, as provenance records it."""
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """A finished intervention; everything in it also lies in its run folder."""

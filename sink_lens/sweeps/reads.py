@@ -14,7 +14,6 @@ from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..renamed import METRIC_OPTIONS, current_metric_options
 from .axes import values_of
 
 
@@ -27,7 +26,7 @@ class MetricSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Take options of 0.1 under their names now.
+        """Refuse what is no name with options.
 
         Raises:
             InputError: the name is no text, or the options are no mapping.
@@ -36,8 +35,6 @@ class MetricSpec:
             raise InputError(
                 f"a metric is {self.name!r:.100} with the options {self.options!r:.100}; need a name and a mapping"
             )
-        if self.name in METRIC_OPTIONS:
-            object.__setattr__(self, "options", current_metric_options(self.name, self.options))
 
     def metric(self, lens: LensModel) -> Metric:
         """The metric on a model.

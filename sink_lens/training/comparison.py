@@ -17,7 +17,6 @@ import pandas as pd
 from ..configuration import with_fields
 from ..errors import InputError
 from ..records import Run, create_run, display, versions
-from ..renamed import renamed_fields
 from ..stats import Difference, difference, paired_differences
 from ..text import listed, number, plural, short
 from .config import CompareConfig
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "compare", "write"]
 
 
-@renamed_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Result of a comparison of training runs."""

@@ -20,6 +20,7 @@ from sink_lens.errors import InputError, SiteError
 from sink_lens.models.sites import sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
 from sink_lens.patching.activation import patch
+from sink_lens.patching.config import PatchConfig
 from sink_lens.patching.pairs import paired
 
 CORRECT, WRONG = [5, 6], [7, 8]
@@ -286,3 +287,8 @@ def test_the_cells_are_every_combination_in_order():
     )
     places = [tuple(row) for row in found.frame[["layer", "position", "head"]].to_numpy().tolist()]
     assert places == list(itertools.product([2, 1], range(7), [3]))
+
+
+def test_axes_may_have_the_names_of_transformer_lens():
+    ours, theirs = ("layer", "position", "head", "key"), ("layer", "pos", "head_index", "src_pos")
+    assert PatchConfig(by=theirs).by == PatchConfig(by=ours).by == ours
