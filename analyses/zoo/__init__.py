@@ -11,6 +11,19 @@ from functools import partial
 from sink_lens.errors import ModelError
 from sink_lens.models.tiny import TINY_FAMILIES
 
+from .seen_in_trained import (
+    beside,
+    bimodal,
+    bos_without,
+    cancelled_bias,
+    early_variance,
+    either_layer,
+    elsewhere,
+    eraser,
+    head_feeds,
+    regrowth,
+    upstream,
+)
 from .truth import LINKS, Answers, Maker, Truth, ZooModel
 from .variance import BREAKS, broken, first_window, unread_variance, variance
 from .with_sink import (
@@ -25,7 +38,7 @@ from .with_sink import (
     two_dimensions,
 )
 from .without_sink import sigmoid, spike, untrained
-from .writing import WRITTEN
+from .writing import LATER, WRITTEN
 
 __all__ = ["LINKS", "ZOO", "Answers", "Maker", "Species", "Truth", "ZooModel", "build"]
 
@@ -62,6 +75,17 @@ ZOO: Mapping[str, Species] = {
     "sigmoid": _written("m", sigmoid, "headnorm"),
     "first_window": _written("n", first_window, "mistral"),
     "untrained": _written("o", untrained, *TINY_FAMILIES),
+    "eraser": _written("p", eraser, *LATER),
+    "regrowth": _written("q", regrowth, *LATER),
+    "cancelled_bias": _written("r", cancelled_bias, "llama", "qwen2", "qwen3", "gemma3"),
+    "beside": _written("s", beside, *LATER),
+    "either_layer": _written("t", either_layer, *LATER),
+    "head_feeds": _written("u", head_feeds, *LATER),
+    "upstream": _written("v", upstream, *LATER),
+    "bimodal": _written("w", bimodal, "llama", "qwen2", "qwen3", "olmo2"),
+    "elsewhere": _written("x", elsewhere, *LATER),
+    "early_variance": _written("y", early_variance, "llama", "qwen2", "qwen3", "olmo2"),
+    "bos_without": _written("z", bos_without, "llama", "qwen2", "qwen3", "olmo2"),
     **{f"broken_{link}": _written("broken", partial(broken, link)) for link in BREAKS},
 }
 """Name -> the kind of model."""

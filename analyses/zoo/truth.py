@@ -71,14 +71,24 @@ class Truth:
     (which has no position), or nowhere."""
     tokens: tuple[int, ...] = ()
     """The token ids that are sinks, if the sink is at a token."""
+    spares: tuple[int, ...] = ()
+    """The token ids that are no sink at the first position, if the sink is there whatever other token it has."""
+    only_first: bool = False
+    """Whether the token is a sink at position 0 only."""
     reach: int | None = None
     """Number of positions that a query sees, itself included; None means all positions up to its own."""
     locked: tuple[int, ...] = ()
     """The layers in which all heads attend to the sink."""
     feeding: tuple[int, ...] = ()
     """The layers whose attention the first two links describe."""
+    grows: tuple[int, ...] = ()
+    """The layers that make the sink token grow, if the construction fixes them."""
+    erased: tuple[int, ...] = ()
+    """The layers that take most of what was written away from the sink token again."""
     makers: tuple[Maker, ...] = ()
     """All parts that make the sink; in a model without a sink, the parts that make the massive activation."""
+    feeds: tuple[Maker, ...] = ()
+    """The makers that only make another one fire: ablating one of these silences it."""
     enough: tuple[tuple[Maker, ...], ...] = ()
     """The smallest sets of parts that are each enough to make the sink alone."""
     outliers: Mapping[int, tuple[int, ...]]
@@ -103,6 +113,8 @@ class ZooModel:
     """The token that the model's sequences begin with; None if they begin with any token."""
     delimiters: tuple[int, ...] = ()
     """Tokens that appear three times in each of the model's sequences, at random positions."""
+    late_every: int = 0
+    """Every so many sequences begin with an ordinary token, and BOS follows it; 0 is none."""
     truth: Truth
 
     def draw(self, sequences: int, *, length: int = 32, generator: torch.Generator) -> Int[Tensor, "batch position"]:
@@ -117,7 +129,11 @@ class ZooModel:
         ids = torch.tensor(ordinary)
         tokens = torch.stack([ids[torch.randperm(len(ids), generator=generator)[:length]] for _ in range(sequences)])
         if self.bos_id is not None:
+            first = tokens[:, 0].clone()
             tokens[:, 0] = self.bos_id
+            if self.late_every:
+                late = slice(self.late_every - 1, None, self.late_every)
+                tokens[late, 1], tokens[late, 0] = self.bos_id, first[late]
         if self.delimiters:
             for row in tokens:
                 places = 1 + torch.randperm(length - 1, generator=generator)[:3]
@@ -129,7 +145,9 @@ class ZooModel:
         """Mark the sink positions of these sequences."""
         found = torch.zeros_like(tokens, dtype=torch.bool)
         if self.truth.sink == "first":
-            found[:, 0] = True
+            found[:, 0] = ~torch.isin(tokens[:, 0], torch.tensor(self.truth.spares, dtype=tokens.dtype))
         elif self.truth.sink == "token":
             found = torch.isin(tokens, torch.tensor(self.truth.tokens))
+            if self.truth.only_first:
+                found[:, 1:] = False
         return found

@@ -11,6 +11,7 @@ another position is isolated, it gets half of the sink.
 In post-norm models (`olmo2`) the planted layers also write a constant, since their outputs are normed; see `writing`.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,8 +43,8 @@ class Chain:
     """The layer that averages and gathers."""
     gathering: tuple[int, ...]
     """The neurons of this layer that measure the squared length of the average."""
-    fires: int
-    """The neuron of the next layer that writes the outlier dimension."""
+    fires: tuple[int, ...]
+    """The neurons of the next layer that write the outlier dimension."""
 
 
 def variance(*, seed: int, family: str) -> ZooModel:
@@ -104,14 +105,14 @@ def broken(link: str, *, seed: int, family: str) -> ZooModel:
     return ZooModel(name=f"broken_{link}", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
 
 
-def write_chain(made: Draft) -> Chain:
-    """All links."""
-    layer = made.pick(2)
+def write_chain(made: Draft, *, layer: int | None = None, size: float = HUGE) -> Chain:
+    """All links, in a random layer if none is given; the outlier dimension gets a `size`."""
+    layer = made.pick(2) if layer is None else layer
     write_values(made, layer=layer)
-    gathering = _write_gathering(made, layer=layer)
-    fires = _write_trigger(made, layer=layer + 1)
+    gathering = write_gathering(made, layer=layer)
+    fires = _write_trigger(made, layer=layer + 1, size=size)
     lock(made, layers=last_layers(made, after=layer + 1), reads={made.outlier: made.sign})
-    return Chain(layer=layer, gathering=gathering, fires=fires)
+    return Chain(layer=layer, gathering=gathering, fires=(fires,))
 
 
 @torch.no_grad()
@@ -132,10 +133,10 @@ def write_values(made: Draft, *, layer: int) -> None:
         value[_PER_HEAD, made.shared] = 1.0
         output[:, _PER_HEAD] = 0.0
         output[made.ballast, _PER_HEAD] = 8.0 / SHARED
-        block.post_attention_layernorm.weight[list(made.carried)] = 0.6
+        made.gain(block.post_attention_layernorm, 0.6, list(made.carried))
 
 
-def _write_gathering(made: Draft, *, layer: int) -> tuple[int, ...]:
+def write_gathering(made: Draft, *, layer: int) -> tuple[int, ...]:
     """Write two neurons for each carried dimension; together they write its square."""
     reads = 2.0 if made.post_norm else 1.0
     chosen = made.neurons(2 * N_CODES + 1)
@@ -149,22 +150,49 @@ def _write_gathering(made: Draft, *, layer: int) -> tuple[int, ...]:
     return tuple(chosen[:-1])
 
 
-def _write_trigger(made: Draft, *, layer: int) -> int:
+def _write_trigger(made: Draft, *, layer: int, size: float) -> int:
     """Write a neuron that fires if the gathered length is above the threshold and then writes the outlier dimension."""
     fires, ballast = made.neurons(2)
-    steep = 60.0 if made.post_norm else 28.0
-    reads = {made.gathered: steep, made.shared: -steep * _THRESHOLD * _WHOLE / SHARED}
-    neuron(made, layer=layer, index=fires, gate=reads, up=reads, down={made.outlier: made.sign})
-    if not made.post_norm:
-        _scale(made, layer=layer, neurons=[fires], dimension=made.outlier, size=HUGE)
-    load_ballast(made, layer=layer, index=ballast, size=30.0, gains={made.outlier: HUGE / 96**0.5})
+    reads = above(made, made.gathered, least=_THRESHOLD * _WHOLE)
+    write_when(made, layer=layer, index=fires, ballast=ballast, reads=reads, size=size)
     return fires
 
 
+def above(made: Draft, dimension: int, *, least: float) -> dict[int, float]:
+    """What a neuron reads that fires if a dimension is above a value."""
+    steep = 60.0 if made.post_norm else 28.0
+    return {dimension: steep, made.shared: -steep * least / SHARED}
+
+
+def write_when(
+    made: Draft,
+    *,
+    layer: int,
+    index: int,
+    ballast: int,
+    reads: Mapping[int, float],
+    size: float = HUGE,
+    tokens: Sequence[int] = tuple(range(FIRST_ORDINARY, FIRST_ORDINARY + 64)),
+) -> None:
+    """Write a neuron that writes the outlier dimension when it fires, as it does for the tokens at position 0."""
+    neuron(made, layer=layer, index=index, gate=reads, up=reads, down={made.outlier: made.sign})
+    if not made.post_norm:
+        _scale(made, layer=layer, neurons=[index], dimension=made.outlier, size=size, tokens=tokens)
+    load_ballast(made, layer=layer, index=ballast, size=30.0, gains={made.outlier: size / 96**0.5})
+
+
 @torch.no_grad()
-def _scale(made: Draft, *, layer: int, neurons: list[int], dimension: int, size: float) -> None:
-    """Scale the neurons so that their output for a token that sees only itself has a given mean over 64 tokens."""
-    alone = torch.arange(FIRST_ORDINARY, FIRST_ORDINARY + 64)[:, None]
+def _scale(
+    made: Draft,
+    *,
+    layer: int,
+    neurons: list[int],
+    dimension: int,
+    size: float,
+    tokens: Sequence[int] = tuple(range(FIRST_ORDINARY, FIRST_ORDINARY + 64)),
+) -> None:
+    """Scale the neurons so that their output for a token that sees only itself has a given mean over tokens."""
+    alone = torch.tensor(tokens)[:, None]
     stream = made.model(alone, output_hidden_states=True).hidden_states
     written = stream[layer + 1][:, 0, dimension].abs().mean()
     made.model.model.layers[layer].mlp.down_proj.weight[dimension, neurons] *= size / written
@@ -172,16 +200,18 @@ def _scale(made: Draft, *, layer: int, neurons: list[int], dimension: int, size:
 
 def chain_truth(made: Draft, chain: Chain) -> Truth:
     """The truth of the full chain. The gathering neurons make the sink together; no small set of them is enough."""
-    fires = Maker(kind="neuron", layer=chain.layer + 1, index=chain.fires)
+    fires = tuple(Maker(kind="neuron", layer=chain.layer + 1, index=index) for index in chain.fires)
     gathering = tuple(Maker(kind="neuron", layer=chain.layer, index=index) for index in chain.gathering)
     heads = tuple(Maker(kind="head", layer=chain.layer, index=head) for head in range(N_HEADS))
     locked = last_layers(made, after=chain.layer + 1)
-    makers = (*heads, *gathering, fires)
+    makers = (*heads, *gathering, *fires)
     return Truth(
         sink="first",
         locked=locked,
         feeding=(chain.layer,),
+        grows=(chain.layer + 1,),
         makers=makers,
+        feeds=(*heads, *gathering),
         enough=(makers,),
         outliers=dict.fromkeys(range(chain.layer + 1, made.n_layers), (made.outlier,)),
         links=dict.fromkeys(LINKS, YES),
@@ -215,7 +245,7 @@ def _unread_length(made: Draft, chain: Chain) -> None:
 
 
 def _unwritten(made: Draft, chain: Chain) -> None:
-    made.model.model.layers[chain.layer + 1].mlp.down_proj.weight[:, chain.fires] = 0.0
+    made.model.model.layers[chain.layer + 1].mlp.down_proj.weight[:, list(chain.fires)] = 0.0
 
 
 def _unread_dimension(made: Draft, chain: Chain) -> None:

@@ -186,7 +186,7 @@ def slow_growth(*, seed: int, family: str) -> ZooModel:
         feeding=(0,),
         makers=tuple(makers),
         outliers=dict.fromkeys(last_layers(made, after=made.n_layers - 6), (made.outlier,)),
-        links=answers(BESIDE, _after_w_o(family), YES, YES, YES, YES),
+        links=answers(BESIDE, after_w_o(family), YES, YES, YES, YES),
     )
     return ZooModel(name="slow_growth", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
 
@@ -209,7 +209,7 @@ def two_dimensions(*, seed: int, family: str) -> ZooModel:
         reads=made.outlier,
         writes={made.outlier: -size, made.second: -made.sign * HUGE},
         token=BOS_ID,
-        weight=made.sign * (0.25 if made.post_norm else 1.0),
+        weight=made.sign * (0.25 if made.reads_raw else 1.0),
     )
     between, after = tuple(range(first + 1, second + 1)), last_layers(made, after=second)
     lock(made, layers=between, reads={made.outlier: made.sign})
@@ -225,7 +225,7 @@ def two_dimensions(*, seed: int, family: str) -> ZooModel:
         makers=makers,
         enough=(makers,),
         outliers={layer: (made.outlier if layer < second else made.second,) for layer in range(first, made.n_layers)},
-        links=answers(BESIDE, _after_w_o(family), YES, YES, YES, YES),
+        links=answers(BESIDE, after_w_o(family), YES, YES, YES, YES),
     )
     return ZooModel(name="two_dimensions", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
 
@@ -238,7 +238,7 @@ def direction(*, seed: int, family: str) -> ZooModel:
     signs = torch.randint(2, (36,), generator=made.generator) * 2.0 - 1.0
     unit = torch.zeros(D_MODEL)
     unit[[made.free[place] for place in order]] = signs / 6
-    _clear(made, unit)
+    clear(made, unit)
     mark(made, [BOS_ID])
     writes = {made.free[place]: float(sign) * HUGE / 6 for place, sign in zip(order, signs, strict=True)}
     fire(made, layer=layer, index=index, reads=made.trigger, writes=writes, token=BOS_ID)
@@ -253,7 +253,7 @@ def direction(*, seed: int, family: str) -> ZooModel:
         enough=((maker,),),
         outliers={},
         direction=unit,
-        links=answers(BESIDE, _after_w_o(family), YES, NO, NOTHING, YES),
+        links=answers(BESIDE, after_w_o(family), YES, NO, NOTHING, YES),
     )
     return ZooModel(name="direction", family=family, seed=seed, model=made.model, bos_id=BOS_ID, truth=truth)
 
@@ -302,7 +302,7 @@ def key_bias(*, seed: int, family: str) -> ZooModel:
         outliers={},
         links=answers(
             BESIDE,
-            _after_w_o(family),
+            after_w_o(family),
             NO,
             NOTHING,
             NOTHING,
@@ -348,13 +348,16 @@ def token_truth(
     family: str,
     n_layers: int,
     varies: bool = True,
+    layer: int | None = None,
+    feeds: tuple[Maker, ...] = (),
 ) -> Truth:
     """The truth of models in which a token triggers neurons of one layer that write one dimension, read by later keys.
 
     The first position averages nothing, so its values also vary more, but this does not make the sink. For a sink token
-    at any position (`varies` False) the values do not vary more either.
+    at any position (`varies` False) the values do not vary more either. The last neurons may fire later (`layer`), if
+    others feed them.
     """
-    layer = makers[0].layer
+    layer = makers[0].layer if layer is None else layer
     assert layer is not None
     values = BESIDE if varies else NO
     return Truth(
@@ -362,20 +365,22 @@ def token_truth(
         tokens=tokens,
         locked=tuple(range(layer + 1, n_layers)),
         feeding=tuple(range(layer + 1)),
+        grows=(layer,),
         makers=makers,
+        feeds=feeds,
         enough=enough,
         outliers=dict.fromkeys(range(layer, n_layers), (dimension,)),
-        links=answers(values, _after_w_o(family) if varies else NO, YES, YES, YES, YES),
+        links=answers(values, after_w_o(family) if varies else NO, YES, YES, YES, YES),
     )
 
 
-def _after_w_o(family: str) -> Answers:
+def after_w_o(family: str) -> Answers:
     """Whether the extra variance of the first position survives after W_O; a post-norm removes it."""
-    return NO if family == "olmo2" else BESIDE
+    return NO if family in ("olmo2", "gemma3") else BESIDE
 
 
 @torch.no_grad()
-def _clear(made: Draft, unit: Float[Tensor, " d_model"]) -> None:
+def clear(made: Draft, unit: Float[Tensor, " d_model"]) -> None:
     """Remove a direction from the embeddings and from the outputs of the random weights."""
     embedding = made.model.model.embed_tokens.weight
     embedding -= torch.outer(embedding @ unit, unit)
@@ -387,7 +392,7 @@ def _clear(made: Draft, unit: Float[Tensor, " d_model"]) -> None:
 @torch.no_grad()
 def mark(made: Draft, tokens: list[int]) -> None:
     """Give tokens the component that the planted neurons read."""
-    made.model.model.embed_tokens.weight[tokens, made.trigger] = 2.0
+    made.model.model.embed_tokens.weight[tokens, made.trigger] = 2.0 * made.unit
 
 
 def fire(
@@ -395,25 +400,27 @@ def fire(
     *,
     layer: int,
     index: int,
-    reads: int,
+    reads: int | Mapping[int, float],
     writes: Mapping[int, float],
     token: int,
     ballast: int | None = None,
     weight: float = 4.0,
+    loud: float = _FIRES,
 ) -> None:
     """Write a neuron that a token triggers and that changes dimensions of the token's stream by given amounts.
 
-    Before a post-norm, the neuron's column is large compared with the layer's ballast, and the norm's gain sets the
-    amounts.
+    Before a post-norm, the neuron's column is large compared with the layer's ballast (unless it is less `loud`), and
+    the norm's gain sets the amounts.
     """
     size = float(torch.tensor(list(writes.values())).norm())
-    given = {reads: weight}
+    given = {reads: weight} if isinstance(reads, int) else reads
     neuron(made, layer=layer, index=index, gate=given, up=given, down={})
     fires = activation(made, token=token, layer=layer, index=index)
-    scale = (_FIRES / size if made.post_norm else 1.0) / fires
+    scale = (loud / size if made.post_norm else 1.0) / fires
     neuron(made, layer=layer, index=index, gate=given, up=given, down={d: w * scale for d, w in writes.items()})
     spare = (index + 1) % D_MLP if ballast is None else ballast
-    gains = {dimension: size / D_MODEL**0.5 for dimension in writes}  # noqa: C420 - pyright
+    gain = size / D_MODEL**0.5 / min(1.0, loud / _BALLAST)
+    gains = {dimension: gain for dimension in writes}  # noqa: C420 - pyright
     load_ballast(made, layer=layer, index=spare, size=_BALLAST, gains=gains)
 
 
@@ -426,5 +433,4 @@ def _grow(made: Draft, *, layer: int, index: int, by: float, token: int) -> None
     size = _BALLAST if made.post_norm else by
     neuron(made, layer=layer, index=index, gate=given, up=given, down={made.shared: size / fires})
     if made.post_norm:
-        norm = made.model.model.layers[layer].post_feedforward_layernorm
-        norm.weight[made.shared] = by / (D_MODEL / 2) ** 0.5
+        made.gain(made.model.model.layers[layer].post_feedforward_layernorm, by / (D_MODEL / 2) ** 0.5, made.shared)

@@ -2,7 +2,7 @@
 
 A few residual dimensions are reserved. Random weights hardly write to them (and never to the outlier dimensions). One
 reserved dimension, `shared`, has the same value in every ordinary token; the planted parts read and write the others.
-A mechanism can be written into three architectures:
+A mechanism can be written into five architectures:
 
 - `llama`: a norm before each sublayer. After the norm, one huge dimension makes all other dimensions small.
 - `qwen3`: as `llama`, plus a norm of queries and keys in each head. All keys then have the same length.
@@ -10,6 +10,9 @@ A mechanism can be written into three architectures:
   Sublayers read the raw stream. A sublayer always writes a vector of the same length, so every planted layer also
   writes a constant into the dimension `ballast`, which keeps the relative size of the rest. The norm's gain makes a
   dimension large.
+- `qwen2`: as `llama`, plus biases of queries, keys and values.
+- `gemma3`: a norm before each sublayer and one of its output, a QK-norm, gains that are stored less 1, and embeddings
+  that are multiplied by the root of the width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +32,8 @@ D_MODEL, N_HEADS, N_KV_HEADS, D_HEAD, D_MLP = 96, 4, 2, 24, 160
 """Sizes of every model that this package writes."""
 WRITTEN = ("llama", "qwen3", "olmo2")
 """The architectures: pre-norm, pre-norm with a QK-norm, post-norm with a QK-norm."""
+LATER = ("llama", "qwen2", "qwen3", "olmo2", "gemma3")
+"""The same with biases, and with norms both before a sublayer and of its output."""
 N_CODES = 32
 """Number of dimensions of a token's code, and of the averaged codes."""
 SHARED = 2.0
@@ -39,9 +44,12 @@ _CODE = 0.5
 _CLOSEST = 0.4
 _CANDIDATES = 8192
 _CONTENT = 1.6
-_TYPES = {"llama": "llama", "qwen3": "qwen3", "olmo2": "olmo2", "mistral": "mistral", "headnorm": "sink_lens_headnorm"}
+_TYPES = {name: name for name in ("llama", "qwen2", "qwen3", "olmo2", "mistral")}
+_TYPES |= {"gemma3": "gemma3_text", "headnorm": "sink_lens_headnorm"}
 _QUIET = 0.02
 """Factor that shrinks the random weights that write to a reserved dimension."""
+_ORDINARY = 7
+"""A token that is not special."""
 SLOWEST = D_HEAD // 2 - 1
 """The coordinate of a head that the rotary embedding turns least: 3e-6 per position."""
 
@@ -75,13 +83,34 @@ class Draft:
 
     @property
     def post_norm(self) -> bool:
-        """Whether sublayers read the raw stream and their outputs are normed."""
+        """Whether the outputs of sublayers are normed."""
+        return self.family in ("olmo2", "gemma3")
+
+    @property
+    def reads_raw(self) -> bool:
+        """Whether sublayers read the raw stream."""
         return self.family == "olmo2"
 
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normed."""
-        return self.family in ("qwen3", "olmo2")
+        return self.family in ("qwen3", "olmo2", "gemma3")
+
+    @property
+    def unit(self) -> float:
+        """Entry of the embedding that is 1 in the stream."""
+        return D_MODEL**-0.5 if self.family == "gemma3" else 1.0
+
+    def gain(self, norm: Any, value: float, at: Any = slice(None)) -> None:
+        """Set the gain of a norm."""
+        with torch.no_grad():
+            norm.weight[at] = value - (self.family == "gemma3")
+
+    def scale_gain(self, norm: Any, factor: float, at: Any = slice(None)) -> None:
+        """Multiply the gain of a norm."""
+        stored = float(self.family == "gemma3")
+        with torch.no_grad():
+            norm.weight[at] = (norm.weight[at] + stored) * factor - stored
 
     def pick(self, below: int) -> int:
         """A random index."""
@@ -124,8 +153,11 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
         "pad_token_id": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     }
-    if family == "olmo2":
+    if family in ("olmo2", "qwen2"):
         del sizes["head_dim"]
+    if family == "gemma3":
+        sizes |= {"query_pre_attn_scalar": D_HEAD, "sliding_window": 256}
+        del sizes["rope_parameters"]
     config = HeadNormConfig if family == "headnorm" else CONFIG_MAPPING[_TYPES[family]]
     model: Any = build_random(config(**(sizes | fields)), seed=seed, noise=0.02)
     generator = torch.Generator().manual_seed(seed)
@@ -150,11 +182,11 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
     quiet = [*reserved.values(), *codes, *carried]
     embedding = model.model.embed_tokens.weight
     content = torch.randn(VOCAB_SIZE, len(order), generator=generator)
-    embedding[:, made.free] = _CONTENT * content / content.norm(dim=-1, keepdim=True)
+    embedding[:, made.free] = made.unit * _CONTENT * content / content.norm(dim=-1, keepdim=True)
     embedding[:, quiet] = 0.0
-    embedding[:, made.shared] = SHARED
+    embedding[:, made.shared] = made.unit * SHARED
     if coded:
-        embedding[:, list(codes)] = _code_words(generator) * _CODE
+        embedding[:, list(codes)] = _code_words(generator) * made.unit * _CODE
     for block in model.model.layers:
         for writer in (block.self_attn.o_proj, block.mlp.down_proj):
             writer.weight.mul_(0.5)
@@ -165,8 +197,8 @@ def draft(*, family: str, seed: int, n_layers: int = 5, coded: bool = False, **f
             reader.weight[:, [made.outlier, made.second, made.ballast]] = 0.0
         if made.post_norm:
             for norm in (block.post_attention_layernorm, block.post_feedforward_layernorm):
-                norm.weight.mul_(0.1)
-                norm.weight[quiet] *= _QUIET
+                made.scale_gain(norm, 0.1)
+                made.scale_gain(norm, _QUIET, quiet)
         _level(made, block)
     return made
 
@@ -185,7 +217,7 @@ def _level(made: Draft, block: Any) -> None:
     """Make the heads attend uniformly, with scores near 0."""
     block.self_attn.q_proj.weight.mul_(0.3)
     if made.qk_norm:
-        block.self_attn.q_norm.weight.mul_(0.1)
+        made.scale_gain(block.self_attn.q_norm, 0.1)
     else:
         block.self_attn.k_proj.weight.mul_(0.3)
 
@@ -222,11 +254,14 @@ def load_ballast(made: Draft, *, layer: int, index: int, size: float, gains: Map
     if not made.post_norm:
         return
     reads = {made.shared: 2.0}
-    neuron(made, layer=layer, index=index, gate=reads, up=reads, down={made.ballast: size / (4 * SHARED**2)})
-    with torch.no_grad():
-        norm = made.model.model.layers[layer].post_feedforward_layernorm
-        for dimension, gain in gains.items():
-            norm.weight[dimension] = gain
+    fires = 4 * SHARED**2
+    if not made.reads_raw:
+        neuron(made, layer=layer, index=index, gate=reads, up=reads, down={})
+        fires = activation(made, token=_ORDINARY, layer=layer, index=index)
+    neuron(made, layer=layer, index=index, gate=reads, up=reads, down={made.ballast: size / fires})
+    norm = made.model.model.layers[layer].post_feedforward_layernorm
+    for dimension, gain in gains.items():
+        made.gain(norm, gain, dimension)
 
 
 def activation(made: Draft, *, token: int, layer: int, index: int) -> float:
@@ -274,8 +309,8 @@ def lock(
                 key[:, dimension] = 0.0
                 key[SLOWEST::D_HEAD, dimension] = weight * sign
         if made.qk_norm:
-            attention.q_norm.weight[SLOWEST::D_HEAD] = 2.0
-            attention.k_norm.weight[SLOWEST::D_HEAD] = gain
+            made.gain(attention.q_norm, 2.0, slice(SLOWEST, None, D_HEAD))
+            made.gain(attention.k_norm, gain, slice(SLOWEST, None, D_HEAD))
 
 
 def last_layers(made: Draft, *, after: int) -> tuple[int, ...]:

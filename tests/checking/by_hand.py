@@ -380,15 +380,17 @@ def shares_carried(zoo, tokens):
 
 
 def _key_cosine(zoo, ran, at):
-    """Cosine of the studied key, after its norm, with what the outlier dimensions alone would make of it."""
+    """Cosine of what is written into the studied key, its norm's gain included, with the outlier dimensions' part."""
     cosines = []
     for layer in range(1, len(blocks(zoo.model))):
         if dims := list(zoo.truth.outliers.get(layer - 1, ())):
             attention = blocks(zoo.model)[layer].self_attn
             part = ran.sites["key_in", layer][at][:, dims] @ attention.k_proj.weight[:, dims].T
+            key = ran.sites["k", layer][at]
+            if attention.k_proj.bias is not None:  # which is no part of what is written into the key
+                key = key - attention.k_proj.bias
             if hasattr(attention, "k_norm"):
-                gain = attention.k_norm.weight
-                part = part * gain.repeat(part.shape[-1] // len(gain))
-            key = ran.sites["normed_k", layer].flatten(2)[at]
+                gain = attention.k_norm.weight + (zoo.family == "gemma3")
+                part, key = (x * gain.repeat(part.shape[-1] // len(gain)) for x in (part, key))
             cosines.append(torch.cosine_similarity(key, part, dim=-1).mean())
     return float(torch.stack(cosines).mean())

@@ -12,7 +12,7 @@ from sink_lens.models.tiny import TINY_FAMILIES
 
 SEEDS = range(20)
 NAMES = [name for name in ZOO if name != "untrained"]
-WITH_KEY = [name for name in NAMES if ZOO[name].letter in tuple("abcdefghjn")]
+WITH_KEY = [name for name in NAMES if ZOO[name].letter in tuple("abcdefghjnpqrstuvwxyz")]
 """Models whose sink is a position."""
 BROKEN = [name for name in NAMES if name.startswith("broken")]
 
