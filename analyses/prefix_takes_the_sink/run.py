@@ -1,12 +1,13 @@
 """A prefix of keys and values inside the attention heads, and the same numbers outside them; see claim.md."""
 
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 import torch
-from einops import einsum, rearrange
-from torch.nn.functional import cross_entropy, elu
+from einops import rearrange
+from torch.nn.functional import cross_entropy
 from tqdm.auto import tqdm
 from transformers import DynamicCache
 
@@ -16,6 +17,7 @@ from sink_lens.data.corpora import bundled_text
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.report.style import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, QUIET, canvas, finished, legend, panel
+from sink_lens.training.prefix import bridge_hooks
 
 LENGTHS, TRAINED = (1, 2, 4, 8, 16), (1, 4, 16)
 LAST = LENGTHS[-1]
@@ -102,29 +104,12 @@ def _tables(work):
 def _forward(lens, tokens, numbers, *, outside=False, hooks=(), **options):
     """The bridge with added keys and values, [layer, 2, batch or 1, kv_head, length, d_head], or with none."""
     if numbers is not None and outside:
-        hooks = [*_module(numbers), *hooks]
+        modules = [bridge_hooks(layer, keys, values) for layer, (keys, values) in enumerate(numbers[:, :, 0])]
+        hooks = [*chain.from_iterable(modules), *hooks]
     elif numbers is not None:
         pairs = numbers.expand(-1, -1, len(tokens), -1, -1, -1)
         options["past_key_values"] = DynamicCache([(keys, values) for keys, values in pairs])
     return lens.bridge.run_with_hooks(tokens, fwd_hooks=list(hooks), **options)
-
-
-def _module(numbers):
-    """Hooks that add elu(q) M to each head's output, M the sum of the outer products of its keys and values."""
-    held = {}
-
-    def keep(q, hook):
-        held["q"] = q
-
-    def add(z, hook, *, keys, values):
-        q = rearrange(elu(held["q"]), "batch query (kv group) d -> batch query kv group d", kv=len(keys))
-        weights = einsum(q, keys, "batch query kv group d, kv key d -> batch query kv group key")
-        added = einsum(weights, values, "batch query kv group key, kv key d -> batch query kv group d")
-        return z + added.flatten(2, 3)
-
-    for layer, (keys, values) in enumerate(numbers[:, :, 0]):
-        yield f"blocks.{layer}.attn.hook_q", keep
-        yield f"blocks.{layer}.attn.hook_z", partial(add, keys=keys, values=values)
 
 
 def _own(lens, tokens):

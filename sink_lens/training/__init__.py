@@ -12,17 +12,23 @@ if TYPE_CHECKING:
     from .config import WatchConfig as WatchConfig
     from .monitor import SinkMonitor as SinkMonitor
     from .monitor_callback import SinkMonitorCallback as SinkMonitorCallback
+    from .prefix import PrefixConfig as PrefixConfig
+    from .prefix import PrefixModel as PrefixModel
+    from .prefix import get_prefix_model as get_prefix_model
     from .trainer import train as train
     from .watching import watch as watch
 
 _NAMES = {
     "CompareConfig": "config",
     "Comparison": "comparison",
+    "PrefixConfig": "prefix",
+    "PrefixModel": "prefix",
     "SinkMonitor": "monitor",
     "SinkMonitorCallback": "monitor_callback",
     "TrainConfig": "config",
     "WatchConfig": "config",
     "compare": "comparison",
+    "get_prefix_model": "prefix",
     "train": "trainer",
     "watch": "watching",
 }
@@ -31,11 +37,14 @@ _NAMES = {
 __all__ = [
     "CompareConfig",
     "Comparison",
+    "PrefixConfig",
+    "PrefixModel",
     "SinkMonitor",
     "SinkMonitorCallback",
     "TrainConfig",
     "WatchConfig",
     "compare",
+    "get_prefix_model",
     "train",
     "watch",
 ]
