@@ -20,5 +20,11 @@ AXES = {
     "value": "anything flattened",
     "sample": "draws or observations",
     "step": "growth steps",
+    "pair": "pairs of a clean and a corrupted sequence",
+    "writer": "nodes of a circuit that add to the stream",
+    "reader": "nodes of a circuit that read the stream; queries, keys and values each",
+    "edge": "edges of a circuit's graph",
+    "circuit": "sets of edges",
+    "span": "named sets of positions",
 }
 """Axis word -> meaning."""

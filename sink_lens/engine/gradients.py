@@ -117,7 +117,7 @@ def metric_gradients(
     hooks: list[Any] = [] if given is None else [(_hook(lens, "resid_pre", 0), lambda x, hook: given)]
     hooks += [(_hook(lens, *key), partial(_add, zero=zero)) for key, zero in zeros.items()]
     with torch.enable_grad():
-        values = evaluate(metric, _outcome(lens, batch, metric=metric, hooks=hooks))
+        values = evaluate(metric, hooked_outcome(lens, batch, metric=metric, hooks=hooks))
         if not values.requires_grad:
             raise InputError(
                 f"the metric {metric.name!r} has no gradient; need one made of the run's tensors by "
@@ -139,8 +139,24 @@ def _add(x: Tensor, hook: object, *, zero: Tensor) -> Tensor:
     return x + zero.to(x.device)
 
 
-def _outcome(lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[Any]) -> Outcome:
-    """A run with gradients, read as ``run_with`` does."""
+def zero_added(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]) -> Tensor:
+    """Add a zero tensor whose gradient can be taken, and keep it under its key: a hook of the bridge."""
+    into[key] = torch.zeros_like(x, requires_grad=True)
+    return x + into[key]
+
+
+def hooked_outcome(
+    lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[Any], sequences: slice = slice(None)
+) -> Outcome:
+    """A run of the bridge with hooks of one's own, read as ``run_with`` does, with gradients where they are enabled.
+
+    Args:
+        lens: the model.
+        batch: the sequences, all of which are in one pass.
+        metric: what is read.
+        hooks: pairs (hook name, function).
+        sequences: indices of the batch's sequences among all those of the metric.
+    """
     layers, valid = metric.over(lens.n_layers) or (lens.n_layers - 1,), batch.valid.to(lens.device)
     mass: dict[int, Tensor] = {}
     state: dict[int, Tensor] = {}
@@ -177,4 +193,5 @@ def _outcome(lens: LensModel, batch: TokenBatch, *, metric: Metric, hooks: list[
         loss=sequence_loss(out, batch).cpu() if metric.loss else None,
         logits=out.cpu() if metric.logits else None,
         tensors=tensors,
+        sequences=sequences,
     )

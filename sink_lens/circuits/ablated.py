@@ -1,0 +1,168 @@
+"""Run a model with only a circuit's edges: every reader gets its chosen writers as they are, the others replaced.
+
+A reader r reads x_r = sum of c_w over the chosen edges into r + sum of a_w over all others + the biases of output
+projections, where c_w is what w adds in this very run and a_w what replaces it (``runs``). The readers of one layer
+therefore read different streams. The bridge runs as usual; at each reader's hook point (q, k, v, the MLP's input, the
+last norm) its value is replaced by what its own stream gives. Writers are taken at z and at the MLP's output. With
+every edge chosen this is the clean run, with none the replaced one.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from .graph import Graph
+from .runs import Runs
+from .stream import HEADS, biases, hook_of, normed, of_layer
+
+
+def circuit_values(
+    runs: Runs, kept: Bool[np.ndarray, "circuit edge"], *, advance: Callable[[float], object] = lambda passes: None
+) -> Float[Tensor, "circuit pair"]:
+    """The metric of every pair with only each circuit's edges.
+
+    Cost: for each batch of pairs two forwards, and for each circuit about two.
+    """
+    values = torch.full((len(kept), runs.n_pairs), torch.nan, dtype=torch.float64)
+    matrices = [torch.from_numpy(runs.graph.matrix(one, fill=False)) for one in kept]  # type: ignore[arg-type]
+    for rows in runs.batches(copies=2):
+        begin = runs.begin(rows)
+        replaced = runs.replacements(rows, begin=begin)
+        base = _bases(runs, replaced)
+        for number, matrix in enumerate(matrices):
+            one = _Ablated(runs, rows, matrix.to(replaced.device), replaced=replaced, base=base, begin=begin)
+            values[number, rows] = one.values().double()
+            advance((rows.stop - rows.start) / runs.n_pairs)
+    return values
+
+
+def _bases(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
+    """What every place of the stream holds where all writers are replaced."""
+    graph = runs.graph
+    of_heads = biases(graph, runs.weights)
+    found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
+    for place, index in graph.places.items():
+        first = graph.before(index[0])
+        total = total + replaced[:, at:first].sum(1)
+        at = first
+        passed = place[1] + (place[0] == "mlp" and not graph.parallel)
+        found[place] = total + of_heads[:passed].sum(0)
+    return found
+
+
+class _Ablated:
+    """One pass over some pairs with one circuit."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        rows: slice,
+        matrix: Bool[Tensor, "span writer reader"],
+        *,
+        replaced: Tensor,
+        base: dict[tuple[str, int], Tensor],
+        begin: int,
+    ) -> None:
+        self.runs, self.rows, self.matrix, self.begin, self.base = runs, rows, matrix, begin, base
+        part = runs.part(rows)
+        shape = (part.n_sequences, len(runs.graph.writers), part.n_positions - begin, runs.graph.d_model)
+        self.replaced = replaced
+        self.moved = torch.zeros(shape, dtype=runs.weights.dtype, device=replaced.device)  # c - a
+        self.masks = None if runs.masks is None else runs.span_masks(rows, begin=begin)
+        self.kept: dict[tuple[str, int], Tensor] = {}
+        self.starts: dict[int, int] = {}
+        at = 1
+        for layer in range(runs.graph.n_layers):
+            self.starts[layer] = at
+            at += runs.graph.n_heads + 1 + (layer in runs.graph.neurons)
+
+    @torch.no_grad()
+    def values(self) -> Float[Tensor, " pair"]:
+        """Run it."""
+        runs, graph = self.runs, self.runs.graph
+        hooks: list[tuple[str, Any]] = [(hook_of(runs.lens, "resid_pre", 0), self._embedded)]
+        for layer in range(graph.n_layers):
+            named: list[tuple[str, Any]] = []
+            kinds = HEADS if graph.gated else HEADS[:3]
+            named += [(kind, partial(self._project, kind=kind, layer=layer)) for kind in kinds]
+            named.append(("z", partial(self._wrote, layer=layer, which="attention", sites=("z",))))
+            named.append(("mlp_in", partial(self._read_mlp, layer=layer)))
+            if layer in graph.neurons:
+                sites = ("gate", "up") if runs.weights.layers[layer].w_gate is not None else ("up",)
+                named += [(site, partial(self._read_neurons, layer=layer, site=site)) for site in sites]
+                named += [(site, partial(self._hold, layer=layer, site=site)) for site in ("neurons", "down_out")]
+            named.append(("mlp_out", partial(self._wrote, layer=layer, which="mlp", sites=("mlp_out",))))
+            hooks += [(hook_of(runs.lens, site, layer), function) for site, function in named]
+        hooks.append((hook_of(runs.lens, "final", 0), self._read_last))
+        return runs.values(runs.outcome(runs.part(self.rows), self.rows, hooks))
+
+    def _stream(self, place: tuple[str, int], kinds: tuple[str, ...]) -> Float[Tensor, "pair reader position d_model"]:
+        """The streams that the readers of some kinds read at a place."""
+        graph = self.runs.graph
+        index = [one for one in graph.places[place] if graph.readers[one].kind in kinds]
+        first = graph.before(index[0])
+        total = self.base[place][:, None]
+        for span in range(len(graph.spans)):
+            edges = self.matrix[span, :first, index]
+            used = edges.any(1).nonzero()[:, 0]
+            if not len(used):
+                continue
+            moved = self.moved[:, :first] if len(used) > first // 2 else self.moved[:, used]
+            edges = edges if len(used) > first // 2 else edges[used]
+            one = torch.matmul(edges.T.to(moved.dtype), moved.flatten(2)).unflatten(2, moved.shape[2:])
+            total = total + (one if self.masks is None else one * self.masks[span][:, None, :, None])
+        return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
+
+    def _late(self, x: Tensor, new: Tensor) -> Tensor:
+        """A tensor of the run with its positions from the first that differs replaced."""
+        return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
+
+    def _embedded(self, x: Tensor, hook: object) -> None:
+        self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
+
+    def _project(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
+        own = self.runs.weights.layers[layer]
+        weight, bias = own.by_head[kind]
+        read = normed(self._stream(("attention", layer), (kind,)), own.attn_norm)
+        new = torch.einsum("bhtd,hed->bthe", read, weight) + bias
+        return self._late(x, new if x.dim() == 4 else new.flatten(2))
+
+    def _read_mlp(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
+        own = self.runs.weights.layers[layer]
+        return self._late(x, normed(self._stream(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0])
+
+    def _read_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
+        own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
+        theirs, rest = (
+            normed(self._stream(("mlp", layer), (kind,)), own.mlp_norm)[:, 0] for kind in ("neurons", "mlp")
+        )
+        weight = own.w_gate if site == "gate" else own.w_up
+        assert weight is not None
+        x = x.clone()
+        x[:, self.begin :, chosen] += ((theirs - rest) @ weight.T).to(x.dtype)
+        return x
+
+    def _read_last(self, x: Tensor, hook: object) -> Tensor:
+        graph = self.runs.graph
+        read = self._stream(("logits", graph.n_layers), ("logits",))
+        return self._late(x, normed(read, self.runs.weights.final_norm)[:, 0])
+
+    def _hold(self, x: Tensor, hook: object, *, layer: int, site: str) -> None:
+        self.kept[site, layer] = x[:, self.begin :]
+
+    def _wrote(self, x: Tensor, hook: object, *, layer: int, which: str, sites: tuple[str, ...]) -> None:
+        """What a sublayer adds in this run, minus what replaces it."""
+        graph: Graph = self.runs.graph
+        self.kept[sites[0], layer] = x[:, self.begin :]
+        start = self.starts[layer]
+        count = graph.n_heads + 1 + (layer in graph.neurons)
+        into = self.moved[:, start : start + count]
+        of_layer(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which)
+        part = slice(0, graph.n_heads) if which == "attention" else slice(graph.n_heads, count)
+        into[:, part] -= self.replaced[:, start : start + count][:, part]
+        del self.kept[sites[0], layer]

@@ -1,0 +1,159 @@
+"""Choose edges: the largest scores, a connected set that grows backwards from the output, or all above a threshold.
+
+Scores are compared by magnitude, since an edge that lowers the metric is as much a part of what the model does as one
+that raises it. Edges on no path from the input to what the metric reads are dropped afterwards (``connected``): nothing
+that they carry arrives.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from ..edits.metrics import Metric
+from ..errors import InputError
+from .graph import Graph
+
+Choice = Literal["top", "greedy", "threshold"]
+CHOICES: tuple[Choice, ...] = ("top", "greedy", "threshold")
+
+
+def largest(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray, " edge"]:
+    """The n largest by magnitude."""
+    found = np.zeros(len(values), dtype=bool)
+    if n > 0:
+        found[np.argpartition(-np.abs(values), min(n, len(values)) - 1)[:n]] = True
+    return found
+
+
+def above(values: Float[np.ndarray, " edge"], threshold: float) -> Bool[np.ndarray, " edge"]:
+    """All whose magnitude is at least the threshold."""
+    return np.abs(values) >= threshold
+
+
+def greedy(
+    graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
+) -> Bool[np.ndarray, " edge"]:
+    """Grow backwards from the outputs: add the largest edge into what is chosen already, n times.
+
+    Args:
+        graph: the graph.
+        values: scores of the edges.
+        n: number of edges.
+        outputs: the readers that the metric reads.
+    """
+    _, writers, readers = graph.ends
+    into: list[np.ndarray] = [np.flatnonzero(readers == reader) for reader in range(len(graph.readers))]
+    found, opened, waiting = np.zeros(len(values), dtype=bool), set[int](), list[tuple[float, int]]()
+
+    def open_(reader: int) -> None:
+        if reader not in opened:
+            opened.add(reader)
+            for edge in into[reader]:
+                heapq.heappush(waiting, (-abs(float(values[edge])), int(edge)))
+
+    for reader in outputs:
+        open_(reader)
+    while waiting and n > 0:
+        _, edge = heapq.heappop(waiting)
+        found[edge] = True
+        n -= 1
+        for reader in np.flatnonzero(graph.reader_of_node[:, writers[edge]]):
+            open_(int(reader))
+    return found
+
+
+def connected(graph: Graph, chosen: Bool[np.ndarray, " edge"], *, outputs: Sequence[int]) -> Bool[np.ndarray, " edge"]:
+    """Those of the chosen edges that are on a path from the input to an output."""
+    _, writers, readers = graph.ends
+    own = graph.reader_of_node
+    edge = np.zeros((len(graph.writers), len(graph.readers)), dtype=bool)
+    np.logical_or.at(edge, (writers[chosen], readers[chosen]), True)
+    reached = np.zeros(len(graph.writers), dtype=bool)  # from the input
+    reached[0] = True
+    for index in range(1, len(graph.writers)):
+        reached[index] = bool((edge[reached][:, own[:, index]]).any())
+    leads = np.zeros(len(graph.readers), dtype=bool)  # to an output
+    leads[list(outputs)] = True
+    for index in range(len(graph.writers) - 1, -1, -1):
+        if edge[index, leads].any():
+            leads |= own[:, index]
+    return chosen & reached[writers] & leads[readers]
+
+
+def outputs_of(metric: Metric, graph: Graph) -> tuple[int, ...]:
+    """The readers that a metric reads: the logits, or queries and keys of the layers whose attention it reads."""
+    found = []
+    layers = set(metric.over(graph.n_layers))
+    attention = not (metric.whole and metric.state) and bool(layers)
+    for index, reader in enumerate(graph.readers):
+        of_logits = reader.kind == "logits" and metric.whole
+        of_attention = reader.kind in ("q", "k") and attention and reader.layer in layers
+        of_sites = bool(metric.sites) and reader.layer in layers and reader.kind != "logits"
+        if of_logits or of_attention or of_sites:
+            found.append(index)
+    return tuple(found)
+
+
+def chosen(
+    graph: Graph,
+    values: Float[np.ndarray, " edge"],
+    *,
+    choice: Choice,
+    n: int = 0,
+    threshold: float = 0.0,
+    outputs: Sequence[int],
+) -> Bool[np.ndarray, " edge"]:
+    """Choose edges; see the module.
+
+    Raises:
+        InputError: a choice that does not exist.
+    """
+    match choice:
+        case "top":
+            return largest(values, n)
+        case "greedy":
+            return greedy(graph, values, n, outputs=outputs)
+        case "threshold":
+            return above(values, threshold)
+    raise InputError(f"choice is {choice!r}; need one of {', '.join(CHOICES)}")
+
+
+def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:
+    """Score of every writer: the sum of its outgoing edges, what replacing it whole is worth to first order."""
+    return np.bincount(graph.ends[1], weights=values, minlength=len(graph.writers))
+
+
+def between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.ndarray, " edge"]:
+    """All edges between chosen nodes; the input and the logits belong to every circuit.
+
+    A key or value of a key-value head is read where any of the heads that share it is chosen.
+    """
+    nodes = nodes.copy()
+    nodes[0] = True
+    own = graph.reader_of_node
+    reads = (own & nodes[None]).any(1)
+    reads |= np.array([reader.kind == "logits" for reader in graph.readers])
+    _, writers, readers = graph.ends
+    return nodes[writers] & reads[readers]
+
+
+def random_like(
+    graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
+) -> Bool[np.ndarray, " edge"]:
+    """A random circuit of the same size and depth: as many edges between every two layers, none of them twice."""
+    _, writers, readers = graph.ends
+    first = np.array([writer.layer for writer in graph.writers])[writers] + 1
+    second = np.array([reader.layer for reader in graph.readers])[readers]
+    stratum = first * (graph.n_layers + 2) + second
+    order = generator.permutation(len(chosen))
+    order = order[np.argsort(stratum[order], kind="stable")]
+    sizes = np.bincount(stratum, minlength=int(stratum.max()) + 1)
+    wanted = np.bincount(stratum[chosen], minlength=len(sizes))
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    rank = np.arange(len(order)) - starts[stratum[order]]
+    found = np.zeros(len(chosen), dtype=bool)
+    found[order[rank < wanted[stratum[order]]]] = True
+    return found

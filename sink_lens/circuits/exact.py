@@ -1,0 +1,123 @@
+"""Exact scores: one edge at a time is really replaced, by the engine.
+
+The run is the clean one, and reader r alone reads x_r - (c_w - a_w): its query, key, value or MLP input is set to what
+this stream gives, and everything after it is computed as usual. That is path patching of a single edge (Goldowsky-Dill
+et al., arXiv 2304.05969). The score is the clean metric minus the metric of this run, as in ``scores``: what the clean
+value is worth. One run an edge: for every edge of a small model, or for a sample of a large one.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..edits.constructors import Edit, freeze
+from ..edits.metrics import evaluate
+from ..edits.outcome import Outcome
+from ..engine.cells import Cell
+from ..engine.forward import run_with
+from ..engine.references import References
+from ..engine.trust import trusted
+from ..errors import InputError
+from ..models.weights import Norm
+from .graph import place_of
+from .runs import Runs
+from .stream import normed
+
+
+def exact_scores(
+    runs: Runs, edges: Sequence[int], *, advance: Callable[[int], object] = lambda cells: None
+) -> Float[np.ndarray, "pair edge"]:
+    """The exact score of some edges, by pair.
+
+    Cost: two forwards, and for each edge one from its reader on; what all writers add is kept for all pairs.
+
+    Args:
+        runs: the pairs; take a few (``runs.some``) in a large model.
+        edges: numbers of edges.
+        advance: called with the number of edges that were finished.
+
+    Raises:
+        InputError: a reader whose value has no site (a gate of a head's output).
+    """
+    lens, graph = runs.lens, runs.graph
+    everything, begin = slice(0, runs.n_pairs), runs.begin(slice(0, runs.n_pairs))
+    added, _ = runs.writings(everything, begin=begin)
+    difference = added - runs.replacements(everything, begin=begin)
+    del added
+    sites = ["resid_pre", "attn_out", "resid_post"]
+    if graph.neurons:
+        sites += ["up"] if lens.family.gate is None else ["gate", "up"]
+    clean = run_with(lens, runs.clean, sites=sites, loss=False, logits=False).tensors
+    streams = {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
+    spans, writers, readers = graph.ends
+    every = slice(0, runs.n_pairs)
+
+    def change(edge: int) -> Tensor:
+        moved = difference[:, int(writers[edge])]
+        mask = runs.span_masks(every, begin=begin)[int(spans[edge])]
+        return moved * mask[..., None]
+
+    positions = tuple(range(begin, runs.clean.n_positions))
+    cells = []
+    for edge in edges:
+        reader = graph.readers[int(readers[edge])]
+        if reader.kind == "g":
+            raise InputError(f"{reader.name} is the gate of a head's output, which has no site; need another edge")
+        site = {"mlp": "mlp_in", "neurons": "mlp_in", "logits": "final"}.get(reader.kind, reader.kind)
+        make = partial(_edits, runs, int(readers[edge]), streams, partial(change, edge), positions)
+        cells.append(
+            Cell(
+                identity=str(graph.names[edge]),
+                touches=((site, None if site == "final" else (reader.layer,)),),
+                begin=begin,
+                make=make,
+            )
+        )
+    values = np.full((runs.n_pairs, len(cells)), np.nan)
+    engine = trusted(lens, runs.clean, cells, [runs.metric])
+
+    def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
+        values[outcome.sequences, number] = evaluate(runs.metric, outcome).double().numpy()
+
+    for block in engine.blocks:
+        engine.map(block, take, advance=advance)
+    return runs.clean_values.double().numpy()[:, None] - values
+
+
+def _edits(
+    runs: Runs,
+    reader: int,
+    streams: dict[tuple[str, int], Tensor],
+    change: Callable[[], Tensor],
+    positions: tuple[int, ...],
+    references: References,
+) -> tuple[Edit, ...]:
+    """The edit that lets one reader read another stream."""
+    own, graph = runs.graph.readers[reader], runs.graph
+    layer, name = own.layer, place_of(own.kind)
+    weights = runs.weights
+    where = {"positions": positions, "label": own.name}
+    if name == "logits":
+        x = streams["resid_post", layer - 1] - change()
+        return (freeze("final", {0: normed(x, weights.final_norm)}, layers=(0,), **where),)
+    node = weights.layers[layer]
+    x = streams["resid_pre", layer]
+    if name == "mlp" and not graph.parallel:
+        x = x + streams["attn_out", layer]
+    norm: Norm | None = node.norm(name)
+    new = normed(x - change(), norm)
+    if name == "mlp":
+        found = [freeze("mlp_in", {layer: new}, **where)] if own.kind == "mlp" else []
+        shift = new - normed(x, norm) if own.kind == "neurons" else torch.zeros_like(new)
+        for site, weight in (("gate", node.w_gate), ("up", node.w_up)):
+            if weight is not None:  # the neurons that are a node of their own read their own stream
+                chosen = list(graph.neurons[layer])
+                value = streams[site, layer][..., chosen] + shift @ weight.T
+                found.append(freeze(site, {layer: value}, units=chosen, **where))
+        return tuple(found)
+    weight, bias = (one[own.head] for one in node.by_head[own.kind])
+    return (freeze(own.kind, {layer: (new @ weight.T + bias)[:, :, None]}, heads=(own.head,), **where),)

@@ -1,0 +1,237 @@
+"""The graph of a dense decoder: who writes to the residual stream, who reads it, and which edges there are.
+
+A *writer* adds to the stream: the embedding (``input``), each head (``a3.h1``), each MLP (``m5``). A *reader* reads
+it: the query of each head (``a4.h1<q>``), the key and the value of each key-value head (``a4.h1<k>``; ``a4.kv0<k>``
+where several heads share one), each MLP (``m5``) and the unembedding (``logits``). An edge leads from a writer to
+every reader that comes after it; ``a3.h1->m5`` and ``a0.h2->a4.h1<q>`` are names of edges, as in EAP-IG. In parallel
+blocks the heads of a layer do not reach the MLP beside them. A set of neurons can be a node of its own (``m5.n``),
+which the MLP's node then leaves out. With spans of positions every edge exists once a span (``a3.h1->m5@subject``):
+both of its ends are at the same positions, since only attention moves between positions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, ModelError
+from ..models.lens import LensModel, check_every_layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """Something that adds to the stream."""
+
+    name: str
+    kind: str
+    """input, head, mlp or neurons."""
+    layer: int
+    """Its layer; -1 for the input."""
+    head: int = -1
+    stage: int
+    """Place in the order of computation: attention of layer L is 2L + 1, its MLP 2L + 2, the input 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Something that reads the stream."""
+
+    name: str
+    kind: str
+    """q, k, v, g (the gate of a head's output), mlp, neurons or logits."""
+    layer: int
+    """Its layer; the number of layers for logits."""
+    head: int = -1
+    """Its head; the key-value head for k and v."""
+    stage: int
+    """It reads what is written before this stage."""
+
+    @property
+    def node(self) -> str:
+        """The node that the reader belongs to; of k and v, the first head that shares them."""
+        return self.name.partition("<")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """Writers, readers and edges of one model; edges are numbered by span, then writer, then reader."""
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_model: int
+    parallel: bool = False
+    """Whether attention and MLP of a layer read the same stream."""
+    gated: bool = False
+    """Whether each head's output has a gate that reads the stream."""
+    neurons: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Layer -> the neurons of its MLP that are a node of their own."""
+    spans: tuple[str, ...] = ("",)
+    """Names of the spans of positions; one without a name is all positions."""
+
+    @classmethod
+    def of(
+        cls,
+        lens: LensModel,
+        *,
+        neurons: Mapping[int, Sequence[int]] | None = None,
+        spans: Sequence[str] = ("",),
+    ) -> "Graph":
+        """The graph of a model.
+
+        Raises:
+            ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
+            InputError: a layer or a neuron that does not exist.
+        """
+        if lens.why_measured_only is not None:
+            raise ModelError(lens.why_measured_only)
+        check_every_layer(lens)
+        if lens.family.experts is not None:
+            raise ModelError(
+                f"{lens.name} is a mixture of experts: which experts run changes with the input, so that what an MLP "
+                "writes is no sum of fixed parts; need a dense model. sink-lens patch works on this one"
+            )
+        chosen: dict[int, tuple[int, ...]] = {}
+        for layer, some in sorted((neurons or {}).items()):
+            if not 0 <= layer < lens.n_layers:
+                raise InputError(f"neurons of layer {layer} were given; need a layer from 0 to {lens.n_layers - 1}")
+            numbers = tuple(sorted({int(one) for one in some}))
+            if not numbers or numbers[0] < 0 or numbers[-1] >= lens.d_mlp:
+                raise InputError(f"neurons {list(some)} of layer {layer}: need some from 0 to {lens.d_mlp - 1}")
+            chosen[layer] = numbers
+        return cls(
+            n_layers=lens.n_layers,
+            n_heads=lens.n_heads,
+            n_kv_heads=lens.n_kv_heads,
+            d_model=lens.d_model,
+            parallel=is_parallel(lens),
+            gated=has_gate(lens),
+            neurons=chosen,
+            spans=tuple(spans),
+        )
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key-value head."""
+        return self.n_heads // self.n_kv_heads
+
+    @cached_property
+    def writers(self) -> tuple[Writer, ...]:
+        """The writers in the order of computation; within an MLP, the neurons that are a node come first."""
+        found = [Writer(name="input", kind="input", layer=-1, stage=0)]
+        for layer in range(self.n_layers):
+            heads = range(self.n_heads)
+            attention, mlp = {"layer": layer, "stage": 2 * layer + 1}, {"layer": layer, "stage": 2 * layer + 2}
+            found += [Writer(name=f"a{layer}.h{head}", kind="head", head=head, **attention) for head in heads]
+            if layer in self.neurons:
+                found.append(Writer(name=f"m{layer}.n", kind="neurons", **mlp))
+            found.append(Writer(name=f"m{layer}", kind="mlp", **mlp))
+        return tuple(found)
+
+    @cached_property
+    def readers(self) -> tuple[Reader, ...]:
+        """The readers in the order of computation."""
+        found: list[Reader] = []
+        kv = "h" if self.group == 1 else "kv"
+        for layer in range(self.n_layers):
+            at: dict[str, Any] = {"layer": layer, "stage": 2 * layer + 1}
+            rows = [("q", "h", self.n_heads), ("k", kv, self.n_kv_heads), ("v", kv, self.n_kv_heads)]
+            rows += [("g", "h", self.n_heads)] * self.gated
+            for kind, word, count in rows:
+                for head in range(count):
+                    found.append(Reader(name=f"a{layer}.{word}{head}<{kind}>", kind=kind, head=head, **at))
+            at["stage"] = 2 * layer + (1 if self.parallel else 2)
+            if layer in self.neurons:
+                found.append(Reader(name=f"m{layer}.n", kind="neurons", **at))
+            found.append(Reader(name=f"m{layer}", kind="mlp", **at))
+        found.append(Reader(name="logits", kind="logits", layer=self.n_layers, stage=2 * self.n_layers + 1))
+        return tuple(found)
+
+    @cached_property
+    def places(self) -> dict[tuple[str, int], tuple[int, ...]]:
+        """(attention, mlp or logits; layer) -> the indices of the readers that read the stream there."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for index, reader in enumerate(self.readers):
+            found.setdefault((place_of(reader.kind), reader.layer), []).append(index)
+        return {place: tuple(some) for place, some in found.items()}
+
+    def before(self, reader: int) -> int:
+        """Number of writers that a reader comes after; they are the first ones."""
+        return self._before[reader]
+
+    @cached_property
+    def _before(self) -> tuple[int, ...]:
+        stages = np.array([writer.stage for writer in self.writers])
+        return tuple(int(np.searchsorted(stages, reader.stage)) for reader in self.readers)
+
+    @cached_property
+    def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Span, writer and reader of every edge."""
+        mask = np.arange(len(self.writers))[:, None] < np.array(self._before)[None]
+        found = np.nonzero(np.broadcast_to(mask, (len(self.spans), *mask.shape)))
+        return found[0], found[1], found[2]
+
+    @property
+    def n_edges(self) -> int:
+        """Number of edges."""
+        return len(self.spans) * sum(self._before)
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes: the writers, and the logits."""
+        return len(self.writers) + 1
+
+    @cached_property
+    def names(self) -> np.ndarray:
+        """Name of every edge."""
+        spans, writers, readers = self.ends
+        first = np.array([writer.name for writer in self.writers], dtype=object)[writers]
+        second = np.array([reader.name for reader in self.readers], dtype=object)[readers]
+        last = np.array([f"@{span}" if span else "" for span in self.spans], dtype=object)[spans]
+        return first + "->" + second + last
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Name of an edge -> its number."""
+        return {name: number for number, name in enumerate(self.names.tolist())}
+
+    @cached_property
+    def reader_of_node(self) -> np.ndarray:
+        """Reader and writer -> whether the writer is computed from what the reader reads, [reader writer]."""
+        found = np.zeros((len(self.readers), len(self.writers)), dtype=bool)
+        for row, reader in enumerate(self.readers):
+            for column, writer in enumerate(self.writers):
+                if reader.layer != writer.layer:
+                    continue
+                if writer.kind == "head" and reader.kind in ("q", "k", "v", "g"):
+                    shared = self.group if reader.kind in ("k", "v") else 1
+                    found[row, column] = writer.head // shared == reader.head
+                else:
+                    found[row, column] = writer.kind == reader.kind
+        return found
+
+    def matrix(self, values: np.ndarray, *, fill: float = 0.0) -> np.ndarray:
+        """Values of edges as [span writer reader]; ``fill`` where there is no edge."""
+        found = np.full((len(self.spans), len(self.writers), len(self.readers)), fill, dtype=values.dtype)
+        found[self.ends] = values
+        return found
+
+
+def place_of(kind: str) -> str:
+    """Where a reader of this kind reads the stream: attention, mlp or logits."""
+    return {"mlp": "mlp", "neurons": "mlp", "logits": "logits"}.get(kind, "attention")
+
+
+def is_parallel(lens: LensModel) -> bool:
+    """Whether attention and MLP of a layer read the same stream: they share a norm, or the configuration says so."""
+    family = lens.family
+    shared = family.attn_norm is not None and family.attn_norm == family.mlp_norm
+    return shared or bool(getattr(lens.config, "use_parallel_residual", False))
+
+
+def has_gate(lens: LensModel) -> bool:
+    """Whether a projection of the attention's input gates the heads' output."""
+    attention = lens.layer(0).get_submodule(lens.family.attention)
+    return bool(getattr(attention, "gated", False))

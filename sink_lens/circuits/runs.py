@@ -1,0 +1,295 @@
+"""The runs that scores and curves share: every pair's clean run, and the values that replace what a writer adds.
+
+What a writer adds in the clean run is c, and a is what replaces it where its edge is ablated:
+
+- ``resample``: what it adds on the corrupted prompt of the pair;
+- ``mean_ordinary``: its mean over sequences and ordinary positions, which are neither the sink nor padding;
+- ``mean_aligned``: its mean over sequences, position by position;
+- ``mean_all``: its mean over sequences and all positions;
+- ``zero``: nothing.
+
+Positions before the first that differs are the same in both runs of a pair, because the model is causal: nothing is
+computed for them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..data.tokens import TokenBatch
+from ..edits.metrics import Metric, as_metric, evaluate
+from ..edits.outcome import Outcome
+from ..engine.gradients import hooked_outcome
+from ..errors import InputError
+from ..models.lens import LensModel
+from ..patching.pairs import Sequences, paired
+from .graph import Graph
+from .stream import Weights, hook_of, weights_of, writer_sites, writings
+
+Ablation = Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
+ABLATIONS: tuple[Ablation, ...] = ("resample", "mean_ordinary", "mean_aligned", "mean_all", "zero")
+_STACK_BYTES = 192 * 2**20
+"""Most bytes of what all writers add in one batch of pairs."""
+_READ_DIRECTLY = ("resid_pre", "resid_post", "attn_in")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """The pairs, and what their runs are made with."""
+
+    lens: LensModel
+    graph: Graph
+    weights: Weights
+    metric: Metric
+    clean: TokenBatch
+    corrupted: TokenBatch | None
+    ablation: Ablation
+    masks: Bool[Tensor, "span pair position"] | None = None
+    """Positions of each span in each pair; None where all positions are one."""
+    means: Float[Tensor, "writer position d_model"] | None = field(default=None, repr=False)
+    """What replaces each writer, for means; one position stands for all."""
+    clean_values: Float[Tensor, " pair"] = field(repr=False)
+    """The metric in the clean run of each pair."""
+    corrupted_values: Float[Tensor, " pair"] = field(repr=False)
+    """The metric on the corrupted prompt; without one, with the input's writing replaced and all else computed."""
+
+    @classmethod
+    def of(
+        cls,
+        lens: LensModel,
+        clean: Sequences,
+        corrupted: Sequences | None,
+        *,
+        graph: Graph,
+        metric: Metric | Callable[[Outcome], Any],
+        ablation: Ablation = "resample",
+        masks: Tensor | None = None,
+        ordinary: Bool[Tensor, "pair position"] | None = None,
+        bos: str = "auto",
+    ) -> "Runs":
+        """Run every pair once, and find the means where they are asked for.
+
+        Args:
+            lens: the model.
+            clean: the sequences.
+            corrupted: as many sequences of the same lengths; not needed for means and zero.
+            graph: the graph.
+            metric: what is explained.
+            ablation: what replaces what a writer adds.
+            masks: the positions of each span.
+            ordinary: the positions that ``mean_ordinary`` is taken over; None is all real ones but the first.
+            bos: BOS condition for texts.
+
+        Raises:
+            InputError: what is missing, or a metric that reads the stream.
+        """
+        if ablation not in ABLATIONS:
+            raise InputError(f"ablation is {ablation!r}; need one of {', '.join(ABLATIONS)}")
+        if ablation == "resample" and corrupted is None:
+            raise InputError(
+                "resampling replaces what a node adds by what it adds on a corrupted prompt, and none was given; need "
+                "corrupted, or ablation mean_ordinary, mean_aligned, mean_all or zero"
+            )
+        pair = paired(lens, clean, clean if corrupted is None else corrupted, bos=bos)
+        read = as_metric(metric, lens=lens, n_positions=pair.clean.n_positions)
+        check_metric(read)
+        empty = torch.full((pair.clean.n_sequences,), torch.nan)
+        runs = cls(
+            lens=lens,
+            graph=graph,
+            weights=weights_of(lens, graph),
+            metric=read,
+            clean=pair.clean,
+            corrupted=None if corrupted is None else pair.corrupted,
+            ablation=ablation,
+            masks=masks,
+            clean_values=empty,
+            corrupted_values=empty,
+        )
+        return runs._prepared(ordinary)
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of pairs."""
+        return self.clean.n_sequences
+
+    @property
+    def gap(self) -> Float[Tensor, " pair"]:
+        """Clean minus corrupted metric of each pair."""
+        return self.clean_values - self.corrupted_values
+
+    def some(self, rows: Sequence[int]) -> "Runs":
+        """The same with some of the pairs."""
+        index = torch.as_tensor(list(rows))
+
+        def of(batch: TokenBatch) -> TokenBatch:
+            return replace(batch, tokens=batch.tokens[index], lengths=batch.lengths[index])
+
+        return replace(
+            self,
+            clean=of(self.clean),
+            corrupted=None if self.corrupted is None else of(self.corrupted),
+            metric=_of_rows(self.metric, index),
+            masks=None if self.masks is None else self.masks[:, index],
+            clean_values=self.clean_values[index],
+            corrupted_values=self.corrupted_values[index],
+        )
+
+    def batches(self, *, copies: int = 1) -> Iterator[slice]:
+        """Slices of pairs whose stacks fit; ``copies`` is how many such stacks there are at once."""
+        width = len(self.graph.writers) * (self.clean.n_positions - self.begin(slice(None))) * self.graph.d_model
+        size = width * self.weights.dtype.itemsize * copies
+        step = int(min(max(_STACK_BYTES // size, 1), 32))
+        for start in range(0, self.n_pairs, step):
+            yield slice(start, min(start + step, self.n_pairs))
+
+    def begin(self, rows: slice) -> int:
+        """The first position at which clean and replaced runs of some pairs differ."""
+        if self.ablation != "resample" or self.corrupted is None:
+            return 0
+        differs = (self.clean.tokens[rows] != self.corrupted.tokens[rows]) & self.clean.valid[rows]
+        at = differs.any(0).nonzero()
+        return int(at[0]) if len(at) else self.clean.n_positions - 1
+
+    def part(self, rows: slice, *, corrupted: bool = False) -> TokenBatch:
+        """The tokens of some pairs."""
+        batch = self.corrupted if corrupted and self.corrupted is not None else self.clean
+        return replace(batch, tokens=batch.tokens[rows], lengths=batch.lengths[rows])
+
+    def outcome(self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]) -> Outcome:
+        """One pass of the bridge with hooks over some pairs."""
+        return hooked_outcome(self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows)
+
+    def values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
+        """The metric of a pass by pair.
+
+        Raises:
+            InputError: the metric gives one number for all pairs.
+        """
+        found = evaluate(self.metric, outcome)
+        if len(found) != len(outcome.valid):
+            raise InputError(f"{self.metric.name} gives one number for all sequences; need one for each of them")
+        return found
+
+    @torch.no_grad()
+    def writings(self, rows: slice, *, corrupted: bool = False, begin: int = 0) -> tuple[Tensor, Tensor]:
+        """What the writers add in the clean or corrupted run of some pairs, [pair writer position d_model], and m."""
+        kept: dict[tuple[str, int], Tensor] = {}
+        hooks = [
+            (hook_of(self.lens, *key), partial(_keep, into=kept, key=key, begin=begin))
+            for key in writer_sites(self.graph)
+        ]
+        outcome = self.outcome(self.part(rows, corrupted=corrupted), rows, hooks)
+        return writings(kept, graph=self.graph, weights=self.weights), self.values(outcome)
+
+    def replacements(self, rows: slice, *, begin: int) -> Float[Tensor, "#pair writer #position d_model"]:
+        """What replaces what the writers add."""
+        if self.ablation == "resample":
+            return self.writings(rows, corrupted=True, begin=begin)[0]
+        if self.means is None:
+            return torch.zeros((), dtype=self.weights.dtype).expand(1, len(self.graph.writers), 1, self.graph.d_model)
+        means = self.means if self.means.shape[1] == 1 else self.means[:, begin:]
+        return means[None].to(self.lens.device)
+
+    def inputs(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The stream before layer 0 of some pairs, replaced and clean: the two ends of integrated gradients."""
+        ends = []
+        for corrupted in (True, False):
+            kept: dict[tuple[str, int], Tensor] = {}
+            key = ("resid_pre", 0)
+            with torch.no_grad():
+                hook = (hook_of(self.lens, *key), partial(_keep, into=kept, key=key, begin=0))
+                stop = replace(self.metric, layers=(0,), logits=False, loss=False, sites=())
+                hooked_outcome(self.lens, self.part(rows, corrupted=corrupted), metric=stop, hooks=[hook])
+            ends.append(kept[key])
+        if self.ablation != "resample":
+            ends[0] = self.replacements(rows, begin=0)[:, 0].to(ends[1].dtype).expand_as(ends[1])
+        return ends[0], ends[1]
+
+    def span_masks(self, rows: slice, *, begin: int) -> Float[Tensor, "span pair position"]:
+        """1 at the positions of each span."""
+        if self.masks is None:
+            return self.clean.valid[rows, begin:][None].to(self.lens.device, self.weights.dtype)
+        return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
+
+    def _prepared(self, ordinary: Tensor | None) -> "Runs":
+        found = self if self.ablation in ("resample", "zero") else replace(self, means=self._means(ordinary))
+        clean, corrupted = [], []
+        with torch.no_grad():
+            for rows in found.batches():
+                part = found.part(rows)
+                clean.append(found.values(found.outcome(part, rows, [])))
+                if self.ablation == "resample":
+                    corrupted.append(found.values(found.outcome(found.part(rows, corrupted=True), rows, [])))
+                    continue
+                start, _ = found.inputs(rows)
+                hook = (hook_of(self.lens, "resid_pre", 0), lambda x, hook, start=start: start)
+                corrupted.append(found.values(found.outcome(part, rows, [hook])))
+        return replace(found, clean_values=torch.cat(clean), corrupted_values=torch.cat(corrupted))
+
+    def _means(self, ordinary: Tensor | None) -> Tensor:
+        """What replaces each writer: a mean of the clean runs."""
+        valid = self.clean.valid.clone()
+        if self.ablation == "mean_ordinary":
+            valid[:, 0] = False
+            valid = valid if ordinary is None else ordinary & self.clean.valid
+            if not bool(valid.any()):
+                raise InputError("no position is ordinary; need sequences of at least two tokens")
+        total: Tensor | int = 0
+        for rows in self.batches():
+            added, _ = self.writings(rows)
+            weight = valid[rows].to(added.device, added.dtype)
+            total = total + torch.einsum("bwtd,bt->wtd", added, weight)
+        assert isinstance(total, Tensor)
+        counts = valid.sum(0).to(total.device, total.dtype)
+        if self.ablation == "mean_aligned":
+            return total / counts.clamp(min=1)[:, None]
+        return (total.sum(1) / counts.sum())[:, None]  # one position for all
+
+
+def check_metric(metric: Metric) -> None:
+    """Refuse a metric that reads the stream itself, which no reader of the graph does.
+
+    Raises:
+        InputError: the metric reads the stream.
+    """
+    direct = [site for site in metric.sites if site in _READ_DIRECTLY]
+    if direct or (metric.state and metric.layers != () and not metric.whole):
+        raise InputError(
+            f"{metric.name} reads the residual stream, where a circuit has no node; need a metric of logits, of the "
+            "loss or of attention, such as logit_difference or sink_mass"
+        )
+
+
+def _keep(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int) -> None:
+    into[key] = x.detach()[:, begin:]
+
+
+def _of_rows(metric: Metric, rows: Tensor) -> Metric:
+    """The metric on some of the pairs; what it holds for each pair is looked up by the pair's own number."""
+
+    def function(run: Outcome) -> Tensor:
+        own = rows[run.sequences].tolist()
+        return torch.cat([evaluate(metric, _row(run, at, number=number)) for at, number in enumerate(own)])
+
+    return replace(metric, function=function)
+
+
+def _row(run: Outcome, at: int, *, number: int) -> Outcome:
+    """One pair of an outcome, as the metric knows it."""
+    one = slice(at, at + 1)
+    return replace(
+        run,
+        valid=run.valid[one],
+        mass=run.mass[:, one],
+        state=run.state[:, one],
+        loss=None if run.loss is None else run.loss[one],
+        logits=None if run.logits is None else run.logits[one],
+        tensors={key: tensor[one] for key, tensor in run.tensors.items()},
+        sequences=slice(number, number + 1),
+    )

@@ -1,0 +1,325 @@
+"""Scores of all edges by gradients: EAP, EAP-IG on inputs and on activations.
+
+The score of an edge from writer w to reader r is what w's clean writing is worth to the metric through this reader:
+
+    score(w -> r) = sum over positions (c_w - a_w) . mean over points of dm/dx_r
+
+where x_r is the stream as r alone reads it (``stream``), c_w what w adds in the clean run and a_w what replaces it
+(``runs``). Positive means that the clean value raises the metric. The points at which the gradient is taken name the
+method:
+
+- ``eap``: the clean run; ``eap-corrupted``: the corrupted one, as TransformerLens has it; ``clean-corrupted``: both;
+- ``eap-ig``: the middles of n equal steps of the embedding from its replacement to its clean value, or with
+  ``eap-ig-left`` their beginnings, as EAP-IG has it;
+- ``eap-ig-activations``: the output of one layer's attention or MLP at a time goes from its replacement to its clean
+  value, everything else stays clean; only the edges out of that sublayer are scored.
+
+Gradients are averaged first and contracted with the differences once. The edges out of ``input`` sum to the difference
+of the metric between the two ends, up to the error of the sum over steps; with ``eap-ig`` the steps of a pair are
+doubled until that holds within ``tolerance``. The gradient of the embedding itself must equal the sum over all readers:
+that identity, which needs every reader to be known, is checked in every pass.
+
+Reference: Syed et al., arXiv 2310.10348 (EAP); Hanna et al., arXiv 2403.17806 (EAP-IG); Mueller et al., MIB.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..engine.gradients import zero_added
+from ..errors import InputError, ModelError
+from .graph import Graph
+from .runs import Runs
+from .stream import hook_of, reader_gradients, sites_of
+
+Method = Literal["eap", "eap-corrupted", "clean-corrupted", "eap-ig", "eap-ig-left", "eap-ig-activations", "exact"]
+METHODS: tuple[Method, ...] = (
+    "eap-ig",
+    "eap",
+    "eap-corrupted",
+    "clean-corrupted",
+    "eap-ig-left",
+    "eap-ig-activations",
+    "exact",
+)
+TOLERANCE = 0.01
+"""Largest error of the sum over steps that is accepted, as a share of the mean difference of the metric."""
+_IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
+"""Largest difference between the embedding's gradient and the sum over all readers, relative; 0.1 in other types."""
+
+Progress = Callable[[float], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Scores of all edges, by pair."""
+
+    graph: Graph
+    values: Float[np.ndarray, "pair edge"] = field(repr=False)
+    method: Method
+    steps: Float[np.ndarray, " pair"]
+    """Points at which the gradient of each pair was taken."""
+    clean: Float[np.ndarray, " pair"]
+    corrupted: Float[np.ndarray, " pair"]
+    """The metric of the two runs of each pair."""
+
+    @property
+    def mean(self) -> Float[np.ndarray, " edge"]:
+        """Mean over pairs of every edge."""
+        return self.values.mean(0)
+
+    @property
+    def completeness(self) -> pd.DataFrame:
+        """One row per pair: what the edges out of input sum to, beside the difference of the metric.
+
+        Columns: ``gap`` (clean - corrupted), ``attributed``, ``steps``, ``error`` (attributed - gap, over the mean
+        gap).
+        """
+        from_input = self.graph.ends[1] == 0
+        attributed, gap = self.values[:, from_input].sum(1, dtype=np.float64), self.clean - self.corrupted
+        scale = abs(float(gap.mean())) or np.nan
+        return pd.DataFrame(
+            {
+                "pair": np.arange(len(gap)),
+                "gap": gap,
+                "attributed": attributed,
+                "steps": self.steps,
+                "error": (attributed - gap) / scale,
+            }
+        )
+
+    @property
+    def complete(self) -> float:
+        """What the edges out of input sum to, over the difference of the metric, both as means over pairs."""
+        table = self.completeness
+        gap = float(table["gap"].to_numpy().mean())
+        return float(table["attributed"].to_numpy().mean()) / gap if gap else float("nan")
+
+
+def score(
+    runs: Runs,
+    *,
+    method: Method = "eap-ig",
+    steps: int = 5,
+    most_steps: int = 160,
+    tolerance: float = TOLERANCE,
+    advance: Progress = lambda pairs: None,
+) -> Scores:
+    """Score all edges.
+
+    Cost: two forwards a pair, and a forward and a backward pass for each point; ``eap-ig-activations`` takes the points
+    of every sublayer.
+
+    Args:
+        runs: the pairs.
+        method: where the gradient is taken; exact patches are in ``exact``.
+        steps: points to begin with, where the method has several.
+        most_steps: points at which doubling ends.
+        tolerance: largest error of a pair's sum, as a share of the mean difference of the metric.
+        advance: called with the number of pairs that were finished.
+
+    Raises:
+        InputError: a method that is unknown, or that needs a corrupted prompt.
+        ModelError: the readers do not account for the gradient, so that the graph is not the model's.
+    """
+    if method not in METHODS or method == "exact":
+        raise InputError(f"method is {method!r}; need one of {', '.join(METHODS[:-1])}")
+    found = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
+    used = np.zeros(runs.n_pairs)
+    scale = abs(float(runs.gap.double().mean())) or 1.0
+    of_batch = _activations if method == "eap-ig-activations" else _inputs
+    for rows in runs.batches(copies=3):
+        values, points = of_batch(runs, rows, method=method, steps=steps, most=most_steps, allowed=tolerance * scale)
+        found[rows], used[rows] = values.numpy(), points.numpy()
+        advance(rows.stop - rows.start)
+    return Scores(
+        graph=runs.graph,
+        values=found,
+        method=method,
+        steps=used,
+        clean=runs.clean_values.double().numpy(),
+        corrupted=runs.corrupted_values.double().numpy(),
+    )
+
+
+def points_of(method: Method, steps: int) -> list[float]:
+    """Shares of the way from the replacement to the clean value at which the gradient is taken."""
+    match method:
+        case "eap":
+            return [1.0]
+        case "eap-corrupted":
+            return [0.0]
+        case "clean-corrupted":
+            return [0.0, 1.0]
+        case "eap-ig-left":
+            return [step / steps for step in range(steps)]
+    return [(step + 0.5) / steps for step in range(steps)]
+
+
+def _inputs(runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float) -> tuple[Tensor, Tensor]:
+    """Scores of some pairs, with gradients between the two embeddings; and the points of each pair."""
+    begin = runs.begin(rows)
+    added, _ = runs.writings(rows, begin=begin)
+    difference = added - runs.replacements(rows, begin=begin)
+    del added
+    start, end = runs.inputs(rows)
+    left = torch.arange(rows.start, rows.stop)
+    found, used = torch.zeros(len(left), runs.graph.n_edges), torch.zeros(len(left))
+    from_input = torch.from_numpy(runs.graph.ends[1] == 0)
+    while len(left):
+        own, at = runs.some(left.tolist()), left - rows.start
+        points = points_of(method, steps)
+        gradients = Gradients(own, begin=begin)
+        for point in points:
+            embedding = torch.lerp(start[at], end[at], point) if point != 1 else end[at]
+            gradients.add(_embedding_hook(own, embedding), weight=1 / len(points))
+        found[at] = gradients.contracted(difference[at])
+        used[at] = len(points)
+        steps *= 2
+        if method != "eap-ig" or steps > most:
+            break
+        gap = runs.gap[left].double()
+        off = (found[at][:, from_input].double().sum(1) - gap).abs() > allowed
+        left = left[off]
+    return found, used
+
+
+def _activations(
+    runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
+) -> tuple[Tensor, Tensor]:
+    """Scores of some pairs, with gradients along one sublayer's output at a time."""
+    begin, graph = runs.begin(rows), runs.graph
+    clean, _ = runs.writings(rows, begin=begin)
+    replaced = runs.replacements(rows, begin=begin)
+    difference = clean - replaced
+    kinds = {"input": "resid_pre", "head": "attn_out", "mlp": "mlp_out", "neurons": "mlp_out"}
+    groups: dict[tuple[str, int], list[int]] = {}
+    for index, writer in enumerate(graph.writers):
+        groups.setdefault((kinds[writer.kind], max(writer.layer, 0)), []).append(index)
+    found = torch.zeros(rows.stop - rows.start, graph.n_edges)
+    own = runs.some(range(rows.start, rows.stop))
+    writer_of_edge = graph.ends[1]
+    for (site, layer), writers in groups.items():
+        gradients = Gradients(own, begin=begin)
+        change = difference[:, writers].sum(1)
+
+        def moved(x: Tensor, hook: object, *, point: float, change: Tensor = change) -> Tensor:
+            late = x[:, begin:] - (1 - point) * change.to(x.dtype)
+            return torch.cat([x[:, :begin], late], dim=1)
+
+        for point in points_of("eap-ig", steps):
+            hook = (hook_of(runs.lens, site, layer), partial(moved, point=point))
+            gradients.add([hook], weight=1 / steps)
+        chosen = torch.from_numpy(np.isin(writer_of_edge, writers))
+        found[:, chosen] = gradients.contracted(difference)[:, chosen]
+    return found, torch.full((len(found),), float(steps))
+
+
+def _embedding_hook(runs: Runs, embedding: Tensor) -> list[tuple[str, Callable[..., Any]]]:
+    return [(hook_of(runs.lens, "resid_pre", 0), lambda x, hook: embedding.to(x.device))]
+
+
+class Gradients:
+    """The mean gradient of every reader of some pairs, over runs that are added one after the other."""
+
+    def __init__(self, runs: Runs, *, begin: int) -> None:
+        self.runs, self.begin = runs, begin
+        self._sums: dict[tuple[str, int], Float[Tensor, "pair reader position d_model"]] = {}
+
+    def add(self, hooks: Sequence[tuple[str, Callable[..., Any]]], *, weight: float) -> None:
+        """Run the pairs under hooks, forwards and backwards, and add the gradients times a weight.
+
+        Raises:
+            InputError: the metric has no gradient.
+            ModelError: the readers do not account for the gradient of the embedding.
+        """
+        runs, lens, graph = self.runs, self.runs.lens, self.runs.graph
+        zeros: dict[tuple[str, int], Tensor] = {}
+        kept: dict[tuple[str, int], Tensor] = {}
+        key = ("resid_pre", 0)
+        at: list[Any] = [*hooks, (hook_of(lens, *key), partial(zero_added, into=zeros, key=key))]
+        at += [
+            (hook_of(lens, site, layer), partial(_seen, into=kept, key=(site, layer), begin=self.begin))
+            for site, layer in _streams(graph)
+        ]
+        at += [
+            (hook_of(lens, site, layer if site != "final" else 0), partial(zero_added, into=zeros, key=(site, layer)))
+            for place in graph.places
+            for layer in [place[1]]
+            for site in sites_of(place, graph)
+        ]
+        rows = slice(0, runs.n_pairs)
+        with torch.enable_grad():
+            values = runs.values(runs.outcome(runs.part(rows), rows, at))
+            if not values.requires_grad:
+                raise InputError(
+                    f"the metric {runs.metric.name!r} has no gradient; need one made of the run's tensors by "
+                    "differentiable operations, or the method exact"
+                )
+            found = torch.autograd.grad(values[~values.isnan()].sum(), list(zeros.values()), allow_unused=True)
+        gradients = {
+            key: (torch.zeros_like(zero) if one is None else one.detach())[:, self.begin :].to(runs.weights.dtype)
+            for (key, zero), one in zip(zeros.items(), found, strict=True)
+        }
+        total = torch.zeros_like(gradients[key])
+        for place in graph.places:
+            if any((site, place[1]) not in gradients for site in sites_of(place, graph) if site not in ("gate", "up")):
+                continue  # behind everything that the metric reads
+            x = _stream_at(place, kept, graph=graph).to(runs.weights.dtype)
+            one = reader_gradients(place, graph=graph, weights=runs.weights, gradients=gradients, x=x)
+            total += one.sum(1)
+            if place in self._sums:
+                self._sums[place].add_(one, alpha=weight)
+            else:
+                self._sums[place] = one * weight
+        _check_identity(total, gradients[key], runs=runs)
+
+    def contracted(self, difference: Float[Tensor, "pair writer position d_model"]) -> Float[Tensor, "pair edge"]:
+        """The scores: what the writers differ by, times the gradients, summed over the positions of each span."""
+        graph, n_pairs = self.runs.graph, len(difference)
+        spans, writers, readers = graph.ends
+        scores = difference.new_zeros(n_pairs, len(graph.spans), len(graph.writers), len(graph.readers))
+        masks = self.runs.span_masks(slice(0, n_pairs), begin=self.begin)
+        for place, gradient in self._sums.items():
+            index = list(graph.places[place])
+            first = graph.before(index[0])
+            for span, mask in enumerate(masks):
+                of_readers = (gradient * mask[:, None, :, None]).flatten(2)
+                one = torch.bmm(difference[:, :first].flatten(2), of_readers.transpose(1, 2))
+                scores[:, span, :first, index[0] : index[-1] + 1] = one
+        return scores[:, spans, writers, readers].float().cpu()
+
+
+def _streams(graph: Graph) -> list[tuple[str, int]]:
+    """(site, layer) of what the stream at every place is made of."""
+    found = [(site, layer) for layer in range(graph.n_layers) for site in ("resid_pre", "attn_out")]
+    return [*found, ("resid_post", graph.n_layers - 1)]
+
+
+def _stream_at(place: tuple[str, int], kept: dict[tuple[str, int], Tensor], *, graph: Graph) -> Tensor:
+    name, layer = place
+    if name == "logits":
+        return kept["resid_post", layer - 1]
+    before = kept["resid_pre", layer]
+    return before if name == "attention" or graph.parallel else before + kept["attn_out", layer]
+
+
+def _seen(x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int], begin: int) -> None:
+    into[key] = x.detach()[:, begin:]
+
+
+def _check_identity(total: Tensor, embedding: Tensor, *, runs: Runs) -> None:
+    off = float((total - embedding).norm()) / max(float(embedding.norm()), 1e-30)
+    if not off <= _IDENTITY.get(runs.lens.dtype, 0.1):
+        raise ModelError(
+            f"the readers of {runs.lens.name} account for all but {off:.2g} of the gradient of {runs.metric.name} at "
+            "the embedding: something else reads the stream. Need a metric of logits, loss or attention, and a model "
+            "whose readers are all known"
+        )

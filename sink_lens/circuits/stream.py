@@ -1,0 +1,281 @@
+"""What each writer adds to the stream and what each reader makes of it, in closed form.
+
+A head adds ``z_head @ W_O[head]``. Where a norm follows the attention's output (Gemma, OLMo 2), the norm divides all
+heads by one number and multiplies by its gain; with the number of the run itself, what the heads add sums exactly to
+what the attention adds. A multiplier (Granite) is a gain alone. The same holds for the neurons of an MLP.
+
+A reader takes the stream x at its place, norms it and projects it: ``q = W_q n(x) + b``. The gradient of a metric m
+with respect to the stream as this reader alone sees it is therefore ``J(x)' W_q' dm/dq``, with the Jacobian of the norm
+
+    J(x)' u = (c(g u) - x_hat mean(x_hat g u)) / s,   x_hat = c(x) / s,
+
+where s is the root mean square of c(x), g the gain, and c subtracts the mean in a LayerNorm and does nothing in an
+RMSNorm. So one backward pass that stops at q, k, v and the MLP's input gives the gradient of every reader, and neither
+split inputs nor repeated key-value heads are needed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..models.lens import LensModel
+from ..models.sites import SITES, bridge_hook
+from ..models.weights import Norm, attention_weights, mlp_weights, norm_weights
+from .graph import Graph
+
+HEADS = ("q", "k", "v", "g")
+"""Kinds of readers in an attention, in the order of the graph's readers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWeights:
+    """The weights of the nodes of one layer."""
+
+    attn_norm: Norm | None
+    mlp_norm: Norm | None
+    attn_after: Norm | None
+    """The norm or multiplier behind the attention."""
+    mlp_after: Norm | None
+    by_head: Mapping[str, tuple[Float[Tensor, "head d_head d_model"], Float[Tensor, "head d_head"]]]
+    """Kind of reader -> weight and bias; the gate has a width of its own."""
+    w_o: Float[Tensor, "head d_head d_model"]
+    b_o: Float[Tensor, " d_model"]
+    w_gate: Float[Tensor, "neuron d_model"] | None
+    w_up: Float[Tensor, "neuron d_model"] | None
+    w_down: Float[Tensor, "d_model neuron"] | None
+    """The down-projection of the neurons that are a node of their own; None without such."""
+
+    def norm(self, place: str) -> Norm | None:
+        """The norm before attention or MLP."""
+        return self.attn_norm if place == "attention" else self.mlp_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The weights of all nodes."""
+
+    layers: tuple[NodeWeights, ...]
+    final_norm: Norm
+    dtype: torch.dtype
+    """Type of sums and gradients: the model's, float32 at least."""
+
+
+def weights_of(lens: LensModel, graph: Graph) -> Weights:
+    """Read the weights of the nodes, mostly without copies."""
+    dtype = torch.promote_types(lens.dtype, torch.float32)
+
+    def of(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(lens.device, dtype)
+
+    def norm(layer: int, which: str) -> Norm | None:
+        found = norm_weights(lens, layer=layer, which=which)
+        return None if found is None else _in(found, dtype)
+
+    layers = []
+    for layer in range(graph.n_layers):
+        attention = attention_weights(lens, layer=layer)
+        by_head = {
+            kind: (of(getattr(attention, f"w_{kind}")), of(getattr(attention, f"b_{kind}"))) for kind in ("q", "k", "v")
+        }
+        if graph.gated:
+            gate = lens.layer(layer).get_submodule(f"{lens.family.attention}.head_gate")
+            assert isinstance(gate, nn.Linear)
+            weight = of(gate.weight).unflatten(0, (graph.n_heads, -1))
+            by_head["g"] = weight, torch.zeros_like(weight[..., 0])
+        w_gate = w_up = w_down = None
+        if chosen := list(graph.neurons.get(layer, ())):
+            mlp = mlp_weights(lens, layer=layer)
+            w_gate = None if mlp.w_gate is None else of(mlp.w_gate[chosen])
+            w_up, w_down = of(mlp.w_up[chosen]), of(mlp.w_down[:, chosen])
+        layers.append(
+            NodeWeights(
+                attn_norm=norm(layer, "attn_norm"),
+                mlp_norm=norm(layer, "mlp_norm"),
+                attn_after=norm(layer, "attn_post_norm"),
+                mlp_after=norm(layer, "mlp_post_norm"),
+                by_head=by_head,
+                w_o=of(attention.w_o),
+                b_o=of(attention.b_o),
+                w_gate=w_gate,
+                w_up=w_up,
+                w_down=w_down,
+            )
+        )
+    return Weights(layers=tuple(layers), final_norm=_in(_final_norm(lens), dtype), dtype=dtype)
+
+
+def _final_norm(lens: LensModel) -> Norm:
+    module = lens.plain.get_submodule(lens.family.final_norm)
+    weight, bias = module.weight, getattr(module, "bias", None)
+    assert isinstance(weight, Tensor)
+    gain = weight.detach() + lens.family.gain_offset
+    if gain.numel() == 1:
+        gain = gain.expand(lens.d_model)
+    eps = getattr(module, "eps", None)
+    return Norm(
+        gain=gain,
+        bias=bias.detach() if isinstance(bias, Tensor) else torch.zeros_like(gain),
+        eps=float(module.variance_epsilon if eps is None else eps),  # type: ignore[arg-type]  # a number on every norm
+        centred=lens.family.centred_norm,
+    )
+
+
+def _in(norm: Norm, dtype: torch.dtype) -> Norm:
+    return Norm(
+        gain=norm.gain.to(dtype), bias=norm.bias.to(dtype), eps=norm.eps, centred=norm.centred, divides=norm.divides
+    )
+
+
+def hook_of(lens: LensModel, site: str, layer: int) -> str:
+    """Name of the bridge's hook point of a site; ``g`` is the projection that gates the heads' output."""
+    if site == "g":
+        return f"blocks.{layer}.attn.head_gate.hook_out"
+    return bridge_hook(SITES[site], family=lens.family, layer=layer)
+
+
+def normed(x: Float[Tensor, "*batch d_model"], norm: Norm | None) -> Float[Tensor, "*batch d_model"]:
+    """The stream as the projections read it; the stream itself where there is no norm."""
+    if norm is None:
+        return x
+    if not norm.divides:
+        return x * norm.gain
+    x = x - x.mean(-1, keepdim=True) if norm.centred else x
+    return x * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.gain + norm.bias
+
+
+def pulled_back(
+    u: Float[Tensor, "batch reader position d_model"], x: Float[Tensor, "batch position d_model"], norm: Norm | None
+) -> Float[Tensor, "batch reader position d_model"]:
+    """Gradients with respect to the normed stream -> gradients with respect to the stream."""
+    if norm is None:
+        return u
+    u = u * norm.gain
+    if norm.centred:
+        x, u = x - x.mean(-1, keepdim=True), u - u.mean(-1, keepdim=True)
+    inverse = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    x_hat = (x * inverse)[:, None]
+    return (u - x_hat * (u * x_hat).mean(-1, keepdim=True)) * inverse[:, None]
+
+
+def reader_gradients(
+    place: tuple[str, int],
+    *,
+    graph: Graph,
+    weights: Weights,
+    gradients: Mapping[tuple[str, int], Tensor],
+    x: Float[Tensor, "batch position d_model"],
+) -> Float[Tensor, "batch reader position d_model"]:
+    """Gradient of every reader at one place of the stream.
+
+    Args:
+        place: attention, mlp or logits, and its layer.
+        graph: the graph.
+        weights: of its nodes.
+        gradients: (site, layer) -> the gradient there.
+        x: the stream at the place, in the same run.
+    """
+    name, layer = place
+    if name == "logits":
+        return pulled_back(gradients["final", layer][:, None], x, weights.final_norm)
+    own = weights.layers[layer]
+    if name == "attention":
+        parts = []
+        for kind, (weight, _) in own.by_head.items():
+            given = gradients[kind, layer]
+            given = given.unflatten(-1, (weight.shape[0], -1)) if given.dim() == 3 else given
+            parts.append(torch.einsum("bthe,hed->bhtd", given, weight))
+        return pulled_back(torch.cat(parts, dim=1), x, own.attn_norm)
+    whole = gradients["mlp_in", layer]
+    if own.w_up is None:
+        return pulled_back(whole[:, None], x, own.mlp_norm)
+    chosen = list(graph.neurons[layer])
+    of_neurons = gradients["up", layer][..., chosen] @ own.w_up
+    if own.w_gate is not None:
+        of_neurons = of_neurons + gradients["gate", layer][..., chosen] @ own.w_gate
+    return pulled_back(torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm)
+
+
+def sites_of(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
+    """The sites at which a backward pass stops for the readers of one place."""
+    name, layer = place
+    if name == "logits":
+        return ("final",)
+    if name == "attention":
+        return HEADS if graph.gated else HEADS[:3]
+    return ("mlp_in", "gate", "up") if layer in graph.neurons else ("mlp_in",)
+
+
+def writer_sites(graph: Graph) -> list[tuple[str, int]]:
+    """(site, layer) of everything that ``writings`` needs of a run."""
+    found = [("resid_pre", 0)]
+    for layer in range(graph.n_layers):
+        found += [("z", layer), ("mlp_out", layer)]
+        if layer in graph.neurons:
+            found += [("neurons", layer), ("down_out", layer)]
+    return found
+
+
+def writings(
+    tensors: Mapping[tuple[str, int], Tensor], *, graph: Graph, weights: Weights
+) -> Float[Tensor, "batch writer position d_model"]:
+    """What every writer adds to the stream in one run; 0 in layers that the run did not reach."""
+    first = tensors["resid_pre", 0].to(weights.dtype)
+    batch, positions, width = first.shape
+    found = first.new_zeros(batch, len(graph.writers), positions, width)
+    found[:, 0] = first
+    at = 1
+    for layer in range(graph.n_layers):
+        count = graph.n_heads + 1 + (layer in graph.neurons)
+        if ("z", layer) in tensors:
+            of_layer(tensors, found[:, at : at + count], layer=layer, graph=graph, weights=weights)
+        at += count
+    return found
+
+
+def of_layer(
+    tensors: Mapping[tuple[str, int], Tensor],
+    into: Float[Tensor, "batch writer position d_model"],
+    *,
+    layer: int,
+    graph: Graph,
+    weights: Weights,
+    which: str = "both",
+) -> None:
+    """Put what the heads, the neurons and the MLP of one layer add into a tensor; ``which`` may name one of them."""
+    own = weights.layers[layer]
+    if which in ("both", "attention"):
+        z = tensors["z", layer].to(weights.dtype)
+        heads = torch.einsum("bthe,hed->bhtd", z, own.w_o)
+        into[:, : graph.n_heads] = heads * _factor(heads.sum(1) + own.b_o, own.attn_after)[:, None]
+    if which in ("both", "mlp") and ("mlp_out", layer) in tensors:
+        whole = tensors["mlp_out", layer].to(weights.dtype)
+        if own.w_down is not None:
+            chosen = list(graph.neurons[layer])
+            part = tensors["neurons", layer][..., chosen].to(weights.dtype) @ own.w_down.T
+            part = part * _factor(tensors["down_out", layer].to(weights.dtype), own.mlp_after)
+            into[:, graph.n_heads] = part
+            whole = whole - part
+        into[:, -1] = whole
+
+
+def biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
+    """What the attention of each layer adds that belongs to no head: the bias of its output projection."""
+    rows = []
+    for own in weights.layers:
+        after = own.attn_after
+        assert after is None or not after.divides or not bool(own.b_o.any())  # no family has a bias and a norm behind
+        rows.append(own.b_o if after is None else own.b_o * after.gain)
+    return torch.stack(rows)
+
+
+def _factor(total: Float[Tensor, "batch position d_model"], after: Norm | None) -> Tensor:
+    """What a norm or multiplier behind a sublayer multiplies each part of its output by."""
+    if after is None:
+        return total.new_ones(1, 1, 1)
+    if not after.divides:
+        return after.gain[None, None]
+    assert not after.centred
+    return (total.square().mean(-1, keepdim=True) + after.eps).rsqrt() * after.gain
