@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -299,7 +300,9 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
     for layer in range(lens.n_layers):
         heads = attention_weights(lens, layer=layer).w_o[..., dims].float()
         z = change["z"][layer].to(heads.device)
-        written = torch.einsum("bhd,hdo->bho", z, heads).mean(0).cpu() / largest
+        written = (
+            einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model").mean(0).cpu() / largest
+        )
         if lens.family.attn_post_norm is None:
             effects.add("head", layer, written.abs().max(-1).values * lens.family.residual_multiplier)
         weights = mlp_weights(lens, layer=layer)

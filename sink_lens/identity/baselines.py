@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -115,17 +116,18 @@ def _invariants(lens: LensModel, *, ids: Sequence[int], layers: Sequence[int] | 
     embedding: Any = lens.plain.get_input_embeddings()
     table = embedding.weight.detach()
     embedded = table[torch.tensor(ids, device=table.device)].double()
-    products = []
+    products, pairs = [], "token head d_head, other head d_head -> token other"
     for layer in chosen:
         attention, mlp = attention_weights(lens, layer=layer), mlp_weights(lens, layer=layer)
         shared = lens.n_heads // lens.n_kv_heads
         q, k, v = (
-            torch.einsum("td,hed->the", embedded, one.double()) for one in (attention.w_q, attention.w_k, attention.w_v)
+            einsum(embedded, one.double(), "token d_model, head d_head d_model -> token head d_head")
+            for one in (attention.w_q, attention.w_k, attention.w_v)
         )
         k, v = (one.repeat_interleave(shared, dim=1) for one in (k, v))
-        out = torch.einsum("td,hed->the", embedded, attention.w_o.double())
+        out = einsum(embedded, attention.w_o.double(), "token d_model, head d_head d_model -> token head d_head")
         up, down = embedded @ mlp.w_up.double().T, embedded @ mlp.w_down.double()
-        products += [torch.einsum("the,she->ts", q, k), torch.einsum("the,she->ts", v, out), up @ down.T]
+        products += [einsum(q, k, pairs), einsum(v, out, pairs), up @ down.T]
     return torch.cat([one.flatten().cpu() for one in products])
 
 

@@ -7,6 +7,7 @@ positions x heads x d_model is built.
 import math
 
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -47,7 +48,7 @@ def value_norm_ratio(
     v = widen(v)
     factor = _triangular_factor(w_o).to(v.dtype)
     grouped = factor.reshape(n_kv_heads, n_heads // n_kv_heads, *factor.shape[1:])
-    written = torch.einsum("btkd,kged->btkge", v, grouped)
+    written = einsum(v, grouped, "batch key kv_head d, kv_head group e d -> batch key kv_head group e")
     norms = torch.linalg.vector_norm(written, dim=-1).flatten(2).mT
     others = valid & (torch.arange(v.shape[1], device=v.device) != key)
     ratio = norms[..., key] / mean_where(norms, where=others[:, None], dim=-1)
@@ -75,7 +76,7 @@ def stable_rank(
     z = z.double()
     if valid is not None:
         z = torch.where(valid[..., None, None], z, 0.0)
-    update = torch.einsum("bthd,hed->bhte", z, _triangular_factor(w_o).double())
+    update = einsum(z, _triangular_factor(w_o).double(), "batch position head d, head e d -> batch head position e")
     gram = update.mT @ update
     finite = gram.isfinite().all(-1).all(-1)
     gram = torch.where(finite[..., None, None], gram, 0.0)
@@ -120,5 +121,7 @@ def head_output_norms(
 
     Reference: arXiv 2504.03889 (scores of inactive heads; the division by the layer's mean is the score's user's).
     """
-    written = torch.einsum("bthd,hed->bthe", widen(z), _triangular_factor(w_o).to(widen(z).dtype))
+    written = einsum(
+        widen(z), _triangular_factor(w_o).to(widen(z).dtype), "batch position head d, head e d -> batch position head e"
+    )
     return mean_where(torch.linalg.vector_norm(written, dim=-1), where=valid[..., None], dim=1)

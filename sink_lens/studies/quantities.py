@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from einops import einsum
 from torch import Tensor
 
 from ..activations.record import Reading, capture, stream
@@ -287,7 +288,11 @@ def attention_without_key_columns(seen: Observed, terms: Terms) -> Tensor:
     def change(x: Tensor, at: Any) -> Tensor:
         assert at.read is not None
         read = at.read[..., dims]
-        return x - torch.einsum("bpc,khc->bpkh", read, columns[at.layer].to(x.device, x.dtype))
+        return x - einsum(
+            read,
+            columns[at.layer].to(x.device, x.dtype),
+            "batch position column, kv_head d_head column -> batch position kv_head d_head",
+        )
 
     edit = Edit(site="k", change=change, reads="attn_in", label="no outlier dimension in the keys")
     return _left(seen, terms, seen.attention_under([edit], layers=_middle(seen, terms)))

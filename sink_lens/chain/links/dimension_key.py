@@ -145,7 +145,11 @@ def _interventions(trial: Trial) -> list[Intervention]:
             dims = list(dimensions[at.layer])
             x = at.read[:, at.positions.to(at.read.device)][..., dims]
             given = x - means[at.layer][dims].to(x.device, x.dtype)
-            return k - torch.einsum("bpd,khd->bpkh", given, weights[at.layer][..., dims].to(x.dtype))
+            return k - einsum(
+                given,
+                weights[at.layer][..., dims].to(x.dtype),
+                "batch position dimension, kv_head d_head dimension -> batch position kv_head d_head",
+            )
 
         at = {"layers": tuple(entering), "positions": [setting.sink_position], "label": label}
         return edit("k", change, reads="attn_in", **at)
