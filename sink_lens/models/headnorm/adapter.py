@@ -5,13 +5,20 @@ the learned sink logits use the name ``sinks``, which the stock attention knows 
 come before W_O. In every variant the hook of the scores carries the masked scores and the hook of the pattern carries
 the attention weights. The aggregated values before norm and gate are at ``blocks.{layer}.attn.head_out.hook_in``, and
 after them at ``hook_z``.
+
+After ``import sink_lens.models.headnorm.adapter``, ``TransformerBridge.boot_transformers("folder")`` opens a saved
+model. The package's entry point alone does not suffice: TransformerLens reads it only after it has looked the
+architecture up in ``SUPPORTED_ARCHITECTURES``, and transformers must know the configuration.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+from transformer_lens.factories.architecture_adapter_factory import (
+    SUPPORTED_ARCHITECTURES,
+    ArchitectureAdapterFactory,
+)
 from transformer_lens.model_bridge.generalized_components import (
     LinearBridge,
     PositionEmbeddingsAttentionBridge,
@@ -122,3 +129,6 @@ def register() -> str:
     ArchitectureAdapterFactory.discover_entry_points()  # first, since registering a name twice warns
     ArchitectureAdapterFactory.register_adapter(HEAD_NORM, HeadNormAdapter)
     return HEAD_NORM
+
+
+SUPPORTED_ARCHITECTURES[HEAD_NORM] = HeadNormAdapter

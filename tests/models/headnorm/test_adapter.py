@@ -1,12 +1,15 @@
 """TransformerLens on the class: the same numbers and gradients, edits that take effect, and found by its name."""
 
 import copy
+import os
+import subprocess
+import sys
 from importlib.metadata import entry_points
 
 import pytest
 import torch
 from rounding import assert_close
-from transformer_lens.model_bridge import TransformerBridge
+from safetensors.torch import save_file
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
 from sink_lens.activations.record import Reading, capture, stream
@@ -20,7 +23,7 @@ from sink_lens.engine.plan import Plan
 from sink_lens.errors import InputError, KernelError, ModelError
 from sink_lens.models.headnorm.adapter import HEAD_NORM, HeadNormAdapter, register
 from sink_lens.models.load import load, wrap
-from sink_lens.models.tiny import tiny
+from sink_lens.models.tiny import tiny, tiny_tokenizer
 
 
 def twin(model):
@@ -169,11 +172,30 @@ def test_the_adapter_is_published():
     assert found.value == "sink_lens.models.headnorm.adapter:HeadNormAdapter"
 
 
-def test_there_is_no_way_to_the_parents_adapter(tmp_path, tokens):
-    """TransformerLens's own loader refuses the class; Llama's adapter under it is found by its logits."""
+def test_the_front_door_of_transformerlens_opens_a_saved_model_after_one_import(tmp_path, tokens):
+    model = tiny("headnorm_gate", attn_implementation="eager")
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with torch.no_grad():
+        save_file({"tokens": tokens, "logits": model(tokens, use_cache=False).logits}, tmp_path / "expected.tensors")
+    script = """
+import sys, torch
+import sink_lens.models.headnorm.adapter
+from safetensors.torch import load_file
+from transformer_lens.model_bridge import TransformerBridge
+bridge = TransformerBridge.boot_transformers(sys.argv[1], device="cpu")
+one = load_file(sys.argv[1] + "/expected.tensors")
+with torch.no_grad():
+    torch.testing.assert_close(bridge(one["tokens"], use_cache=False), one["logits"], rtol=0.0, atol=1e-5)
+print(type(bridge.adapter).__name__)
+"""
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=offline, capture_output=True, text=True)
+    assert ran.stdout.strip().endswith("HeadNormAdapter"), ran.stderr
+
+
+def test_the_parents_adapter_is_found_by_its_logits(tokens):
     model = tiny("headnorm")
-    with pytest.raises(ValueError, match="architecture"):
-        TransformerBridge.boot_transformers("tiny", hf_model=twin(model), device="cpu")
     wrong = build_bridge_from_module(twin(model), "LlamaForCausalLM", hf_config=model.config)
     with pytest.raises(ModelError, match=r"differ from the plain model's"):
         wrap(wrong)
