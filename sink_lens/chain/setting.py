@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from ..activations.record import Reading, stream
 from ..data.tokens import TokenBatch
 from ..edits.constructors import At, Edit, edit, freeze
+from ..edits.hooks import warn_of_unchanged
 from ..edits.isolation import isolate
 from ..edits.metrics import loss as loss_of
 from ..edits.metrics import sink_mass
@@ -26,7 +27,6 @@ from ..edits.outcome import Outcome
 from ..engine.cells import cell_of
 from ..engine.engine import outcomes
 from ..engine.ground import Ground
-from ..engine.hooks import warn_of_unchanged
 from ..engine.needs import Needs
 from ..engine.trust import grounded
 from ..errors import InputError

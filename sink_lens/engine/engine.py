@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
+from ..edits.hooks import check_edits
 from ..edits.metrics import Metric, evaluate
 from ..edits.outcome import Outcome, joined
 from ..errors import ModelError, SinkLensError
@@ -35,7 +36,6 @@ from ..models.lens import LensModel
 from ..models.sites import SITES
 from .cells import Cell, Touches, cone, ends_before, from_layer
 from .ground import Ground
-from .hooks import check_edits
 from .needs import Needs
 from .passes import Clean, Passes
 from .plan import CELLS_A_BLOCK, Plan, begins_of, packs_of

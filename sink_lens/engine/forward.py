@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch, from_tensor
 from ..edits.constructors import Edit, EditError
+from ..edits.hooks import Applied, check_edits
 from ..edits.outcome import Outcome
 from ..errors import InputError, SiteError
 from ..measures.attention import row_shares, sink_mass
@@ -25,7 +26,6 @@ from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_of
-from .hooks import Applied, check_edits
 
 _TOKENS_A_FORWARD = 1024
 """Default number of tokens per pass; small, since the bridge's eager patterns grow with the squared length."""

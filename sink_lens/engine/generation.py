@@ -20,13 +20,13 @@ from torch import Tensor
 from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch, from_prompts, from_tensor
 from ..edits.constructors import Edit
+from ..edits.hooks import Applied, check_edits
 from ..errors import InputError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..records import display
 from .cells import cone, ends_before
-from .hooks import Applied, check_edits
 from .layout import Layout
 from .partial_pass import Visit, plain_pass
 from .plan import begins_of

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..edits.hooks import Act
 from ..models.families import Family
 from ..models.lens import LensModel
 from ..models.sites import SITES, Address, read
-from .hooks import Act
 from .layout import Attending, Edited, Layout, attending
 
 Take = Callable[[Tensor], None]

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit
+from ..edits.hooks import Applied
 from ..edits.outcome import Outcome, spliced
 from ..models.lens import LensModel
 from ..models.sites import SITES
 from .forward import Desk, Early, not_a_number, run_applied
-from .hooks import Applied
 from .layout import Layout
 from .needs import Needs
 from .partial_pass import Held, Known, Visit, know, plain_pass, skipped

@@ -30,13 +30,13 @@ from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch
 from ..edits.constructors import ORDER, Edit, freeze
+from ..edits.hooks import check_edits
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
 from ..engine.cells import cell_of
 from ..engine.engine import outcomes
 from ..engine.forward import run_with
 from ..engine.ground import Ground
-from ..engine.hooks import check_edits
 from ..engine.needs import Needs
 from ..engine.plan import even_plan_of
 from ..engine.trust import checked

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ..edits.constructors import ORDER, At, Edit, EditError, in_range
 from ..errors import InputError, SiteError
 from ..models.lens import LensModel
 from ..models.sites import SITES, bridge_hook, site_of
+from .constructors import ORDER, At, Edit, EditError, in_range
 
 _AXIS_OF = {"position": "positions", "query": "positions", "head": "heads", "kv_head": "heads", "key": "keys"}
 _SPOKEN = {"d_model": "dimension", "d_head": "dimension of the head", "d_mlp": "neuron", "query": "position"}
