@@ -1,17 +1,26 @@
 """Results of a pass over a model: the view of one layer for a reading, streamed numbers, captured tensors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pandas as pd
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..errors import InputError, ModelError
-from ..models.lens import refusal
+from ..data.tokens import TokenBatch
+from ..errors import InputError, ModelError, SiteError
+from ..measures.attention import row_shares
+from ..models.lens import LensModel, refusal
+from ..models.load import ModelLike, as_lens
+from ..models.sites import SITES, bridge_hook, site_of
 from ..records import display
 from ..text import span
+
+_SEEN_AT = {"mass": "pattern", "rows": "pattern", "key_scores": "scores"}
+"""Names of ``attention.OBSERVED`` -> the site that has them where it is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,109 @@ class Reading:
     """Function that returns a tensor with the sequence as first axis, or None if it keeps sums itself."""
     layers: frozenset[int] | None = None
     """Layers to read; None means every layer."""
+
+    def fwd_hooks(
+        self,
+        lens: ModelLike,
+        *,
+        keys: Sequence[int] = (0,),
+        rows: Int[Tensor, " row"] | None = None,
+        tokens: TokenBatch | None = None,
+        into: MutableMapping[int, Tensor] | None = None,
+    ) -> list[tuple[str, Callable[..., None]]]:
+        """The reading as hooks of the bridge, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)``.
+
+        They read the run with the other hooks' edits, in the order of the hooks. ``mass``, ``rows`` and ``key_scores``
+        are taken from the hook points of the pattern and the scores.
+
+        Args:
+            lens: the model.
+            keys: key positions for ``mass`` and ``key_scores``.
+            rows: query positions for ``rows``.
+            tokens: the sequences of the run; without them every token is taken to be real.
+            into: takes layer -> result, of the last run.
+
+        Raises:
+            ModelError: the model can only be measured.
+            SiteError: the family lacks a site, or this bridge has no hook point for it.
+        """
+        lens = as_lens(lens)
+        if lens.why_measured_only is not None:
+            raise ModelError(lens.why_measured_only)
+        sites = {name: _SEEN_AT.get(name, name) for name in self.sites}
+        for name, site in sites.items():
+            if site not in SITES or site in lens.uneditable:
+                raise SiteError(f"this bridge has no hook point for {name!r}; stream reads it with its own kernel")
+            site_of(site, family=lens.family)
+        if "rows" in sites and rows is None:
+            raise InputError(
+                "the reading needs 'rows' and no query positions were given; pass rows=torch.tensor([...])"
+            )
+        per_layer = all(SITES[site].per_layer for site in sites.values())
+        layers = [lens.n_layers]
+        if per_layer:
+            layers = [layer for layer in range(lens.n_layers) if self.layers is None or layer in self.layers]
+        seen: dict[str, Tensor] = {}
+        hooks: list[tuple[str, Callable[..., None]]] = []
+        if tokens is None:
+            hooks.append(("embed.hook_in", partial(_keep_tokens, seen=seen)))
+        else:
+            seen |= {"tokens": tokens.tokens, "valid": tokens.valid}
+        for layer in layers:
+            held: dict[str, Tensor] = {}
+            take = partial(self._take, held=held, seen=seen, layer=layer, lens=lens, keys=keys, rows=rows, into=into)
+            for name, site in sites.items():
+                hooks.append((bridge_hook(SITES[site], family=lens.family, layer=layer), partial(take, name=name)))
+        return hooks
+
+    def _take(
+        self,
+        tensor: Tensor,
+        hook: object,
+        *,
+        name: str,
+        held: dict[str, Tensor],
+        seen: Mapping[str, Tensor],
+        layer: int,
+        lens: LensModel,
+        keys: Sequence[int],
+        rows: Tensor | None,
+        into: MutableMapping[int, Tensor] | None,
+    ) -> None:
+        """Hold one site's tensor; with the last of them, compute the reading."""
+        held[name] = _observed(name, tensor, lens=lens, keys=keys, rows=rows)
+        if len(held) < len(self.sites):
+            return
+        view = LayerView(
+            layer=layer,
+            tensors=dict(held),
+            valid=seen["valid"].to(tensor.device),
+            tokens=seen["tokens"].to(tensor.device),
+            rows=None if rows is None else rows.to(tensor.device),
+            reach=lens.reach(layer) if layer < lens.n_layers else None,
+        )
+        held.clear()
+        result = self.function(view)
+        if into is not None and result is not None:
+            into[layer] = result.detach().clone()
+
+
+def _keep_tokens(tokens: Tensor, hook: object, *, seen: dict[str, Tensor]) -> None:
+    seen |= {"tokens": tokens, "valid": torch.ones_like(tokens, dtype=torch.bool)}
+
+
+def _observed(name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None) -> Tensor:
+    """What ``attention.OBSERVED`` calls by this name, from the scores or the pattern; a site's own tensor as it is."""
+    match name:
+        case "mass":
+            return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]
+        case "rows":
+            assert rows is not None
+            return tensor[:, :, rows.to(tensor.device)]
+        case "key_scores":
+            found = tensor[..., list(keys)]
+            return found.masked_fill(found <= torch.finfo(found.dtype).min / 2, -math.inf)
+    return tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .constructors import zero as zero
     from .effects import effect as effect
     from .eviction import window as window
+    from .hooks import from_hook as from_hook
+    from .hooks import fwd_hooks as fwd_hooks
     from .isolation import isolate as isolate
     from .mean_ablation import mean as mean
     from .normalisation import head_rms_norm as normalise
@@ -42,6 +44,8 @@ _NAMES = {
     "edit": "constructors",
     "effect": "effects",
     "freeze": "constructors",
+    "from_hook": "hooks",
+    "fwd_hooks": "hooks",
     "isolate": "isolation",
     "mean": "mean_ablation",
     "normalise": "normalisation:head_rms_norm",
@@ -69,6 +73,8 @@ __all__ = [
     "edit",
     "effect",
     "freeze",
+    "from_hook",
+    "fwd_hooks",
     "isolate",
     "mean",
     "normalise",

@@ -1,10 +1,12 @@
-"""Turn edits into hooks of the bridge, and refuse edits that do not fit the model or the sequences.
+"""Edits as hooks of TransformerLens, hooks of TransformerLens as edits, and edits that do not fit are refused.
 
-Edits compose. Within a layer they are applied in the order in which the layer computes their sites. At one site they
-are applied in the given order, each to the result of the previous one.
+``fwd_hooks`` gives edits in the form that ``bridge.run_with_hooks`` and ``bridge.hooks`` take; ``from_hook`` makes an
+edit of a function that was written for them. Edits compose. Within a layer they are applied in the order in which the
+layer computes their sites. At one site they are applied in the given order, each to the result of the previous one.
 """
 
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +16,14 @@ from typing import Any
 import torch
 from jaxtyping import Bool
 from torch import Tensor
+from transformer_lens.hook_points import HookPoint
 
-from ..errors import InputError, SiteError
+from ..data.tokens import TokenBatch
+from ..errors import InputError, ModelError, SiteError
 from ..models.lens import LensModel
-from ..models.sites import SITES, bridge_hook, site_of
-from .constructors import ORDER, At, Edit, EditError, in_range
+from ..models.load import ModelLike, as_lens
+from ..models.sites import SITES, bridge_hook, site_at, site_of
+from .constructors import ORDER, At, Edit, EditError, edit, in_range
 
 _AXIS_OF = {"position": "positions", "query": "positions", "head": "heads", "kv_head": "heads", "key": "keys"}
 _SPOKEN = {"d_model": "dimension", "d_head": "dimension of the head", "d_mlp": "neuron", "query": "position"}
@@ -26,8 +31,64 @@ _OPEN = -1e4
 """A score above this is no longer masked; the mask adds the lowest number of the type."""
 
 
+HookFunction = Callable[..., Tensor | None]
+"""A hook of TransformerLens: ``function(tensor, hook)`` gives a new tensor, or None; it may change the tensor."""
 Act = Callable[[Tensor], Tensor | None]
 """Function from a site's whole tensor to the edited tensor; None if nothing was changed."""
+
+
+def fwd_hooks(
+    lens: ModelLike, edits: Sequence[Edit] | Edit, *, tokens: TokenBatch | None = None
+) -> list[tuple[str, HookFunction]]:
+    """The edits as hooks of the bridge, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)`` and ``bridge.hooks``.
+
+    The bridge then computes what ``run_with`` does with these edits. Unlike ``run_with``, it does not warn about edits
+    that change nothing.
+
+    Args:
+        lens: the model.
+        edits: applied in this order.
+        tokens: the sequences of the run, all of them; without them every token is taken to be real.
+
+    Raises:
+        ModelError: the model can only be measured.
+        SiteError: the family lacks a site, or edits of a site have no effect on this bridge.
+        InputError: layers, heads, units, positions or keys do not exist.
+    """
+    lens, given = as_lens(lens), (edits,) if isinstance(edits, Edit) else tuple(edits)
+    if lens.why_measured_only is not None:
+        raise ModelError(lens.why_measured_only)
+    check_edits(given, lens=lens, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
+    applied = Applied(lens=lens, edits=given, n_sequences=0 if tokens is None else tokens.n_sequences)
+    valid = None if tokens is None else tokens.valid
+    return applied.hooks(sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers))
+
+
+def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = None, label: str = "") -> Edit:
+    """Make an edit from a hook function of TransformerLens, for ``run_with``, ``sweep`` and ``patch``.
+
+    The function gets a copy of the whole activation, ``[batch, position, ...]``, and a ``HookPoint`` with this name. It
+    may see some of the sequences at a time, and only those of its own run: cells that share a forward are shown apart.
+
+    Args:
+        name: the hook point, such as ``blocks.5.hook_resid_post``; it must be that of a site.
+        function: ``function(tensor, hook)``, which gives a new tensor, or changes the tensor and gives None.
+        lens: the model; needed for hook points in the MLP, which are other sites in other families.
+        label: of the edit, in tables and messages.
+
+    Raises:
+        SiteError: the hook point is none of a site.
+    """
+    site, layer = site_at(name, lens=None if lens is None else as_lens(lens))
+    point = HookPoint()
+    point.name = name
+
+    def change(x: Tensor, at: At) -> Tensor:
+        own = x.clone()
+        new = function(own, hook=point)
+        return own if new is None else new
+
+    return edit(site, change, layers=None if layer is None else [layer], label=label or f"hook at {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +114,12 @@ class Applied:
     reached: set[int] = field(default_factory=set)
 
     def hooks(
-        self, *, sequences: slice, valid: Bool[Tensor, "batch position"], layers: range
-    ) -> list[tuple[str, Callable[..., Tensor | None]]]:
-        """The bridge hooks for one pass over some of the sequences, in the order of their application."""
+        self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
+    ) -> list[tuple[str, HookFunction]]:
+        """The bridge hooks for one pass over some of the sequences, in the order of their application.
+
+        Without ``valid`` every token is real, and the pass is over as many sequences and positions as it shows.
+        """
 
         def hook(tensor: Tensor, hook: object, *, act: Act) -> Tensor | None:
             return act(tensor)
@@ -65,7 +129,7 @@ class Applied:
             for step in self.steps(sequences=sequences, valid=valid, layers=layers)
         ]
 
-    def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"], layers: range) -> list["Step"]:
+    def steps(self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range) -> list["Step"]:
         """The steps of the edits in one pass over some of the sequences, in their order within each layer.
 
         In most families two pairs of sites share a hook (``z_raw`` and ``z``, ``down_out`` and ``mlp_out``); the order
@@ -96,10 +160,14 @@ class Applied:
         number: int,
         layer: int,
         sequences: slice,
-        valid: Tensor,
+        valid: Tensor | None,
         held: Mapping[str, Tensor],
     ) -> Tensor | None:
-        one = self.edits[number]
+        one, n_sequences = self.edits[number], self.n_sequences
+        if valid is None:
+            axis = next(axis for axis, name in enumerate(SITES[one.site].axes.split()) if name in ("position", "query"))
+            valid = torch.ones(len(tensor), tensor.shape[axis], dtype=torch.bool)
+            sequences, n_sequences = slice(0, len(tensor)), len(tensor)
         self.reached.add(number)
         index = _index(one, tensor, begin=self.begin)
         old = tensor if index is None else tensor[index]
@@ -108,7 +176,7 @@ class Applied:
         at = At(
             layer=layer,
             sequences=sequences,
-            n_sequences=self.n_sequences,
+            n_sequences=n_sequences,
             positions=positions,
             valid=valid,
             read=held.get("read"),

@@ -9,7 +9,7 @@ MLP's input but not the residual stream. To edit the stream after the attention,
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch import Tensor
 from ..errors import SiteError
 from .experts import HOOK as EXPERTS_HOOK
 from .families import Family
+
+if TYPE_CHECKING:
+    from .lens import LensModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +312,39 @@ def bridge_hook(site: Site, *, family: Family, layer: int) -> str:
     if site.name == "z_raw" and family.head_out is not None:
         return f"blocks.{layer}.attn.{family.head_out}.hook_in"
     return site.hook_name(layer)
+
+
+_BY_FAMILY = frozenset({"z_raw", "gate", "up", "neurons", "down_out"})
+"""Sites whose hook name on the bridge is another site's in other families."""
+
+
+def site_at(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | None]:
+    """The site and the layer at a hook name of the bridge; the layer is None where the site has none.
+
+    Args:
+        name: such as ``blocks.5.hook_resid_post``; with the model, any name of a site's hook point.
+        lens: the model; without it, hook points in the MLP are unknown, since they are other sites in other families.
+
+    Raises:
+        SiteError: no site has this hook point.
+    """
+    _, _, rest = name.partition("blocks.")
+    number = rest.partition(".")[0]
+    layer = int(number) if number.isdigit() else None
+    points: Mapping[str, object] = {} if lens is None else lens.bridge.hook_dict
+    for site in reversed(_LIST):  # z before z_raw, mlp_out before down_out: they share a hook in most families
+        if site.per_layer != (layer is not None):
+            continue
+        if lens is None:
+            if site.name not in _BY_FAMILY and site.hook_name(layer or 0) == name:
+                return site.name, layer
+        elif site.name in sites_of(lens.family):
+            own = points.get(bridge_hook(site, family=lens.family, layer=layer or 0))
+            if own is not None and own is points.get(name):
+                return site.name, layer
+    known = ", ".join(site.bridge for site in _LIST if lens is not None or site.name not in _BY_FAMILY)
+    more = "" if lens is not None else ", or the model (lens=...), which tells what a hook in its MLP is"
+    raise SiteError(f"the hook {name!r} is at no site; need one of {known}{more}")
 
 
 def read(

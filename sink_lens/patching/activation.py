@@ -3,7 +3,7 @@
 There are two runs, clean and corrupted, on sequences of the same lengths. *Denoising* puts clean values into the
 corrupted run; if the metric recovers, these values were sufficient. *Noising* puts corrupted values into the clean
 run; if the metric is lost, the clean values were necessary. Columns and numbers are the same as in
-``transformer_lens.patching`` wherever both support a patch.
+``transformer_lens.patching`` wherever both support a patch; ``PatchResult.patching_result`` is its own result object.
 
 The patches are cells of ``engine``: a patch at layer L and position p takes the stream before the layer, and the keys
 and values before the position, from the unpatched run, and ends after the last tensor that the metric reads. If both
@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
+from transformer_lens.patching import PatchingResult
 
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
@@ -46,6 +47,10 @@ from .pairs import Direction, PromptPair, Sequences, paired
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_THEIR_AXES = {"position": "pos"}
+_THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_index"}
+"""Axis of a sweep -> its name in ``transformer_lens.patching``, of activations and of scores and pattern."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchResult:
@@ -67,6 +72,8 @@ class PatchResult:
     """The metric of the source run, from which the patched-in values come."""
     values: Float[Tensor, "sample batch"] = field(repr=False)
     """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
+    baselines: Float[Tensor, "2 batch"] = field(repr=False)
+    """The metric of the unpatched run and of the source run, by sequence as in ``values``."""
     differences: pd.DataFrame = field(repr=False)
     """The positions at which the clean and the corrupted tokens differ."""
     labels: Mapping[int, str] = field(repr=False)
@@ -88,6 +95,27 @@ class PatchResult:
         """The tables by name."""
         return {"patches": self.frame, "differences": self.differences}
 
+    def patching_result(self) -> PatchingResult:
+        """The same numbers as the result object of ``transformer_lens.patching``, with its axis names.
+
+        ``values`` has one axis a swept axis if all their combinations were patched, else one axis of all patches, and
+        the sequences last. ``normalized(result.baselines[1])`` is 0 at the unpatched run and 1 at the source run.
+        """
+        theirs = _THEIR_MATRIX_AXES if SITES[self.site].observed else _THEIR_AXES
+        names = [theirs.get(axis, axis) for axis in self.by]
+        index = pd.DataFrame(self.frame[[*self.by]].to_numpy(), columns=names)
+        sizes = [len({*index[name]}) for name in names]
+        if math.prod(sizes) != len(index):  # only the largest approximations were patched
+            sizes, names = [len(index)], []
+        return PatchingResult(
+            values=self.values.reshape(*sizes, -1),
+            axis_names=names,
+            index_df=index,
+            metric_names=[self.metric],
+            reduced=False,
+            baseline=self.baselines[0],
+        )
+
     def _repr_html_(self) -> str:
         said = (
             f"{self.site}, {self.direction}: {self.metric} is {self.unpatched:.4g} in the unpatched run and "
@@ -103,6 +131,7 @@ def patch(
     corrupted: Sequences | None = None,
     *,
     metric: Metric | Callable[[Outcome], Any] | str | None = None,
+    edits: Sequence[Edit] | Edit = (),
     config: PatchConfig | None = None,
     progress: bool = True,
     **fields: Any,
@@ -117,6 +146,7 @@ def patch(
         clean: text, texts, token ids or a token batch; the configuration's texts if None.
         corrupted: the same number of sequences of the same lengths.
         metric: of ``sink_lens.edits.metrics``, a function of an ``Outcome``, or a name; the configuration's if None.
+        edits: made in both runs and beside every patch, so that an edited model is patched.
         config: what is patched; the default one if None.
         progress: show a bar.
         **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``.
@@ -132,7 +162,10 @@ def patch(
     asked = patch_config(config, lens=lens, metric=metric, fields=fields)
     if asked.approximate:
         raise InputError("approximate was asked of patch, which makes real patches; call attribution_patch")
-    sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked)
+    given = (edits,) if isinstance(edits, Edit) else tuple(edits)
+    if given and asked.screen:
+        raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
+    sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked, edits=given)
     approximations = None
     if asked.screen:
         grid, approximations = _screened(sweep, grid, most=asked.screen, steps=asked.steps)
@@ -176,6 +209,7 @@ def swept(
     *,
     metric: Metric | Callable[[Outcome], Any] | str | None,
     config: PatchConfig,
+    edits: tuple[Edit, ...] = (),
 ) -> tuple["Sweep", list[Part], PromptPair]:
     """The two runs of a sweep, its cells, and the pair of sequences; the arguments are those of ``patch``."""
     clean = config.clean if clean is None else clean
@@ -189,7 +223,7 @@ def swept(
     measured = as_metric(read, lens=lens, n_positions=run.n_positions)
     chosen = {name: getattr(config, name) for name in ("layers", "positions", "heads", "keys", "units")}
     grid = cells(lens, config.site, by=config.by, n_positions=run.n_positions, **chosen)
-    return Sweep.of(lens, run, source, site=config.site, metric=measured, grid=grid), grid, pair
+    return Sweep.of(lens, run, source, site=config.site, metric=measured, grid=grid, edits=edits), grid, pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,10 +244,20 @@ class Sweep:
     """The site in the unpatched run."""
     given: Mapping[tuple[str, int], Tensor]
     """The site in the source run."""
+    edits: tuple[Edit, ...] = ()
+    """What is changed in both runs, and beside every patch."""
 
     @classmethod
     def of(
-        cls, lens: LensModel, run: TokenBatch, source: TokenBatch, *, site: str, metric: Metric, grid: Sequence[Part]
+        cls,
+        lens: LensModel,
+        run: TokenBatch,
+        source: TokenBatch,
+        *,
+        site: str,
+        metric: Metric,
+        grid: Sequence[Part],
+        edits: tuple[Edit, ...] = (),
     ) -> "Sweep":
         """Run both; warn if their values at the site are equal."""
         layers = sorted({layer for cell in grid for layer in cell.layers})
@@ -221,10 +265,10 @@ class Sweep:
         one_run = metric.layers == () and not metric.sites  # the metric reads no layer, so that it may see others
         if one_run:
             asked |= {"positions": metric.positions, "loss": metric.loss, "logits": metric.logits}
-        runs = [run_with(lens, tokens, sites=(site,), **asked) for tokens in (run, source)]
+        runs = [run_with(lens, tokens, edits, sites=(site,), **asked) for tokens in (run, source)]
         held, given = (one.tensors for one in runs)
         if not one_run:
-            runs = [measured_run(lens, tokens, metric=metric) for tokens in (run, source)]
+            runs = [measured_run(lens, tokens, metric=metric, edits=edits) for tokens in (run, source)]
         unpatched, wanted = (evaluate(metric, one) for one in runs)
         if all(torch.equal(held[key], given[key]) for key in given):
             warnings.warn(
@@ -240,6 +284,7 @@ class Sweep:
             source=wanted,
             held=held,
             given=given,
+            edits=edits,
         )
 
     def changes(self, cell: Part) -> bool:
@@ -257,7 +302,10 @@ class Sweep:
         """The metric under each patch, by sequence."""
         values = self.unpatched.repeat(len(grid), 1)
         todo = [number for number, cell in enumerate(grid) if self.changes(cell)]
-        patches = [cell_of_patch(grid[number], site=self.site, run=self.held, source=self.given) for number in todo]
+        patches = [
+            cell_of_patch(grid[number], site=self.site, run=self.held, source=self.given, edits=self.edits)
+            for number in todo
+        ]
         if not patches:
             return values
         whole = len(self.unpatched) != self.run.n_sequences
@@ -314,6 +362,7 @@ def _result(
         unpatched=unpatched,
         source=source,
         values=values,
+        baselines=every[:2],
         differences=pair.differences,
         labels=pair.labels,
     )

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ..edits.constructors import At, edit
-from ..engine.cells import Cell
+from ..edits.constructors import At, Edit, edit
+from ..engine.cells import Cell, cone
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
@@ -115,7 +115,12 @@ def place(site: str, layer: int) -> tuple[str, int]:
 
 
 def cell_of_patch(
-    part: Part, *, site: str, run: Mapping[tuple[str, int], Tensor], source: Mapping[tuple[str, int], Tensor]
+    part: Part,
+    *,
+    site: str,
+    run: Mapping[tuple[str, int], Tensor],
+    source: Mapping[tuple[str, int], Tensor],
+    edits: tuple[Edit, ...] = (),
 ) -> Cell:
     """The patch of a part as a cell: it begins at the first of its positions at which the two runs differ.
 
@@ -124,6 +129,7 @@ def cell_of_patch(
         site: the site.
         run: values of the run that is patched, by site and layer.
         source: values of the other run.
+        edits: what else is changed in both runs.
     """
     axes, begin, index = SITES[site].axes.split()[1:], 0, list(part.index)
     keys = [place(site, layer) for layer in part.layers]
@@ -146,7 +152,11 @@ def cell_of_patch(
 
     layers = part.layers if SITES[site].per_layer else None
     one = edit(site, change, layers=layers, label=f"patch {site}", **chosen)
-    return Cell(identity=str(part), touches=((site, layers),), begin=begin, make=lambda references: (one,))
+    touched, first = cone(edits)
+    touches = ((site, layers), *touched)
+    if edits:
+        begin = min(begin, first)
+    return Cell(identity=str(part), touches=touches, begin=begin, make=lambda references: (*edits, one))
 
 
 def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:
