@@ -61,7 +61,7 @@ def fwd_hooks(
     check_edits(given, lens=lens, n_positions=sys.maxsize if tokens is None else tokens.n_positions)
     applied = Applied(lens=lens, edits=given, n_sequences=0 if tokens is None else tokens.n_sequences)
     valid = None if tokens is None else tokens.valid
-    return applied.hooks(sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers))
+    return applied.fwd_hooks(sequences=slice(0, applied.n_sequences), valid=valid, layers=range(lens.n_layers))
 
 
 def from_hook(name: str, function: HookFunction, *, lens: ModelLike | None = None, label: str = "") -> Edit:
@@ -113,7 +113,7 @@ class Applied:
     changed: set[int] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
 
-    def hooks(
+    def fwd_hooks(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
     ) -> list[tuple[str, HookFunction]]:
         """The bridge hooks for one pass over some of the sequences, in the order of their application.

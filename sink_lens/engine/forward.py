@@ -134,7 +134,7 @@ def run_applied(
             chosen = slice(done, done + part.n_sequences)
             own = range(n_sequences)[prompts][done : done + part.n_sequences]
             own = slice(own.start, own.stop, None if own.step == 1 else own.step)
-            hooks: list[Any] = list(applied.hooks(sequences=own, valid=part.valid, layers=range(first, last)))
+            hooks: list[Any] = list(applied.fwd_hooks(sequences=own, valid=part.valid, layers=range(first, last)))
             hooks += [
                 (bridge_hook(SITES[site], family=lens.family, layer=layer), partial(_read, take=take))
                 for site, layer, take in desk.places(read=layers, sites=sites, valid=part.valid.to(lens.device))

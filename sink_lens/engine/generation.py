@@ -233,7 +233,7 @@ def _last_logits(
             numbers.append(number)
             present.append(replace(one, **kept))
     applied = Applied(lens=lens, edits=tuple(present), n_sequences=1)
-    hooks: Any = applied.hooks(
+    hooks: Any = applied.fwd_hooks(
         sequences=slice(0, 1), valid=torch.ones(1, n, dtype=torch.bool), layers=range(lens.n_layers)
     )
     with evaluating(lens.bridge), torch.no_grad():
