@@ -629,6 +629,8 @@ _TRACE = (
         n: int, count. Sequences that the numbers are averaged over.
         control_n: int, count. How many of these the controls are made on; 0 without controls. Attention and loss of
             controls are what they change on these, added to the run without them on all.
+        sinks_left_out: int, count. Tokens that mean_ordinary leaves out, for the finder marks them as sinks; 0 if it
+            found none.
         """,
         when="with interventions",
     ),
@@ -772,7 +774,7 @@ _ABLATE = (
             kinds of random sets.
         neurons: str, list. Neurons, as layer.neuron.
         size: int, count. Number of neurons in the set.
-        method: str, name. What the neurons are set to, either their mean over other positions or zero.
+        method: str, name. What the neurons are set to, either mean_ordinary or zero.
         what: str, name. Which outputs of the neurons are ablated, either column (all of them) or scalar (only the
             outlier dimension).
         where: str, name. Positions of the ablation, either sink (the sink position) or everywhere.
@@ -1035,7 +1037,8 @@ _CARD = (
         "losses",
         "one condition",
         """
-        condition: str, name. clean, zeroed (outlier dimensions of the studied position at 0) or set_to_mean.
+        condition: str, name. clean, zeroed (outlier dimensions of the studied position at 0) or mean_aligned (at
+            their mean over sequences; set_to_mean in earlier versions).
         loss_nats: float, nats. Mean next-token loss.
         change_nats: float, nats. Paired change of the loss from the clean run.
         change_low/change_high: float, nats. 95% interval of the change over sequences.

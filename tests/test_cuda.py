@@ -63,7 +63,9 @@ def test_every_site_and_edit_of_a_family(family):
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_sweep_and_a_patch(family, tmp_path):
     here, there = both(family)
-    grid = Grid.of(EditGrid(site="z", layers="0-1", heads="each"), EditGrid(kind="mean", site="mlp_out"), controls=1)
+    grid = Grid.of(
+        EditGrid(site="z", layers="0-1", heads="each"), EditGrid(kind="mean_ordinary", site="mlp_out"), controls=1
+    )
     names = (MetricSpec(name="sink_mass"), MetricSpec(name="loss"))
     frames = [
         sweep(

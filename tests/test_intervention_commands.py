@@ -35,7 +35,7 @@ def calls(monkeypatch, tmp_path):
                     "step": [0, 0],
                     "kind": ["set", "random, same layers"],
                     "neurons": ["1.2", "1.3"],
-                    "method": ["zero", "mean"],
+                    "method": ["zero", "mean_ordinary"],
                     "what": ["scalar", "column"],
                     "where": ["sink", "sink"],
                     "removed_share": [0.25, -0.001],

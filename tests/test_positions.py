@@ -29,7 +29,7 @@ CALLS = {
     "a run that reads it": lambda lens, batch, out: run_with(lens, batch, positions=(-1,)),
     "an edit": lambda lens, batch, out: run_with(lens, batch, [edits.zero("z", positions=[-1])], positions=(0,)),
     "a mean ablation": lambda lens, batch, out: run_with(
-        lens, batch, [edits.mean(lens, batch, "mlp_out", positions=[-1])], positions=(0,)
+        lens, batch, [edits.mean_aligned(lens, batch, "mlp_out", positions=[-1])], positions=(0,)
     ),
     "isolation": lambda lens, batch, out: edits.isolate([-1]),
     "captured rows": lambda lens, batch, out: capture(lens, batch, sites=["z"], layers=[0], positions=[-1]),

@@ -28,7 +28,7 @@ def measure(work: Work) -> Measured:
     table = work.once("ablations", ablations)
     numbers, here = {}, {}
     for step, rows in table.groupby("step"):
-        usual = rows.query("method == 'mean' and what == 'column' and where == 'sink'")
+        usual = rows.query("method == 'mean_ordinary' and what == 'column' and where == 'sink'")
         chosen = usual.query("kind == 'set'").iloc[0]
         singles = usual.query("kind == 'single'")
         best = singles.loc[singles["removed_share"].idxmax()] if len(singles) else chosen

@@ -1,13 +1,13 @@
 """``sink_mask``: which tokens are sinks, or massive activations, in any sequences.
 
-A sink receives attention, a massive activation is large; ``by`` says which of the two is meant. Both come from one pass
-of the plain model without its unembedding: attention from up to 64 sampled rows of each sequence, norms from the
-residual stream. Nothing is kept but one number a token.
+A sink receives attention, a massive activation is large; ``by`` says which of the two is meant, or ``either``. Both
+come from one pass of the plain model without its unembedding: attention from up to 64 sampled rows of each sequence,
+norms from the residual stream. Nothing is kept but one number a token.
 """
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -69,7 +69,8 @@ def sink_mask(
     Args:
         lens: the model.
         tokens: the sequences; a plain tensor is taken to have no padding.
-        by: ``attention`` marks sinks, which receive attention; ``norm`` marks massive activations, which are large.
+        by: ``attention`` marks sinks, which receive attention; ``norm`` marks massive activations, which are large;
+            ``either`` marks both, so that two massive tokens that share a sequence's attention are not missed.
         threshold: mark tokens whose score is at least this; the gap decides if None.
         least: the least median score of the marked tokens, where the gap decides; ``LEAST[by]`` if None.
         gap: the least ratio of the scores on both sides of the gap.
@@ -78,16 +79,23 @@ def sink_mask(
         progress: show a progress bar.
 
     Raises:
-        InputError: ``by`` is neither ``attention`` nor ``norm``, or the model cannot take the tokens.
+        InputError: ``by`` is none of these, a threshold was given for ``either``, or the model cannot take the tokens.
         KernelError: ``fused`` was requested but is not exact.
     """
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
-    scores = sink_scores(lens, batch, by=by, kernel=kernel, batch_size=batch_size, progress=progress)
-    if threshold is None:
-        found = score_gap(scores, least=LEAST[by] if least is None else least, gap=gap)
-        log.info("%s", said(found, scores, by=by))
-        threshold = math.inf if found is None else found.threshold
-    return (scores >= threshold) & batch.valid.to(scores.device)
+    if by == "either" and (threshold is not None or least is not None):
+        raise InputError("a threshold was given for either; need by='attention' or by='norm', which have their own")
+    rules = tuple(LEAST) if by == "either" else (by,)
+    marked = torch.zeros(batch.tokens.shape, dtype=torch.bool)
+    several = _scores(lens, batch, rules, kernel=kernel, batch_size=batch_size, progress=progress)
+    for rule, scores in several.items():
+        limit = threshold
+        if limit is None:
+            found = score_gap(scores, least=LEAST[rule] if least is None else least, gap=gap)
+            log.info("%s", said(found, scores, by=rule))
+            limit = math.inf if found is None else found.threshold
+        marked |= scores >= limit
+    return marked & batch.valid.cpu()
 
 
 def sink_scores(
@@ -105,18 +113,34 @@ def sink_scores(
     (``measures.sink_tokens.share_score``). By ``norm``: its norm over the median of its sequence, in the layer where
     this is largest. Arguments and errors are those of ``sink_mask``.
     """
-    if by not in LEAST:
-        raise InputError(f"by is {by!r}; need attention (sinks receive attention) or norm (massive ones are large)")
-    lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
+    return _scores(lens, batch, (by,), kernel=kernel, batch_size=batch_size, progress=progress)[by]
+
+
+def _scores(
+    lens: ModelLike,
+    batch: TokenBatch,
+    rules: Sequence[str],
+    *,
+    kernel: Literal["auto", "fused", "eager"],
+    batch_size: int | None,
+    progress: bool,
+) -> dict[str, Float[Tensor, "batch position"]]:
+    """The scores of some criteria, from one pass."""
+    for by in rules:
+        if by not in LEAST:
+            raise InputError(f"by is {by!r}; need attention (sinks receive attention) or norm (massive ones are large)")
+    lens = as_lens(lens)
     check_tokens(lens, batch)
-    scores = torch.full(batch.tokens.shape, math.nan)
+    scores = {by: torch.full(batch.tokens.shape, math.nan) for by in rules}
     with tqdm(total=batch.n_sequences, desc="marking sinks", unit="seq", disable=not progress, leave=False) as bar:
         for where, part in parts(batch, batch_size=batch_size):
-            taken = Received.of(lens, part) if by == "attention" else Norms()
-            rows = taken.rows if isinstance(taken, Received) else None
-            stream(lens, part, [taken.reading()], rows=rows, kernel=kernel, batch_size=part.n_sequences)
-            scores[where, : part.n_positions] = taken.scores(part.valid)
+            taken = {by: Received.of(lens, part) if by == "attention" else Norms() for by in rules}
+            readings = [one.reading() for one in taken.values()]
+            rows = next((one.rows for one in taken.values() if isinstance(one, Received)), None)
+            stream(lens, part, readings, rows=rows, kernel=kernel, batch_size=part.n_sequences)
+            for by, one in taken.items():
+                scores[by][where, : part.n_positions] = one.scores(part.valid)
             bar.update(part.n_sequences)
     return scores
 

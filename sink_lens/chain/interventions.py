@@ -59,6 +59,7 @@ EFFECT_COLUMNS = (
     "uniform_loss_nats",
     "n",
     "control_n",
+    "sinks_left_out",
 )
 TABLES = {
     "makers": makers.MAKER_COLUMNS,
@@ -248,6 +249,7 @@ def _row(
         "uniform_loss_nats": math.log(setting.lens.d_vocab),
         "n": setting.tokens.n_sequences,
         "control_n": few.n_sequences if controls else 0,
+        "sinks_left_out": setting.averaged.n_sinks,
     }
 
 

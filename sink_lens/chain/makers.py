@@ -11,7 +11,7 @@ largest of their screens (``screen``). Then, on the sequences that the screen sa
    them, kind by kind, if those of a kind remove a quarter of the sink without that set.
 
 On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To
-ablate is to set a part to its mean over other positions at the sink position (mean ablation), a key's bias to 0 at
+ablate is to set a part to its mean over ordinary tokens at the sink position (``mean_ordinary``), a key's bias to 0 at
 all keys, and a sink logit to nothing. In a model without a sink the makers of its massive activation are searched, or
 of its learned sink logits where it has them; the column ``target`` says which.
 """
@@ -238,20 +238,20 @@ def _neurons(setting: Setting, layer: int, units: list[int]) -> Edits:
 
 
 def _heads(setting: Setting, layer: int, units: list[int]) -> list[Edit]:
-    value = setting.mean_of_others(setting.clean("z", layers=[layer])[layer])[:, :, units]
-    label = f"{len(units)} heads of layer {layer} as elsewhere"
+    value = setting.mean_ordinary(setting.clean("z", layers=[layer])[layer])[:, :, units]
+    label = f"{len(units)} heads of layer {layer}, mean_ordinary"
     return [freeze("z", {layer: value}, positions=[setting.sink_position], heads=units, label=label)]
 
 
 def _embedding(setting: Setting, kind: str) -> list[Edit]:
     written = embeddings(setting)[kind]  # type: ignore[index]
     position = setting.sink_position
-    over = (written[:, [position]] - setting.mean_of_others(written)).float()
+    over = (written[:, [position]] - setting.mean_ordinary(written)).float()
 
     def change(x: Tensor, at: At) -> Tensor:
         return x - over[at.sequences].to(x.device, x.dtype)
 
-    return [edit("resid_pre", change, layers=[0], positions=[position], label=f"{kind} as elsewhere")]
+    return [edit("resid_pre", change, layers=[0], positions=[position], label=f"{kind}, mean_ordinary")]
 
 
 def _key_biases(setting: Setting, layer: int, units: list[int]) -> list[Edit]:

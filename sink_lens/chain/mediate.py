@@ -5,7 +5,7 @@ quantity *at that position* is frozen at the value of the clean run: the aggrega
 must undo the intervention entirely and is there as a check), the activations of a growth step's super neurons, the
 outlier dimensions after the step, or the keys in the layers that are read. The mass that survives, in the layers
 after the step and before the next, says how much of the sink goes another way. For the natural sink, the same is mean
-ablated at its own position: set to the mean over other positions (from 8 on).
+ablated at its own position: set to the mean over ordinary tokens (``mean_ordinary``).
 
 Each has random controls of the same size: other neurons of the same layers, other dimensions, and for ``z`` and
 the key the same at another position.

@@ -3,7 +3,7 @@
 The stream at the sink position is moved in steps from what it is at other positions (0) to what it is (1), in every
 layer at once, while all other positions keep their clean values. At each step every layer is run once, with
 gradients; the gradients, averaged over the steps, are multiplied through the layers from the last to the first. What
-a part then gets is its change, activation minus mean over other positions, times that gradient: its *integrated*
+a part then gets is its change, activation minus mean over ordinary tokens, times that gradient: its *integrated*
 effect, through later layers too. The *gradient* screen uses the clean model alone, where a saturated sink has no
 slope. An embedding gets only its direct effect on the keys that later queries meet, and is a part only where that is
 a large one; all else goes through the other parts, which are listed themselves. The third screen is the part's
@@ -109,11 +109,9 @@ def _token(setting: Setting) -> int:
 
 
 def _changes(setting: Setting, site: str) -> dict[int, Tensor]:
-    """Layer -> the site at the sink position minus its mean at other positions: sequence, then the site's axes."""
+    """Layer -> the site at the sink position minus its mean over ordinary tokens: sequence, then the site's axes."""
     clean = setting.clean(site, layers=range(setting.lens.n_layers))
-    return {
-        layer: (x[:, setting.sink_position] - setting.mean_of_others(x)[:, 0]).float() for layer, x in clean.items()
-    }
+    return {layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float() for layer, x in clean.items()}
 
 
 def embeddings(setting: Setting) -> dict[Kind, Tensor]:
@@ -148,7 +146,7 @@ def _propagate(
     shares, weights = (torch.tensor(some, device=lens.device) for some in zip(*points, strict=True))
     for layer in reversed(range(lens.n_layers)):
         clean = stream[layer].to(lens.device)
-        ordinary = setting.mean_of_others(clean)[:, 0]
+        ordinary = setting.mean_ordinary(stream[layer])[:, 0].to(lens.device)
         at_sink = (ordinary + shares[:, None, None] * (clean[:, position] - ordinary)).float()
         found = run.gradients(layer, at_sink=at_sink, weights=weights, after=after, target=target)
         for kind, site in (("neuron", "neurons"), ("head", "z")):
@@ -163,7 +161,7 @@ def _propagate(
         whole += float((found["direct"] * (clean[:, position] - ordinary)).sum())
         after, direct = found["stream"], direct + found["direct"]
     for kind, written in embeddings(setting).items():
-        over = (written[:, position] - setting.mean_of_others(written)[:, 0]).to(lens.device)
+        over = (written[:, position] - setting.mean_ordinary(written)[:, 0]).to(lens.device)
         effect = float((over * direct).sum())
         if len(points) > 1 and whole > 0 and effect >= LEAST_DIRECT * whole:
             effects.add(kind, -1, torch.tensor([effect / n]))
@@ -307,7 +305,7 @@ def _contributions(setting: Setting, effects: _Effects, *, change: Mapping[str, 
             effects.add("head", layer, written.abs().max(-1).values * lens.family.residual_multiplier)
         weights = mlp_weights(lens, layer=layer)
         active = setting.clean("neurons", layers=[layer])[layer]
-        mean = setting.mean_of_others(active)[:, 0].float().to(weights.w_down.device)
+        mean = setting.mean_ordinary(active)[:, 0].float().to(weights.w_down.device)
         active = active[:, position].float().to(weights.w_down.device)
         shares = []
         for place, dimension in enumerate(dims):

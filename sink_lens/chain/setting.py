@@ -1,8 +1,8 @@
 """The setting of interventions: a few sequences, their sink position, a target position, and the clean run.
 
 A quantity at a position is *frozen* at its clean value while something upstream is changed. In the model's own sink,
-whose clean value is what makes it a sink, it is *mean ablated* instead: set to the mean over other positions, from 8
-on. Both have controls of the same size.
+whose clean value is what makes it a sink, it is *mean ablated* instead: set to ``mean_ordinary``, the mean over the
+tokens that are no sink. Both have controls of the same size.
 """
 
 import dataclasses
@@ -12,15 +12,17 @@ from functools import cached_property
 from typing import Literal, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..activations.record import Reading, stream
+from ..activations.sink_mask import sink_mask
 from ..data.tokens import TokenBatch
 from ..edits.constructors import At, Edit, edit, freeze
 from ..edits.hooks import warn_of_unchanged
 from ..edits.isolation import isolate
+from ..edits.mean_ablation import Averaged, averaged
 from ..edits.metrics import loss as loss_of
 from ..edits.metrics import sink_mass
 from ..edits.outcome import Outcome
@@ -37,7 +39,7 @@ from ..schema import LEAST_SINK, SINK_THRESHOLD
 from .config import CONTROL_SEQUENCES, TraceConfig
 from .locate import GrowthStep, Location
 from .measure import shortened
-from .readings import OTHERS_FROM, rate_by_key, sampled_rows
+from .readings import OTHERS_FROM
 
 Edits = tuple[Edit, ...]
 Units = Mapping[int, list[int]]
@@ -50,7 +52,7 @@ _AFTER_POSITION = 32
 _LAYERS_AFTER = 5
 _EVERY_LAYER = ("attn_in", "k", "z_raw", "attn_out", "resid_post")
 """Sites of which the links' interventions read every layer."""
-_VERB = {False: "freeze", True: "mean ablate"}
+_VERB = {False: "freeze", True: "mean_ordinary of"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +112,8 @@ class Setting:
     seed: int
     n_controls: int
     """Draws of every random control that decides an answer."""
-    sinks: Bool[Tensor, "batch position"] = field(repr=False)
-    """Positions at which a sequence has a sink; no mean over other positions counts them."""
+    averaged: Averaged = field(repr=False)
+    """The tokens that mean ablation takes its mean over."""
     control_sequences: int = CONTROL_SEQUENCES
     """Most sequences for controls."""
     threshold: float = SINK_THRESHOLD
@@ -286,28 +288,17 @@ class Setting:
             self._clean.update(self.ground.under((), needs=needs).read(needs).tensors)
         return {layer: self._clean[site, layer] for layer in layers}
 
-    def mean_of_others(self, clean: Tensor) -> Tensor:
-        """Mean over sequences and over positions from 8 on, sink positions left out; both axes of size 1.
-
-        Earlier positions count where there are no others, and where each may be a sink, all but the studied ones.
-        """
-        counted = ~self.sinks.clone()
-        counted[:, : min(OTHERS_FROM, counted.shape[1] - 1)] = False
-        counted[:, [p for p in self.location.sink_positions if p < counted.shape[1]]] = False
-        if not counted.any():
-            counted = ~self.sinks
-        if not counted.any():
-            counted = torch.ones_like(self.sinks)
-            counted[:, [p for p in self.location.sink_positions if p < counted.shape[1]]] = False
-        return clean[counted.to(clean.device)].mean(dim=0)[None, None]
+    def mean_ordinary(self, clean: Tensor) -> Tensor:
+        """Mean of a site over the ordinary tokens of all sequences (``edits.MEANS``); both axes of size 1."""
+        return self.averaged.of(clean)
 
     def keep(self, site: str, *, layers: Sequence[int], position: int, mean: bool) -> Edit:
-        """Freeze a site at a position: at its clean value there, or (``mean``) at the mean over other positions."""
+        """Freeze a site at a position: at its clean value there, or (``mean``) at the mean over ordinary tokens."""
         values = {layer: self._value(x, position, mean) for layer, x in self.clean(site, layers=layers).items()}
         return freeze(site, values, positions=[position], label=f"{_VERB[mean]} {site} at {position}")
 
     def keep_units(self, site: str, chosen: Units, *, position: int, mean: bool, label: str = "") -> Edits:
-        """Freeze chosen units of a site by layer, at the clean value or (``mean``) the mean over other positions."""
+        """Freeze chosen units of a site by layer, at the clean value or (``mean``) the mean over ordinary tokens."""
         clean, edits = self.clean(site, layers=list(chosen)), []
         for layer, units in chosen.items():
             value = self._value(clean[layer], position, mean)
@@ -327,7 +318,7 @@ class Setting:
         )
 
     def _value(self, clean: Tensor, position: int, mean: bool) -> Tensor:
-        return self.mean_of_others(clean) if mean else clean[:, [position]]
+        return self.mean_ordinary(clean) if mean else clean[:, [position]]
 
 
 def setting_of(
@@ -370,7 +361,7 @@ def setting_of(
         seed=config.seed,
         n_controls=config.controls,
         control_sequences=config.control_sequences,
-        sinks=sink_mask(lens, few, location=location, config=config),
+        averaged=_averaged(lens, few, location=location),
         threshold=config.threshold,
         super_neurons=super_neurons or {},
         makers=tuple(makers),
@@ -418,24 +409,11 @@ def picked(tokens: TokenBatch, sequences: Sequence[int]) -> TokenBatch:
     return dataclasses.replace(tokens, tokens=tokens.tokens[index], lengths=tokens.lengths[index])
 
 
-def sink_mask(
-    lens: LensModel, tokens: TokenBatch, *, location: Location, config: TraceConfig
-) -> Bool[Tensor, "batch position"]:
-    """Mark the sinks of each sequence.
-
-    A position is marked if its sink rate is at least half that of the studied position and at least
-    ``config.min_sink_rate``. If any other position is marked, late positions with too few queries to tell are too.
-    """
-    reading = rate_by_key(config.threshold / 2, shares=lens.family.sigmoid)  # sinks of a sequence share attention
-    found = stream(lens, tokens, [reading], rows=sampled_rows(tokens.n_positions))
-    by_layer = found.stacked("rate_by_key")
-    rate = by_layer.nan_to_num(0.0).mean(0)
-    sinks = rate >= max(config.min_sink_rate, float(rate[:, location.sink_position].mean()) / 2)
-    inside = sinks.clone()
-    inside[:, list(location.sink_positions)] = False
-    if inside.any():  # late positions, which too few queries see to tell, may be sinks as well
-        sinks = sinks | by_layer.isnan().all(0)
-    return sinks
+def _averaged(lens: LensModel, tokens: TokenBatch, *, location: Location) -> Averaged:
+    """The ordinary tokens: neither marked by ``sink_mask`` nor at the studied position where it is a sink."""
+    sinks = sink_mask(lens, tokens, by="either")
+    sinks[:, location.sink_position] |= location.sink_found
+    return averaged(lens, tokens, "mean_ordinary", sinks=sinks)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:

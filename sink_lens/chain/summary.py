@@ -19,7 +19,7 @@ from ..measures.dimensions import massive_ratio, stable_range
 from ..schema import ANOTHER_PATH, NORM_ALONE, QUESTIONS
 from ..stats import Interval, interval, studentised
 from ..text import interval as interval_text
-from ..text import number, percent, words
+from ..text import number, percent, plural, words
 from .at_token import Occurrences
 from .config import TraceConfig
 from .links import LINKS
@@ -266,6 +266,9 @@ def causal_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:
         return []
     kind, effects = kind_of(frames["placement"]), frames["effects"]
     rows: list[dict[str, object]] = [{"quantity": "sink_bound_to", "value": kind, "unit": "", "note": _KINDS[kind]}]
+    if "sinks_left_out" in effects:
+        left_out, note = int(effects["sinks_left_out"].iloc[0]), "sinks that the mean of a mean ablation leaves out"
+        rows.append({"quantity": "mean_ordinary", "value": left_out, "unit": "tokens", "note": note})
     for row in effects.query("edit == 'isolation'").to_dict("records"):
         note = f"attention to position {row['position']} in layers {row['read_layers']} when it is isolated in all"
         rows.append({"quantity": "isolated_mass", "value": row["target_mass"], "unit": "mass", "note": note})
@@ -296,10 +299,20 @@ def causal_parts(frames: Mapping[str, pd.DataFrame]) -> list[RenderableType]:
     return [
         Text(f"Position or token? {kind}: {_KINDS[kind]}"),
         *([Text(said)] if (said := direction_text(frames["effects"])) else []),
+        *([Text(said)] if (said := mean_text(frames["effects"])) else []),
         Text(curve_text(frames["amplification"])),
         _matrix(frames["mediation"]),
         Text(_paths(frames)),
     ]
+
+
+def mean_text(effects: pd.DataFrame) -> str:
+    """What mean ablation sets a part to, and how many sinks that leaves out; empty for a run of an earlier version."""
+    if "sinks_left_out" not in effects:
+        return ""
+    n = int(effects["sinks_left_out"].iloc[0])
+    left = f"{plural(n, 'sink')} left out" if n else "no sink found to leave out"
+    return f"Mean ablation: mean_ordinary, the mean over tokens that are no sink ({left})"
 
 
 def maker_rows(frames: Mapping[str, pd.DataFrame]) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Edits change a site in a forward pass: zero, set, scale, freeze, isolate, amplify, normalise, quantise, window."""
+"""Edits change a site in a forward pass: zero, means, scale, freeze, isolate, amplify, normalise, quantise, window."""
 
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from .hooks import from_hook as from_hook
     from .hooks import fwd_hooks as fwd_hooks
     from .isolation import isolate as isolate
-    from .mean_ablation import mean as mean
+    from .mean_ablation import MEANS as MEANS
+    from .mean_ablation import mean_aligned as mean_aligned
+    from .mean_ablation import mean_all as mean_all
+    from .mean_ablation import mean_ordinary as mean_ordinary
     from .normalisation import head_rms_norm as normalise
     from .normalisation import variance_calibration as calibrate
     from .quantisation import quantisation as quantise
@@ -35,6 +38,7 @@ _NAMES = {
     "At": "constructors",
     "CentringMeans": "amplification",
     "Edit": "constructors",
+    "MEANS": "mean_ablation",
     "Site": ".models.sites",
     "amplify": "amplification",
     "bake": "baking",
@@ -47,7 +51,9 @@ _NAMES = {
     "from_hook": "hooks",
     "fwd_hooks": "hooks",
     "isolate": "isolation",
-    "mean": "mean_ablation",
+    "mean_aligned": "mean_ablation",
+    "mean_all": "mean_ablation",
+    "mean_ordinary": "mean_ablation",
     "normalise": "normalisation:head_rms_norm",
     "quantise": "quantisation:quantisation",
     "quantised_weights": "quantisation",
@@ -61,6 +67,7 @@ _NAMES = {
 """Public name -> the module that defines it."""
 
 __all__ = [
+    "MEANS",
     "At",
     "CentringMeans",
     "Edit",
@@ -76,7 +83,9 @@ __all__ = [
     "from_hook",
     "fwd_hooks",
     "isolate",
-    "mean",
+    "mean_aligned",
+    "mean_all",
+    "mean_ordinary",
     "normalise",
     "quantise",
     "quantised_weights",

@@ -1,65 +1,170 @@
-"""Mean ablation: a part of a site is set to the site's mean over other positions of the clean run."""
+"""Mean ablation: a part of a site is set to a mean of the baseline run. There are three means; ``MEANS`` defines them.
 
-from collections.abc import Sequence
-from typing import Unpack
+With a sink whose norm is a hundred times the others', they differ grossly on the dimensions that make it a sink, so
+every output names its own. ``mean_ordinary`` is what the commands take, unless they say otherwise.
+"""
 
-from jaxtyping import Int
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Unpack
+
+import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..activations.record import capture
+from ..activations.sink_mask import sink_mask
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
-from .constructors import Edit, Where, freeze
+from .constructors import Edit, Where, freeze, in_range
 
-_FIRST = 8
-"""Positions from here on are ordinary, unless they are chosen otherwise."""
+Mean = Literal["mean_ordinary", "mean_all", "mean_aligned"]
+
+MEANS: Mapping[Mean, str] = {
+    "mean_ordinary": "the mean over all sequences and positions of the baseline run; left out are the sinks that "
+    "sink_mask finds there by attention or by norm, padding, and nothing else",
+    "mean_all": "the mean over all sequences and positions of the baseline run, sinks included; padding is left out",
+    "mean_aligned": "the mean over the sequences of the baseline run at the same position; padding is left out",
+}
+"""Name of a mean -> what a part is set to."""
+WHICH = {"position": "positions", "query": "positions", "head": "heads", "kv_head": "heads", "key": "keys"}
+"""Axis of a site -> the argument of an edit that chooses from it; any other axis is ``units``."""
 
 
-def mean(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaged:
+    """The tokens that a mean is taken over."""
+
+    mean: Mean
+    mask: Bool[Tensor, "batch position"]
+    """True at the tokens that count."""
+    n_sinks: int
+    """Number of sinks that are left out."""
+
+    @property
+    def words(self) -> str:
+        """What is left out, in words."""
+        real = f"{int(self.mask.sum()) + self.n_sinks:,} tokens"
+        if self.mean != "mean_ordinary":
+            return f"{self.mean}: all of {real}"
+        if not self.n_sinks:
+            return f"{self.mean}: no sink was found among {real}, so all of them"
+        return f"{self.mean}: {real} without {self.n_sinks:,} sink{'s' if self.n_sinks > 1 else ''}"
+
+    def of(self, values: Tensor) -> Tensor:
+        """The mean of a site's values, ``batch position ...``; averaged axes stay, with size 1.
+
+        ``mean_aligned`` keeps the positions, and is 0 where no sequence has a token.
+        """
+        mask = self.mask.to(values.device)
+        if self.mean != "mean_aligned":
+            return values[mask].double().mean(0).to(values.dtype)[None, None]
+        weights = mask.view(*mask.shape, *[1] * (values.dim() - 2)).double()
+        return ((values * weights).sum(0) / weights.sum(0).clamp(min=1)).to(values.dtype)[None]
+
+
+def averaged(
     lens: ModelLike,
-    tokens: TokenBatch | Int[Tensor, "batch position"],
-    site: str,
+    tokens: TokenBatch,
+    mean: Mean = "mean_ordinary",
     *,
-    over: Sequence[int] | None = None,
-    **where: Unpack[Where],
-) -> Edit:
-    """Mean ablate a part of a site: set it to the mean over sequences and other positions of the clean run.
+    sinks: Bool[Tensor, "batch position"] | None = None,
+) -> Averaged:
+    """Find the tokens that a mean is taken over; one pass of the model for ``mean_ordinary``, else none.
 
-    Cost: one pass of the bridge, for which the site's tensors of the chosen layers are kept.
+    Args:
+        lens: the model.
+        tokens: the sequences.
+        mean: name of the mean, from ``MEANS``.
+        sinks: the sinks, where they are known; ``sink_mask`` finds them if None.
+
+    Raises:
+        InputError: every token is a sink.
+    """
+    valid = tokens.valid.cpu()
+    if mean != "mean_ordinary":
+        return Averaged(mean=mean, mask=valid, n_sinks=0)
+    marked = sink_mask(lens, tokens, by="either") if sinks is None else sinks
+    ordinary = valid & ~marked.cpu()
+    n_sinks = int(valid.sum()) - int(ordinary.sum())
+    if not ordinary.any():
+        raise InputError(
+            f"no position is left for mean_ordinary: all {n_sinks} tokens are sinks; need sequences with other tokens, "
+            "or mean_all"
+        )
+    return Averaged(mean=mean, mask=ordinary, n_sinks=n_sinks)
+
+
+def mean_ordinary(
+    lens: ModelLike, tokens: TokenBatch | Int[Tensor, "batch position"], site: str, **where: Unpack[Where]
+) -> Edit:
+    """Set a part of a site to its mean over the tokens of the baseline run that are no sink.
+
+    The sinks are those that ``sink_mask(..., by="either")`` finds. The label of the edit says how many were left out.
+    Cost: one pass of the bridge, for which the site's tensors of the chosen layers are kept; here one more of the
+    plain model.
 
     Args:
         lens: the model.
         tokens: the sequences that the mean is taken over; padding is left out.
         site: the site; it needs an axis of token positions.
-        over: the positions that the mean is taken over; by default those from 8 on that are not edited.
         **where: the part that is set: ``layers``, ``positions``, ``heads`` and ``units``, as for ``freeze``.
 
     Raises:
         SiteError: the family lacks the site.
-        InputError: the site has no positions, or no position is left for the mean.
+        InputError: the site has no positions, an index does not exist, or every token is a sink.
     """
+    return _mean_ablation(lens, tokens, site, mean="mean_ordinary", where=where)
+
+
+def mean_all(
+    lens: ModelLike, tokens: TokenBatch | Int[Tensor, "batch position"], site: str, **where: Unpack[Where]
+) -> Edit:
+    """Set a part of a site to its mean over all tokens of the baseline run, sinks included.
+
+    A single sink can make up most of this mean. Arguments and errors are those of ``mean_ordinary``.
+    """
+    return _mean_ablation(lens, tokens, site, mean="mean_all", where=where)
+
+
+def mean_aligned(
+    lens: ModelLike, tokens: TokenBatch | Int[Tensor, "batch position"], site: str, **where: Unpack[Where]
+) -> Edit:
+    """Set a part of a site to its mean over the sequences of the baseline run, each position to its own.
+
+    It keeps what all sequences share at a position, such as a sink. Arguments and errors are those of
+    ``mean_ordinary``.
+    """
+    return _mean_ablation(lens, tokens, site, mean="mean_aligned", where=where)
+
+
+def _mean_ablation(
+    lens: ModelLike, tokens: TokenBatch | Int[Tensor, "batch position"], site: str, *, mean: Mean, where: Where
+) -> Edit:
     lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     axes = SITES[site].axes.split() if site in SITES else ["batch", "position"]
     if "position" not in axes:
         raise InputError(f"{site!r} has the axes {' '.join(axes)!r}; need a site with positions, such as resid_post")
-    edited, heads, units = (where.get(name) for name in ("positions", "heads", "units"))
-    chosen = [p for p in range(_FIRST, batch.n_positions) if p not in (edited or ())] if over is None else list(over)
-    if not chosen:
-        raise InputError(
-            f"no position is left for the mean of {site!r} in sequences of {batch.n_positions} tokens; need longer "
-            "ones, or positions given by over"
-        )
-    layers = where.get("layers")
-    layers = list(range(lens.n_layers) if layers is None else layers)
+    over = averaged(lens, batch, mean)
+    layers = list(range(lens.n_layers) if (chosen := where.get("layers")) is None else chosen)
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
-    real = batch.valid[:, chosen]
-    values = {}
-    for layer in layers:
-        one = found[site, layer][:, chosen][real].mean(0)[None, None]
-        one = one if heads is None else one[:, :, list(heads)]
-        values[layer] = one if units is None else one[..., list(units)]
-    where.setdefault("label", f"mean ablate {site}")
-    return freeze(site, values, **where)
+    where.setdefault("label", f"{site}, {over.words}")
+    return freeze(site, {layer: part_of(over.of(found[site, layer]), axes, where) for layer in layers}, **where)
+
+
+def part_of(values: Tensor, axes: Sequence[str], where: Where) -> Tensor:
+    """The part of a site's values that an edit sets; axes of size 1 stay, since they are repeated.
+
+    Raises:
+        InputError: an index does not exist.
+    """
+    for axis, name in enumerate(axes):
+        which = WHICH.get(name, "units") if axis else None
+        chosen = where.get(which) if which else None
+        if chosen is not None and values.shape[axis] > 1:
+            index = [in_range(str(which).removesuffix("s"), one, values.shape[axis]) for one in chosen]
+            values = values.index_select(axis, torch.tensor(index, device=values.device))
+    return values

@@ -11,7 +11,8 @@ from sink_lens.text import interval, listed, number, percent, plural, visible
 _LOSSES = {
     "clean": "as it is",
     "zeroed": "outlier dimensions at zero",
-    "set_to_mean": "outlier dimensions at their mean",
+    "mean_aligned": "outlier dimensions at their mean over sequences",
+    "set_to_mean": "outlier dimensions at their mean over sequences",
 }
 
 

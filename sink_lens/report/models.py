@@ -101,7 +101,7 @@ def _of_card(run: Run) -> dict[str, Cell]:
             ),
             "loss": _cell(loss["clean"]),
             "zeroing_cost": _cell(loss.get("zeroed", {}).get("change", {})),
-            "mean_cost": _cell(loss.get("set_to_mean", {}).get("change", {})),
+            "mean_cost": _cell(loss.get("mean_aligned", loss.get("set_to_mean", {})).get("change", {})),
             "bos_needed": Cell(value=bos["needed"]),
             "bos_cost": _cell(bos.get("cost_without_nats", {})),
             "inactive_heads": Cell(value=len(card["inactive_heads"])),

@@ -181,6 +181,7 @@ def _headline(run: Run) -> list[str]:
             bounds = interval(best["ci_low"], best["ci_high"])
             effect = number(float(best["effect"]))
             said.append(f"{visible(metric)} changes most, by {effect} {bounds}: {cell_name(best)}{beside}.")
+    said += [f"{visible(str(one))}." for one in run.provenance.get("means", ())]
     if failed := _failed(table):
         said.append(f"{plural(failed, 'cell')} failed; the table says why.")
     return said

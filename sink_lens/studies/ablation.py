@@ -40,14 +40,14 @@ def ablate(
     setting, question = prepared(model, config, tokens=tokens, target_position=None)
     found, table = find_sets(setting, progress=progress)
     summary = pd.DataFrame([_set_row(one, table) for one in found])
-    headline = "\n".join(_set_sentence(row) for row in summary.to_dict("records"))
+    headline = "\n".join([*map(_set_sentence, summary.to_dict("records")), setting.averaged.words])
     frames = {"ablations": table, "summary": summary}
     return written("ablate", setting, question, frames, asked={}, out=out, overwrite=overwrite, headline=headline)
 
 
 def _set_row(found: Found, table: pd.DataFrame) -> dict[str, Any]:
     of_step = f"step == {found.segment.number}"
-    usual = table.query(f"{of_step} and method == 'mean' and what == 'column' and where == 'sink'")
+    usual = table.query(f"{of_step} and method == 'mean_ordinary' and what == 'column' and where == 'sink'")
 
     def removed(*kinds: str) -> np.ndarray:
         return usual.query("kind in @kinds")["removed_share"].to_numpy(dtype=float)

@@ -97,7 +97,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
     """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.config.threshold
     losses = {"clean": seen.losses} | (
-        {"zeroed": seen.zeroed, "set_to_mean": seen.set_to_mean} if _has_outliers(seen) else {}
+        {"zeroed": seen.zeroed, "mean_aligned": seen.mean_aligned} if _has_outliers(seen) else {}
     )
     found = {
         "schema": CARD_SCHEMA,
@@ -487,7 +487,11 @@ def markdown(found: Mapping[str, Any]) -> str:
     )
 
 
-_LOSSES = {"clean": "nats", "zeroed": "outlier dimensions at zero", "set_to_mean": "outlier dimensions at their mean"}
+_LOSSES = {
+    "clean": "nats",
+    "zeroed": "outlier dimensions at zero",
+    "mean_aligned": "outlier dimensions at their mean over sequences",
+}
 """Loss on the card -> its name in words."""
 
 

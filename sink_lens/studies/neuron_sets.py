@@ -3,7 +3,7 @@
 Several neurons write the same direction, so that removing any one changes little. The rule, for each growth step:
 
 1. Rank the neurons of its layers by the share of the layer's change of the outlier dimension that they make.
-2. Add them in this order, each set to its mean over other positions at the sink, until the attention to the sink in
+2. Add them in this order, each set to its mean over ordinary tokens at the sink, until the attention to the sink in
    the layers after the step has lost half (``LOST_FRAC``); at most ``MOST`` of them.
 3. Leave each one out in turn; drop the one without which the set removes most, as long as half still goes.
 
@@ -188,7 +188,7 @@ def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Gener
             "n": setting.tokens.n_sequences,
         }
 
-    usual = {"method": "mean", "what": "column", "where": "sink"}
+    usual = {"method": "mean_ordinary", "what": "column", "where": "sink"}
     for method, what, where in _WAYS:
         yield row("set", chosen, method=method, what=what, where=where, loss=True)
     if len(chosen) > 1:
@@ -204,9 +204,9 @@ def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Gener
 
 
 _WAYS = (
-    ("mean", "column", "sink"),
+    ("mean_ordinary", "column", "sink"),
     ("zero", "column", "sink"),
-    ("mean", "column", "everywhere"),
+    ("mean_ordinary", "column", "everywhere"),
     ("zero", "column", "everywhere"),
     ("zero", "scalar", "sink"),
     ("zero", "scalar", "everywhere"),
@@ -251,7 +251,7 @@ def _edits(
         )
     clean = setting.clean("neurons", layers=list(chosen))
     return tuple(
-        freeze("neurons", {layer: setting.mean_of_others(clean[layer])[..., units]}, units=units, positions=positions)
+        freeze("neurons", {layer: setting.mean_ordinary(clean[layer])[..., units]}, units=units, positions=positions)
         for layer, units in chosen.items()
     )
 

@@ -23,6 +23,7 @@ from ..chain.config import TraceConfig
 from ..chain.locate import Location, find, sink_positions
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze, zero
+from ..edits.mean_ablation import Averaged
 from ..engine.forward import run_with
 from ..errors import InputError
 from ..measures import attention, outputs
@@ -252,8 +253,8 @@ class Observed:
         return self._outliers_set(to_mean=False)
 
     @cached_property
-    def set_to_mean(self) -> Float[Tensor, " batch"]:
-        """Loss with the same dimensions set to their mean over the sequences."""
+    def mean_aligned(self) -> Float[Tensor, " batch"]:
+        """Loss with the same dimensions set to their mean over the sequences at that position."""
         return self._outliers_set(to_mean=True)
 
     def _outliers_set(self, *, to_mean: bool) -> Float[Tensor, " batch"]:
@@ -261,11 +262,13 @@ class Observed:
         if not outliers:
             raise AbsentError("the model has no outlier dimension at the studied position")
         edits = []
+        position = self.location.sink_position
+        over = Averaged(mean="mean_aligned", mask=self.tokens.valid[:, [position]].cpu(), n_sinks=0)
         for layer, dims in outliers.items():
-            at: dict[str, Any] = {"layers": [layer], "positions": [self.location.sink_position], "units": dims}
+            at: dict[str, Any] = {"layers": [layer], "positions": [position], "units": dims}
             if to_mean:
-                mean = self.states[layer + 1][:, list(dims)].mean(0)[None, None]
-                edits.append(freeze("resid_post", {layer: mean}, **at))
+                value = over.of(self.states[layer + 1][:, None, list(dims)])
+                edits.append(freeze("resid_post", {layer: value}, **at))
             else:
                 edits.append(zero("resid_post", **at))
         return self.run(edits)

@@ -559,9 +559,9 @@ def perplexity_zeroed(seen: Observed, terms: Terms) -> Tensor:
 
 
 @_is("number", "1", join="exp", depends=_LOSS)
-def perplexity_set_to_mean(seen: Observed, terms: Terms) -> Tensor:
-    """Perplexity with the outlier dimensions of the studied position set to their mean over sequences."""
-    return seen.set_to_mean
+def perplexity_mean_aligned(seen: Observed, terms: Terms) -> Tensor:
+    """Perplexity with the outlier dimensions of the studied position at ``mean_aligned``."""
+    return seen.mean_aligned
 
 
 @_is("number", "1", join="exp")
@@ -571,9 +571,9 @@ def zeroing_factor(seen: Observed, terms: Terms) -> Tensor:
 
 
 @_is("number", "1", join="exp")
-def set_to_mean_factor(seen: Observed, terms: Terms) -> Tensor:
-    """Factor by which setting the outlier dimensions to their mean multiplies the perplexity."""
-    return seen.set_to_mean - seen.losses
+def mean_aligned_factor(seen: Observed, terms: Terms) -> Tensor:
+    """Factor by which setting the outlier dimensions to ``mean_aligned`` multiplies the perplexity."""
+    return seen.mean_aligned - seen.losses
 
 
 @_is("number", "1", join="exp", terms=("entries",))

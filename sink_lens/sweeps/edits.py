@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..edits.amplification import CENTRES, amplify
-from ..edits.constructors import Edit, freeze, resample, scale, set_value, zero
+from ..edits.constructors import Edit, Where, freeze, resample, scale, set_value, zero
 from ..edits.isolation import isolate
+from ..edits.mean_ablation import MEANS, part_of
 from ..engine.references import References
 from ..models.sites import SITES
 from .axes import Indices, shown
@@ -81,18 +82,9 @@ class Kind:
     """The first position that this kind can edit, if positions must be chosen; None if it can edit all positions."""
 
 
-def _part(values: Tensor, place: Place, axes: list[str]) -> Tensor:
-    """The chosen part of reference values; axes of size 1 stay, since they are repeated."""
-    for axis, name in enumerate(axes, start=1):
-        chosen = getattr(place, name)
-        if chosen is not None and values.shape[axis] > 1:
-            values = values.index_select(axis, torch.tensor(chosen, device=values.device))
-    return values
-
-
-def _named_axes(place: Place) -> list[str]:
-    words = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
-    return [words.get(axis, "unit") for axis in SITES[place.site].axes.split()[1:]]
+def _part(values: Tensor, place: Place) -> Tensor:
+    """The chosen part of reference values."""
+    return part_of(values, SITES[place.site].axes.split(), Where(**place.where()))
 
 
 def _layers(place: Place, refs: References) -> tuple[int, ...]:
@@ -102,14 +94,13 @@ def _layers(place: Place, refs: References) -> tuple[int, ...]:
 
 
 def _mean(place: Place, refs: References) -> Edit:
-    axes = _named_axes(place)
-    values = {layer: _part(refs.mean(place.site, layer), place, axes) for layer in _layers(place, refs)}
+    mean: Any = place.kind
+    values = {layer: _part(refs.mean(place.site, layer, mean), place) for layer in _layers(place, refs)}
     return freeze(place.site, values, **place.where(), label=place.label)
 
 
 def _resample(place: Place, refs: References) -> Edit:
-    axes = _named_axes(place)
-    values = {layer: _part(refs.values(place.site, layer), place, axes) for layer in _layers(place, refs)}
+    values = {layer: _part(refs.values(place.site, layer), place) for layer in _layers(place, refs)}
     generator = torch.Generator().manual_seed(place.seed or 0)
     return resample(place.site, values, generator=generator, **place.where(), label=place.label)
 
@@ -140,7 +131,7 @@ def _factor(place: Place) -> float:
 
 KINDS: Mapping[str, Kind] = {
     "zero": Kind(meaning="set to 0", make=lambda at, refs: zero(at.site, **at.where(), label=at.label)),
-    "mean": Kind(meaning="set to the mean over tokens and sequences", make=_mean, by_token=True),
+    **{name: Kind(meaning=f"set to {meaning}", make=_mean, by_token=True) for name, meaning in MEANS.items()},
     "resample": Kind(
         meaning="another sequence's values at the same positions", make=_resample, takes=("seeds",), by_token=True
     ),

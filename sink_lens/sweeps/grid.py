@@ -40,7 +40,8 @@ class EditGrid:
     """One kind of edit, and the axes over which it is swept; ``sweeps/axes.py`` says how values are written."""
 
     kind: str = "zero"
-    """Kind of edit, a name from ``KINDS``: zero, mean, resample, scale, set, isolate or amplify."""
+    """Kind of edit, a name from ``KINDS``: zero, mean_ordinary, mean_all, mean_aligned, resample, scale, set, isolate
+    or amplify."""
     site: str | None = None
     """Site to edit, a name from ``sink_lens.SITES``; isolate and amplify have a fixed site."""
     layers: Any = "each"

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from ..activations.forward import check_tokens
 from ..data.tokens import TokenBatch
+from ..edits.mean_ablation import MEANS, averaged
 from ..edits.metrics import Metric
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
@@ -95,7 +96,8 @@ def sweep(
         "mode": "exact",
         "interval_seed": seed,
     }
-    provenance = provenance_of(lens, batch, kernel="eager")
+    means = _means(what, lens, batch)
+    provenance = provenance_of(lens, batch, kernel="eager") | ({"means": means} if means else {})
     provenance["seeds"] = {"tokens": batch.seed, "bootstrap": seed}
     folder = Path(out) if out is not None else default_folder(lens.name)
     writer = create_run(
@@ -130,6 +132,7 @@ def sweep(
             own,
             cells,
             controls,
+            means=means,
             most_controls=what.controls if isinstance(what, Grid) else 0,
             generator=np.random.default_rng(seed),
         )
@@ -196,6 +199,16 @@ def _cells(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> t
     if not cells or len({cell.identity for cell in cells}) < len(cells):
         raise InputError("there are no cells, or two cells have the same name and place; need different ones")
     return cells, []
+
+
+def _means(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> list[str]:
+    """What each mean ablation of a grid leaves out, in words.
+
+    Raises:
+        InputError: it leaves no token.
+    """
+    kinds = {one.kind for one in what.edits} if isinstance(what, Grid) else set()
+    return [averaged(lens, batch, mean).words for mean in MEANS if mean in kinds]
 
 
 def _listed(value: Any) -> Any:
@@ -313,6 +326,7 @@ def _finished(
     cells: Sequence[Cell],
     controls: Sequence[Cell],
     *,
+    means: Sequence[str],
     most_controls: int,
     generator: np.random.Generator,
 ) -> SweepResult:
@@ -334,7 +348,11 @@ def _finished(
     )
     values = by_cell(numbers, cells)
     result = SweepResult(
-        folder=writer.folder, frame=frame, controls=drawn, values=values, headline=headline(frame, engine)
+        folder=writer.folder,
+        frame=frame,
+        controls=drawn,
+        values=values,
+        headline="\n".join([headline(frame, engine), *means]),
     )
     writer.write_table("cells", frame)
     writer.write_table("controls", drawn)

@@ -146,3 +146,13 @@ def test_the_first_tokens_of_the_default_model_are_marked_and_no_others(by, bos)
     found = sink_mask(lens, tokens, by=by)
     assert found[:, 0].all()
     assert not found[:, 1:].any()
+
+
+def test_either_marks_what_attention_or_norm_marks():
+    model = build("spike", family="llama")
+    tokens, lens = drawn(model), wrap(model.model)
+    by = {rule: sink_mask(lens, tokens, by=rule) for rule in ("attention", "norm", "either")}
+    assert torch.equal(by["either"], by["attention"] | by["norm"])
+    assert by["either"].any()
+    with pytest.raises(InputError, match="a threshold was given for either; need by='attention' or by='norm'"):
+        sink_mask(lens, tokens, by="either", threshold=2.0)

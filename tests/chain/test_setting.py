@@ -251,10 +251,10 @@ def test_a_site_is_captured_once(planted_at, monkeypatch):
     assert [layers for _, layers in calls[2:]] == [(0, 1, 2, 3, 4)]  # both, of every layer, in one pass
 
 
-def test_the_mean_of_others_is_over_positions_from_8_on_that_are_no_sink(planted_at):
+def test_the_mean_is_over_all_positions_but_the_sink(planted_at):
     clean = torch.arange(3 * 20 * 2.0).reshape(3, 20, 2)
-    # positions 8 to 19 have the mean 13.5; value = 40 sequence + 2 position + unit
-    assert planted_at().setting.mean_of_others(clean).tolist() == [[[40 + 27.0, 40 + 28.0]]]
+    # positions 1 to 19 have the mean 10; value = 40 sequence + 2 position + unit
+    assert planted_at().setting.mean_ordinary(clean).tolist() == [[[40 + 20.0, 40 + 21.0]]]
 
 
 def test_at_the_new_position_it_is_the_clean_value(planted_at, triggered):
@@ -272,7 +272,7 @@ def test_of_the_natural_sink_it_is_the_mean_over_others(planted_at):
     one = place.keep("attn_out", layers=[1], position=0, mean=True)
     clean = capture(place.lens, place.tokens, sites=["attn_out"], path="bridge")["attn_out", 1]
     found = held(place, one, "attn_out", 1)
-    torch.testing.assert_close(found[:, 0], clean[:, 8:].mean((0, 1)).expand(3, -1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[:, 0], clean[:, 1:].mean((0, 1)).expand(3, -1), rtol=1e-5, atol=1e-6)
     assert torch.equal(found[:, 1:], clean[:, 1:])
 
 
@@ -282,13 +282,13 @@ def test_units_are_held_and_no_others(planted_at):
     clean = capture(place.lens, place.tokens, sites=["neurons"], path="bridge")["neurons", 2]
     found = held(place, one, "neurons", 2)
     assert set((found != clean).any(1).any(0).nonzero().flatten().tolist()) == {5, 70}
-    assert one.label == "mean ablate 2 neurons at 0"
+    assert one.label == "mean_ordinary of 2 neurons at 0"
 
 
 def test_every_layer_is_labelled_with_its_own_count(planted_at):
     place = planted_at().setting
     edits = place.keep_units("neurons", {1: [3], 2: [5, 70]}, position=0, mean=True)
-    assert [one.label for one in edits] == ["mean ablate 1 neurons at 0", "mean ablate 2 neurons at 0"]
+    assert [one.label for one in edits] == ["mean_ordinary of 1 neurons at 0", "mean_ordinary of 2 neurons at 0"]
 
 
 def test_random_dimensions_are_as_many_others():

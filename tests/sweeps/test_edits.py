@@ -31,6 +31,7 @@ def by_hand(lens_of, tokens_of):
 def written_out(lens, tokens):
     """The kinds with their options, beside the edits written out."""
     mean = token_mean(lens, tokens, "neurons", 1)
+    aligned = capture(lens, tokens, sites=["neurons"], layers=[1])["neurons", 1].double().mean(0).float()[[2, 3]]
     final = token_mean(lens, tokens, "final", 0)
     other = {layer: capture(lens, tokens, sites=["k"], layers=[layer])["k", layer] for layer in (0, 2)}
     part = {layer: values[:, [2, 3]][:, :, [1]] for layer, values in other.items()}
@@ -52,12 +53,16 @@ def written_out(lens, tokens):
             EditGrid(layers=1, positions=[[2, 3]], units=[[4, 9]]),
             edit("neurons", lambda x, at: x * 0.0, units=[4, 9], **at),
         ),
-        "mean": (
-            EditGrid(kind="mean", layers=1, units=[[4, 9]]),
+        "mean_all": (
+            EditGrid(kind="mean_all", layers=1, units=[[4, 9]]),
             edit("neurons", lambda x, at: mean[[4, 9]].expand(x.shape), layers=[1], units=[4, 9]),
         ),
-        "mean of the last norm": (
-            EditGrid(kind="mean", site="final", positions=[[2, 3]]),
+        "mean_aligned": (
+            EditGrid(kind="mean_aligned", layers=1, positions=[[2, 3]], units=[[4, 9]]),
+            edit("neurons", lambda x, at: aligned[:, [4, 9]].expand(x.shape), units=[4, 9], **at),
+        ),
+        "mean_ordinary of the last norm": (  # an untrained model has no sink, so every token is ordinary
+            EditGrid(kind="mean_ordinary", site="final", positions=[[2, 3]]),
             edit("final", lambda x, at: final.expand(x.shape), positions=[2, 3]),
         ),
         "resample": (
@@ -89,8 +94,9 @@ def written_out(lens, tokens):
 
 NAMES = (
     "zero",
-    "mean",
-    "mean of the last norm",
+    "mean_all",
+    "mean_aligned",
+    "mean_ordinary of the last norm",
     "resample",
     "scale",
     "set",
@@ -126,8 +132,8 @@ def test_reference_values_are_those_of_the_unedited_run_at_real_tokens(lens_of, 
     assert torch.equal(refs.values("q", 1), values)
     # 12 + 5 + 9 = 26 real tokens
     total = sum(values[row, position].double() for row, n in enumerate((12, 5, 9)) for position in range(n))
-    assert refs.mean("q", 1).shape == (1, 1, 4, 12)
-    torch.testing.assert_close(refs.mean("q", 1)[0, 0], (total / 26).float(), rtol=1e-6, atol=1e-7)
+    assert refs.mean("q", 1, "mean_all").shape == (1, 1, 4, 12)
+    torch.testing.assert_close(refs.mean("q", 1, "mean_all")[0, 0], (total / 26).float(), rtol=1e-6, atol=1e-7)
 
 
 def test_seeds_of_resampling_are_other_orders(lens_of, tokens_of, engine_of, swept):

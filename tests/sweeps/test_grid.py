@@ -121,7 +121,10 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
 @pytest.mark.parametrize(
     ("grid", "text"),
     [
-        ({"kind": "erase"}, "no kind of edit 'erase'; need one of zero, mean, resample, scale, set, isolate, amplify"),
+        (
+            {"kind": "erase"},
+            "no kind of edit 'erase'; need one of zero, mean_ordinary, mean_all, mean_aligned, resample, scale, set, ",
+        ),
         ({"units": 80}, "units of zero neurons: 80 does not exist; need 0 to 79"),
         ({"layers": 3}, "layers of zero neurons: 3 does not exist; need 0 to 2"),
         ({"site": "k", "heads": 2}, "heads of zero k: 2 does not exist; need 0 to 1"),
@@ -130,7 +133,10 @@ def test_every_kind_makes_one_edit_of_its_place(lens_of, tokens_of, kind):
         ({"site": "z", "keys": 0}, "no keys; leave keys out"),
         ({"site": "final", "layers": 0}, "'final' is computed once, behind the layers; leave layers out"),
         ({"kind": "isolate", "site": "z"}, "isolate edits 'scores'; found site = 'z': leave it out"),
-        ({"kind": "mean", "site": "pattern"}, "mean puts in values of tokens, and 'pattern' has the axes 'batch head"),
+        (
+            {"kind": "mean_all", "site": "pattern"},
+            "mean_all puts in values of tokens, and 'pattern' has the axes 'batch head",
+        ),
         ({"kind": "resample", "site": "scores"}, "resample puts in values of tokens, and 'scores'"),
         ({"factors": (2.0,)}, "zero takes no factors; leave them out"),
         ({"kind": "scale", "seeds": (1,), "factors": (1.0,)}, "scale takes no seeds; leave them out"),

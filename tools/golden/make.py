@@ -125,11 +125,11 @@ kind = "zero"
 site = "z"
 heads = "each"
 [[edits]]
-kind = "mean"
+kind = "mean_all"
 site = "mlp_out"
 layers = "each"
 [[edits]]
-kind = "mean"
+kind = "mean_all"
 site = "k"
 heads = "each"
 layers = 1

@@ -136,7 +136,7 @@ def _interventions(trial: Trial) -> list[Intervention]:
     if not entering:
         return []
     clean = setting.clean("attn_in", layers=tuple(entering))
-    means = {layer: setting.mean_of_others(x)[0, 0] for layer, x in clean.items()}
+    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in clean.items()}
     weights = {layer: attention_weights(setting.lens, layer=layer).w_k for layer in entering}
 
     def edit_of(dimensions: Mapping[int, Sequence[int]], label: str) -> Edit:

@@ -1,0 +1,109 @@
+"""Three means, by hand, and one meaning in every command that takes one."""
+
+import pytest
+import torch
+
+from sink_lens import TokenBatch, capture, edits, run_with, sweep, wrap
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.measure import scout
+from sink_lens.chain.setting import setting_of
+from sink_lens.edits.mean_ablation import MEANS, Averaged, averaged
+from sink_lens.errors import InputError
+from sink_lens.models.tiny import planted, tiny, tiny_tokenizer
+from sink_lens.sweeps import EditGrid, Grid, MetricSpec
+
+LENGTHS = (24, 14, 19)
+BOS = 1
+
+
+@pytest.fixture(scope="module")
+def lens():
+    return wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, 60, (3, 24), generator=generator)
+    tokens[:, 0] = BOS
+    tokens[2, 7] = BOS  # a second sink, inside
+    return TokenBatch.from_tensor(tokens, lengths=torch.tensor(LENGTHS))
+
+
+def set_to(lens, batch, one, layer):
+    """What an edit of all positions sets the MLP's output to."""
+    return run_with(lens, batch, [one], sites=("mlp_out",)).tensors["mlp_out", layer]
+
+
+def test_the_three_means_by_hand(lens, batch):
+    clean = capture(lens, batch, sites=["mlp_out"], layers=[3], path="bridge")["mlp_out", 3].double()
+    real = [(row, position) for row, length in enumerate(LENGTHS) for position in range(length)]
+    ordinary = [(row, p) for row, p in real if int(batch.tokens[row, p]) != BOS]
+    assert (len(real), len(ordinary)) == (24 + 14 + 19, 24 + 14 + 19 - 4)
+    at = {"layers": [3]}
+    for make, places in ((edits.mean_all, real), (edits.mean_ordinary, ordinary)):
+        wanted = torch.stack([clean[place] for place in places]).mean(0).float()
+        found = set_to(lens, batch, make(lens, batch, "mlp_out", **at), 3)
+        torch.testing.assert_close(found, wanted.expand_as(found), rtol=1e-5, atol=1e-6)
+    found = set_to(lens, batch, edits.mean_aligned(lens, batch, "mlp_out", **at), 3)
+    for position in range(24):
+        rows = [row for row, length in enumerate(LENGTHS) if length > position]
+        wanted = torch.stack([clean[row, position] for row in rows]).mean(0).float()
+        torch.testing.assert_close(found[0, position], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sink_makes_up_most_of_a_mean_over_all(lens, batch):
+    size = {mean: averaged(lens, batch, mean) for mean in ("mean_all", "mean_ordinary")}
+    stream = capture(lens, batch, sites=["resid_post"], layers=[4], path="bridge")["resid_post", 4]
+    outlier = int(stream[0, 0].abs().argmax())
+    large, small = (float(one.of(stream)[0, 0, outlier].abs()) for one in size.values())
+    assert large > 5 * small
+
+
+def test_every_command_that_takes_a_mean_takes_the_same_one(lens, batch, tmp_path):
+    config = TraceConfig(intervention_sequences=3, intervention_length=16)
+    setting = setting_of(lens, batch, location=scout(lens, batch, config=config), config=config)
+    few = setting.tokens  # 3 sequences of 14 tokens
+    where = {"layers": [3], "positions": [0], "units": [4, 9]}
+    (kept,) = setting.keep_units("mlp_out", {3: [4, 9]}, position=0, mean=True)
+    by_hand = edits.mean_ordinary(lens, few, "mlp_out", **where)
+    grid = EditGrid(kind="mean_ordinary", site="mlp_out", layers=3, positions=[0], units=[[4, 9]])
+    swept = sweep(lens, Grid.of(grid, controls=0), tokens=few, metrics=[MetricSpec(name="loss")], out=tmp_path / "a")
+    losses = [run_with(lens, few, [one], loss=True).loss for one in (kept, by_hand)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
+    assert float(swept.frame["value"].iloc[0]) == pytest.approx(float(losses[0].mean()), rel=1e-6)
+    assert setting.averaged.words == "mean_ordinary: 42 tokens without 4 sinks"
+    assert setting.averaged.words in swept.headline
+    assert by_hand.label == f"mlp_out, {setting.averaged.words}"
+
+
+def test_of_a_short_pair_nothing_but_the_sink_is_left_out(lens, batch):
+    pair = TokenBatch.from_tensor(batch.tokens[:2, :14])
+    assert averaged(lens, pair, "mean_ordinary").mask.tolist() == [[False] + [True] * 13] * 2
+
+
+def test_where_there_is_no_sink_it_says_so():
+    tokens = TokenBatch.from_tensor(torch.randint(0, 60, (2, 12), generator=torch.Generator().manual_seed(1)))
+    found = averaged(wrap(tiny("llama")), tokens, "mean_ordinary")
+    assert found.words == "mean_ordinary: no sink was found among 24 tokens, so all of them"
+    assert found.mask.all()
+
+
+def test_refusals(lens, batch):
+    with pytest.raises(InputError, match="no position is left for mean_ordinary: all 57 tokens are sinks"):
+        averaged(lens, batch, "mean_ordinary", sinks=torch.ones_like(batch.valid))
+    with pytest.raises(InputError, match=r"no kind of edit 'mean'; need .* mean_ordinary, mean_all, mean_aligned"):
+        Grid.of(EditGrid(kind="mean", site="mlp_out")).cells(lens, n_positions=24)
+    for make in (edits.mean_ordinary, edits.mean_all, edits.mean_aligned):
+        with pytest.raises(InputError, match=r"'pattern' has the axes .*; need a site with positions"):
+            make(lens, batch, "pattern")
+        with pytest.raises(InputError, match="unit 48 does not exist; need 0 to 47"):
+            make(lens, batch, "mlp_out", units=[48])
+
+
+def test_a_mean_is_0_where_no_sequence_has_a_token():
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    values = torch.arange(6.0).reshape(2, 3, 1)
+    aligned = Averaged(mean="mean_aligned", mask=mask, n_sinks=0).of(values)
+    assert aligned.tolist() == [[[1.5], [1.0], [0.0]]]  # (0 + 3) / 2, 1 alone, nothing
+    assert set(MEANS) == {"mean_ordinary", "mean_all", "mean_aligned"}
