@@ -30,7 +30,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 analyses: $(READY)
-	$(BIN)/sink-lens data fetch --quiet brown state-of-the-union shakespeare-milton king-james-bible
+	$(BIN)/python -m analyses.texts brown state-of-the-union shakespeare-milton king-james-bible
 	$(BIN)/python -m analyses $(ARGS)
 
 analyses-tiny: $(READY)

@@ -26,10 +26,11 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from analyses.texts import documents
 from analyses.verdicts import judged, keep, read_claim, shown
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.trace import trace
-from sink_lens.data.corpora import bundled_text, texts_of
+from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import TokenBatch, from_text, random_tokens
 from sink_lens.errors import SinkLensError
 from sink_lens.models.bundled import DEFAULT_MODEL
@@ -325,7 +326,7 @@ def _loaded(name: str) -> LensModel:
 def _beginning(name: str, *, characters: int = 1_000_000) -> str:
     """The first megabyte of a fetched text."""
     parts, size = [], 0
-    for document in texts_of(f"fetched:{name}"):
+    for document in documents([name]):
         parts.append(document)
         size += len(document)
         if size >= characters:

@@ -18,7 +18,7 @@ from sink_lens.schema import ERROR_RATES
 
 ROOT = Path(__file__).parents[1] / "analyses"
 FOLDERS = sorted(path.parent for path in ROOT.glob("*/claim.md"))
-SHARED = ("analyses.claims.", "analyses.zoo.")
+SHARED = ("analyses.claims.", "analyses.fingerprint_baselines.", "analyses.texts.", "analyses.zoo.")
 """What several analyses import."""
 
 

@@ -14,7 +14,7 @@ from sink_lens.chain.config import CONTROLS, TraceConfig
 from sink_lens.chain.trace import _config_of
 from sink_lens.cli.options import built, configured, off_of, option_of
 from sink_lens.configuration import field_docs, with_fields
-from sink_lens.data.config import CacheConfig, SourcesConfig
+from sink_lens.data.config import CacheConfig
 from sink_lens.errors import InputError
 from sink_lens.identity import fingerprint
 from sink_lens.identity.config import ContractionConfig, FingerprintConfig, PreferenceConfig
@@ -60,9 +60,6 @@ COMMANDS = {
     "preference": PreferenceConfig,
     "contraction": ContractionConfig,
     "fingerprint": FingerprintConfig,
-    "data list": SourcesConfig,
-    "data fetch": SourcesConfig,
-    "data show": SourcesConfig,
     "report": ReportConfig,
     "table": TableConfig,
     "cache": CacheConfig,
@@ -358,7 +355,7 @@ def from_python(command, name, given):
 
 
 def click_command(command):
-    """What typer made of a command, such as ``data fetch``."""
+    """What typer made of a command."""
     found = typer.main.get_command(cli.app)
     for word in command.split():
         found = found.commands[word]

@@ -55,7 +55,7 @@ def test_the_python_of_a_page_runs_in_its_order(page, model, tmp_path, monkeypat
 def test_every_command_of_a_page_is_understood(page):
     for line in commands(page):
         context, group, words = None, typer.main.get_command(cli.app), shlex.split(line)[1:]
-        while hasattr(group, "commands"):  # data list, data fetch
+        while hasattr(group, "commands"):
             name, *words = [words[0].rstrip("."), *words[1:]]
             group = group.commands[name]
         with contextlib.suppress(typer.Exit):  # --example prints at once, and ends

@@ -7,10 +7,11 @@ import pandas as pd
 import torch
 
 from analyses.claims import Measured, Work, certain, main
+from analyses.fingerprint_baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
+from analyses.texts import documents
 from sink_lens import wrap
-from sink_lens.data.corpora import bundled_text, texts_of
+from sink_lens.data.corpora import bundled_text
 from sink_lens.identity import FingerprintConfig
-from sink_lens.identity.baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
 from sink_lens.identity.features import facts, features, shared_inputs
 from sink_lens.identity.lineages import auc
 from sink_lens.identity.seedprint import Simulated, compare
@@ -107,7 +108,7 @@ def generations(work: Work, seed: int) -> Iterator[tuple]:
     model = model_of(config).train()
     yield (0, np.inf), kept(model)
     for generation, name in enumerate(TEXTS, start=1):
-        text = bundled_text() if work.tiny or name == "moby-dick" else "\n".join(texts_of(f"fetched:{name}"))
+        text = bundled_text() if work.tiny or name == "moby-dick" else "\n".join(documents([name]))
         ids = torch.tensor(list(text.encode()[:1_000_000]))
         generator = torch.Generator().manual_seed(generation)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)

@@ -7,9 +7,9 @@ import pandas as pd
 import torch
 
 from analyses.claims import Measured, Work, certain, main
+from analyses.fingerprint_baselines import cka
 from sink_lens import load, train, wrap
 from sink_lens.identity import FingerprintConfig, UntrainedConfig, fingerprint, untrained
-from sink_lens.identity.baselines import cka
 from sink_lens.identity.features import facts, features, shared_inputs
 from sink_lens.identity.lineages import auc, p_of
 from sink_lens.identity.nulls import sigma

@@ -23,7 +23,6 @@ from . import decisions  # noqa: F401
 from . import patch  # noqa: F401
 from . import sweep  # noqa: F401
 from . import train  # noqa: F401
-from . import data  # noqa: F401
 from . import watch  # noqa: F401
 from . import compare  # noqa: F401
 from . import preference  # noqa: F401

@@ -40,7 +40,7 @@ _HEADINGS = {
     "Where the sink comes from": ("trace", "tokens", "report"),
     "Intervene": ("isolate", "amplify", "ablate", "patch", "sweep"),
     "Decide": ("quantise", "streaming", "card", "verify", "diff", "table"),
-    "Train": ("data", "train", "watch", "compare"),
+    "Train": ("train", "watch", "compare"),
     "Whose model is it": ("preference", "contraction", "fingerprint"),
     "The tool itself": ("examples", "measures", "cache"),
 }

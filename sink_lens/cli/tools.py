@@ -21,7 +21,7 @@ sink-lens report runs/with-bos-a runs/with-bos-b --out both.html  [dim]side by s
 
 sink-lens report runs/default --figures figures/  [dim]every figure as PNG, SVG and PDF, with its numbers as CSV[/dim]
 
-sink-lens report runs/default --figures figures/ --width 3.25in --font serif --format pdf,pgf  [dim]for a paper[/dim]
+sink-lens report runs/default --figures figures/ --width 3.25in --font serif --format pdf,svg  [dim]for a paper[/dim]
 """
 
 

@@ -1,18 +1,6 @@
-"""Configurations of ``data``, ``cache`` and ``examples``: one frozen record each."""
+"""Configurations of ``cache`` and ``examples``: one frozen record each."""
 
 from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourcesConfig:
-    """Which sources of text are listed, fetched or shown."""
-
-    sources: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "SOURCE"})
-    """Names of sources. Default: all."""
-    public_domain: bool = False
-    """Only what is in the public domain."""
-    to: str | None = field(default=None, metadata={"metavar": "DIR"})
-    """Folder of the text. Default: data in the cache (SINK_LENS_CACHE)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Texts to study or to train on: bundled, fetched, from a file or folder, a saved data set, or one on the model hub.
+"""Texts to study or to train on: bundled, from a file or folder, a saved data set, or one on the model hub.
 
 The bundled prose is the beginning of Herman Melville's *Moby-Dick; or, The Whale* (1851), from the first word
 of chapter 1: its first 300,000 bytes as UTF-8, newlines normalised, cut at a whole word. The novel is in the
@@ -113,8 +113,6 @@ def texts_of(source: str) -> Texts:
     Args:
         source: one of:
             ``bundled``, the beginning of Moby-Dick;
-            ``fetched``, every public-domain source in the cache; ``fetched:all``, or named ones as in
-            ``fetched:brown,moby-dick``;
             a file (.txt is one document; .jsonl and .parquet have one document per row);
             a folder of such files, or one that ``datasets`` saved;
             a data set of the model hub: ``OWNER/NAME`` or ``OWNER/NAME:CONFIG`` downloads its train split, and
@@ -125,13 +123,11 @@ def texts_of(source: str) -> Texts:
     """
     if source == "bundled":
         return Texts(source, lambda: [bundled_text()])
-    if source == "fetched" or source.startswith("fetched:"):
-        files = _fetched(source)
-    elif not (path := from_home(source)).exists():
+    if not (path := from_home(source)).exists():
         return Texts(source, _hub(source))
-    elif path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+    if path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return Texts(source, _saved(path))
-    elif path.is_dir():
+    if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()]
         if not files:
             raise InputError(f"{path} has no {', '.join(_ENDINGS)} file; need some. Give a folder of texts.")
@@ -149,36 +145,15 @@ def text_hash(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _fetched(source: str) -> list[Path]:
-    """The files of the named fetched sources."""
-    from sink_lens.data.sources import DOCUMENTS, choose, data_folder, fetched
-
-    there = fetched()
-    asked = source.partition(":")[2]
-    if asked in ("", "all"):
-        names = [name for name in choose(public_domain_only=not asked) if name in there]
-        if not names:
-            free = ("", "") if asked else (" in the public domain", " --public-domain")
-            raise InputError(f"no text{free[0]} is fetched. Run: sink-lens data fetch{free[1]}")
-    else:
-        names = [*choose(asked.split(","))]
-        if missing := [name for name in names if name not in there]:
-            raise InputError(f"{', '.join(missing)} is not fetched. Run: sink-lens data fetch {' '.join(missing)}")
-    if damaged := [state for name in names if isinstance(state := there[name], str)]:
-        raise InputError(damaged[0])
-    return [data_folder() / name / DOCUMENTS for name in names]
-
-
 def _hub(source: str) -> Callable[[], Iterable[str]]:
     """Open a data set of the model hub: download all of it, or stream the first documents."""
     asked = _HUB.fullmatch(source)
     if asked is None or source.endswith(_ENDINGS):
         raise InputError(
-            f"there is no file or folder {source}; need one, bundled, fetched (sink-lens data fetch), or a data set of "
-            "the model hub (OWNER/NAME, OWNER/NAME:CONFIG or OWNER/NAME[:1000]). Check the path."
+            f"there is no file or folder {source}; need one, bundled, or a data set of the model hub "
+            "(OWNER/NAME, OWNER/NAME:CONFIG or OWNER/NAME[:1000]). Check the path."
         )
-    from datasets import load_dataset
-
+    load_dataset = _datasets(source).load_dataset
     name, config, documents = asked["name"], asked["config"], asked["documents"]
     with _refused(f"there is no file or folder {source}, and no data set of that name came from the hub"):
         rows: Any = load_dataset(name, config, split="train", streaming=documents is not None)
@@ -189,13 +164,27 @@ def _hub(source: str) -> Callable[[], Iterable[str]]:
     return lambda: first
 
 
+def _datasets(source: object) -> Any:
+    """Import ``datasets``, an extra.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(
+            f"datasets is not installed; need it to read {source}. pip install 'sink-lens[datasets]'"
+        ) from error
+    return datasets
+
+
 def _saved(folder: Path) -> Callable[[], Iterable[str]]:
     """Open a data set that ``datasets`` saved; if it has several splits, its train split."""
-    from datasets import DatasetDict, load_from_disk
-
+    datasets = _datasets(folder)
     with _refused(f"{folder} is no whole data set that datasets saved"):
-        rows = load_from_disk(folder)
-    if isinstance(rows, DatasetDict):
+        rows = datasets.load_from_disk(folder)
+    if isinstance(rows, datasets.DatasetDict):
         if "train" not in rows:
             splits = ", ".join(map(str, rows))
             raise InputError(f"{folder} has the splits {splits}; need train. Give the folder of one of them.")

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
-    from . import baselines as baselines
     from .config import ContractionConfig as ContractionConfig
     from .config import FingerprintConfig as FingerprintConfig
     from .config import PreferenceConfig as PreferenceConfig
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "Fingerprint": "fingerprints",
-    "baselines": "baselines:",
     "FingerprintConfig": "config",
     "ContractionConfig": "config",
     "PreferenceConfig": "config",
@@ -36,7 +34,6 @@ __all__ = [
     "FingerprintConfig",
     "PreferenceConfig",
     "UntrainedConfig",
-    "baselines",
     "contraction",
     "fingerprint",
     "preference",

@@ -16,10 +16,16 @@ from typing import Any, no_type_check
 
 import numpy as np
 import torch
-from numba import njit
 
 from ..errors import InputError
 from ..measures.kendall import tau_b
+
+try:
+    from numba import njit
+except ImportError as error:
+    raise InputError(
+        "numba is not installed; need it for the many taus of a fingerprint. pip install 'sink-lens[fingerprint]'"
+    ) from error
 
 _PLACES = 3
 """Places of the grid for each value."""

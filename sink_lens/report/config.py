@@ -22,7 +22,7 @@ class ReportConfig:
     figures: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Folder into which the figures are written too, and the numbers of each as CSV."""
     format: tuple[str, ...] = field(default=("png", "svg", "pdf"), metadata={"written": "commas", "metavar": "F,F"})
-    """With --figures: formats, some of png, svg, pdf and pgf (for LaTeX)."""
+    """With --figures: formats, some of png, svg and pdf."""
     width: str | None = field(default=None, metadata={"metavar": "WIDTH"})
     """With --figures: width of every figure, such as 3.25in or 8.3cm. Default: as on the page."""
     font: str | None = field(default=None, metadata={"metavar": "NAME"})

@@ -8,16 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.backend_bases import RendererBase
-from matplotlib.backends.backend_agg import RendererAgg
-from matplotlib.backends.backend_mixed import MixedModeRenderer
-from matplotlib.backends.backend_pgf import RendererPgf
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from PIL import Image
 
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import check_not_of_run, read_run
@@ -25,37 +20,13 @@ from sink_lens.report.html import belongs, page_of
 from sink_lens.report.page import csv, told
 from sink_lens.report.style import FONT, placed
 
-FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate", "pgf": ""}
+FORMATS = {"png": "", "svg": "Date", "pdf": "CreationDate"}
 """Format -> what it calls the date, which is left out: the same run gives the same files."""
-USUAL = ("png", "svg", "pdf")
-"""The formats that are written unless others are asked for."""
 _GENERIC = ("serif", "sans-serif", "monospace")
 _INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 _SMALLEST = 6.0
 """Points: text of a narrower figure shrinks with it, but not below this."""
 _DPI = 300
-_TEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    **{
-        sign: f"\\ensuremath{{{command}}}"
-        for sign, command in {
-            "→": r"\rightarrow",
-            "×": r"\times",
-            "÷": r"\div",
-            "√": r"\surd",
-            "✓": r"\surd",
-            "✗": r"\times",
-            "±": r"\pm",
-            "σ": r"\sigma",
-            "∞": r"\infty",
-            "−": "-",
-            "·": r"\cdot",
-        }.items()
-    },
-}
 """Character -> how TeX writes it: no text of a figure is a command."""
 
 
@@ -63,16 +34,16 @@ def save_figures(
     runs: Sequence[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
     *,
-    formats: Sequence[str] = USUAL,
+    formats: Sequence[str] = tuple(FORMATS),
     width: str | None = None,
     font: str | None = None,
 ) -> tuple[list[Path], list[str]]:
-    r"""Write every figure of the runs' pages, and the numbers of each as CSV; several runs' files begin with the run.
+    """Write every figure of the runs' pages, and the numbers of each as CSV; several runs' files begin with the run.
 
     Args:
         runs: folders of runs.
         folder: where the files go.
-        formats: some of ``FORMATS``; pixels have 300 dpi. A ``pgf`` file is read by LaTeX with ``\input``.
+        formats: some of ``FORMATS``; pixels have 300 dpi.
         width: of every figure, such as ``3.25in`` or ``8.3cm``; heights keep their share. As drawn if None.
         font: family of the text: serif, sans-serif, monospace, or the name of a font of this machine.
 
@@ -120,7 +91,7 @@ def check_figures(*, formats: Sequence[str], width: str | None, font: str | None
     """
     for form in formats:
         if form not in FORMATS:
-            raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,pgf")
+            raise InputError(f"the format is {form!r}; need some of {', '.join(FORMATS)}, as in --format pdf,svg")
     _check_font(font)
     return None if width is None else _inches(width)
 
@@ -176,61 +147,4 @@ def _save(figure: Figure, file: Path, *, form: str, key: str) -> None:
     date = FORMATS[form]
     with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
-        if form == "pgf":
-            _save_pgf(figure, file)
-        else:
-            figure.savefig(file, format=form, dpi=_DPI, metadata={date: None} if date else None)
-
-
-def _save_pgf(figure: Figure, file: Path) -> None:
-    """The figure as commands of LaTeX's pgf; images lie in files beside it, which LaTeX finds in the same folder.
-
-    matplotlib's own way asks an installed LaTeX how wide each text is; here the text is measured as for a PNG.
-    """
-    with file.open("w", encoding="utf-8") as lines:
-        width, height = figure.get_size_inches()
-        lines.write("% \\usepackage{pgf} in the preamble, then \\input{" + file.name + "}\n")
-        lines.write("\\begingroup\\makeatletter\\begin{pgfpicture}%\n")
-        corner = f"\\pgfqpoint{{{width:f}in}}{{{height:f}in}}"
-        lines.write(f"\\pgfpathrectangle{{\\pgfpointorigin}}{{{corner}}}\\pgfusepath{{use as bounding box, clip}}%\n")
-        renderer = MixedModeRenderer(figure, width, height, figure.dpi, _Pgf(figure, lines))
-        figure.draw(renderer)  # pyright: ignore[reportArgumentType]  # it stands in for one, by matplotlib's own account
-        lines.write("\\end{pgfpicture}\\makeatother\\endgroup%\n")
-
-
-class _Pgf(RendererPgf):
-    """Writes pgf without LaTeX, and every text as text."""
-
-    def __init__(self, figure: Figure, lines: Any) -> None:
-        super().__init__(figure, lines)
-        self._measure: RendererBase = RendererAgg(1, 1, figure.dpi)
-
-    def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> tuple[float, float, float]:
-        """Width, height and descent in pixels, as Agg measures them."""
-        return self._measure.get_text_width_height_descent(s, prop, ismath)
-
-    def draw_image(self, gc: Any, x: float, y: float, im: Any, transform: Any = None) -> None:
-        """Write an image into a PNG file beside this one, and the command that shows it."""
-        height, width = im.shape[:2]
-        if not height or not width:
-            return
-        file = Path(self.fh.name)
-        image = file.with_name(f"{file.stem}-img{self.image_counter}.png")
-        Image.fromarray(im[::-1]).save(image)
-        self.image_counter += 1
-        inch = 1 / self.dpi
-        a, b, c, d, right, up = (1, 0, 0, 1, 0, 0) if transform is None else transform.frozen().to_values()
-        size = (width * inch, height * inch) if transform is None else (1.0, 1.0)  # else the transform has the scale
-        move = f"{{{a:f}}}{{{b:f}}}{{{c:f}}}{{{d:f}}}{{{(right + x) * inch:f}in}}{{{(up + y) * inch:f}in}}"
-        self.fh.write(f"\\begin{{pgfscope}}\\pgfsys@transformcm{move}%\n")
-        shown = f"\\includegraphics[width={size[0]:f}in,height={size[1]:f}in]{{{image.name}}}"
-        self.fh.write(f"\\pgftext[left,bottom]{{{shown}}}\\end{{pgfscope}}%\n")
-
-    def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, *rest: Any, **more: Any) -> None:
-        """Draw a text as it is: no character of it is read as a command of TeX."""
-        super().draw_text(gc, x, y, tex(s), prop, angle, *rest, **more)
-
-
-def tex(text: str) -> str:
-    """Text as LaTeX reads it: no character is a command."""
-    return "".join(_TEX.get(character, character) for character in text)
+        figure.savefig(file, format=form, dpi=_DPI, metadata={date: None} if date else None)

@@ -143,8 +143,8 @@ class TrainConfig:
     dummy_pass (the same by one draw and a biased deviation, as in the released code) or ones."""
 
     data: str = "bundled"
-    """bundled, fetched (``sink-lens data fetch``; fetched:brown for one source), a text, JSONL or Parquet file, a
-    folder of them, one that ``datasets`` saved, or one of the model hub (OWNER/NAME; streamed: OWNER/NAME[:1000])."""
+    """bundled, a text, JSONL or Parquet file, a folder of them, one that ``datasets`` saved, or one of the model hub
+    (OWNER/NAME; streamed: OWNER/NAME[:1000])."""
     tokenizer: str = "bpe"
     """bpe (a byte-level one of vocab_size ids, trained on the data), a saved tokenizer's folder or a model's name."""
     bos: bool = True
@@ -371,7 +371,7 @@ attention = "softmax"     # sigmoid, gate_elementwise, gate_headwise, sink_logit
 value_norm = "none"       # shared, per_head: RMSNorm of each head's aggregated values; position: scaled by position
 # value_norm_init = "dummy_pass"  # the released code's, or ones, instead of first_token
 
-data = "bundled"          # fetched (sink-lens data fetch), a file or folder of texts, OWNER/NAME on the model hub
+data = "bundled"          # a file or folder of texts, or OWNER/NAME on the model hub
 tokenizer = "bpe"         # trained on the data, vocab_size ids; or a tokenizer's folder, or a model's name
 # bos, eval_frac, eval_sequences
 

@@ -1,7 +1,8 @@
 """The report of a real trace of the default model, with interventions, in a real browser with no network.
 
-The run in ``default_model`` was made by ``trace(TraceConfig(model=DEFAULT_MODEL, sequences=4, length=24, twin=False,
-cut_sequences=2, cut_length=24), out=...)``; its page and its centring means were left out, of run.json too.
+The run in ``default_model`` was made by ``trace(DEFAULT_MODEL, config=TraceConfig(sequences=4, length=24,
+random_init=False, intervention_sequences=2, intervention_length=24), out=...)``; its page and its centring means were
+left out, of run.json too.
 """
 
 import csv
@@ -41,8 +42,9 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     found = opened(report)
     page = found.page
     assert page.locator("h1").inner_text() == (
-        "The attention sink is position 0 (83% of heads); it belongs to the position, not to BOS; "
-        "2 of 6 links of the chain fail: super neurons → outlier dimension and outlier dimension → the sink's key"
+        "The attention sink is position 0 (83% of heads); it is carried by the super neurons (ablated: 96% of it "
+        "goes); it belongs to the position, not to BOS; 1 of 6 links of the chain fails: variance after W_O → super "
+        "neurons"
     )
     assert page.locator("#verdicts tbody tr:not(.criterion)").count() == 6
     assert page.locator("main .missing:visible").all_inner_texts() == []

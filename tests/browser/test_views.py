@@ -1,11 +1,10 @@
-"""Views and interactive figures in a real browser, network off: they draw, they answer, and no token runs a script."""
+"""Views in a real browser, network off: they draw, they answer, and no token runs a script."""
 
 import numpy as np
-import pandas as pd
 from playwright.sync_api import expect
 
 from sink_lens.records import read_run
-from sink_lens.report import interactive, views
+from sink_lens.report import views
 
 from ..report.circuits import tables, traced
 
@@ -84,21 +83,4 @@ def test_a_run_is_shown_by_one_call(opened, tmp_path):
     page = found.page
     page.wait_for_selector("#view canvas")
     assert "11.3" in text_of(page, "#view")
-    assert found.quiet, vars(found)
-
-
-def test_an_interactive_figure_draws_in_a_notebook_and_hostile_texts_are_text(opened, tmp_path):
-    path = tmp_path / "figure.html"
-    swept = pd.DataFrame(
-        {"layer": np.repeat([0, 1], 8), "position": np.tile(np.arange(8), 2), "effect": np.arange(16.0)}
-    )
-    figure = interactive.patch_map(swept, by=("layer", "position"), labels=dict(enumerate(HOSTILE)), title=HOSTILE[1])
-    path.write_text(f"<!doctype html><body>{figure._repr_html_()}</body>", encoding="utf-8")
-    found = opened(path)
-    inside = found.page.frame_locator("iframe")
-    inside.locator(".heatmaplayer image").first.wait_for()
-    said = inside.locator("#figure").text_content()
-    for text in ("<b>bold</b>", "⟨U+202E⟩", "&lt;b&gt;", HOSTILE[1]):
-        assert text in said
-    assert all(frame.evaluate("window.hit") is None for frame in found.page.frames)
     assert found.quiet, vars(found)

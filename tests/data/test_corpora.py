@@ -1,5 +1,6 @@
 """The bundled prose is what it says; documents come from wherever they are; what is no text is refused."""
 
+import sys
 from hashlib import sha256
 
 import datasets
@@ -176,21 +177,13 @@ def test_what_is_no_hub_name_is_not_looked_up(tmp_path, monkeypatch, source):
         texts_of(source.format(tmp_path))
 
 
-def test_sources_that_are_not_fetched_say_how_to(tmp_path, monkeypatch):
-    monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
-    free = r"in the public domain is fetched\. Run: sink-lens data fetch --public-domain"
-    for source, found in (
-        ("fetched", free),
-        ("fetched:all", "no text is fetched"),
-        ("fetched:brown", r"brown is not fetched\. Run: sink-lens data fetch brown"),
-        ("fetched:browm", "no source browm"),
-        ("fetched:linux-docs", "linux-docs was removed"),
-    ):
-        with pytest.raises(InputError, match=found):
-            texts_of(source)
-
-
 def test_a_folder_without_texts_is_refused(tmp_path):
     (tmp_path / "read.me").write_text("no")
     with pytest.raises(InputError, match=r"has no \.txt, \.jsonl, \.parquet file"):
         texts_of(str(tmp_path))
+
+
+def test_without_datasets_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"need it to read owner/name\. pip install 'sink-lens\[datasets\]'"):
+        texts_of("owner/name")

@@ -1,3 +1,6 @@
+import importlib
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -93,3 +96,10 @@ def test_what_cannot_be_paired_is_refused(shapes):
     if shapes[0][0] != shapes[1][0]:
         with pytest.raises(InputError, match="need the same ones"):
             tau_matrix(*(np.ones(shape) for shape in shapes))
+
+
+def test_without_numba_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "sink_lens.identity.kendall")
+    with pytest.raises(InputError, match=r"numba is not installed.*'sink-lens\[fingerprint\]'"):
+        importlib.import_module("sink_lens.identity.kendall")

@@ -13,7 +13,7 @@ SHARES = dict(zip(LINKS, (0.5, 0.6, 0.75, 0.18, 0.26, 0.95), strict=True))
 def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8):
     """The tables of a trace with these growth steps, and as many super neurons in each of their layers."""
     grid = pd.MultiIndex.from_product([range(n_layers), range(n_heads)], names=["layer", "head"]).to_frame(index=False)
-    found = {"heads": grid.assign(position=0, sink_score=(grid["layer"] + grid["head"] / 100) / n_layers)}
+    found = {"heads": grid.assign(sink_position=0, sink_score=(grid["layer"] + grid["head"] / 100) / n_layers)}
     found["heads"]["sink_rate"] = (found["heads"]["sink_score"] > 0.3).astype(float)
     found["tokens"] = pd.DataFrame(
         {"sequence": np.repeat([0, 1], length), "position": np.tile(np.arange(length), 2), "text": "a"}
@@ -34,7 +34,7 @@ def tables(*, n_layers=12, n_heads=4, steps=((1, 2), (7, 7)), supers=2, length=8
         for n in range(supers + 1)
     ]
     columns = ["layer", "neuron", "contribution_share", "is_super"]
-    found["neurons"] = pd.DataFrame(rows, columns=columns).assign(position=0, contribution=1.0)
+    found["neurons"] = pd.DataFrame(rows, columns=columns).assign(sink_position=0, contribution=1.0)
     rows = []
     for link in LINKS:
         common = {"link": link, "ci_low": 0.1, "ci_high": 9.0, "verdict": VERDICTS[link], "criterion": "is over 1"}

@@ -13,7 +13,7 @@ from sink_lens.cli import app
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
-from sink_lens.report.export import save_figures, tex
+from sink_lens.report.export import save_figures
 from sink_lens.report.html import PAGES, content, page_for, page_text
 from sink_lens.report.page import csv, shown_table
 from sink_lens.report.studies import removed_shares
@@ -319,13 +319,9 @@ def test_figures_are_written_in_every_format_and_the_missing_are_named(tmp_path)
 
 def test_a_figure_for_a_paper_has_the_width_the_font_and_the_formats_that_were_asked_for(tmp_path):
     folder = a_run(tmp_path / "run", "patch")
-    files, missing = save_figures([folder], tmp_path / "f", formats=["svg", "pgf"], width="6cm", font="monospace")
-    assert (sorted(path.name for path in files), missing) == (["map.csv", "map.pgf", "map.svg"], [])
+    files, missing = save_figures([folder], tmp_path / "f", formats=["svg"], width="6cm", font="monospace")
+    assert (sorted(path.name for path in files), missing) == (["map.csv", "map.svg"], [])
     assert 'width="170.0' in (tmp_path / "f" / "map.svg").read_text()  # 6 cm are 170.08 points of 1/72 inch
-    drawn = (tmp_path / "f" / "map.pgf").read_text()
-    assert "\\pgfqpoint{2.362205in}" in drawn
-    assert "\\ttfamily" in drawn
-    assert (tmp_path / "f" / "map-img0.png").is_file()
     numbers = pd.read_csv(tmp_path / "f" / "map.csv")
     assert numbers["effect"].tolist() == pytest.approx(frames_of("patch")["patches"]["effect"].tolist())
 
@@ -333,7 +329,7 @@ def test_a_figure_for_a_paper_has_the_width_the_font_and_the_formats_that_were_a
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"formats": ["gif"]}, "the format is 'gif'; need some of png, svg, pdf, pgf"),
+        ({"formats": ["gif"]}, "the format is 'gif'; need some of png, svg, pdf"),
         ({"width": "wide"}, "the width is 'wide'; need 1 to 40 inches"),
         ({"width": "1mm"}, "the width is '1mm'; need 1 to 40 inches"),
         ({"font": "No Such Font"}, "there is no font 'No Such Font' on this machine"),
@@ -342,12 +338,6 @@ def test_a_figure_for_a_paper_has_the_width_the_font_and_the_formats_that_were_a
 def test_what_a_figure_cannot_have_is_refused(tmp_path, wrong, said):
     with pytest.raises(InputError, match=said):
         save_figures([tmp_path], tmp_path / "figures", **wrong)
-
-
-def test_no_text_of_a_figure_is_a_command_of_latex():
-    assert tex(r"\input{x}$a_1$ 50% −2 → ✓") == (
-        r"\textbackslash{}input\{x\}\$a\_1\$ 50\% \ensuremath{-}2 \ensuremath{\rightarrow} \ensuremath{\surd}"
-    )
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):

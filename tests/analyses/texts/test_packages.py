@@ -9,8 +9,8 @@ import tarfile
 
 import pytest
 
+from analyses.texts.packages import Package, download, read_members
 from sink_lens.data.cache import sha256_of
-from sink_lens.data.packages import Package, download, read_members
 from sink_lens.errors import InputError
 
 

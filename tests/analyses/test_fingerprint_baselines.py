@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from analyses.fingerprint_baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
 from sink_lens import wrap
 from sink_lens.errors import InputError
-from sink_lens.identity.baselines import cka, intrinsic_correlation, invariant_cosine, parameter_cosine
 from sink_lens.models.tiny import tiny
 
 IDS = range(3, 40)
