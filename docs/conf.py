@@ -89,7 +89,7 @@ def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *cells])
 
 
-_BEFORE_TABLES = """What each kind of run writes, made from `sink_lens/schema.py`, to which the tests hold every
+_BEFORE_TABLES = """What each kind of run writes, made from `sink_lens/schema`, to which the tests hold every
 written table. Read one with `pandas.read_parquet(folder / "heads.parquet")`, or all with `read_run(folder).tables`.
 Layers, heads, positions, neurons and dimensions are counted from 0. A number that is undefined is nan, never 0. An
 *optional* column is there in some runs only."""

@@ -1,0 +1,244 @@
+"""Names that several packages share: the chain's links, nodes and verdicts, thresholds, and every table's columns.
+
+Each table is described once, as data: `KIND.toml` in this folder lists the tables that a kind of run writes, what one
+row is, and the type, unit and meaning of each column. The tests refuse a table that does not match its description, and
+the reference in the documentation is generated from it. To add a column, write it where the table is made and describe
+it there; a new kind of run is a new file and its name in `KINDS`.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from types import MappingProxyType
+from typing import Literal
+
+NODES = (
+    "value aggregation",
+    "variance discrepancy",
+    "variance after W_O",
+    "super neurons",
+    "outlier dimension",
+    "the sink's key",
+    "attention sink",
+)
+"""The nodes that the chain's links join, in order."""
+LINKS = {
+    "aggregation_variance": "Averaging over more tokens lowers the variance of what attention reads, so the "
+    "first token keeps the most.",
+    "variance_preserved": "The attention output projection W_O passes that difference on.",
+    "variance_neurons": "The difference makes super neurons fire at the sink token only.",
+    "neurons_dimension": "Super neurons write the outlier dimension of the sink token.",
+    "dimension_key": "After the norm, the outlier dimension alone fixes the sink's key.",
+    "key_sink": "Queries meet that key, so attention goes to it.",
+}
+"""Name of a link -> its claim; link i joins the nodes i and i + 1 of ``NODES``."""
+VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "mixed": "±", "not applicable": "∅", "not measured": "–"}
+"""Verdict -> its sign."""
+FROZEN = ("z", "neurons", "dimensions", "key")
+"""Quantities that mediation freezes at their clean value, in the order of the chain."""
+
+SINK_THRESHOLD = 0.3
+"""Default threshold: a head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
+MIN_SINK_RATE = 0.05
+"""A position is a sink position if at least this share of all (layer, head, sequence) have their sink at it."""
+LEAST_SINK = 0.05
+"""Where the model's own sink has less attention than this over uniform attention, a share of it means nothing."""
+INTERVENTION_FLOOR = 0.25
+"""An intervention confirms its link if it makes or removes more than this share of the sink."""
+LOST_FRAC = 0.5
+"""A sink counts as removed from a position that lost at least this share of its mass."""
+GAINED_FRAC = 0.25
+"""A sink counts as made at a position that gained at least this share of the mass of the model's own sink."""
+ANOTHER_PATH = 0.5
+"""A link does not carry the sink if more than this share of the sink survives while the link is frozen."""
+LEAST_ADDED = 0.02
+"""Surviving shares are undefined if an intervention adds less attention than this."""
+NORM_ALONE = 2.0
+"""The page warns if the norm-only control multiplies the attention by at least this factor."""
+
+ANSWERS = ("yes", "no", "undecided", "not applicable")
+"""What a question about a link may be answered."""
+QUESTIONS = {
+    "present": "Does what the link leads to stand out at the sink position, over its nulls?",
+    "necessary_or_sufficient": "Does breaking the link remove the sink (for the first link: does isolating another "
+    "position make one), over the largest of its controls?",
+    "carries": "Does the sink go where what the link leads to is mean ablated, over the largest of its controls?",
+}
+"""Question about a link -> what it asks."""
+DERIVED: tuple[tuple[str, str, str, str], ...] = (
+    ("not applicable", "any", "any", "not applicable"),
+    ("any", "not applicable", "any", "not applicable"),
+    ("no", "any", "any", "fails"),
+    ("any", "no", "any", "fails"),
+    ("yes", "yes", "no", "undecided"),
+    ("yes", "yes", "any", "holds"),
+    ("any", "any", "any", "undecided"),
+)
+"""The verdict on a link from its three answers, in the order of QUESTIONS: the first row that fits."""
+COSTLY = 0.25
+"""An intervention is off-distribution where the lower end of its loss, over that of masking the sink, is above this
+many nats."""
+ERROR_RATES = (
+    "0 of 2,200 intact links were said to fail, 0 of 1,400 broken ones to hold, and 0 of 660 models without a sink to "
+    "have one, on 1,260 traces of models whose mechanism was written by hand (docs/zoo.md, with the answers that are "
+    "wrong more often). None of these models is larger than a few million parameters."
+)
+"""How often verdicts with default floors and 20 sequences were wrong (``analyses/verdict_calibration``)."""
+TELLING_LOSS = 0.9
+"""Cost is asked only of models whose clean loss is below this share of the loss of uniform guessing."""
+
+Dtype = Literal["int", "float", "bool", "str", "any"]
+"""The kinds of column type, whatever their width; *any* holds numbers and text. An *int* column with missing values may
+be stored as whole floats, as pandas does."""
+
+UNITS: Mapping[str, str] = MappingProxyType(
+    {
+        "1": "a pure number, such as a ratio",
+        "share": "a part of a whole, 0 to 1; a part of a change has either sign and may pass 1",
+        "attention": "attention that a position receives, 0 to 1: the weight itself in every softmax (with a learned "
+        "sink logit, rows sum to less than 1), a share of what the row sums to in sigmoid attention; averaged over the "
+        "queries whose sliding window reaches the position",
+        "cosine": "-1 to 1",
+        "tau": "Kendall's tau-b, -1 to 1",
+        "nats": "natural-log units of loss",
+        "logits": "attention scores before the softmax",
+        "dB": "decibels, ten times the logarithm to base 10 of a ratio of energies",
+        "p": "a p-value, 0 to 1",
+        "log10 p": "the logarithm to base 10 of a p-value, 0 or less",
+        "stream": "the units of the activations at the site",
+        "weights": "the units of the parameters",
+        "directions": "a number of directions, 1 or more",
+        "index": "a number counted from 0",
+        "rank": "a number counted from 1, the largest first",
+        "keys": "a number of keys",
+        "count": "how many",
+        "tokens": "a number of tokens",
+        "steps": "optimiser steps",
+        "seconds": "seconds",
+        "token id": "a row of the model's vocabulary",
+        "yes or no": "true or false",
+        "name": "one of a few words",
+        "text": "for people to read",
+        "list": "values in one text, with commas or ranges",
+        "hash": "a SHA-256 in hexadecimal digits",
+        "of the row": "stated in the column `unit` of the same row",
+        "of the measure": "the unit of the statistic or measure that the row names",
+        "of the metric": "the unit of the metric",
+    }
+)
+"""Unit -> its meaning. Columns use only these units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    dtype: Dtype
+    unit: str
+    """One of `UNITS`."""
+    meaning: str
+    """One sentence: what the number is, what it is averaged over, and when it is nan."""
+    optional: bool = False
+    """Whether some runs of this kind write the table without this column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table of a run folder."""
+
+    name: str
+    """File name without the ending; * stands for a number."""
+    row: str
+    """What one row describes."""
+    columns: tuple[Column, ...]
+    when: str = ""
+    """Which runs write the table; all of them if empty."""
+    file: Literal["parquet", "csv"] = "parquet"
+    open: bool = False
+    """Whether the caller may add columns of its own, or put its own values into the optional columns."""
+
+    def column(self, name: str) -> Column:
+        """The column with this name."""
+        return next(column for column in self.columns if column.name == name)
+
+
+def table_of(kind: str, name: str) -> Table | None:
+    """The table that a kind of run writes under this name; None if no such table is described."""
+    for table in TABLES.get(kind, ()):
+        start, star, end = table.name.partition("*")
+        if name == table.name or (star and name.startswith(start) and name.endswith(end)):
+            return table
+    return None
+
+
+_COLUMN = re.compile(r"(int|float|bool|str|any), ([^.]+)\. (.+)")
+_NAME = re.compile(r"(\w+)(?:/(\w+))?(\??)")
+
+
+def _tables(kind: str) -> tuple[Table, ...]:
+    """Read the tables of a kind of run from its file.
+
+    A column is `name = "type, unit. Meaning."`; a name that ends in `?` is an optional column, and `low/high` makes two
+    columns, the ends of an interval.
+    """
+    described = tomllib.loads(resources.files(__name__).joinpath(f"{kind}.toml").read_text(encoding="utf-8"))
+    tables = []
+    for name, rest in described.items():
+        columns = [column for line in rest.pop("columns").items() for column in _columns(*line)]
+        tables.append(Table(name=name, columns=tuple(columns), **rest))
+    return tuple(tables)
+
+
+def _columns(name: str, text: str) -> list[Column]:
+    first, last, optional = _NAME.fullmatch(name).groups()  # type: ignore[union-attr]
+    dtype, unit, meaning = _COLUMN.fullmatch(text).groups()  # type: ignore[union-attr]
+    meanings = {first: meaning}
+    if last:
+        ends = ((first, "Lower"), (last, "Upper"))
+        meanings = {each: f"{end} end of the {meaning[:-1]}; nan if there is no interval." for each, end in ends}
+    given = {"dtype": dtype, "unit": unit, "optional": bool(optional)}
+    return [Column(name=each, meaning=meaning, **given) for each, meaning in meanings.items()]
+
+
+KINDS = (
+    *("trace", "isolate", "amplify", "ablate", "quantise", "streaming", "card", "verify", "diff", "patch", "sweep"),
+    *("train", "compare", "monitor", "watch", "preference", "contraction", "calibration", "fingerprint", "tokens"),
+)
+"""Kinds of run, each with a file of its tables."""
+TABLES: Mapping[str, tuple[Table, ...]] = MappingProxyType({kind: _tables(kind) for kind in KINDS})
+"""Kind of run -> the tables that it writes."""
+NULLS = ("analytical", "matrices", "pipeline", "shuffled", "relabelled")
+"""Null distributions for the mean Kendall tau of a fingerprint; the published nulls come first."""
+Centre = Literal["values", "aggregated", "none"]
+"""What the variance of a token is amplified away from: the mean of the values, of the aggregated ones, or nothing."""
+CENTRES: tuple[Centre, ...] = ("values", "aggregated", "none")
+FACTORS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
+"""Factors of the amplification, those of arXiv 2605.06611."""
+CARD_SCHEMA = "sink_lens.card/1"
+"""Version of a card's JSON; the number grows where a field goes or changes its meaning."""
+COMPARED_BY = ("weights", "dtype", "bos")
+"""What two models that ``diff`` compares may differ by."""
+QUANTISED_FORMATS = (
+    "int8_tensor",
+    "int8_token",
+    "int8_group",
+    "int4_tensor",
+    "int4_token",
+    "int4_group",
+    "fp8_e4m3_tensor",
+    "fp8_e4m3_token",
+    "fp8_e4m3_group",
+    "fp8_e5m2_tensor",
+    "fp8_e5m2_token",
+    "fp8_e5m2_group",
+    "mxfp4",
+    "nvfp4",
+)
+"""Simulated formats: the element type and what shares a scale."""
+LINEAR_INPUTS = ("attn_in", "z", "mlp_in", "neurons")
+"""Sites that linear layers read."""
+WORTH_KEEPING_NATS = 0.01
+"""A loss that rises by less than this, 1% in perplexity, is not worth a protection."""
