@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import load, usable
 from ..records import RUN_FILE, read_run
-from ..training.watching import checkpoints_of
+from ..records.checkpoints import checkpoints_of
 from .config import FEWEST, MOST
 from .untrained_models import UntrainedConfig, untrained
 

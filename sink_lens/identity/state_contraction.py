@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from ..activations.record import stream
 from ..activations.views import Reading
+from ..chain.chain_measures import chain_measures
 from ..data.tokens import from_tensor
 from ..errors import InputError
 from ..measures.dimensions import outlier_dimensions
@@ -30,7 +31,6 @@ from ..models.load import ModelLike, as_lens
 from ..models.packed import weight_of
 from ..records import display
 from ..schema import SINK_THRESHOLD
-from ..training.watching import chain_measures
 from .cosine_sums import CosineSums, Ends, Place, jackknife
 from .models_to_measure import RandomSequences
 from .token_preference import wilson

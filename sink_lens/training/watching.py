@@ -5,36 +5,28 @@ Position 0 is studied, whether or not it is a sink: the question is when it beco
 
 import contextlib
 import math
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pandas as pd
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..activations.record import Streamed
-from ..chain.config import TraceConfig
-from ..chain.locate import MeasuringPlan
-from ..chain.measure import Panel, measure
-from ..chain.neurons import split_layers, super_neurons
+from ..chain.chain_measures import chain_measures
 from ..configuration import with_fields
 from ..data.corpora import bundled_text
 from ..data.tokens import TokenBatch, from_tensor, from_text
 from ..errors import InputError, RunError, SinkLensError
-from ..measures.dimensions import dominance_ratio
-from ..measures.table import MEASURES
 from ..models.evaluating import evaluating
-from ..models.lens import LensModel
 from ..models.load import load
 from ..models.wrapping import random_state_kept
 from ..records import RUN_FILE, Run, RunWriter, add_to_run, create_run, display, read_run, versions
+from ..records.checkpoints import checkpoints_of
 from .batches import corpus_of
 from .checkpoint_files import read_checkpoint
 from .checkpoint_folders import Checkpoints, checkpoints_in, tokens_seen
@@ -45,10 +37,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 from ..schema import SINK_THRESHOLD
 
-__all__ = ["THRESHOLDS", "Birth", "births", "chain_measures", "checkpoints_of", "measure_checkpoint", "watch"]
+__all__ = ["Birth", "births", "measure_checkpoint", "watch"]
 
-THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
-"""Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
 COLUMNS = {
     "step": "int64",
     "tokens": "int64",
@@ -62,67 +52,6 @@ COLUMNS = {
     "tokens_sha256": "str",
 }
 """Columns of ``watch.parquet`` and their types. ``layer`` is missing for the whole model, -1 before layer 0."""
-
-_AT_ONCE = frozenset({"neurons_at_sinks", "attn_out_at_sinks", "mlp_out_at_sinks"})
-_READ = _AT_ONCE | {
-    "sink_score",
-    "sink_mass",
-    "std:z",
-    "norm:resid_pre",
-    "norm:resid_post",
-    "state_pre",
-    "state",
-    "effective_rank",
-    "loss",
-}
-_NAME = re.compile(r"checkpoint-(\d+)")
-
-
-def chain_measures(
-    lens: LensModel,
-    tokens: TokenBatch,
-    *,
-    threshold: float = SINK_THRESHOLD,
-    thresholds: Sequence[float] = THRESHOLDS,
-    batch_size: int | None = None,
-) -> pd.DataFrame:
-    """The chain at position 0 in numbers, from one pass: measure, layer, position, threshold, value, unit.
-
-    A row without a layer is of the whole model: a mean over layers, a count, the largest norm ratio. Sink rate at each
-    threshold and mean mass by layer; ``uniform_mass``, what uniform attention would give; dominance ratio and norm
-    ratio before layer 0 (layer -1) and after each layer; effective rank with and without token 0; S2 of z by position,
-    and its ratio of the first token to positions >= 8; growth steps (a count, and 1 or 0 a layer); super neurons of
-    the growth layers; loss on these tokens in nats.
-
-    The model is left as it was, its modes and the random generators included; equal inputs give equal rows.
-
-    Args:
-        lens: the model.
-        tokens: the sequences.
-        threshold: of the sink score, put beside ``thresholds``.
-        thresholds: others at which the sink rate is given.
-        batch_size: sequences a forward; chosen by length if None.
-
-    Raises:
-        InputError: a threshold outside (0, 1), sequences shorter than 10 tokens, or what the model cannot take.
-    """
-    levels = sorted({float(one) for one in (threshold, *thresholds)})
-    if not all(0 < one < 1 for one in levels):
-        raise InputError(f"the thresholds are {levels}; need numbers between 0 and 1, both excluded")
-    if int(tokens.lengths.min()) < 10:
-        raise InputError(
-            f"the shortest sequence has {int(tokens.lengths.min())} tokens; need 10, since token 0 is compared with "
-            "those from position 8 on. Give longer ones."
-        )
-    config = TraceConfig(model=lens.name, threshold=threshold, batch_size=batch_size)
-    everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))  # growth layers are among them
-    panel = _grown(measure(lens, tokens, plan=everywhere, config=config, only=_READ))
-    rows = _Rows()
-    _attention_rows(rows, panel, levels=levels, lengths=tokens.lengths)
-    _state_rows(rows, panel)
-    _growth_rows(rows, lens, panel, super_share=config.super_share)
-    rows.add("loss", panel["loss"].nanmean(), unit="nats")
-    return rows.frame()
 
 
 def measure_checkpoint(
@@ -300,23 +229,6 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def checkpoints_of(run: Run) -> dict[int, Path]:
-    """The checkpoints of a training run: step -> folder, in order.
-
-    Raises:
-        RunError: it is no training run, or has none.
-    """
-    if run.kind != "train":
-        raise RunError(f"{run.folder} holds a {run.kind} run; need one of sink-lens train. Give its folder.")
-    there = (run.folder / "checkpoints").glob("checkpoint-*")
-    found = {int(name[1]): path for path in there if path.is_dir() and (name := _NAME.fullmatch(path.name))}
-    if not found:
-        raise RunError(
-            f"{run.folder} has no checkpoint; need checkpoints/checkpoint-N at least once. Train it, or give another."
-        )
-    return dict(sorted(found.items()))
-
-
 def tokens_by_step(run: Run) -> Callable[[int], int]:
     """Tokens that a run had seen at each step: from its log, else from its batch size and length.
 
@@ -336,90 +248,6 @@ def tokens_by_step(run: Run) -> Callable[[int], int]:
             raise RunError(f"{run.folder} has no log, and no length and batch in its configuration; need the tokens")
         each = known[last] / last
     return lambda step: known.get(step, round(step * each))
-
-
-def _grown(panel: Panel) -> Panel:
-    """The panel with the neurons of the growth layers only: no other layer has super neurons."""
-    kept = set(panel.location.growth_layers)
-    values = {
-        name: {layer: tensor for layer, tensor in by_layer.items() if name not in _AT_ONCE or layer in kept}
-        for name, by_layer in panel.streamed.values.items()
-    }
-    return replace(panel, streamed=Streamed(values=values, kernel=panel.streamed.kernel))
-
-
-class _Rows:
-    """The tidy table while it is filled."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[str, int | None, int | None, float, float, str]] = []
-
-    def add(
-        self,
-        measure: str,
-        value: Tensor | float | int,
-        *,
-        layer: int | None = None,
-        position: int | None = None,
-        threshold: float = float("nan"),
-        unit: str | None = None,
-    ) -> None:
-        """One row; the unit is the measure's own in the table of measures if it is not given."""
-        unit = MEASURES[measure].unit if unit is None else unit
-        self._rows.append((measure, layer, position, threshold, float(value), unit))
-
-    def by_layer(self, measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None) -> None:
-        """One row a layer, the first of them ``first``, and one for the whole model."""
-        for index, value in enumerate(values):
-            self.add(measure, value, layer=first + index, unit=unit)
-        self.add(measure, whole, unit=unit)
-
-    def frame(self) -> pd.DataFrame:
-        """The table."""
-        columns = ["measure", "layer", "position", "threshold", "value", "unit"]
-        frame = pd.DataFrame(self._rows, columns=columns)
-        return frame.astype({name: COLUMNS[name] for name in columns})
-
-
-def _attention_rows(rows: _Rows, panel: Panel, *, levels: Sequence[float], lengths: Tensor) -> None:
-    score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
-    for level in levels:
-        over = (score > level).float().masked_fill(score.isnan(), torch.nan)
-        for layer, value in enumerate(over.nanmean(dim=(1, 2))):
-            rows.add("sink_rate", value, layer=layer, threshold=level)
-        rows.add("sink_rate", panel.sink_rate(level).nanmean(), threshold=level)
-    rows.by_layer("sink_mass", mass.nanmean(dim=(1, 2)), whole=mass.nanmean())
-    # Query i gives each of its i + 1 keys 1 / (i + 1).
-    uniform = [(1 / torch.arange(2, int(length) + 1).double()).mean() for length in lengths.cpu()]
-    rows.add("uniform_mass", torch.stack(uniform).mean(), unit=MEASURES["sink_mass"].unit)
-    s2 = panel["std:z"].nanmean(1)
-    for layer, by_position in enumerate(s2):
-        for position, value in zip(panel.positions.tolist(), by_position, strict=True):
-            rows.add("s2", value, layer=layer, position=position)
-    ratio = panel.std_ratio("z").nanmean(1)
-    rows.by_layer("s2_ratio", ratio, whole=ratio.nanmean(), unit="1")
-
-
-def _state_rows(rows: _Rows, panel: Panel) -> None:
-    dominance = torch.stack([dominance_ratio(state).nanmean() for state in panel.states()])
-    rows.by_layer("dominance_ratio", dominance, first=-1, whole=dominance[1:].nanmean())
-    rank, unit = panel["effective_rank"].nanmean(1), MEASURES["effective_rank"].unit
-    for index, name in enumerate(("effective_rank", "effective_rank_without")):
-        rows.by_layer(name, rank[:, index], whole=rank[:, index].nanmean(), unit=unit)
-    ratio = panel.norm_ratio().nanmean(1)
-    rows.by_layer("norm_ratio", ratio, first=-1, whole=ratio.nan_to_num(-torch.inf).max(), unit="1")
-
-
-def _growth_rows(rows: _Rows, lens: LensModel, panel: Panel, *, super_share: float) -> None:
-    growing = panel.location.growth_layers
-    rows.add("growth_steps", len(panel.location.steps), unit="steps")
-    for layer in range(lens.n_layers):
-        rows.add("growth_layer", float(layer in growing), layer=layer, unit="1 or 0")
-    splits = split_layers(lens, panel, super_share=super_share)
-    counts = {layer: int(super_neurons(splits, layer=layer).sum()) for layer in growing}
-    for layer, count in counts.items():
-        rows.add("super_neurons", count, layer=layer, unit="neurons")
-    rows.add("super_neurons", sum(counts.values()), unit="neurons")
 
 
 def _as_rows(frame: pd.DataFrame, *, step: int, seen: int | None, tokens: TokenBatch) -> pd.DataFrame:

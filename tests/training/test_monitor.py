@@ -19,13 +19,13 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sink_lens import TokenBatch, load
+from sink_lens.chain.chain_measures import chain_measures
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.tiny import planted, tiny
 from sink_lens.records import read_run
 from sink_lens.training import SinkMonitor, SinkMonitorCallback
 from sink_lens.training.monitor_alarms import RULES, Alarms
 from sink_lens.training.monitor_keys import KEYS
-from sink_lens.training.watching import chain_measures
 
 HERE = Path(__file__).parent
 _SCRIPT = spec_from_file_location("monitor_ranks", HERE / "monitor_ranks.py")

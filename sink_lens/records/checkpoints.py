@@ -1,0 +1,26 @@
+"""The checkpoints in the run folder of a training."""
+
+import re
+from pathlib import Path
+
+from sink_lens.errors import RunError
+from sink_lens.records.reading import Run
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def checkpoints_of(run: Run) -> dict[int, Path]:
+    """The checkpoints of a training run: step -> folder, in order.
+
+    Raises:
+        RunError: it is no training run, or has none.
+    """
+    if run.kind != "train":
+        raise RunError(f"{run.folder} holds a {run.kind} run; need one of sink-lens train. Give its folder.")
+    there = (run.folder / "checkpoints").glob("checkpoint-*")
+    found = {int(name[1]): path for path in there if path.is_dir() and (name := _NAME.fullmatch(path.name))}
+    if not found:
+        raise RunError(
+            f"{run.folder} has no checkpoint; need checkpoints/checkpoint-N at least once. Train it, or give another."
+        )
+    return dict(sorted(found.items()))
