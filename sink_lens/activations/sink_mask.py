@@ -1,8 +1,13 @@
-"""``sink_mask``: which tokens are sinks, or massive activations, in any sequences.
+"""The finder of sinks: which tokens, or which positions, are sinks, by a rule with a name.
 
-A sink receives attention, a massive activation is large; ``by`` says which of the two is meant, or ``either``. Both
-come from one pass of the plain model without its unembedding: attention from up to 64 sampled rows of each sequence,
-norms from the residual stream. Nothing is kept but one number a token.
+- ``attention``: the token receives many times its fair share of attention; a gap in the scores of all tokens decides.
+- ``norm``: the token is large (a massive activation): its norm over its sequence's median; a gap decides.
+- ``either``: one of the two. ``mean_ordinary`` leaves these out.
+- ``rate``: the share of layers and heads whose sink score at the token passes a threshold (arXiv 2410.10781) is at
+  least ``LEAST_RATE``. Averaged over sequences it gives the sink *positions* that a trace, a card and ``diff`` study.
+
+All come from one pass of the plain model without its unembedding: attention from up to 64 sampled rows of each
+sequence, norms from the residual stream. Nothing is kept but one number a token.
 """
 
 import logging
@@ -18,7 +23,8 @@ from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError
-from ..measures.attention import row_shares
+from ..measures.attention import fewest_queries, row_shares, tells
+from ..measures.reductions import mean_where
 from ..measures.sink_tokens import (
     GAP,
     LEAST_NORM,
@@ -33,6 +39,7 @@ from ..measures.sink_tokens import (
 )
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
+from ..schema import SINK_THRESHOLD
 from .forward import check_tokens
 from .record import stream
 from .views import LayerView, Reading
@@ -40,7 +47,13 @@ from .views import LayerView, Reading
 log = logging.getLogger(__name__)
 
 LEAST = {"attention": LEAST_SHARE, "norm": LEAST_NORM}
-"""Criterion of a sink -> least median score of the marked tokens."""
+"""Rule of a gap -> least median score of the marked tokens."""
+RULES = ("attention", "norm", "either", "rate")
+"""The rules by which a token is a sink; see the module's docstring."""
+LEAST_RATE = 0.05
+"""A token, or a position, is a sink by the rule ``rate`` where at least this share of layers and heads have it."""
+MOST_POSITIONS = 4
+"""Most sink positions of a model that are studied."""
 _TOKENS_A_FORWARD = 2048
 
 
@@ -69,9 +82,9 @@ def sink_mask(
     Args:
         lens: the model.
         tokens: the sequences; a plain tensor is taken to have no padding.
-        by: ``attention`` marks sinks, which receive attention; ``norm`` marks massive activations, which are large;
-            ``either`` marks both, so that two massive tokens that share a sequence's attention are not missed.
-        threshold: mark tokens whose score is at least this; the gap decides if None.
+        by: the rule, one of ``attention``, ``norm``, ``either`` and ``rate``. ``either`` also marks two massive tokens
+            that share a sequence's attention, of which neither has enough to be marked by ``attention``.
+        threshold: mark tokens whose score is at least this; if None the gap decides, or ``LEAST_RATE`` for ``rate``.
         least: the least median score of the marked tokens, where the gap decides; ``LEAST[by]`` if None.
         gap: the least ratio of the scores on both sides of the gap.
         kernel: ``auto``, ``fused`` or ``eager``; see ``activations.attention``.
@@ -79,7 +92,7 @@ def sink_mask(
         progress: show a progress bar.
 
     Raises:
-        InputError: ``by`` is none of these, a threshold was given for ``either``, or the model cannot take the tokens.
+        InputError: there is no such rule, a threshold was given for ``either``, or the model cannot take the tokens.
         KernelError: ``fused`` was requested but is not exact.
     """
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
@@ -90,12 +103,21 @@ def sink_mask(
     several = _scores(lens, batch, rules, kernel=kernel, batch_size=batch_size, progress=progress)
     for rule, scores in several.items():
         limit = threshold
-        if limit is None:
-            found = score_gap(scores, least=LEAST[rule] if least is None else least, gap=gap)
-            log.info("%s", said(found, scores, by=rule))
+        if limit is None and rule == "rate":
+            limit = LEAST_RATE
+        elif limit is None:
+            found = gap_of(scores, by=rule, least=least, gap=gap)
+            log.info("%s", gap_text(found, scores, by=rule))
             limit = math.inf if found is None else found.threshold
         marked |= scores >= limit
     return marked & batch.valid.cpu()
+
+
+def gap_of(
+    scores: Float[Tensor, "batch position"], *, by: str, least: float | None = None, gap: float = GAP
+) -> ScoreGap | None:
+    """The gap that decides which tokens are sinks by ``attention`` or ``norm``; None if there is none."""
+    return score_gap(scores, least=LEAST[by] if least is None else least, gap=gap)
 
 
 def sink_scores(
@@ -111,7 +133,8 @@ def sink_scores(
 
     By ``attention``: how many times its fair share of attention the token receives, mean over layers
     (``measures.sink_tokens.share_score``). By ``norm``: its norm over the median of its sequence, in the layer where
-    this is largest. Arguments and errors are those of ``sink_mask``.
+    this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
+    few queries follow to tell. Arguments and errors are those of ``sink_mask``.
     """
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
     return _scores(lens, batch, (by,), kernel=kernel, batch_size=batch_size, progress=progress)[by]
@@ -128,10 +151,12 @@ def _scores(
 ) -> dict[str, Float[Tensor, "batch position"]]:
     """The scores of some criteria, from one pass."""
     for by in rules:
-        if by not in LEAST:
-            raise InputError(f"by is {by!r}; need attention (sinks receive attention) or norm (massive ones are large)")
+        if by not in RULES:
+            raise InputError(f"by is {by!r}; need one of {', '.join(RULES)} (see sink_lens.activations.sink_mask)")
     lens = as_lens(lens)
     check_tokens(lens, batch)
+    if rules == ("rate",):
+        return {"rate": sink_rates(lens, batch, batch_size=batch_size, kernel=kernel).nanmean(0)}
     scores = {by: torch.full(batch.tokens.shape, math.nan) for by in rules}
     with tqdm(total=batch.n_sequences, desc="marking sinks", unit="seq", disable=not progress, leave=False) as bar:
         for where, part in parts(batch, batch_size=batch_size):
@@ -143,6 +168,64 @@ def _scores(
                 scores[by][where, : part.n_positions] = one.scores(part.valid)
             bar.update(part.n_sequences)
     return scores
+
+
+def rate_reading(threshold: float, *, shares: bool = False) -> Reading:
+    """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold.
+
+    The result is nan where too few queries see the key (``attention.fewest_queries``), or a window is too short
+    (``attention.tells``). In a layer with a sliding window only the queries whose window holds the key count. With
+    ``shares`` each weight is divided by the sum of its row first.
+    """
+
+    def rate(view: LayerView) -> Tensor:
+        assert view.rows is not None
+        rows = view.rows.to(view["rows"].device)
+        keys = torch.arange(view["rows"].shape[-1], device=rows.device)
+        sees = rows[:, None] >= keys
+        if view.reach is not None:
+            sees = sees & (rows[:, None] < keys + view.reach)
+        from_key = (view.valid.to(rows.device)[:, rows][:, :, None] & sees)[:, None]
+        weights = row_shares(view["rows"]) if shares else view["rows"]
+        score = mean_where(weights, where=from_key, dim=2)
+        enough = from_key.sum(2) >= fewest_queries(threshold=threshold, reach=view.reach)
+        enough = enough & tells(view.reach, threshold=threshold)
+        return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)
+
+    return Reading(name="rate_by_key", sites=("rows",), function=rate)
+
+
+def sink_rates(
+    lens: LensModel,
+    tokens: TokenBatch,
+    *,
+    threshold: float = SINK_THRESHOLD,
+    kernel: Literal["auto", "fused", "eager"] = "auto",
+    batch_size: int | None = None,
+) -> Float[Tensor, "layer batch position"]:
+    """Share of heads whose sink score at each token passes the threshold, by layer; one pass. See ``rate_reading``."""
+    reading, rows = rate_reading(threshold, shares=lens.family.sigmoid), sampled_queries(tokens.n_positions)
+    return stream(lens, tokens, [reading], rows=rows, kernel=kernel, batch_size=batch_size).stacked("rate_by_key")
+
+
+def sink_positions(
+    rates: Float[Tensor, "layer batch position"],
+    *,
+    shortest: int | None = None,
+    min_rate: float = LEAST_RATE,
+    most: int = MOST_POSITIONS,
+) -> tuple[int, ...]:
+    """Positions at which at least a share ``min_rate`` of (layer, head, sequence) has its sink, the strongest first.
+
+    Args:
+        rates: what ``sink_rates`` gives.
+        shortest: tokens of the shortest sequence; only positions that every sequence has can be sink positions.
+        min_rate: the least share.
+        most: the most positions.
+    """
+    rate = rates.nanmean(dim=(0, 1))[:shortest]
+    order = rate.nan_to_num(0.0).argsort(descending=True, stable=True)
+    return tuple(int(key) for key in order[:most] if rate[key] >= min_rate)
 
 
 def parts(batch: TokenBatch, *, batch_size: int | None = None) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
@@ -189,7 +272,7 @@ class Received:
         """
         if part.n_positions < 2:
             raise InputError("a sequence has a single token; need at least 2, so that a later one could attend to it")
-        return cls(rows=sampled_queries(part.n_positions), sigmoid=lens.family.sigmoid)
+        return cls(rows=sampled_queries(part.n_positions, first=1), sigmoid=lens.family.sigmoid)
 
     def add(self, view: LayerView) -> Float[Tensor, "batch row key"]:
         """Add a layer, and return its attention in fair shares."""
@@ -254,7 +337,7 @@ class Norms:
         return self.largest.cpu().masked_fill(~valid.cpu(), math.nan)
 
 
-def said(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: str) -> str:
+def gap_text(found: ScoreGap | None, scores: Float[Tensor, "batch position"], *, by: str) -> str:
     """The threshold and its evidence in a sentence, or that there is no gap."""
     known = scores[~scores.isnan()]
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..activations.record import stream
+from ..activations.sink_mask import sink_rates
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
 from .config import TraceConfig
-from .readings import rate_by_key, sampled_rows
 
 AUTO = "auto"
 _BEFORE = 8
@@ -121,9 +120,7 @@ def _strongest(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> in
     Raises:
         InputError: none does in at least ``min_sink_rate`` of (layer, head).
     """
-    reading = rate_by_key(config.threshold, shares=lens.family.sigmoid)
-    rows = sampled_rows(batch.n_positions)
-    rate = stream(lens, batch, [reading], rows=rows).stacked("rate_by_key").nanmean(0).nan_to_num(0.0)  # sequence, key
+    rate = sink_rates(lens, batch, threshold=config.threshold).nanmean(0).nan_to_num(0.0)  # sequence, key
     of_token: dict[int, list[float]] = {}
     for number, row in enumerate(batch.tokens.tolist()):
         for position in range(_BEFORE, int(batch.lengths[number])):

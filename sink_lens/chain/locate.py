@@ -141,12 +141,6 @@ def feeding_layers(growth: tuple[int, ...], *, n_layers: int) -> tuple[int, ...]
     return growth or tuple(range(max(1, n_layers // 4)))
 
 
-def sink_positions(rate: Float[Tensor, " key"], *, min_rate: float, most: int = 4) -> tuple[int, ...]:
-    """Positions at which at least a share ``min_rate`` of (layer, head, sequence) has its sink, the strongest first."""
-    order = rate.nan_to_num(0.0).argsort(descending=True, stable=True)
-    return tuple(int(key) for key in order[:most] if rate[key] >= min_rate)
-
-
 def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tuple[int, int]]:
     """Growth steps as (first layer, last layer), from the ratio before layer 0 and after each layer.
 

@@ -8,12 +8,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..activations.record import Reading, Streamed, stream
+from ..activations.sink_mask import rate_reading, sink_positions, sink_rates
 from ..data.tokens import TokenBatch
+from ..measures.sink_tokens import sampled_queries
 from ..measures.variance import Moments
 from ..models.lens import LensModel
 from . import readings as r
 from .config import TraceConfig
-from .locate import Location, MeasuringPlan, find, sink_positions
+from .locate import Location, MeasuringPlan, find
 
 _SCOUTS, _SCOUT_LENGTH = 8, 64
 
@@ -96,7 +98,7 @@ class Panel:
 
     def sinks(self, *, min_rate: float) -> tuple[int, ...]:
         """The sink positions of this pass, the strongest first, whether or not their columns were read."""
-        return sink_positions(self["rate_by_key"].nanmean(dim=(0, 1))[: self.shortest], min_rate=min_rate)
+        return sink_positions(self["rate_by_key"], shortest=self.shortest, min_rate=min_rate)
 
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
         """Share of (layer, head) whose sink score at the studied position passes the threshold, by sequence."""
@@ -118,14 +120,12 @@ def scout(
     growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken.
     """
     few = shortened(tokens, sequences=_SCOUTS, length=max(_SCOUT_LENGTH, (position or 0) + 1))
-    rows = r.sampled_rows(few.n_positions)
+    rows = sampled_queries(few.n_positions)
     shortest = min(few.n_positions, int(tokens.lengths.min()))
     found: tuple[int, ...] = () if position is None else (position,)
     if position is None:
-        by_key = r.rate_by_key(config.threshold, shares=lens.family.sigmoid)
-        rates = stream(lens, few, [by_key], rows=rows, kernel=config.kernel)  # type: ignore[arg-type]  # checked by TraceConfig
-        rate = rates.stacked("rate_by_key").nanmean(dim=(0, 1))[:shortest]
-        found = sink_positions(rate, min_rate=config.min_sink_rate)
+        rates = sink_rates(lens, few, threshold=config.threshold, kernel=config.kernel)  # type: ignore[arg-type]  # checked by TraceConfig
+        found = sink_positions(rates, shortest=shortest, min_rate=config.min_sink_rate)
     sinks = found or (0,)
     sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
     norms = [
@@ -181,7 +181,7 @@ def measure(
     """
     sinks = plan.sink_positions
     positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)
-    rows = r.sampled_rows(tokens.n_positions)
+    rows = sampled_queries(tokens.n_positions)
     moments: dict[tuple[str, int], Moments] = {}
     one = r.MeasuringPass(
         lens=lens,
@@ -192,7 +192,7 @@ def measure(
     )
     readings: list[Reading] = [
         *r.attention_readings(sinks, threshold=config.threshold),
-        r.rate_by_key(config.threshold, shares=lens.family.sigmoid),
+        rate_reading(config.threshold, shares=lens.family.sigmoid),
         *r.position_readings(positions, moments=moments),
         r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
         *r.state_readings(sinks, positions=positions),

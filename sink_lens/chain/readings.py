@@ -35,7 +35,6 @@ FEW = 4
 _MOST_SAMPLED = 64
 LOSS_CHUNK = 256
 """Tokens whose logits are held at a time."""
-_MIN_QUERIES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,46 +60,12 @@ def sampled_positions(length: int, *, sink_positions: Iterable[int] = ()) -> Int
     return torch.cat([torch.arange(half), late, torch.tensor(sorted(sink_positions), dtype=torch.long)]).unique()
 
 
-def sampled_rows(length: int) -> Int[Tensor, " row"]:
-    """The query positions whose attention row is computed: all of a short sequence, 64 evenly spaced of a long one."""
-    if length <= _MOST_SAMPLED:
-        return torch.arange(length)
-    return torch.linspace(0, length - 1, _MOST_SAMPLED).round().long()
-
-
 def ratio_to_others(
     x: Float[Tensor, "*value position"], *, positions: Int[Tensor, " position"], key: int
 ) -> Float[Tensor, "*value"]:
     """A number at the key over its median at the other tokens (positions >= 8); nan at padding."""
     other = (positions >= OTHERS_FROM) & (positions != key) & ~x.isnan()
     return x[..., positions == key][..., 0] / median_where(x, where=other)
-
-
-def rate_by_key(threshold: float, *, shares: bool = False) -> Reading:
-    """Share of heads whose mass on each key, averaged over the sampled queries from it on, passes the threshold.
-
-    A late key has few queries after it, and a head that only looks at its own token and the one before would pass
-    there: the result is nan with fewer than 8 queries, or fewer than 2 / threshold. In a layer with a sliding window
-    only the queries whose window holds the key count. If the window is shorter than the number needed, all its queries
-    must be there, and if it is too short to tell (``attention.tells``), the result is nan. With ``shares`` each weight
-    is divided by the sum of its row first.
-    """
-    fewest = max(_MIN_QUERIES, 2 / threshold)
-
-    def rate(view: LayerView) -> Tensor:
-        rows = _rows(view)
-        keys = torch.arange(view["rows"].shape[-1], device=rows.device)
-        sees = rows[:, None] >= keys
-        if view.reach is not None:
-            sees = sees & (rows[:, None] < keys + view.reach)
-        from_key = (_row_valid(view)[:, :, None] & sees)[:, None]
-        weights = attention.row_shares(view["rows"]) if shares else view["rows"]
-        score = mean_where(weights, where=from_key, dim=2)
-        enough = from_key.sum(2) >= (fewest if view.reach is None else min(fewest, view.reach))
-        enough = enough & attention.tells(view.reach, threshold=threshold)
-        return (score > threshold).float().masked_fill(~enough, math.nan).mean(1)
-
-    return Reading(name="rate_by_key", sites=("rows",), function=rate)
 
 
 def attention_readings(sink_positions: tuple[int, ...], *, threshold: float = SINK_THRESHOLD) -> list[Reading]:

@@ -52,11 +52,11 @@ class ScoreGap(NamedTuple):
     """Number of tokens whose score is closer to the threshold than the root of the asked ratio."""
 
 
-def sampled_queries(length: int, *, most: int = SAMPLED_QUERIES) -> Int[Tensor, " row"]:
-    """Evenly spaced query positions, the last one included; position 0, which has no earlier key, is left out."""
-    if length <= most + 1:
-        return torch.arange(1, length)
-    return torch.linspace(1, length - 1, most).round().long()
+def sampled_queries(length: int, *, first: int = 0, most: int = SAMPLED_QUERIES) -> Int[Tensor, " row"]:
+    """Query positions from `first` on: all of a short sequence, evenly spaced ones of a long one, the last included."""
+    if length - first <= most:
+        return torch.arange(first, length)
+    return torch.linspace(first, length - 1, most).round().long()
 
 
 def earlier_keys(

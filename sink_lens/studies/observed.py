@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..activations.record import capture, stream
-from ..activations.sink_mask import LEAST, Norms, Received
+from ..activations.sink_mask import Norms, Received, gap_of, rate_reading, sink_positions
 from ..activations.views import LayerView, Reading, Streamed
 from ..chain import readings as r
 from ..chain.config import TraceConfig
-from ..chain.locate import Location, find, sink_positions
+from ..chain.locate import Location, find
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze, zero
 from ..edits.mean_ablation import Averaged
@@ -29,7 +29,7 @@ from ..errors import InputError
 from ..measures import attention, outputs
 from ..measures.dimensions import dominance_ratio
 from ..measures.reductions import mean_where, queries_from
-from ..measures.sink_tokens import residual_outliers, score_gap, token_kurtosis
+from ..measures.sink_tokens import residual_outliers, sampled_queries, token_kurtosis
 from ..measures.variance import token_std
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
@@ -98,7 +98,7 @@ class Observed:
         shared = {one.name: one for one in r.attention_readings((0,), threshold=self.config.threshold)}
         readings = [
             *(shared[name] for name in _CORE),
-            r.rate_by_key(self.config.threshold, shares=lens.family.sigmoid),
+            rate_reading(self.config.threshold, shares=lens.family.sigmoid),
             r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
             r.norm_reading("resid_post", positions=positions),
             *r.state_readings((0,), positions=positions)[:2],
@@ -115,7 +115,7 @@ class Observed:
         self._received.clear()
         self._norms.clear()
         return stream(
-            lens, self.tokens, readings, keys=(0,), rows=r.sampled_rows(n), batch_size=self.batch_size, label="reading"
+            lens, self.tokens, readings, keys=(0,), rows=sampled_queries(n), batch_size=self.batch_size, label="reading"
         )
 
     def _take_rows(self, view: LayerView) -> Tensor:
@@ -176,15 +176,15 @@ class Observed:
     def marked(self, by: str) -> Bool[Tensor, "batch position"]:
         """The tokens that are sinks (``attention``) or massive (``norm``): those above the gap in the scores."""
         scores = self.scores[by]
-        gap = score_gap(scores, least=LEAST[by])
+        gap = gap_of(scores, by=by)
         return torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
 
     @cached_property
     def location(self) -> Location:
         """Sink positions, growth steps and outlier dimensions of the strongest position, else of position 0."""
         shortest = int(self.tokens.lengths.min())
-        rate = self.core.stacked("rate_by_key").nanmean(dim=(0, 1))[:shortest]
-        found = sink_positions(rate, min_rate=self.config.min_sink_rate)
+        rates = self.core.stacked("rate_by_key")
+        found = sink_positions(rates, shortest=shortest, min_rate=self.config.min_sink_rate)
         positions = found or (0,)
         norms = torch.cat([self.core.stacked("norm:resid_pre"), self.core.stacked("norm:resid_post")])
         sampled = r.sampled_positions(self.tokens.n_positions)

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from ..activations.attention import choose_kernel
 from ..activations.record import stream
-from ..activations.sink_mask import LEAST, Norms, Received, parts, said
+from ..activations.sink_mask import LEAST, Norms, Received, gap_of, gap_text, parts
 from ..activations.views import LayerView, Reading
 from ..data.tokens import TokenBatch, decode_tokens
 from ..engine.gradients import position_gradients
@@ -273,7 +273,7 @@ def _measured(lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progr
             bar.update(part.n_sequences)
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     least = {"attention": config.least_share, "norm": config.least_norm}
-    gaps = {by: measures.score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST}
+    gaps = {by: gap_of(scores[by], by=by, least=least[by], gap=config.gap) for by in LEAST}
     thresholds: dict[str, float] = {}
     for by, gap in gaps.items():
         threshold = given[by]
@@ -454,7 +454,7 @@ def _thresholds(found: _Found, config: TokensConfig) -> pd.DataFrame:
     given = {"attention": config.sink_threshold, "norm": config.massive_threshold}
     for by, gap in found.gaps.items():
         marked = found.scores[by] >= found.thresholds[by]
-        statement = said(gap, found.scores[by], by=by)
+        statement = gap_text(gap, found.scores[by], by=by)
         if given[by] is not None:
             statement = f"by {by}: {int(marked.sum()):,} tokens are at {given[by]:g} or above, the threshold asked for"
         rows.append(

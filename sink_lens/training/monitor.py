@@ -24,11 +24,12 @@ from ..activations.attention import Scores, choose_kernel, log_sum_exp
 from ..activations.forward import evaluating
 from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
+from ..measures.sink_tokens import sampled_queries
 from ..models.families import FAMILIES, Family, family_of_model, reach_of
 from ..records import RunWriter, create_run, versions
 from .monitor_alarms import Alarm, Alarms
 from .monitor_attention import Look, Seen, first, query_and_key, uncached_autocast
-from .monitor_keys import KEYS, ON_REQUEST, PREFIX, SAMPLED, KeySums
+from .monitor_keys import KEYS, ON_REQUEST, PREFIX, KeySums
 
 __all__ = ["SinkMonitor"]
 
@@ -341,7 +342,7 @@ class SinkMonitor:
             valid = valid.to(device, non_blocking=True)
             length = score.query.shape[2]
             lse = None if sigmoid else self._sums_of_rows(score, sink)
-            rows = _sampled(length, device=device)
+            rows = sampled_queries(length).to(device)
             scores = score.block(rows)
             column = score.columns((0,))[..., 0]
             if lse is None:  # the share of what the row sums to
@@ -400,13 +401,6 @@ def _valid(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch pos
         return torch.ones(first.shape[0], length, dtype=torch.bool, device=first.device)
     valid = mask[:, -length:].bool()
     return valid & valid[:, :1]
-
-
-def _sampled(length: int, *, device: torch.device) -> Int[Tensor, " row"]:
-    """The query positions whose whole row is read: all of a short sequence, evenly spaced ones of a long one."""
-    if length <= SAMPLED:
-        return torch.arange(length, device=device)
-    return torch.linspace(0, length - 1, SAMPLED, device=device).round().long()
 
 
 def _bare(module: nn.Module) -> nn.Module:

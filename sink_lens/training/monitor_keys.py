@@ -259,11 +259,9 @@ def _seen_by(
 ) -> _Seen:
     keys = torch.arange(n_keys, device=real.device)
     reached = row_positions[:, None] < keys + (n_keys if reach is None else reach)
-    # A late key is averaged over very few queries, and a head that looks at its own token would pass there.
-    fewest = max(_MIN_QUERIES, 2 / threshold)
-    fewest = fewest if reach is None else min(fewest, reach)
     score = real.float() @ (reached & (row_positions[:, None] >= keys)).float()
     mass = real.float() @ (reached & (row_positions[:, None] > keys)).float()
+    fewest = attention.fewest_queries(threshold=threshold, reach=reach)
     told = attention.tells(reach, threshold=threshold)
     return _Seen(score=score, score_told=(score >= fewest) & told, mass=mass, mass_told=mass >= fewest)
 

@@ -1,6 +1,7 @@
 """``sink_mask`` finds what was planted in the models of the zoo, and nothing where nothing was."""
 
 import logging
+import math
 
 import pytest
 import torch
@@ -8,12 +9,15 @@ import torch
 from analyses.zoo import ZOO, build
 from sink_lens import TokenBatch, load, sink_mask, wrap
 from sink_lens.activations.record import capture
-from sink_lens.activations.sink_mask import sink_scores
+from sink_lens.activations.sink_mask import sink_positions, sink_rates, sink_scores
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.measure import scout
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.measures.sink_tokens import earlier_keys, fair_shares, share_score
-from sink_lens.models.tiny import TINY_FAMILIES, tiny
+from sink_lens.models.tiny import TINY_FAMILIES, planted, tiny
+from sink_lens.studies.observed import Observed
 
 WITH_SINK = [
     (name, family)
@@ -129,7 +133,7 @@ def test_the_scores_are_those_of_the_bridges_pattern(family):
 
 def test_what_cannot_be_marked_is_refused():
     lens = wrap(tiny("llama"))
-    with pytest.raises(InputError, match=r"by is 'size'; need attention .* or norm"):
+    with pytest.raises(InputError, match="by is 'size'; need one of attention, norm, either, rate"):
         sink_mask(lens, torch.ones(1, 8, dtype=torch.int64), by="size")
     with pytest.raises(InputError, match="a sequence has a single token; need at least 2"):
         sink_mask(lens, torch.ones(2, 1, dtype=torch.int64))
@@ -156,3 +160,33 @@ def test_either_marks_what_attention_or_norm_marks():
     assert by["either"].any()
     with pytest.raises(InputError, match="a threshold was given for either; need by='attention' or by='norm'"):
         sink_mask(lens, tokens, by="either", threshold=2.0)
+
+
+# --- the rule of rates, and positions
+
+
+def at_rates(*rates):
+    return torch.tensor(rates)[None, None]
+
+
+def test_sink_positions_are_those_at_the_least_rate_strongest_first():
+    assert sink_positions(at_rates(0.05, 0.0, 0.7, 0.04, 0.2)) == (2, 4, 0)
+    assert sink_positions(at_rates(0.05, 0.0, 0.7, 0.04, 0.2), shortest=3) == (2, 0)
+    assert sink_positions(at_rates(0.2, 0.5, 0.2, 0.5), min_rate=0.1) == (1, 3, 0, 2)  # equal ones in their order
+    assert sink_positions(at_rates(0.1, 0.2, 0.3, 0.4, 0.5), most=2) == (4, 3)
+    assert sink_positions(at_rates(0.1, math.nan, math.nan)) == (0,)  # late keys that cannot be told
+    assert sink_positions(at_rates(math.nan, math.nan)) == ()
+
+
+def test_a_trace_a_card_and_the_finder_see_one_sink():
+    lens = wrap(planted().model)
+    tokens = from_tensor(torch.randint(3, 300, (4, 48), generator=torch.Generator().manual_seed(2)))
+    tokens.tokens[:, 5] = 1  # BOS, which is the sink wherever it stands
+    tokens.tokens[:, 0] = 7
+    rates = sink_rates(lens, tokens)
+    marked = sink_mask(lens, tokens, by="rate")
+    assert sink_positions(rates) == scout(lens, tokens, config=TraceConfig()).sink_positions == (5,)
+    assert Observed(lens, tokens).location.sink_positions == (5,)
+    assert marked.nonzero()[:, 1].unique().tolist() == [5]
+    assert torch.equal(marked, sink_mask(lens, tokens))
+    torch.testing.assert_close(sink_scores(lens, tokens, by="rate"), rates.nanmean(0), equal_nan=True)

@@ -13,34 +13,12 @@ from sink_lens.chain.locate import (
     matched_random,
     onset_layer,
     outliers_of,
-    sink_positions,
     slow_growth,
 )
 
 
 def step(first, last, dimension=0):
     return GrowthStep(first_layer=first, last_layer=last, ratio_before=1.0, ratio_after=9.0, dimension=dimension)
-
-
-# --- sink positions
-
-
-def test_sink_positions_are_those_at_the_least_rate_strongest_first():
-    rate = torch.tensor([0.05, 0.0, 0.7, 0.04, 0.2])
-    assert sink_positions(rate, min_rate=0.05) == (2, 4, 0)
-
-
-def test_late_keys_that_are_undefined_are_no_sinks():
-    assert sink_positions(torch.tensor([0.1, math.nan, math.nan]), min_rate=0.05) == (0,)
-    assert sink_positions(torch.full((3,), math.nan), min_rate=0.05) == ()
-
-
-def test_of_many_sink_positions_only_the_strongest_are_kept():
-    assert sink_positions(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), min_rate=0.05, most=2) == (4, 3)
-
-
-def test_equal_rates_keep_the_order_of_the_positions():
-    assert sink_positions(torch.tensor([0.2, 0.5, 0.2, 0.5]), min_rate=0.1) == (1, 3, 0, 2)
 
 
 # --- growth

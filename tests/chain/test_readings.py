@@ -7,11 +7,13 @@ import torch
 from lenses import lens_of
 
 from sink_lens.activations.record import LayerView, capture, stream
+from sink_lens.activations.sink_mask import rate_reading
 from sink_lens.chain import readings as r
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import MeasuringPlan
 from sink_lens.data.tokens import from_tensor
 from sink_lens.measures.rank import effective_rank
+from sink_lens.measures.sink_tokens import sampled_queries
 from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES
 
 
@@ -24,7 +26,7 @@ def batch(sequences=4, length=16, *, lengths=None, pad=0):
 
 
 def streamed(lens, tokens, readings, **options):
-    options.setdefault("rows", r.sampled_rows(tokens.n_positions))
+    options.setdefault("rows", sampled_queries(tokens.n_positions))
     return stream(lens, tokens, readings, **options)
 
 
@@ -36,7 +38,7 @@ def all_readings(lens, length, moments):
     one = r.MeasuringPass(lens=lens, plan=PLAN, length=length, controls=5, generator=generator)
     return [
         *r.attention_readings(PLAN.sink_positions),
-        r.rate_by_key(0.3),
+        rate_reading(0.3),
         *r.position_readings(positions, moments=moments),
         *r.state_readings(PLAN.sink_positions, positions=positions),
         r.dominance_elsewhere(positions),
@@ -52,7 +54,7 @@ def all_readings(lens, length, moments):
 
 def test_short_sequences_are_looked_at_in_full():
     assert r.sampled_positions(64).tolist() == list(range(64))
-    assert r.sampled_rows(64).tolist() == list(range(64))
+    assert sampled_queries(64).tolist() == list(range(64))
 
 
 @pytest.mark.parametrize("length", [65, 100, 1024, 8192])
@@ -63,7 +65,7 @@ def test_long_sequences_are_sampled_from_both_ends(length):
     assert length - 2 in positions
     assert len(positions) == len(set(positions)) <= 66
     assert positions == sorted(positions)
-    rows = r.sampled_rows(length).tolist()
+    rows = sampled_queries(length).tolist()
     assert (rows[0], rows[-1], len(set(rows))) == (0, length - 1, 64)
 
 
@@ -109,7 +111,7 @@ def rate_of(pattern, threshold, length=None):
         tokens=torch.zeros(1, n, dtype=torch.long),
         rows=torch.arange(n),
     )
-    return r.rate_by_key(threshold).function(view)[0]
+    return rate_reading(threshold).function(view)[0]
 
 
 def test_uniform_attention_has_no_sink_at_any_key():

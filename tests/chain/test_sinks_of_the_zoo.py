@@ -9,11 +9,12 @@ from rich.console import Console
 
 from analyses.zoo import build
 from sink_lens.activations.record import Reading, stream
+from sink_lens.activations.sink_mask import sink_rates
 from sink_lens.chain import measure, tables
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.measure import CONDITION_READINGS, aimed
-from sink_lens.chain.readings import attention_readings, rate_by_key
+from sink_lens.chain.readings import attention_readings
 from sink_lens.chain.trace import trace
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
@@ -133,8 +134,7 @@ def test_with_a_sink_every_link_is_judged(tmp_path):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_sigmoid_attention_near_one_half_is_a_sink_at_no_position(name, family, seed):
     _, lens, batch = lens_and_tokens(name, family=family, seed=seed, length=64)
-    rates = stream(lens, batch, [rate_by_key(0.3, shares=lens.family.sigmoid)], rows=torch.arange(64))
-    rate = rates.stacked("rate_by_key").nanmean(dim=(0, 1))
+    rate = sink_rates(lens, batch, threshold=0.3).nanmean(dim=(0, 1))
     assert rate.nan_to_num(0.0).max() == 0.0
     panel = aimed(lens, batch, config=CONFIG, own=[link.readings for link in LINKS])
     assert panel.location.sink_positions == (0,)

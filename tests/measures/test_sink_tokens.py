@@ -36,9 +36,10 @@ def scored(rows, positions, *, reach=None, **options):
 
 
 def test_every_query_but_the_first_is_sampled_from_short_sequences():
-    assert sampled_queries(4).tolist() == [1, 2, 3]
-    assert sampled_queries(65).tolist() == list(range(1, 65))
-    long = sampled_queries(4096)
+    assert sampled_queries(4, first=1).tolist() == [1, 2, 3]
+    assert sampled_queries(65, first=1).tolist() == list(range(1, 65))
+    assert sampled_queries(64).tolist() == list(range(64))
+    long = sampled_queries(4096, first=1)
     assert (len(long), long[0], long[-1]) == (64, 1, 4095)
 
 
