@@ -30,7 +30,8 @@ from .config import DiffConfig
 from .decision import decided, inputs
 from .input_checks import Finding, check_batch, check_rows, check_tokenizers, read_batch
 from .model_card import shown_name
-from .observed import Observed
+from .observed import Observed, UnmeasuredError
+from .quantities import QUANTITIES, by_sequence, measured
 from .study import Study
 
 GREW = 2.0
@@ -222,6 +223,15 @@ def _pair(a: Tensor, b: Tensor, *, seed: int) -> Interval:
     return paired_difference(b.double().numpy(), a.double().numpy(), generator=np.random.default_rng(seed))
 
 
+_ROWS = {
+    "first_token_share": "first_token_attention",
+    "null_mass": "attention_to_no_key",
+    "norm_ratio": "first_token_norm_ratio",
+    "max_activation": "largest_activation",
+}
+"""Quantity -> its name in ``changes``, where that is another."""
+
+
 def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: DiffConfig) -> list[dict[str, Any]]:
     """Every quantity of both, with its change and whether that is alarming."""
     by_bos = config.by == "bos"
@@ -235,18 +245,22 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
                     name, "nats", first[:, block].nanmean(1), second[:, block].nanmean(1), a, most=2 * config.most_loss
                 )
             )
-    less = _pair(_mass(a), _mass(b), seed=a.seed)
-    fell = less.high < 0 and float(_mass(b).nanmean()) < FELL * float(_mass(a).nanmean())
+    mass, ratio = (tuple(by_sequence(name, one) for one in (a, b)) for name in ("first_token_share", "norm_ratio"))
+    less = _pair(*mass, seed=a.seed)
+    fell = less.high < 0 and float(mass[1].nanmean()) < FELL * float(mass[0].nanmean())
     moved = not by_bos and _moved(_sinks(a), _sinks(b)) and (fell or bool(_sinks(b)))
-    rows += [
-        _numbers("sink_rate", "share", a.rated(), b.rated(), a, lost=not by_bos and (fell or less.estimate > 0)),
-        _numbers("first_token_attention", "attention", _mass(a), _mass(b), a, lost=not by_bos),
-        _numbers("attention_to_no_key", "attention", _null(a), _null(b), a, lost=not by_bos),
-        _numbers("first_token_norm_ratio", "1", _norm(a), _norm(b), a, grew=not by_bos),
-        _numbers("largest_activation", "stream", _largest(a), _largest(b), a, grew=not by_bos, stands=0.0),
-        _numbers("kurtosis", "1", _kurtosis(a), _kurtosis(b), a),
-    ]
-    stands = float(_norm(a).nanmean()) >= STANDS_OUT
+    alarms: dict[str, dict[str, Any]] = {
+        "sink_rate": {"lost": not by_bos and (fell or less.estimate > 0)},
+        "first_token_share": {"lost": not by_bos},
+        "null_mass": {"lost": not by_bos},
+        "norm_ratio": {"grew": not by_bos},
+        "max_activation": {"grew": not by_bos, "stands": 0.0},
+        "kurtosis": {},
+    }
+    for name, alarm in alarms.items():
+        first, second = by_sequence(name, a), by_sequence(name, b)
+        rows.append(_numbers(_ROWS.get(name, name), QUANTITIES[name].unit, first, second, a, **alarm))
+    stands = float(ratio[0].nanmean()) >= STANDS_OUT
     rows += [
         _indices("sink_positions", _sinks(a), _sinks(b), alarm=moved),
         _indices(
@@ -255,7 +269,11 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
             b.outlier_dimensions,
             alarm=not by_bos and stands and _moved(a.outlier_dimensions[:1], b.outlier_dimensions),
         ),
-        _indices("residual_sinks", sorted(a.residual_sinks), sorted(b.residual_sinks), alarm=False),
+        _indices(
+            "residual_sinks",
+            *(measured("residual_sinks", one).indices for one in (a, b)),
+            alarm=False,
+        ),
         _indices(
             "writing_neurons",
             _writing(a),
@@ -266,32 +284,16 @@ def _changes(a: Observed, b: Observed, pairs: tuple[Tensor, Tensor], config: Dif
     return rows
 
 
-def _mass(seen: Observed) -> Tensor:
-    return seen.core.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2))
-
-
-def _null(seen: Observed) -> Tensor:
-    return seen.core.stacked("null_mass").nanmean(dim=(0, 2))
-
-
-def _norm(seen: Observed) -> Tensor:
-    return seen.norm_ratio[1:].nan_to_num(0.0).amax(0)
-
-
-def _largest(seen: Observed) -> Tensor:
-    return seen.core.stacked("largest:resid_post")[..., 0].abs().amax(0)
-
-
-def _kurtosis(seen: Observed) -> Tensor:
-    return seen.core.stacked("tokens")[..., 2].nanmean(dim=(0, 2))
-
-
 def _sinks(seen: Observed) -> list[int]:
-    return list(seen.location.sink_positions) if seen.location.sink_found else []
+    """The sink positions, the strongest first; the quantity has the same ones in order."""
+    return sorted(measured("sink_positions", seen).indices, key=seen.location.sink_positions.index)
 
 
 def _writing(seen: Observed) -> list[str]:
-    return [f"{row['layer']}.{neuron}" for row in seen.writers for neuron, _ in row["neurons"]]
+    try:
+        return [f"{layer}.{neuron}" for layer, neuron in measured("writing_neurons", seen).indices]
+    except UnmeasuredError:
+        return []
 
 
 def _moved(first: Sequence[Any], second: Sequence[Any]) -> bool:

@@ -33,7 +33,8 @@ from ..text import interval as bounds
 from ..text import listed, number, percent, plural, span, visible
 from .config import CardConfig
 from .decision import decided, inputs
-from .observed import SITES_READ, Observed, digits
+from .observed import SITES_READ, Observed, UnmeasuredError, digits
+from .quantities import by_sequence, measured
 from .study import Study
 
 INACTIVE = 0.25
@@ -95,10 +96,10 @@ def _thresholds(config: CardConfig) -> TraceConfig:
 
 def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
-    lens, batch, threshold = seen.lens, seen.tokens, seen.config.threshold
-    losses = {"clean": seen.losses} | (
-        {"zeroed": seen.zeroed, "mean_aligned": seen.mean_aligned} if _has_outliers(seen) else {}
-    )
+    lens, batch, at = seen.lens, seen.tokens, {"threshold": seen.config.threshold}
+    losses = {"clean": "loss"}
+    if _has_outliers(seen):
+        losses |= {"zeroed": "perplexity_zeroed", "mean_aligned": "perplexity_mean_aligned"}
     found = {
         "schema": CARD_SCHEMA,
         "sink_lens": version("sink-lens"),
@@ -122,13 +123,13 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
         },
         "sink": {
             "found": seen.location.sink_found,
-            "positions": list(seen.location.sink_positions) if seen.location.sink_found else [],
+            "positions": _indices("sink_positions", seen),
             "at_first_position": _at_first(seen),
             "tokens": _sink_tokens(seen),
-            "rate": _number(seen.rated(threshold), seen) | {"threshold": threshold},
-            "attention": _number(seen.core.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2)), seen),
-            "to_no_key": _number(seen.core.stacked("null_mass").nanmean(dim=(0, 2)), seen),
-            "first_layer": _onset(seen, threshold),
+            "rate": _number("sink_rate", seen, at) | at,
+            "attention": _number("first_token_share", seen),
+            "to_no_key": _number("null_mass", seen),
+            "first_layer": _onset(seen, at),
         },
         "bos": _bos(seen),
         "outlier_dimensions": _outliers(seen),
@@ -144,7 +145,7 @@ def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[
         "writers": seen.writers,
         "super_weights": seen.super_weights[:_MOST_LISTED],
         "largest_activations": _largest(seen),
-        "loss": {name: _loss(one, seen) for name, one in losses.items()},
+        "loss": {name: _loss(by_sequence(quantity, seen), seen) for name, quantity in losses.items()},
         "inactive_heads": _inactive(seen),
         "chain": chain or {"asked": False},
         "hook_points": hook_points(lens, seen),
@@ -162,9 +163,18 @@ def _has_outliers(seen: Observed) -> bool:
     return any(layer >= 0 for layer in seen.location.outliers)
 
 
-def _number(samples: Tensor, seen: Observed) -> dict[str, Any]:
-    found = interval(samples.double().numpy(), generator=np.random.default_rng(seen.seed), n_resamples=1000)
-    return _of(found)
+def _number(name: str, seen: Observed, terms: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A quantity with its interval over sequences; nan where these sequences do not have it."""
+    try:
+        found = measured(name, seen, terms)
+    except UnmeasuredError:
+        return _of(Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0))
+    return {"value": found.number, "low": found.low, "high": found.high, "n": len(found.samples)}
+
+
+def _indices(name: str, seen: Observed) -> list[Any]:
+    """The indices of a quantity."""
+    return list(measured(name, seen).indices)
 
 
 def _of(found: Interval) -> dict[str, Any]:
@@ -193,9 +203,11 @@ def _at_first(seen: Observed) -> float:
     return float(seen.marked("attention").nonzero()[:, 1].eq(0).double().mean())
 
 
-def _onset(seen: Observed, threshold: float) -> int | None:
-    over = (seen.heads["sink_mass"].nanmean(1) > threshold).nonzero()
-    return int(over[0]) if len(over) else None
+def _onset(seen: Observed, terms: Mapping[str, Any]) -> int | None:
+    try:
+        return int(measured("sink_onset_layer", seen, terms).number)
+    except UnmeasuredError:
+        return None
 
 
 def _bos(seen: Observed) -> dict[str, Any]:
@@ -276,7 +288,8 @@ def _loss(losses: Tensor, seen: Observed) -> dict[str, Any]:
     change = paired_difference(
         losses.double().numpy(), seen.losses.double().numpy(), generator=np.random.default_rng(seen.seed)
     )
-    return _number(losses, seen) | {"change": _of(change)}
+    own = interval(losses.double().numpy(), generator=np.random.default_rng(seen.seed), n_resamples=1000)
+    return _of(own) | {"change": _of(change)}
 
 
 def _inactive(seen: Observed) -> list[dict[str, Any]]:

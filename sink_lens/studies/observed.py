@@ -30,7 +30,6 @@ from ..measures import attention, outputs
 from ..measures.dimensions import dominance_ratio
 from ..measures.reductions import mean_where, queries_from
 from ..measures.sink_tokens import residual_outliers, sampled_queries, token_kurtosis
-from ..measures.variance import token_std
 from ..models.lens import LensModel, check_every_layer
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
@@ -107,7 +106,6 @@ class Observed:
             Reading(name="received", sites=("rows",), function=self._take_rows),
             Reading(name="tokens", sites=("resid_post",), function=self._take_stream),
             Reading(name="residual", sites=("resid_post",), function=_residual),
-            Reading(name="z_std", sites=("z",), function=_z_ratio),
             Reading(name="head_norm", sites=("z",), function=self._head_norm),
             Reading(name="value_ratio", sites=("v",), function=self._value_ratio),
             *(Reading(name=f"largest:{site}", sites=(site,), function=_largest(site)) for site in sites),
@@ -432,12 +430,6 @@ def _residual(view: LayerView) -> Tensor:
     share = mean_where(large.float(), where=others[..., None], dim=1)
     size = mean_where(h.abs(), where=others[..., None], dim=1)
     return torch.stack([share, size], dim=-1)
-
-
-def _z_ratio(view: LayerView) -> Tensor:
-    """S2 of the first token's aggregated value over the median of the tokens from position 8 on."""
-    std = token_std(view["z"].flatten(2).float()).masked_fill(~view.valid, math.nan)
-    return r.ratio_to_others(std, positions=torch.arange(std.shape[1], device=std.device), key=0)
 
 
 def _largest(site: str) -> Any:

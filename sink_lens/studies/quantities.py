@@ -18,7 +18,6 @@ from einops import einsum
 from torch import Tensor
 
 from ..activations.record import Reading, capture, stream
-from ..chain import readings as r
 from ..edits.constructors import Edit, zero
 from ..edits.quantisation import format_of, rounded
 from ..errors import InputError
@@ -26,11 +25,9 @@ from ..measures.dimensions import dominance_ratio_fixed
 from ..measures.variance import output_preservation
 from ..models.packed import is_packed
 from ..models.weights import attention_weights
-from ..schema import LINEAR_INPUTS, QUANTISED_FORMATS, SINK_THRESHOLD
+from ..schema import SINK_THRESHOLD
 from ..stats import Interval, interval
-from .cache_window import Cache, beyond, first_tokens, token_losses
 from .observed import AbsentError, Observed, UnmeasuredError
-from .quantisation import Kept, rounding
 
 Terms = Mapping[str, Any]
 """Arguments of a quantity beside the model and the tokens."""
@@ -103,6 +100,11 @@ def _is(
     return listed
 
 
+def by_sequence(name: str, seen: Observed, terms: Terms | None = None) -> Tensor:
+    """One number a sequence of a quantity that has them, undefined ones included, such as for paired differences."""
+    return QUANTITIES[name].measure(seen, terms or {})
+
+
 def measured(name: str, seen: Observed, terms: Terms | None = None) -> Value:
     """Measure a quantity.
 
@@ -166,13 +168,6 @@ def sink_rate(seen: Observed, terms: Terms) -> Tensor:
     return seen.rated(terms.get("threshold") or SINK_THRESHOLD)
 
 
-@_is("number", "share", join="value", depends=("bos", "length"), terms=("threshold",))
-def sink_head_share(seen: Observed, terms: Terms) -> float:
-    """Share of (layer, head) whose attention to the first token, averaged over sequences, is above the threshold."""
-    score = seen.heads["sink_score"]
-    return float((score > terms["threshold"]).float()[~score.isnan()].mean())
-
-
 @_is("number", "attention", depends=("bos", "length"))
 def bos_attention(seen: Observed, terms: Terms) -> Tensor:
     """Attention to the first token from the second half of the queries, mean over the heads of the middle layers.
@@ -187,13 +182,6 @@ def bos_attention(seen: Observed, terms: Terms) -> Tensor:
 def first_token_share(seen: Observed, terms: Terms) -> Tensor:
     """Attention to the first token from all later queries, mean over layers and heads."""
     return seen.core.stacked("sink_mass")[..., 0].nanmean(dim=(0, 2))
-
-
-@_is("number", "attention", join="value", depends=("bos", "length"))
-def strongest_head_attention(seen: Observed, terms: Terms) -> float:
-    """Attention of the later queries to the first token in the head where it is largest, mean over sequences."""
-    mass = seen.heads["sink_mass"]
-    return float(mass[~mass.isnan()].max())
 
 
 @_is("number", "index", join="value", depends=("bos", "length"))
@@ -212,42 +200,10 @@ def sink_positions(seen: Observed, terms: Terms) -> list[int]:
     return sorted(seen.location.sink_positions) if seen.location.sink_found else []
 
 
-@_is("set", "token id", depends=("bos", "text"))
-def sink_tokens(seen: Observed, terms: Terms) -> list[int]:
-    """Ids of the tokens that receive far more than their fair share of attention (above the gap of the scores)."""
-    marked = seen.marked("attention")
-    return sorted(set(seen.tokens.tokens.cpu()[marked].tolist()))
-
-
-@_is("number", "nats", depends=("bos", "length", "text"))
-def attention_entropy(seen: Observed, terms: Terms) -> Tensor:
-    """Entropy of an attention row, mean over rows, heads and layers."""
-    return seen.core.stacked("entropy").nanmean(dim=(0, 2))
-
-
 @_is("number", "attention")
 def null_mass(seen: Observed, terms: Terms) -> Tensor:
     """Attention that goes to no key (a learned sink logit takes it), mean over rows, heads and layers."""
     return seen.core.stacked("null_mass").nanmean(dim=(0, 2))
-
-
-@_is("number", "share", join="value", depends=("bos", "length"))
-def inactive_head_share(seen: Observed, terms: Terms) -> float:
-    """Share of heads whose output has at most this share (0.25 if none is named) of their layer's mean output norm."""
-    return float((seen.heads["output_ratio"] <= (terms.get("threshold") or 0.25)).float().mean())
-
-
-@_is("number", "1", join="value")
-def sink_value_norm_ratio(seen: Observed, terms: Terms) -> float:
-    """Norm of the first token's value after W_O over that of the others, median over the heads whose sink is there.
-
-    Reference: arXiv 2606.08105.
-    """
-    chosen = seen.heads["value_norm_ratio"][seen.heads["sink_score"] > SINK_THRESHOLD]
-    chosen = chosen[~chosen.isnan()]
-    if not len(chosen):
-        raise AbsentError("no head has its sink at the first token")
-    return float(chosen.median())
 
 
 def _left(seen: Observed, terms: Terms, changed: Tensor) -> Tensor:
@@ -323,15 +279,6 @@ def outlier_layers(seen: Observed, terms: Terms) -> list[int]:
     return [min(layers), max(layers)]
 
 
-@_is("range", "index")
-def growth_layers(seen: Observed, terms: Terms) -> list[int]:
-    """First and last layer in which the studied token grows."""
-    layers = seen.location.growth_layers
-    if not layers:
-        raise AbsentError("the norm of the studied token grows in no layer")
-    return [min(layers), max(layers)]
-
-
 @_is("number", "stream", terms=("dimension",))
 def dimension_value(seen: Observed, terms: Terms) -> Tensor:
     """Magnitude of a dimension of the first token after a layer, the one where it is largest where none is named."""
@@ -345,19 +292,6 @@ def norm_ratio(seen: Observed, terms: Terms) -> Tensor:
     """Norm of the first token over the median norm of those from position 8 on, after the layer where it is largest."""
     ratio = seen.norm_ratio[1:]
     return ratio[int(ratio.nanmean(1).argmax())]
-
-
-@_is("number", "1")
-def dominance_ratio(seen: Observed, terms: Terms) -> Tensor:
-    """Largest magnitude of the studied token over its mean magnitude after a layer.
-
-    The layer is the one where it is largest if none is named.
-
-    Reference: arXiv 2605.06611.
-    """
-    ratio = seen.dominance[1:]
-    layer = terms.get("layer")
-    return ratio[int(ratio.mean(1).argmax()) if layer is None else layer]
 
 
 def _read_by_attention(seen: Observed, terms: Terms) -> Tensor:
@@ -404,37 +338,19 @@ def max_activation_layer(seen: Observed, terms: Terms) -> float:
     return float(seen.core.stacked("largest:resid_post")[..., 0].abs().amax(1).argmax())
 
 
-@_is("set", "index")
-def max_activation_dimension(seen: Observed, terms: Terms) -> list[int]:
-    """The dimension in which the residual stream has its largest magnitude."""
-    largest = seen.core.stacked("largest:resid_post").flatten(0, 1)
-    return [int(largest[largest[:, 0].abs().argmax(), 2])]
-
-
-def _massive(seen: Observed, terms: Terms) -> Tensor:
-    """Layers with a token that passes the criterion of Sun et al."""
-    tokens = seen.core.stacked("tokens")
-    absolute, relative = terms.get("absolute") or 100.0, terms.get("relative") or 1000.0
-    passes = (tokens[..., 0] > absolute) & (tokens[..., 1] >= relative)
-    return passes.flatten(1).any(1).nonzero().flatten()
-
-
 @_is("number", "index", join="value")
 def massive_layer(seen: Observed, terms: Terms) -> float:
     """First layer after which some token has an entry above 100 and at least 1000 times its median magnitude.
 
     Reference: arXiv 2402.17762.
     """
-    layers = _massive(seen, terms)
+    tokens = seen.core.stacked("tokens")
+    absolute, relative = terms.get("absolute") or 100.0, terms.get("relative") or 1000.0
+    passes = (tokens[..., 0] > absolute) & (tokens[..., 1] >= relative)
+    layers = passes.flatten(1).any(1).nonzero().flatten()
     if not len(layers):
         raise AbsentError("no entry passes the criterion of arXiv 2402.17762")
     return float(layers[0])
-
-
-@_is("number", "count", join="value")
-def massive_layer_count(seen: Observed, terms: Terms) -> float:
-    """Number of layers after which some token has an entry above 100 and at least 1000 times its median magnitude."""
-    return float(len(_massive(seen, terms)))
 
 
 @_is("number", "1")
@@ -459,16 +375,6 @@ def residual_sinks(seen: Observed, terms: Terms) -> list[int]:
     return sorted(seen.residual_sinks)
 
 
-@_is("number", "1")
-def variance_ratio(seen: Observed, terms: Terms) -> Tensor:
-    """Standard deviation within the first token's aggregated value over the median of those from position 8 on (S2).
-
-    It is the mean over the first quarter of the layers.
-    """
-    ratios = seen.core.stacked("z_std")
-    return ratios[: max(1, len(ratios) // 4)].nanmean(0)
-
-
 @_is("number", "tau", join="value", depends=("bos", "text"))
 def w_o_tau(seen: Observed, terms: Terms) -> float:
     """Kendall tau between the magnitudes of W_O's weights and the first token's standard deviation over sequences.
@@ -489,25 +395,6 @@ def w_o_tau(seen: Observed, terms: Terms) -> float:
         weight = attention_weights(seen.lens, layer=layer).w_o.flatten(0, 1).T.float().cpu()
         found.append(output_preservation(weight, first_std=std).nanmean())
     return float(torch.stack(found).mean())
-
-
-def _ranks(seen: Observed) -> Tensor:
-    """Effective rank of the stream with and without the first token: layer, sequence, two."""
-    positions = r.sampled_positions(seen.tokens.n_positions)
-    ranks = next(one for one in r.state_readings((0,), positions=positions) if one.name == "effective_rank")
-    return stream(seen.lens, seen.tokens, [ranks], batch_size=seen.batch_size).stacked("effective_rank")
-
-
-@_is("number", "directions", depends=("bos", "length", "text"))
-def effective_rank(seen: Observed, terms: Terms) -> Tensor:
-    """Effective rank of a sequence's residual stream, mean over layers."""
-    return _ranks(seen)[..., 0].mean(0)
-
-
-@_is("number", "directions", depends=("bos", "length", "text"))
-def effective_rank_without_first(seen: Observed, terms: Terms) -> Tensor:
-    """Effective rank of a sequence's residual stream without the first token, mean over layers."""
-    return _ranks(seen)[..., 1].mean(0)
 
 
 # --- weights that write --------------------------------------------------------------------------------------------
@@ -532,15 +419,6 @@ def writing_neurons(seen: Observed, terms: Terms) -> list[tuple[int, int]]:
     return sorted((row["layer"], neuron) for row in seen.writers for neuron, _ in row["neurons"])
 
 
-@_is("number", "share", join="value")
-def mlp_writing_share(seen: Observed, terms: Terms) -> float:
-    """Share of the largest growth of an outlier dimension that the layer's MLP writes, the rest being attention's."""
-    if not seen.writers:
-        raise AbsentError("the norm of the studied token grows in no layer")
-    strongest = max(seen.writers, key=lambda row: abs(row["change"]))
-    return float(strongest["mlp_out"])
-
-
 # --- loss ----------------------------------------------------------------------------------------------------------
 
 _LOSS = ("bos", "text", "length", "dtype")
@@ -562,18 +440,6 @@ def perplexity_zeroed(seen: Observed, terms: Terms) -> Tensor:
 def perplexity_mean_aligned(seen: Observed, terms: Terms) -> Tensor:
     """Perplexity with the outlier dimensions of the studied position at ``mean_aligned``."""
     return seen.mean_aligned
-
-
-@_is("number", "1", join="exp")
-def zeroing_factor(seen: Observed, terms: Terms) -> Tensor:
-    """Factor by which setting the outlier dimensions to 0 multiplies the perplexity; 1 where there are none."""
-    return (seen.zeroed if seen.outlier_dimensions else seen.losses) - seen.losses
-
-
-@_is("number", "1", join="exp")
-def mean_aligned_factor(seen: Observed, terms: Terms) -> Tensor:
-    """Factor by which setting the outlier dimensions to ``mean_aligned`` multiplies the perplexity."""
-    return seen.mean_aligned - seen.losses
 
 
 @_is("number", "1", join="exp", terms=("entries",))
@@ -636,27 +502,3 @@ def sqnr(seen: Observed, terms: Terms) -> float:
     reading = Reading(name="sqnr", sites=(site,), function=read, layers=frozenset({layer}))
     signal, noise = stream(seen.lens, seen.tokens, [reading])["sqnr", layer].sum(0).tolist()
     return 10 * math.log10(signal / noise) if noise > 0 and signal > 0 else math.inf
-
-
-@_is("number", "1", join="exp", terms=("format",), depends=("bos", "length"))
-def quantised_factor(seen: Observed, terms: Terms) -> Tensor:
-    """Factor by which rounding the inputs of all linear layers to a format multiplies the perplexity."""
-    if terms["format"] not in QUANTISED_FORMATS:
-        raise InputError(f"format is {terms['format']!r}; need one of {', '.join(QUANTISED_FORMATS)}")
-    sites = [site for site in LINEAR_INPUTS if f"largest:{site}" in seen.core.values]
-    targets = dict.fromkeys(sites, terms["format"])
-    return seen.run(rounding(seen.lens, targets, Kept())) - seen.losses
-
-
-@_is("number", "1", join="exp", terms=("kept", "window"), depends=_LOSS)
-def streaming_perplexity(seen: Observed, terms: Terms) -> Tensor:
-    """Perplexity beyond a cache of ``window`` tokens that never evicts the first ``kept`` ones.
-
-    Reference: arXiv 2309.17453.
-    """
-    kept, window = int(terms["kept"]), int(terms["window"])
-    if window >= seen.tokens.n_positions or kept >= window:
-        raise UnmeasuredError(f"a window of {window} tokens does not fit sequences of {seen.tokens.n_positions}")
-    first = first_tokens(kept, sequences=seen.tokens.n_sequences, length=seen.tokens.n_positions)
-    cache = Cache(size=window, kept=first, reindexed=bool(terms.get("reindexed")))
-    return beyond(token_losses(seen.lens, seen.tokens, cache=cache), window=window)

@@ -14,6 +14,9 @@ from sink_lens.data.tokens import from_text, random_tokens
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.studies.comparison import diff
+from sink_lens.studies.facts import read_facts
+from sink_lens.studies.model_card import INACTIVE, contents
 from sink_lens.studies.observed import AbsentError, Observed, UnmeasuredError
 from sink_lens.studies.quantities import QUANTITIES, measured
 
@@ -80,26 +83,6 @@ def excess_kurtosis():
     return np.mean(scipy.stats.kurtosis(states().double().numpy(), axis=-1))
 
 
-def effective_rank(without):
-    found = []
-    for x in states().flatten(0, 1).double():
-        values = torch.linalg.svdvals(x[1:] if without else x)
-        p = values / values.sum()
-        found.append(math.exp(-float(torch.xlogy(p, p).sum())))
-    return np.mean(found)
-
-
-def s2_ratio():
-    z = []
-    module = seen().lens.plain.model.layers[0].self_attn.o_proj
-    handle = module.register_forward_pre_hook(lambda m, args: z.append(args[0]))
-    with torch.no_grad():
-        seen().lens.plain(seen().tokens.tokens)
-    handle.remove()
-    std = z[0].std(-1)
-    return (std[:, 0] / std[:, 8:].quantile(0.5, dim=1)).mean()
-
-
 def ratio_of_norms():
     norms = states().norm(dim=-1)
     return (norms[..., 0] / norms[..., 8:].quantile(0.5, dim=-1)).mean(1).max()
@@ -143,11 +126,6 @@ def without_bos():
     return torch.exp(loss - raw()[2][:, 1:].mean())
 
 
-def entropy():
-    a = attention()
-    return -torch.xlogy(a, a).sum(-1).mean()
-
-
 def attn_in():
     layer = seen().lens.plain.model.layers[LAYER + 1]
     return layer.input_layernorm(raw()[1][LAYER + 1][:, 0]).detach().abs()
@@ -163,18 +141,12 @@ def rounding_noise():
 AT = {"layer": LAYER + 1, "dimension": D}
 NUMBERS = {
     "sink_rate": lambda: (scores() > 0.3).float().mean(),
-    "sink_head_share": lambda: (scores().mean(1) > 0.3).float().mean(),
     "bos_attention": middle,
     "first_token_share": lambda: mass().mean(),
-    "strongest_head_attention": lambda: mass().mean(1).max(),
     "sink_onset_layer": lambda: (mass().mean((1, 2)) > 0.3).nonzero()[0],
-    "attention_entropy": entropy,
     "null_mass": lambda: torch.tensor(0.0),
     "dimension_value": lambda: states()[..., 0, D].abs().mean(1).max(),
     "norm_ratio": ratio_of_norms,
-    "dominance_ratio": lambda: (
-        states()[LAYER + 1][:, 0].abs().max(-1).values / states()[LAYER + 1][:, 0].abs().mean(-1)
-    ).mean(),
     "dominance_after_norm": lambda: (
         attn_in()[:, D].mean() / torch.cat([attn_in()[:, :D], attn_in()[:, D + 1 :]], 1).mean()
     ),
@@ -182,66 +154,56 @@ NUMBERS = {
     "max_activation": lambda: states().abs().max(),
     "max_activation_layer": lambda: states().abs().flatten(1).amax(1).argmax(),
     "massive_layer": lambda: ((states().abs() > 50).any(-1) & (ratio_to_median() >= 20)).flatten(1).any(1).nonzero()[0],
-    "massive_layer_count": lambda: ((states().abs() > 50).any(-1) & (ratio_to_median() >= 20)).flatten(1).any(1).sum(),
     "massive_ratio": lambda: ratio_to_median().amax((0, 2)).mean(),
     "kurtosis": excess_kurtosis,
-    "variance_ratio": s2_ratio,
-    "effective_rank": lambda: effective_rank(False),
-    "effective_rank_without_first": lambda: effective_rank(True),
     "perplexity": lambda: raw()[2].mean().exp(),
     "loss": lambda: raw()[2].mean(),
     "perplexity_zeroed": lambda: set_outlier(None).exp(),
     "perplexity_mean_aligned": lambda: set_outlier("mean").exp(),
-    "zeroing_factor": lambda: (set_outlier(None) - raw()[2].mean()).exp(),
-    "mean_aligned_factor": lambda: (set_outlier("mean") - raw()[2].mean()).exp(),
     "super_weight_factor": dropped_entry,
     "no_bos_factor": without_bos,
     "sqnr": rounding_noise,
 }
 """Quantity -> its value on the planted model, by another way."""
 TERMS = {
-    "sink_head_share": {"threshold": 0.3},
     "bos_attention": {"layers": [1, 4]},
     "dimension_value": {"dimension": D},
-    "dominance_ratio": {"layer": LAYER + 1},
     "dominance_after_norm": AT,
     "value_after_norm": AT,
     "massive_layer": {"absolute": 50, "relative": 20},
-    "massive_layer_count": {"absolute": 50, "relative": 20},
     "super_weight_factor": {"entries": [[LAYER, D, NEURON]]},
     "sqnr": {"format": "int8_tensor", "layer": LAYER, "site": "resid_post"},
 }
 INDICES = {
     "sink_positions": (0,),
-    "sink_tokens": (TRUTH.bos_id,),
     "outlier_dimensions": (D,),
     "outlier_layers": (LAYER, 4),
-    "growth_layers": (LAYER, LAYER),
-    "max_activation_dimension": (D,),
     "super_weights": ((LAYER, D, NEURON),),
     "writing_neurons": ((LAYER, NEURON),),
     "residual_sinks": (),
 }
 """Quantity -> the planted truth."""
 ELSEWHERE = {
-    "inactive_head_share",
-    "sink_value_norm_ratio",
     "attention_without_mlp",
     "attention_without_query_bias",
     "attention_without_key_columns",
     "largest_dimensions",
     "site_max_activation",
     "w_o_tau",
-    "mlp_writing_share",
-    "quantised_factor",
-    "streaming_perplexity",
 }
 """Quantities with a test of their own below."""
 
 
-def test_every_quantity_is_tested_and_says_what_it_is():
+READ = {
+    *("sink_rate", "first_token_share", "null_mass", "sink_onset_layer", "sink_positions", "norm_ratio", "kurtosis"),
+    *("max_activation", "residual_sinks", "writing_neurons", "loss", "perplexity_zeroed", "perplexity_mean_aligned"),
+}
+"""What a card or ``diff`` reads."""
+
+
+def test_every_quantity_is_claimed_or_read_and_tested_and_says_what_it_is():
     assert set(QUANTITIES) == set(NUMBERS) | set(INDICES) | ELSEWHERE
-    assert len(QUANTITIES) >= 30
+    assert set(QUANTITIES) == {fact.quantity for fact in read_facts() if fact.quantity} | READ
     for one in QUANTITIES.values():
         assert one.meaning.endswith("."), one.name
         assert set(one.depends) <= {"bos", "text", "length", "dtype", "tokens"}
@@ -259,6 +221,23 @@ def test_indices_are_the_planted_ones(name):
     assert measured(name, seen()).indices == INDICES[name]
 
 
+def test_a_card_a_fact_and_diff_say_one_number(tmp_path):
+    card = contents(seen())
+    other = seen().without_first()
+    study = diff(seen().lens, other.lens, tokens=seen().tokens, out=tmp_path / "diff", progress=False)
+    changes = study.tables["changes"].set_index("quantity")["first"]
+    pairs = {
+        "sink_rate": (card["sink"]["rate"]["value"], changes["sink_rate"]),
+        "first_token_share": (card["sink"]["attention"]["value"], changes["first_token_attention"]),
+        "null_mass": (card["sink"]["to_no_key"]["value"], changes["attention_to_no_key"]),
+        "loss": (card["loss"]["clean"]["value"], changes["loss"]),
+    }
+    for name, said in pairs.items():
+        assert said == pytest.approx([measured(name, seen()).number] * 2, rel=1e-3), name  # a card has four digits
+    assert changes["first_token_norm_ratio"] == pytest.approx(measured("norm_ratio", seen()).number, rel=1e-6)
+    assert changes["kurtosis"] == pytest.approx(measured("kurtosis", seen()).number, rel=1e-6)
+
+
 def test_the_largest_dimensions_begin_with_the_planted_one():
     assert measured("largest_dimensions", seen(), {"count": 1}).indices == (D,)
     assert D in measured("largest_dimensions", seen()).indices
@@ -270,16 +249,16 @@ def test_a_head_whose_output_is_taken_away_is_inactive():
         model.model.layers[1].self_attn.o_proj.weight[:, :12] *= 1e-3
     lens = wrap(model, tokenizer=tiny_tokenizer(adds_bos=True))
     found = Observed(lens, seen().tokens)
-    assert measured("inactive_head_share", found).number == pytest.approx(1 / 20)
     assert bool(found.heads["output_ratio"][1, 0] < 0.01)
-    assert measured("inactive_head_share", seen()).number == 0
+    assert int((found.heads["output_ratio"] <= INACTIVE).sum()) == 1
+    assert not bool((seen().heads["output_ratio"] <= INACTIVE).any())
 
 
 def test_the_planted_sink_is_a_no_op_and_needs_its_key_column_and_its_neuron():
-    assert measured("sink_value_norm_ratio", seen()).number < 0.2
+    assert float(seen().heads["value_norm_ratio"][seen().heads["sink_score"] > 0.3].nanmedian()) < 0.2
     assert measured("attention_without_key_columns", seen()).number < 0.3
     assert measured("attention_without_mlp", seen()).number < 0.3
-    assert measured("mlp_writing_share", seen()).number == pytest.approx(1, abs=1e-3)
+    assert [row["mlp_out"] for row in seen().writers] == pytest.approx([1], abs=1e-3)
     everything = measured("attention_without_key_columns", seen(), {"dimensions": [(D + 1) % 48]}).number
     assert everything > 0.8  # another column is not what the sink comes from
 
@@ -311,15 +290,6 @@ def test_tau_of_w_o_is_defined_without_bos_only():
     assert abs(measured("w_o_tau", seen("random")).number) < 0.2  # random weights prefer nothing
     with pytest.raises(UnmeasuredError, match="the same in every sequence"):
         measured("w_o_tau", seen())
-
-
-def test_rounding_to_few_bits_costs_more_and_a_full_window_costs_nothing():
-    factors = [measured("quantised_factor", seen(), {"format": form}).number for form in ("int8_token", "int4_tensor")]
-    assert abs(factors[0] - 1) < 0.01 < abs(factors[1] - 1)
-    one = measured("streaming_perplexity", seen(), {"kept": 1, "window": 12}).number
-    assert 1 < one < 10_000
-    with pytest.raises(UnmeasuredError, match="does not fit"):
-        measured("streaming_perplexity", seen(), {"kept": 1, "window": 64})
 
 
 def test_repeated_and_random_tokens_are_measured_like_text():
