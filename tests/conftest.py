@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,14 @@ import shape_checks  # noqa: F401 before sink_lens: it says which functions jaxt
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tiny models are several times faster on one thread
+
+if os.environ.get("HOSTILE_CPU") == "1":  # see checking/hostile/hostile_cpu.py
+    _hostile = str(Path(__file__).parent / "checking" / "hostile")
+    sys.path.append(_hostile)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_hostile, os.environ.get("PYTHONPATH")]))
+    import hostile_cpu
+
+    hostile_cpu.wait_for_torch()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,7 +34,6 @@ _LONG = (
     "test_examples",
     "test_cluster",
     "test_monitor",
-    "test_instruction_sets",
     "test_sinks_of_the_zoo",
     "test_docs",
     "test_report",

@@ -7,10 +7,9 @@ that no edit changes are not computed again either. No pass goes further than wh
 are unembedded. Several cells share a forward (``layout``), and on a CPU several forwards run side by side
 (``threads``). A cell that can change nothing that is read is not run at all.
 
-The numbers are those of ``run_with`` for one cell at a time: in float32 on the CPU to the last bit, where the products
-of both sum in the same order, else within 1e-5. The passes run on the plain module with eager attention. ``trust``
-compares some cells with the bridge on the user's machine before the others run, and says which of the two was found. A
-product of few rows may still move the last bit of a cell that it did not compare.
+The numbers are those of ``run_with`` for one cell at a time, within rounding: 1e-5 in float32. The passes run on the
+plain module with eager attention. ``trust`` compares some cells with the bridge on the user's machine before the others
+run, and says by how much they differ: 0 where they were equal to the last bit.
 """
 
 from collections import deque
@@ -38,7 +37,7 @@ from .cells import Cell, Touches, cone, ends_before, from_layer
 from .ground import Ground
 from .needs import Needs
 from .passes import Clean, Passes
-from .plan import CELLS_A_BLOCK, Plan, begins_of, packs_of
+from .plan import CELLS_A_BLOCK, Plan, packs_of
 from .references import References
 
 VALUES = ("cell", "sequence", "metric", "value", "changed", "error")
@@ -245,45 +244,6 @@ class Engine:
         slow, _ = self._passes.slow(self._part(prompts), self._ground.edits, prompts=prompts)
         return max(_gap(evaluate(metric, clean), evaluate(metric, slow)) for metric in self.metrics)
 
-    def pack_deviation(self) -> float:
-        """The largest difference that sharing a forward, or beginning at a later position, makes to unedited streams.
-
-        It is relative to the norm of the stream at its position, so that large activations excuse no other position.
-        A matrix product may sum in another order where it has more rows, and that shows in the streams of any input.
-        Every number of cells that share a forward over all positions is compared, and two of the later beginnings.
-        """
-        shapes: dict[tuple[int, ...], None] = {(0,): None}
-        late: list[tuple[int, ...]] = []
-        for block in self.blocks:
-            if block.first <= self.lens.n_layers:
-                for pack in self._packs(block):
-                    begins = tuple(self._begins(pack, block))
-                    if any(begins):
-                        late.append(begins)
-                    else:
-                        shapes[begins] = None
-        late.sort(key=lambda begins: sum(self.tokens.n_positions - begin for begin in begins))
-        shapes |= dict.fromkeys([*late[:1], *late[-1:]])
-        found = 0.0
-        # The last batch of prompts may be smaller than the others.
-        parts = {part.n_sequences: part for part in map(self._part, self._prompts())}.values()
-        for part in parts if self.plan.path == "plain" else ():
-            keys: dict[int, tuple[Tensor, Tensor]] = {}
-            with evaluating(self.lens.plain):
-                (alone,) = self._passes.streams(part, begins=(0,), held={}, keep=keys)
-                for begins in list(shapes)[1:]:
-                    streams = partial(Passes.streams, part=part, begins=begins, held=keys)
-                    if self.plan.lanes > 1:
-                        (packed,) = self._ground.lanes.map(self._in_one, [streams])
-                    else:
-                        packed = streams(self._passes)
-                    for begin, copy in zip(begins, packed, strict=True):
-                        for whole, own in zip(alone, copy, strict=True):
-                            right = whole[:, begin:]
-                            gap = (right - own).norm(dim=-1) / right.norm(dim=-1).clamp(min=1e-9)
-                            found = max(found, float(gap.max()))
-        return found
-
     def _in_one(self, lens: LensModel, run: Callable[[Passes], _Found], stop: Event) -> _Found:
         """Run something in a lane."""
         return run(replace(self._passes, lens=lens))
@@ -299,7 +259,7 @@ class Engine:
     def tokens_of(self, block: Block) -> int:
         """Number of positions that a block computes for each of its sequences, over its cells."""
         n = self.tokens.n_positions
-        return sum(n - begin for pack in self._packs(block) for begin in self._begins(pack, block))
+        return sum(n - begin for pack in self._packs(block) for begin in self._begins(pack))
 
     def _blocks(self) -> tuple[Block, ...]:
         n = self.tokens.n_positions
@@ -338,14 +298,9 @@ class Engine:
         sizes = packs_of(begins, n_positions=self.tokens.n_positions, most=self.plan.pack)
         return [block.cells[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
-    def _begins(self, pack: Sequence[int], block: Block) -> list[int]:
+    def _begins(self, pack: Sequence[int]) -> list[int]:
         """The first positions of the cells of a forward."""
-        found = begins_of(
-            [self._earliest(number) for number in pack],
-            n_positions=self.tokens.n_positions,
-            n_sequences=len(range(self.tokens.n_sequences)[block.prompts]),
-        )
-        return [self._whole_edits(begin) for begin in found]
+        return [self._earliest(number) for number in pack]
 
     def _first(self, touches: Touches) -> int:
         n = self.lens.n_layers
@@ -370,7 +325,7 @@ class Engine:
         for pack in packs:
             least = positions.index(min(positions))
             shares[least].append(pack)
-            positions[least] += sum(self.tokens.n_positions - begin for begin in self._begins(pack, block))
+            positions[least] += sum(self.tokens.n_positions - begin for begin in self._begins(pack))
         return shares
 
     def _has_lanes(self, block: Block) -> bool:
@@ -434,7 +389,7 @@ class Engine:
         if self.plan.path == "bridge":
             runs = iter(passes.slow(clean.part, [*before, *some], prompts=block.prompts) for some in edits)
         else:
-            begins = self._begins(pack, block)
+            begins = self._begins(pack)
             before = from_layer(before, first=block.first, n_layers=self.lens.n_layers)
             every = [
                 [*(one for one in before if not ends_before(one, begin)), *some]

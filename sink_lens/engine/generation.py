@@ -29,7 +29,6 @@ from ..records import display
 from .cells import cone, ends_before
 from .layout import Layout
 from .partial_pass import Visit, plain_pass
-from .plan import begins_of
 
 _AGREE = 1e-4
 """Logits of a pass with a cache agree with a whole pass within this share of the largest."""
@@ -185,7 +184,7 @@ class _Cache:
         n, begin = tokens.shape[1], 0
         held = {layer: (_longer(key), _longer(value)) for layer, (key, value) in self.keys.items()}
         if held:
-            (begin,) = begins_of([n - 1], n_positions=n, n_sequences=1)
+            begin = n - 1
             while reaching := [cone([one])[1] for one in self._local if not ends_before(one, begin)]:
                 if min(reaching) >= begin:
                     break

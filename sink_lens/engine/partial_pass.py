@@ -1,8 +1,8 @@
 """A pass of the plain module under edits, over some layers and positions: what many cells repeat thousands of times.
 
 The sites are those of the bridge, at their other address (``models.sites``); scores and patterns are edited and read in
-the attention of ``layout``. The numbers are those of the bridge, to the last bit in families with the same products
-(``models.families``), which ``trust`` checks before the others run.
+the attention of ``layout``. The numbers are those of the bridge within rounding, which ``trust`` checks before the
+others run.
 
 Four things are skipped: the layers before the first; the positions before each cell's first; what of the first layer no
 edit changes (``Known``); and what lies behind the last attention where nothing else is read.

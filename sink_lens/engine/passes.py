@@ -15,8 +15,7 @@ from ..models.sites import SITES
 from .forward import Desk, Early, not_a_number, run_applied
 from .layout import Layout
 from .needs import Needs
-from .partial_pass import Held, Known, Visit, know, plain_pass, skipped
-from .plan import LEAST_ROWS
+from .partial_pass import Known, Visit, know, plain_pass, skipped
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,33 +86,6 @@ class Passes:
         pack = _Pack(passes=self, part=clean.part, prompts=clean.prompts, edits=edits, begins=begins, clean=clean)
         outcomes = pack.run(first)
         return outcomes, [[number in one.changed for number in range(len(one.edits))] for one in pack.applied]
-
-    def streams(
-        self,
-        part: TokenBatch,
-        *,
-        begins: Sequence[int],
-        held: Held,
-        keep: dict[int, tuple[Tensor, Tensor]] | None = None,
-    ) -> list[list[Tensor]]:
-        """The unedited stream of several copies after every layer that is needed, and the logits where they are.
-
-        Args:
-            part: the sequences.
-            begins: the first position of each copy.
-            held: keys and values of the clean run.
-            keep: takes the keys and values.
-        """
-        layout = _layout(part, begins)
-        found: list[list[Tensor]] = [[] for _ in begins]
-        visit = Visit(readers=[(copy, streams.append) for copy, streams in enumerate(found)])
-        last = self.needs.end(self.lens.n_layers)
-        places = {("resid_post", layer): visit for layer in range(min(last, self.lens.n_layers))}
-        out = plain_pass(self.lens, part.tokens, layout=layout, first=0, last=last, visits=places, held=held, keep=keep)
-        if out is not None:
-            for copy, streams in enumerate(found):
-                streams.append(layout.cell(out, copy))
-        return found
 
     def known(self, clean: Clean, layer: int) -> Known:
         """The values that the unedited run computes in a layer; kept until another layer is requested."""
@@ -202,22 +174,12 @@ class _Pack:
         return self._outcomes(read, out=out, scored=scored)
 
     def _scored(self) -> tuple[list[tuple[int, ...]] | None, Tensor | None]:
-        """Positions of each cell to unembed, and their rows; padded if there are too few. None is all."""
+        """Positions of each cell to unembed, and their rows; None is all."""
         asked = self.needs.scored(self.part) if self.needs.logits else None
         if asked is None:
             return None, None
         n, length = self.part.n_sequences, self.part.n_positions
-        late = [{position for position in asked if position >= begin} for begin in self.layout.begins]
-        more = [
-            (cell, position)
-            for position in reversed(range(length))
-            for cell, begin in enumerate(self.layout.begins)
-            if begin <= position and position not in late[cell]
-        ]
-        missing = -(-LEAST_ROWS // n) - sum(len(some) for some in late)
-        for cell, position in more[: max(0, missing)]:
-            late[cell].add(position)
-        scored = [tuple(sorted(some)) for some in late]
+        scored = [tuple(position for position in asked if position >= begin) for begin in self.layout.begins]
         rows = []
         for some, begin, own in zip(scored, self.layout.begins, self.layout.rows, strict=True):
             starts = own.start + torch.arange(n) * (length - begin)
@@ -249,7 +211,7 @@ class _Pack:
                 if at is None:
                     own = self.layout.cell(out, cell)
                 else:
-                    own = out[0, done : done + n * len(at)].reshape(n, len(at), -1)
+                    own = out[0, done : done + n * len(at)].reshape(n, len(at), out.shape[-1])
                     done += n * len(at)
                 wanted = {"loss": self.needs.loss, "logits": self.needs.logits, "scored": at}
                 at = desk.finish(own, part=self.part, edits=edits, **wanted)

@@ -16,10 +16,6 @@ Path = Literal["plain", "bridge"]
 
 CELLS_A_BLOCK = 32
 """Cells in a block, which is computed and written as a whole; smaller cones and larger packs allow more."""
-LEAST_ROWS = 16
-"""Smaller matrix products may sum in another order; a pass takes more rows than it needs rather than fewer."""
-LEAST_QUERIES = 4
-"""The same for the queries of attention."""
 _CPU_TOKENS = 512
 """A CPU is as fast as it gets with this many tokens a forward, and more of them only take memory."""
 _GPU_TOKENS = 65536
@@ -55,14 +51,9 @@ def plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: int) 
     budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
     prompts = min(tokens.n_sequences, max(1, budget // tokens.n_positions))
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
-    experts = (
-        lens.family.experts is not None
-    )  # an expert multiplies all its tokens at once: how many moves the last bit
-    if experts:
-        pack = 1
     lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
     lanes = max(1, min(lanes, -(-n_cells // pack), room // (prompts * pack * tokens.n_positions)))
-    return Plan(path="plain", prompts=prompts, pack=pack, cut=not experts, lanes=lanes)
+    return Plan(path="plain", prompts=prompts, pack=pack, lanes=lanes)
 
 
 def even_plan_of(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
@@ -92,16 +83,6 @@ def packs_of(begins: Sequence[int], *, n_positions: int, most: int) -> list[int]
         found[-1] += 1
         held += length
     return [size for size in found if size]
-
-
-def begins_of(begins: Sequence[int], *, n_positions: int, n_sequences: int) -> list[int]:
-    """Where the cells of a forward begin, if they touch nothing before these positions: products keep enough rows."""
-    latest = n_positions - 1
-    if n_positions - min(begins) < LEAST_QUERIES:
-        latest = n_positions - LEAST_QUERIES
-    if sum(n_positions - begin for begin in begins) * n_sequences < LEAST_ROWS:
-        latest = min(latest, n_positions - -(-LEAST_ROWS // (len(begins) * n_sequences)))
-    return [max(0, min(begin, latest)) for begin in begins]
 
 
 def bytes_a_token(lens: LensModel, n_positions: int, needs: Needs) -> int:

@@ -1,4 +1,4 @@
-"""Whether cells give the numbers of the bridge, found on the user's machine before the other cells run."""
+"""Compare some cells with the bridge on the user's machine before the others run, and say by how much they differ."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from .threads import can_copy
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
-"""Largest deviation from the bridge where bits are not equal, relative to a metric's largest magnitude."""
+"""Largest allowed deviation from the bridge, relative to a metric's largest magnitude."""
 _CHECKED = 2
 """Cells that are compared with passes of the bridge."""
 
@@ -31,38 +31,22 @@ def checked(
 ) -> tuple[Plan, float]:
     """A plan whose numbers are those of the bridge for one cell at a time, and how far the worst of some cells is off.
 
-    On the CPU in float32, in families whose modules call the same products (``models.families``), equal bits are asked
-    for, at the price of one forward at a time instead of several side by side. Some CPUs sum a product of a few rows in
-    another order than one of many: no plan that shares forwards has equal bits there, so the given plan is taken where
-    it is within ``TOLERANCE``. Where it is not, later beginnings, shared forwards and the plain path are given up in
-    turn, down to one forward of the bridge a cell.
+    The given plan is taken if it is within ``TOLERANCE``. Where it is not, forwards side by side, later beginnings,
+    shared forwards and the plain path are given up in turn, down to one forward of the bridge per cell. A deviation of
+    0 says that the compared cells were equal to the last bit here: that depends on the CPU and its libraries, so no
+    family promises it and nothing hangs on it.
     """
-    alike = _alike(lens)
     if plan.lanes > 1 and not can_copy(lens):
         plan = replace(plan, lanes=1)
 
-    def off(one: Plan) -> tuple[float, float]:
-        engine = Engine(lens, batch, cells, metrics, plan=one)
-        return max(_deviation(engine), engine.pack_deviation() if alike else 0.0), _allowed(engine)
-
-    near: list[tuple[Plan, float]] = []
-    for one in dict.fromkeys([plan, replace(plan, lanes=1)]):
-        worst, allowed = off(one)
-        if worst == 0 or (worst <= allowed and not alike):
-            return one, worst
-        if worst <= allowed:
-            near.append((one, worst))
-    if near:
-        return near[0]
-    alone = replace(plan, lanes=1, cut=False)
-    for one in dict.fromkeys([alone, replace(alone, pack=1)]):
-        worst, allowed = off(one)
-        if worst <= allowed:
-            return one, worst
-    last = replace(alone, pack=1, path="bridge")
-    worst, allowed = off(last)
-    if worst > allowed:
-        log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
+    alone, last, worst = replace(plan, lanes=1, cut=False), plan, 0.0
+    ways = [plan, replace(plan, lanes=1), alone, replace(alone, pack=1), replace(alone, pack=1, path="bridge")]
+    for last in dict.fromkeys(ways):
+        engine = Engine(lens, batch, cells, metrics, plan=last)
+        worst = _deviation(engine)
+        if worst <= _allowed(engine):
+            return last, worst
+    log.warning("cells that share a forward, or begin at a later layer, are off by %.1e on %s", worst, lens.device)
     return last, worst
 
 
@@ -87,7 +71,7 @@ def grounded(
     ground = Ground(lens, batch, plan=plan, needs=needs)
     engine = Engine(lens, batch, cells, metrics, plan=plan, needs=replace(needs, sites=()), ground=ground)
     worst = max([engine.clean_deviation(), *map(engine.deviation, range(len(cells)))])
-    if worst == 0 or (not _alike(lens) and worst <= _allowed(engine)):
+    if worst <= _allowed(engine):
         ground.deviation = worst
         return ground
     plan, worst = checked(lens, batch, cells, metrics, plan=plan)
@@ -121,11 +105,6 @@ def trusted(
         plan = replace(plan, prompts=batch.n_sequences, pack=max(1, plan.pack * plan.prompts // batch.n_sequences))
     plan, _ = checked(lens, batch, cells, metrics, plan=plan)
     return Engine(lens, batch, cells, metrics, plan=plan)
-
-
-def _alike(lens: LensModel) -> bool:
-    """Whether equal bits are asked for."""
-    return lens.device.type == "cpu" and lens.dtype == torch.float32 and lens.family.same_products
 
 
 def _deviation(engine: Engine) -> float:

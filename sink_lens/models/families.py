@@ -3,17 +3,10 @@
 To add a family, add a row to ``FAMILIES`` and a tiny random model to ``tiny.py``, then run the tests. They compare
 every site of the family on both paths.
 
-When numbers are equal to the last bit. A matrix product rounds in an order of its own, which depends on its kernel
-(the instruction set, the library, the number of threads) and on the shapes. Two computations give equal bits where
-they call the same kernels with the same shapes: in float32 with eager attention, in one process on one CPU.
-
-- A path against itself, in every family: an edit that changes nothing, a patch of everything, a run that begins at
-  a later layer, and an exact sweep against one pass of the bridge for each cell (it checks itself before it goes on,
-  shares a forward only where that moves no bit, and takes the bridge where the plain module may differ).
-- The bridge against the plain module, in families with ``same_products``. In the others they agree within rounding,
-  and have equal bits on some instruction sets only: nothing may rely on it.
-- Nothing else: fused kernels, GPUs, half precision and other machines agree within a tolerance, which is 1e-5 of a
-  row's norm in float32 and four times the rounding of a half-precision type.
+Two ways to compute the same number (the bridge and the plain module, shared and single forwards, a pass from a later
+layer and a whole one) agree within rounding: 1e-5 of a row's norm in float32, four times the rounding of a
+half-precision type. Whether they are equal to the last bit is a fact about a CPU and its libraries, which no family
+states: ``engine.trust`` finds it out where the numbers are computed.
 """
 
 from dataclasses import dataclass, replace
@@ -81,10 +74,6 @@ class Family:
     """Norm of queries and keys after their projection: 'head' (per head), 'width' (all heads together) or None."""
     rotates_in_float32: bool = False
     """Whether queries and keys are rotated in float32 and rounded afterwards, whatever the type of the weights."""
-    same_products: bool = True
-    """Whether the bridge and the plain module multiply matrices of the same shapes in the same order, so that the same
-    kernels give the same bits. If False (for example, if one of them splits a fused projection), they agree within the
-    rounding of the type, and bit for bit only on some instruction sets."""
     residual_multiplier: float = 1.0
     """Number by which the outputs of attention and MLP are multiplied before they are added to the stream (Granite)."""
     own_attention: bool = False
@@ -156,7 +145,6 @@ _ROWS = (
         gate="gate_up_proj",
         up="gate_up_proj",
         gate_up_fused=True,
-        same_products=False,
     ),
     Family(architecture="Olmo2ForCausalLM", **_POST_NORM, qk_norm="width", rotates_in_float32=True),
     Family(
@@ -176,7 +164,6 @@ _ROWS = (
         mlp_norm="ln_2",
         centred_norm=True,
         transposed=True,
-        same_products=False,
     ),
     Family(
         architecture="GPTNeoXForCausalLM",
@@ -207,7 +194,6 @@ _ROWS = (
         mlp_norm="final_layer_norm",
         centred_norm=True,
         bridge_architecture="SinkLensOPTForCausalLM",
-        same_products=False,
     ),
     Family(architecture="GptOssForCausalLM", **_EXPERTS, sink_logit=True),
     Family(architecture="GemmaForCausalLM", gain_offset=1.0),
@@ -222,7 +208,6 @@ _ROWS = (
         gate="gate_up_proj",
         up="gate_up_proj",
         gate_up_fused=True,
-        same_products=False,
     ),
     Family(architecture="StableLmForCausalLM", centred_norm=True),
     Family(
@@ -231,9 +216,8 @@ _ROWS = (
         up="c_fc",
         down="c_proj",
         centred_norm=True,
-        same_products=False,
     ),
-    Family(architecture="CohereForCausalLM", mlp_norm="input_layernorm", centred_norm=True, same_products=False),
+    Family(architecture="CohereForCausalLM", mlp_norm="input_layernorm", centred_norm=True),
     Family(
         architecture="PhiForCausalLM",
         final_norm="model.final_layernorm",
@@ -262,7 +246,6 @@ _ROWS = (
         own_attention=True,
         own_sdpa=True,
         bridge_architecture="SinkLensFalconForCausalLM",
-        same_products=False,
     ),
     Family(
         architecture="GPTJForCausalLM",
@@ -278,7 +261,6 @@ _ROWS = (
         centred_norm=True,
         own_attention=True,
         bridge_architecture="SinkLensGPTJForCausalLM",
-        same_products=False,
     ),
     Family(
         architecture="GPTNeoForCausalLM",
@@ -294,7 +276,6 @@ _ROWS = (
         centred_norm=True,
         own_attention=True,
         bridge_architecture="SinkLensGPTNeoForCausalLM",
-        same_products=False,
     ),
     Family(
         architecture="BloomForCausalLM",
@@ -314,7 +295,6 @@ _ROWS = (
         alibi=True,
         adds_inside=True,
         bridge_architecture="SinkLensBloomForCausalLM",
-        same_products=False,
     ),
     Family(architecture="MixtralForCausalLM", **_EXPERTS),
     Family(architecture="Qwen3MoeForCausalLM", **_EXPERTS, qk_norm="head"),

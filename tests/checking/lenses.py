@@ -20,11 +20,6 @@ def lens_of(family: str = "llama") -> LensModel:
     return _AS_BUILT[family][0]
 
 
-def same_products(family: str) -> bool:
-    """Whether the family's bridge must equal its plain module to the last bit."""
-    return lens_of(family).family.same_products
-
-
 @functools.cache
 def speaking(family: str = "llama") -> LensModel:
     """The same model with the tiny tokenizer."""

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lenses import same_products
-from rounding import CLOSE, assert_close, close
+from rounding import CLOSE, MOVED, assert_close, close
 
 from sink_lens.edits.constructors import edit, scalar, scale, zero
 from sink_lens.edits.metrics import Metric, dominance, kl_to, logit_difference, loss, norm, sink_mass
@@ -18,11 +17,6 @@ from sink_lens.engine.trust import checked
 from sink_lens.models.families import FAMILIES
 from sink_lens.models.sites import SITES, sites_of
 from sink_lens.models.tiny import TINY_FAMILIES
-
-OTHER_PRODUCTS = ("gpt2", "opt", "phi3")
-"""Their bridge calls other matrix products than Hugging Face: the plain module is exact on some instruction sets."""
-EXPERTS = "gpt_oss"
-"""An expert multiplies all its tokens at once, so that one more cell in the forward moves the last bit."""
 
 LATE = replace(sink_mass(0, layers=[2]), name="late sink mass")
 EVERYTHING = (
@@ -63,15 +57,21 @@ def part_of(site):
     return where | {"units": [2, 5]}
 
 
+def whole_of(site, **layers):
+    """An edit of a whole site that no norm behind it undoes, as it would a scale."""
+    if SITES[site].observed:
+        return edit(site, lambda x, at: x * torch.linspace(0.1, 0.9, x.shape[-1]), **layers)
+    return edit(site, lambda x, at: x.flip(-1) + 0.5 * x, **layers)
+
+
 @functools.cache
 def edits_of(lens):
-    """An edit of every site: in one half of the families a part is set to zero, in the other all of it is scaled."""
+    """An edit of every site: in one half of the families a part is set to zero, in the other all of it is changed."""
     found = []
     shift = [row.architecture for row in FAMILIES.values()].index(lens.family.architecture)
     for place, site in enumerate(sites_of(lens.family), start=shift):
         layers = {"layers": [place // 2 % 3]} if SITES[site].per_layer else {}
-        one = scale(site, 0.5, **layers) if place % 2 else zero(site, **part_of(site), **layers)
-        found.append((one,))
+        found.append((whole_of(site, **layers) if place % 2 else zero(site, **part_of(site), **layers),))
     late = zero("z", layers=[2], heads=[3])
     found.append((scale("attn_out", 2.0, layers=[0]), late, scale("resid_post", 0.5, layers=[0], positions=[2])))
     return tuple(found)
@@ -93,6 +93,15 @@ def slow_runs(lens_of, tokens_of, slowly):
     return runs
 
 
+def assert_every_cell_moves(runs, *, unedited, measured):
+    """Every cell moves some number by a hundred times what rounding is allowed."""
+    before = [measured(metric, unedited, keys=(0, 3)) for metric in EVERYTHING]
+    for cell, outcomes in enumerate(runs):
+        after = [measured(metric, outcomes, keys=(0, 3)) for metric in EVERYTHING]
+        moves = [((a - b).abs() / b.abs().clamp(min=1)).max() for a, b in zip(after, before, strict=True)]
+        assert max(moves) >= MOVED, (cell, float(max(moves)))
+
+
 def assert_the_numbers_of(found, *, metrics, runs, measured):
     """Every cell's numbers are those of a run of its own."""
     keys = tuple(dict.fromkeys(key for metric in metrics for key in metric.positions))
@@ -104,12 +113,15 @@ def assert_the_numbers_of(found, *, metrics, runs, measured):
 
 
 @pytest.mark.parametrize(("family", "metrics"), CASES)
-def test_packs_give_each_cell_s_own_numbers(lens_of, tokens_of, engine_of, swept, slow_runs, measured, family, metrics):
+def test_packs_give_each_cell_s_own_numbers(
+    lens_of, tokens_of, engine_of, swept, slow_runs, slowly, measured, family, metrics
+):
     lens = lens_of(family)
-    options = {"pack": 1, "cut": False} if family == EXPERTS else {}
-    options |= {} if same_products(family) else {"path": "bridge"}
-    engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), SETS[metrics], **options)
-    assert engine.clean_deviation() == 0
+    if metrics == "everything":
+        unedited = slowly(lens, tokens_of(ONE_BATCH), ())
+        assert_every_cell_moves(slow_runs(family), unedited=unedited, measured=measured)
+    engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), SETS[metrics])
+    assert engine.clean_deviation() < CLOSE
     assert_the_numbers_of(swept(engine), metrics=SETS[metrics], runs=slow_runs(family), measured=measured)
 
 
@@ -124,29 +136,8 @@ def test_the_bridge_gives_the_same_numbers(lens_of, tokens_of, engine_of, swept,
 def test_cells_side_by_side_give_the_same_numbers(lens_of, tokens_of, engine_of, swept, slow_runs, measured, family):
     lens = lens_of(family)
     engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), EVERYTHING, pack=2, lanes=3, cut=False)
-    assert engine.pack_deviation() < CLOSE
     assert engine.deviation(0) < CLOSE
     assert_the_numbers_of(swept(engine), metrics=EVERYTHING, runs=slow_runs(family), measured=measured)
-
-
-def test_the_families_with_other_products_are_those_that_say_so():
-    assert {family for family in TINY_FAMILIES if not same_products(family)} == set(OTHER_PRODUCTS)
-
-
-@pytest.mark.parametrize("family", OTHER_PRODUCTS)
-def test_where_products_differ_the_numbers_are_close_and_the_plan_says_how_close(
-    lens_of, tokens_of, engine_of, swept, slow_runs, measured, family
-):
-    lens = lens_of(family)
-    engine = engine_of(lens, tokens_of(ONE_BATCH), cells_of(lens), EVERYTHING)
-    plan, deviation = checked(lens, tokens_of(ONE_BATCH), cells_of(lens), EVERYTHING, plan=engine.plan)
-    assert plan == engine.plan
-    assert deviation < 1e-5 * 10  # of the largest metric
-    found = swept(engine)
-    for cell, outcomes in enumerate(slow_runs(family)):
-        for metric in EVERYTHING:
-            slow = measured(metric, outcomes, keys=(0, 3))
-            assert_close(found[cell, metric.name], slow)
 
 
 @pytest.mark.parametrize("sizes", [{"prompts": 1, "pack": 3}, {"prompts": 3, "pack": 7}, {"prompts": 4, "pack": 1}])
@@ -169,7 +160,7 @@ def test_the_baseline_is_the_unedited_run(lens_of, tokens_of, engine_of, slowly,
     outcomes = slowly(lens, tokens_of(), ())
     for metric in EVERYTHING:
         rows = frame[frame["metric"] == metric.name]
-        assert torch.equal(torch.tensor(rows["value"].to_numpy()), measured(metric, outcomes, keys=(0, 3)))
+        assert_close(torch.tensor(rows["value"].to_numpy()), measured(metric, outcomes, keys=(0, 3)))
         one_a_batch = metric.name.endswith("mean loss of the batch")
         assert rows["sequence"].tolist() == ([0, 3] if one_a_batch else [0, 1, 2, 3])
 
@@ -190,7 +181,7 @@ def test_what_an_edit_reads_is_computed(lens_of, tokens_of, engine_of, swept, sl
     engine = engine_of(lens, tokens_of(), [cell_of(READING[name], name=name)], metrics)
     found, outcomes = swept(engine), slowly(lens, tokens_of(), READING[name])
     for metric in metrics:
-        assert torch.equal(found[0, metric.name], measured(metric, outcomes, keys=(0,)))
+        assert_close(found[0, metric.name], measured(metric, outcomes, keys=(0,)))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
@@ -201,7 +192,7 @@ def test_single_entries_of_the_down_projection_can_be_swept(
     edits = [scalar(lens, layer=layer, neurons=[3, 9], dimensions=[1, 4, 7]) for layer in range(3)]
     found = swept(engine_of(lens, tokens_of(), [cell_of(one, name=one.label) for one in edits], (loss(),)))
     for cell, one in enumerate(edits):
-        assert torch.equal(found[cell, "loss"], measured(loss(), slowly(lens, tokens_of(), one), keys=(0,)))
+        assert_close(found[cell, "loss"], measured(loss(), slowly(lens, tokens_of(), one), keys=(0,)))
 
 
 @pytest.mark.parametrize("site", ["scores", "pattern"])
@@ -214,11 +205,11 @@ def test_metrics_of_whole_patterns_are_read(lens_of, tokens_of, engine_of, swept
     engine = engine_of(lens, tokens_of(), [cell_of(one, name=one.site) for one in edits], [metric])
     found = swept(engine)
     unedited = measured(metric, slowly(lens, tokens_of(), (), sites=(site,)), keys=(0,))
-    assert torch.equal(torch.tensor(engine.baseline()["value"].to_numpy()), unedited)
-    assert engine.clean_deviation() == 0
+    assert_close(torch.tensor(engine.baseline()["value"].to_numpy()), unedited)
+    assert engine.clean_deviation() < CLOSE
     for cell, one in enumerate(edits):
         slow = measured(metric, slowly(lens, tokens_of(), one, sites=(site,)), keys=(0,))
-        assert torch.equal(found[cell, "corner"], slow)
+        assert_close(found[cell, "corner"], slow)
 
 
 @pytest.mark.parametrize("path", ["plain", "bridge"])
@@ -331,7 +322,7 @@ def test_the_deviation_sees_wrong_numbers_and_numbers_that_are_missing(lens_of, 
     monkeypatch.setattr(Passes, "pack", tampered(lambda mass: mass * torch.nan))
     assert engine.deviation(2) == float("inf")
     monkeypatch.setattr(Passes, "pack", tampered(lambda mass: mass))
-    assert engine.deviation(2) == 0.0
+    assert engine.deviation(2) < CLOSE
 
 
 def test_the_deviation_of_the_unedited_run_sees_wrong_numbers(lens_of, tokens_of, engine_of, monkeypatch):
@@ -363,72 +354,24 @@ def test_the_deviation_of_a_cell_is_that_of_its_pack(lens_of, tokens_of, engine_
     assert sizes == [4, 4, 4, 2]
 
 
-def test_sharing_a_forward_is_compared_for_every_size_of_a_pack_and_of_a_batch(
-    lens_of, tokens_of, engine_of, monkeypatch
-):
-    cells = [cell_of(scale("z", float(factor), layers=[1]), name=str(factor)) for factor in range(6)]
-    engine = engine_of(lens_of("llama"), tokens_of(), cells, [sink_mass(0)])  # 4 and 2 cells, on 3 sequences and on 1
-    assert engine.pack_deviation() < CLOSE
-    asked, right = [], Passes.streams
-
-    def streams(self, part, *, begins, **options):
-        asked.append((part.n_sequences, len(begins)))
-        found = right(self, part, begins=begins, **options)
-        return [[one * (8.0 if len(begins) == 2 else 1.0) for one in copy] for copy in found]
-
-    monkeypatch.setattr(Passes, "streams", streams)
-    assert engine.pack_deviation() == pytest.approx(7.0, abs=1e-4)
-    assert sorted(asked) == [(size, copies) for size in (1, 3) for copies in (1, 2, 4)]
-    assert engine_of(lens_of("llama"), tokens_of(), cells[:1], [sink_mass(0)]).pack_deviation() == 0.0
-
-
-def test_later_beginnings_are_compared_the_fewest_rows_and_the_most(lens_of, tokens_of, engine_of, monkeypatch):
-    cells = [cell_of(scale("z", 2.0, layers=[1], positions=[at]), name=str(at)) for at in range(2, 11)]
-    engine = engine_of(lens_of("llama"), tokens_of((12, 12)), cells, [sink_mass(0)], pack=2)
-    asked, right = [], Passes.streams
-
-    def streams(self, part, *, begins, **options):
-        asked.append(begins)
-        return right(self, part, begins=begins, **options)
-
-    monkeypatch.setattr(Passes, "streams", streams)
-    assert engine.pack_deviation() < CLOSE
-    assert asked == [(0,), (7, 8, 9, 10), (4, 5, 6)]  # 14 positions, and 21; 24 at most share a forward
-
-
-def test_what_sharing_a_forward_changes_in_the_last_bit_is_seen(lens_of, tokens_of, engine_of, monkeypatch):
-    cells = [cell_of(zero("z", layers=[layer]), name=str(layer)) for layer in (0, 0)]
-    engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()])
-    right = passes.plain_pass
-
-    def other_order(lens, tokens, **options):
-        out = right(lens, tokens, **options)
-        if len(options["layout"].begins) > 1:
-            out[-1, -1, -1] += 1e-6
-        return out
-
-    monkeypatch.setattr(passes, "plain_pass", other_order)
-    assert 0 < engine.pack_deviation() < CLOSE
-
-
-@pytest.mark.parametrize(("off", "pack"), [(1e-6, 2), (1e-2, 1)])
-def test_forwards_are_shared_where_that_changes_the_last_bits_and_not_where_it_changes_more(
+@pytest.mark.parametrize(("off", "pack"), [(1e-3, 2), (10.0, 1)])
+def test_forwards_are_shared_where_that_changes_little_and_not_where_it_changes_more(
     lens_of, tokens_of, engine_of, monkeypatch, off, pack
 ):
     cells = [cell_of(zero("z", layers=[layer]), name=str(layer)) for layer in (0, 0)]
     engine = engine_of(lens_of("llama"), tokens_of((9, 9)), cells, [loss()], pack=2)
     right = passes.plain_pass
 
-    def other_order(lens, tokens, **options):
+    def other_numbers(lens, tokens, **options):
         out = right(lens, tokens, **options)
         if len(options["layout"].begins) > 1:
-            out[-1, -1, -1] += off
+            out[-1, :, -1] += off  # of 300 logits one: the loss moves by 3e-6, or by the whole of it
         return out
 
-    monkeypatch.setattr(passes, "plain_pass", other_order)
+    monkeypatch.setattr(passes, "plain_pass", other_numbers)
     plan, deviation = checked(engine.lens, engine.tokens, cells, [loss()], plan=engine.plan)
     assert (plan.pack, plan.path) == (pack, "plain")
-    assert (deviation > 0) == (pack == 2)
+    assert (1e-7 < deviation < 6 * CLOSE) if pack == 2 else deviation < CLOSE
 
 
 @pytest.mark.parametrize("prompts", [1, 3, 4])

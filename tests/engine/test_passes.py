@@ -44,8 +44,8 @@ def test_only_the_positions_that_are_read_are_unembedded(lens_of, tokens_of, eng
     )
     few = [replace(one, name=str(one.scored)) for one in few]
     found = swept(engine_of(lens, tokens, cells, few))
-    # 2, 4, 8, 11 of three sequences, for two cells 24 rows and for the clean run 18; 2, 11 and more of one: 16 and 12
-    assert sorted(rows for rows in unembedded if rows) == [12, 16, 18, 24]
+    # 2, 4, 8 and 11 of three sequences and 2 and 11 of one, for the clean run and for two cells
+    assert sorted(rows for rows in unembedded if rows) == [2, 4, 12, 24]
     unembedded.clear()
     both = swept(engine_of(lens, tokens, cells, [*few, loss()]))  # the loss reads all of them
     assert sorted(rows for rows in unembedded if rows) == [12, 24, 36, 72]
@@ -107,7 +107,7 @@ def test_dropout_is_off_during_a_pass(tokens_of, engine_of, swept):
     noisy.plain.train()
     cells = cells_of(zero("z", layers=[1], heads=[1]))
     found = [swept(engine_of(lens, tokens_of(), cells, [loss()])) for lens in (quiet, noisy)]
-    assert torch.equal(found[0][0, "loss"], found[1][0, "loss"])
+    assert_close(found[0][0, "loss"], found[1][0, "loss"])
     assert noisy.plain.training
 
 

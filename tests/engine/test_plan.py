@@ -7,7 +7,7 @@ import pytest
 from sink_lens.edits.metrics import loss, sink_mass
 from sink_lens.engine import plan
 from sink_lens.engine.needs import Needs
-from sink_lens.engine.plan import begins_of, bytes_a_token, packs_of, plan_of
+from sink_lens.engine.plan import bytes_a_token, packs_of, plan_of
 
 READ = (sink_mass(0),)
 
@@ -72,11 +72,8 @@ def test_the_memory_of_a_token_by_hand(lens_of):
     assert bytes_a_token(lens, 12, Needs.of([loss()], lens=lens)) == 4 * (1280 + 3 * 300)
 
 
-def test_cells_of_a_mixture_of_experts_share_no_forward_and_compute_every_position(lens_of, tokens_of):
-    lens, tokens = lens_of("gpt_oss"), tokens_of((12,) * 4)
-    assert cut(lens, tokens) == (4, 1)
-    assert not plan_of(lens, tokens, Needs.of(READ, lens=lens), n_cells=9).cut
-    assert plan_of(lens_of("llama"), tokens, Needs.of(READ, lens=lens), n_cells=9).cut
+def test_cells_of_a_mixture_of_experts_share_forwards_too(lens_of, tokens_of):
+    assert cut(lens_of("gpt_oss"), tokens_of((12,) * 4)) == cut(lens_of("llama"), tokens_of((12,) * 4)) == (4, 10)
 
 
 @pytest.mark.parametrize(
@@ -91,16 +88,3 @@ def test_cells_of_a_mixture_of_experts_share_no_forward_and_compute_every_positi
 )
 def test_cells_share_a_forward_as_long_as_their_rows_are_not_more_than_those_of_whole_cells(begins, most, expected):
     assert packs_of(begins, n_positions=10, most=most) == expected
-
-
-@pytest.mark.parametrize(
-    ("begins", "n_sequences", "expected"),
-    [
-        ([0, 9], 3, [0, 9]),  # 33 rows, and attention over 10 queries
-        ([9, 9], 8, [6, 6]),  # 16 rows, but of one query each: 4 at least
-        ([6], 1, [0]),  # 16 rows at least: there are only 10
-        ([7, 8], 2, [6, 6]),  # 2 x (3 + 2) rows, 3 queries: 4 queries, 2 x (4 + 4) = 16 rows
-    ],
-)
-def test_a_forward_never_has_fewer_rows_than_keep_the_order_of_sums(begins, n_sequences, expected):
-    assert begins_of(begins, n_positions=10, n_sequences=n_sequences) == expected

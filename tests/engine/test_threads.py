@@ -5,6 +5,7 @@ from threading import Lock
 
 import pytest
 import torch
+from rounding import CLOSE
 
 from sink_lens.edits.constructors import edit, scale
 from sink_lens.edits.metrics import sink_mass
@@ -77,16 +78,17 @@ def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(lens_o
 def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(lens_of, tokens_of, engine_of, monkeypatch):
     def off(lens):
         found = copied(lens)
-        layer = found.plain.model.layers[0].self_attn
-        layer.scaling = layer.scaling * 1.001
+        layer = found.plain.model.layers[2].self_attn
+        layer.scaling = layer.scaling * 2
         return found
 
     monkeypatch.setattr(lanes, "copied", off)
     lens, tokens = lens_of("llama"), tokens_of((6, 6))
     made = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2)
-    assert made.pack_deviation() > 0
+    assert made.deviation(0) > CLOSE
     found, deviation = checked(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan)
-    assert (found.lanes, found.pack, deviation) == (1, 2, 0.0)
+    assert (found.lanes, found.pack) == (1, 2)
+    assert deviation < CLOSE
 
 
 def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(lens_of, tokens_of, engine_of, monkeypatch):

@@ -671,7 +671,8 @@ def test_cells_whose_forwards_are_wrong_are_run_in_another_way(tmp_path, monkeyp
     tampered(monkeypatch, is_wrong)
     result = swept(tmp_path, what=FEW)
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert (plan["path"], plan["pack"], plan["deviation"]) == (path, 1, 0)
+    assert (plan["path"], plan["pack"]) == (path, 1)
+    assert plan["deviation"] < CLOSE
     pd.testing.assert_frame_equal(result.frame, few.frame, **ROUNDING)
 
 
@@ -691,8 +692,7 @@ def test_an_unedited_run_that_is_wrong_is_run_on_the_bridge(tmp_path, monkeypatc
 
 def test_what_is_off_by_rounding_is_taken_and_the_plan_says_by_how_much(tmp_path, monkeypatch, few):
     tampered(monkeypatch, lambda n: True, by=1e-6)
-    lens = replace(llama(), family=replace(llama().family, same_products=False))
-    result = swept(tmp_path, lens=lens, what=FEW)
+    result = swept(tmp_path, what=FEW)
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["path"], plan["cut"], plan["deviation"]) == ("plain", True, pytest.approx(1e-6, rel=0.2))
     assert np.abs(result.frame["value"] - few.frame["value"]).max() < 2e-6

@@ -1,0 +1,178 @@
+"""Two code paths give one number within rounding, in every family and on a CPU of any order of sums; no mistake does.
+
+The bound says something only if a mistake breaks it: each edit moves its number by a hundred times the bound, and
+ten mistakes are planted.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hostile_cpu import hostile_cpu
+from rounding import CLOSE, MOVED
+from two_paths import PATHS, bridge_and_raw_model, sweep_and_single_runs
+
+from sink_lens.engine import hooks
+from sink_lens.engine.engine import Engine
+from sink_lens.engine.hooks import Applied
+from sink_lens.engine.layout import Attending, Layout
+from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES
+
+
+def furthest(pairs):
+    """The largest gap of any pair, and its name."""
+    return max((pair.gap, pair.name) for pair in pairs)
+
+
+def weakest(pairs):
+    """How far the weakest edit moves its number, and its name; of several numbers of one cell the best decides."""
+    return min((pair.moved, pair.name) for pair in pairs)
+
+
+@pytest.mark.parametrize("paths", PATHS)
+def test_two_paths_agree_within_rounding_and_every_edit_moves_its_number(paths):
+    for family in (*TINY_FAMILIES, *(MORE_FAMILIES if paths is sweep_and_single_runs else ())):
+        pairs = list(paths(family))
+        assert furthest(pairs) <= (CLOSE, ""), family
+        assert weakest(pairs) >= (MOVED, ""), family
+
+
+@pytest.mark.parametrize("paths", PATHS)
+def test_they_agree_where_every_product_is_summed_in_another_order(paths):
+    with hostile_cpu():
+        for family in TINY_FAMILIES:
+            assert furthest(paths(family)) <= (CLOSE, ""), family
+
+
+def test_the_hostile_cpu_gives_one_path_the_same_bits_and_two_paths_others():
+    a, b = (torch.randn(size, generator=torch.Generator().manual_seed(1)) for size in ((40, 64), (64, 32)))
+    with hostile_cpu():
+        products = [a @ b, a @ b, (a[:20] @ b), torch.zeros(4, 64) @ b]
+    assert torch.equal(products[0], products[1])
+    assert not torch.equal(products[0][:20], products[2])
+    assert not products[3].any()
+    assert 0 < (products[0] - a @ b).abs().max() < 1e-5
+
+
+# --- ten mistakes: what breaks, and which pair of paths sees it
+
+
+def steps_with(change):
+    """Edits whose steps of a pass are changed."""
+    right = Applied.steps
+
+    def steps(self, **options):
+        return change(right(self, **options), self.lens.n_layers)
+
+    return Applied, "steps", steps
+
+
+def dropped_edit():
+    return steps_with(lambda steps, n_layers: [])
+
+
+def wrong_layer():
+    return steps_with(lambda steps, n_layers: [replace(one, layer=(one.layer + 1) % n_layers) for one in steps])
+
+
+def edit_made_twice():
+    return steps_with(lambda steps, n_layers: [*steps, *steps])
+
+
+def index_with(**shifts):
+    """Edits of other positions, heads or keys than those that were asked for."""
+    right = hooks._index
+
+    def index(one, tensor, *, begin):
+        moved = {
+            name: tuple(place + shift for place in getattr(one, name))
+            for name, shift in shifts.items()
+            if getattr(one, name) is not None
+        }
+        return right(replace(one, **moved), tensor, begin=begin)
+
+    return hooks, "_index", index
+
+
+def wrong_position():
+    return index_with(positions=-1)
+
+
+def wrong_head():
+    return index_with(heads=1)
+
+
+def wrong_mask():
+    """Every query of a cell also sees the next token."""
+    right = Attending.mask
+
+    def mask(self, layer, *, like):
+        found = right(self, layer, like=like)
+        return torch.cat([found[..., 1:, :], found[..., -1:, :]], dim=-2)
+
+    return Attending, "mask", mask
+
+
+def positions_counted_from_the_begin():
+    """What is rotated, or looked up, begins at 0 in every cell."""
+    right = Layout.places.func
+
+    def places(self):
+        sequences, positions = right(self)
+        return sequences, (positions - self.first).clamp(min=0)
+
+    return Layout, "places", property(places)
+
+
+def clean_keys_one_position_off():
+    right = Layout.completed
+
+    def completed(self, tensor, clean):
+        return right(self, tensor, None if clean is None else clean.roll(1, dims=2))
+
+    return Layout, "completed", completed
+
+
+def cells_swapped():
+    """Cells that share a forward get each other's rows."""
+    right = Layout.cell
+
+    def cell(self, tensor, cell):
+        alike = [other for other, begin in enumerate(self.begins) if begin == self.begins[cell]]
+        return right(self, tensor, alike[-1 - alike.index(cell)])
+
+    return Layout, "cell", cell
+
+
+def begun_one_position_late():
+    right = Engine._earliest
+
+    def earliest(self, number):
+        found = right(self, number)
+        return found + 1 if found else 0
+
+    return Engine, "_earliest", earliest
+
+
+PLANTED = {
+    dropped_edit: bridge_and_raw_model,
+    wrong_layer: bridge_and_raw_model,
+    edit_made_twice: bridge_and_raw_model,
+    wrong_position: bridge_and_raw_model,
+    wrong_head: bridge_and_raw_model,
+    wrong_mask: sweep_and_single_runs,
+    positions_counted_from_the_begin: sweep_and_single_runs,
+    clean_keys_one_position_off: sweep_and_single_runs,
+    cells_swapped: sweep_and_single_runs,
+    begun_one_position_late: sweep_and_single_runs,
+}
+
+
+@pytest.mark.filterwarnings("ignore:the edit:UserWarning")  # the numbers alone are to tell
+@pytest.mark.parametrize("mistake", PLANTED, ids=lambda mistake: mistake.__name__)
+def test_no_planted_mistake_passes_the_bound(mistake, monkeypatch, record_property):
+    monkeypatch.setattr(*mistake())
+    for family in ("llama", "gpt2", "gemma2"):
+        off, name = furthest(PLANTED[mistake](family))
+        record_property(family, f"{off:.1e} in {name}: {off / CLOSE:,.0f} times the bound")
+        assert off >= MOVED, (family, name)
