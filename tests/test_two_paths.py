@@ -10,10 +10,10 @@ import pytest
 import torch
 from hostile_cpu import hostile_cpu
 from rounding import CLOSE, MOVED
-from sink_lens.engine.hooks import Applied
 from two_paths import PATHS, bridge_and_raw_model, sweep_and_single_runs
 
-from sink_lens.engine import hooks
+from sink_lens.edits import hooks
+from sink_lens.edits.hooks import Applied
 from sink_lens.engine.engine import Engine
 from sink_lens.engine.layout import Attending, Layout
 from sink_lens.models.tiny import MORE_FAMILIES, TINY_FAMILIES
