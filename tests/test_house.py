@@ -1,6 +1,7 @@
 """What the repository says about itself is true: layers, names, paths, and what loads when."""
 
 import ast
+import functools
 import re
 import socket
 import subprocess
@@ -38,8 +39,9 @@ def name(path):
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
 def nodes(path):
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def imported(path):
@@ -104,10 +106,10 @@ def test_every_make_command_in_the_readme_exists():
     assert asked <= targets
 
 
-@pytest.mark.parametrize("public", sink_lens.__all__)
-def test_every_public_name_resolves(public):
-    assert getattr(sink_lens, public) is not None
-    assert public in dir(sink_lens)
+def test_every_public_name_resolves():
+    for public in sink_lens.__all__:
+        assert getattr(sink_lens, public) is not None
+        assert public in dir(sink_lens)
 
 
 def test_the_lazy_table_and_the_public_list_agree():
@@ -118,12 +120,13 @@ def test_the_root_has_at_most_30_names():
     assert len(sink_lens.__all__) <= 30
 
 
-@pytest.mark.parametrize("room", [name for name, where in sink_lens._NAMES.items() if where.endswith(":")])
-def test_every_name_of_a_namespace_resolves(room):
-    namespace = getattr(sink_lens, room)
-    for public in namespace.__all__:
-        assert getattr(namespace, public) is not None
-        assert public in dir(namespace)
+def test_every_name_of_a_namespace_resolves():
+    rooms = [name for name, where in sink_lens._NAMES.items() if where.endswith(":")]
+    assert rooms
+    for namespace in (getattr(sink_lens, room) for room in rooms):
+        for public in namespace.__all__:
+            assert getattr(namespace, public) is not None
+            assert public in dir(namespace)
 
 
 def test_an_unknown_public_name_lists_the_known_ones():
@@ -139,9 +142,9 @@ def test_the_library_leaves_the_loudness_of_others_alone():
     assert python(code) == "None\n"  # the command quiets them: tests/test_cli.py
 
 
-@pytest.mark.parametrize("public", sink_lens.__all__)
-def test_no_room_bears_the_name_of_a_function(public):
-    assert sink_lens._NAMES.get(public) == f"{public}:" or not (ROOT / "sink_lens" / public).exists()
+def test_no_room_bears_the_name_of_a_function():
+    functions = [public for public in sink_lens.__all__ if sink_lens._NAMES.get(public) != f"{public}:"]
+    assert [public for public in functions if (ROOT / "sink_lens" / public).exists()] == []
 
 
 def test_importing_the_package_loads_neither_torch_nor_numpy():
@@ -166,45 +169,40 @@ def test_help_answers_without_torch(words):
     assert shown.splitlines()[-1] == "False False"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_a_module_is_named_after_an_idea(path):
-    assert path.stem not in {"util", "utils", "helper", "helpers", "common", "misc"}
+def test_a_module_is_named_after_an_idea():
+    assert {path.stem for path in MODULES} & {"util", "utils", "helper", "helpers", "common", "misc"} == set()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_only_the_command_line_prints(path):
-    calls = [node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    assert "print" not in calls or "cli" in path.parts
+def test_only_the_command_line_prints():
+    for path in MODULES:
+        calls = [one.func.id for one in nodes(path) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
+        assert "print" not in calls or "cli" in path.parts, name(path)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_axes_are_spelled_with_the_words_of_the_list(path):
-    unknown = []
-    for node in nodes(path):
+def test_axes_are_spelled_with_the_words_of_the_list():
+    for path, node in [(module, node) for module in MODULES for node in nodes(module)]:
         if not (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name | ast.Attribute)):
             continue
         kind = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
         if kind not in JAXTYPING or not isinstance(node.slice, ast.Tuple) or len(node.slice.elts) != 2:
             continue
-        axes = node.slice.elts[1]
-        assert isinstance(axes, ast.Constant), f"line {node.lineno}: the axes are not written out"
-        for word in str(axes.value).split():
-            plain = word.lstrip("*#")
-            if word != "..." and not plain.isdigit() and plain not in AXES:
-                unknown.append(f"line {node.lineno}: {word}")
-    assert unknown == []
+        axes, place = node.slice.elts[1], f"{name(path)}:{node.lineno}"
+        assert isinstance(axes, ast.Constant), f"{place}: the axes are not written out"
+        words = {word.lstrip("*#") for word in str(axes.value).split()} - {"..."}
+        assert {word for word in words if not word.isdigit()} <= set(AXES), place
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_nothing_is_pickled(path):
-    assert not {"pickle", "cloudpickle", "dill", "joblib"} & {module.split(".")[0] for module in imported(path)}
-    for node in nodes(path):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in ("torch.save", "pandas.to_pickle"), f"line {node.lineno}: {called}"
-            if called == "torch.load":
-                options = {option.arg: ast.unparse(option.value) for option in node.keywords}
-                assert options.get("weights_only") == "True", f"line {node.lineno}: torch.load reads pickle"
+def test_nothing_is_pickled():
+    for path in MODULES:
+        modules = {module.split(".")[0] for module in imported(path)}
+        assert not {"pickle", "cloudpickle", "dill", "joblib"} & modules, name(path)
+        for node in nodes(path):
+            if isinstance(node, ast.Call):
+                called, place = ast.unparse(node.func), f"{name(path)}:{node.lineno}"
+                assert called not in ("torch.save", "pandas.to_pickle"), f"{place}: {called}"
+                if called == "torch.load":
+                    options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+                    assert options.get("weights_only") == "True", f"{place}: torch.load reads pickle"
 
 
 def test_what_is_imported_is_declared():
@@ -263,7 +261,7 @@ def test_forwards_under_edits_are_run_in_the_engine_alone():
     found = {
         path.relative_to(ROOT / "sink_lens").as_posix()
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("run_with_hooks", "run_with_cache", "hooks", "add_hook")
     }
     assert {one for one in found if not one.startswith("engine/")} == set(RUNS_HOOKS)
@@ -279,7 +277,7 @@ def docstrings():
     """Every docstring of the package, its tests and its scripts, those under fields too."""
     folders = ("sink_lens", "analyses", "benchmarks", "examples", "tests")
     for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if (
                 isinstance(node, ast.Expr)
                 and isinstance(node.value, ast.Constant)
