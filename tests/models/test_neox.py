@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rounding import assert_rows_close
 
 from sink_lens.models.load import wrap
 from sink_lens.models.neox import SHARED_NEOX, PartOfFused, SharedNeoxAdapter, register
@@ -38,10 +39,10 @@ def test_a_part_without_bias():
 
 
 @torch.no_grad()
-def test_the_logits_are_bit_equal_to_eager_hugging_face():
+def test_the_logits_are_those_of_eager_hugging_face():
     lens = wrap(tiny("gpt_neox", attn_implementation="eager"))
     assert isinstance(lens.bridge.adapter, SharedNeoxAdapter)
-    assert torch.equal(lens.bridge(tokens(), use_cache=False), lens.plain(tokens(), use_cache=False).logits)
+    assert_rows_close(lens.bridge(tokens(), use_cache=False), lens.plain(tokens(), use_cache=False).logits)
 
 
 def test_a_loss_through_the_bridge_trains_the_shared_projection():

@@ -99,11 +99,6 @@ def test_bridge_equals_hugging_face(overrides):
     torch.testing.assert_close(logits(bridge, ids), logits(plain, ids), rtol=0.0, atol=1e-5)
 
 
-def test_the_only_difference_is_where_the_scale_is_applied():
-    plain, bridge = build(**WIDE)
-    assert torch.equal(logits(bridge, tokens()), logits(plain, tokens()))
-
-
 @pytest.mark.parametrize("edit", [scale_first_key, swap_heads], ids=lambda edit: edit.__name__)
 def test_pattern_edit_equals_the_same_edit_in_plain_hugging_face(monkeypatch, edit):
     plain, bridge = build(**WIDE)

