@@ -85,7 +85,7 @@ def test_the_notebook_keeps_its_outputs_and_runs_offline(model, tmp_path, monkey
     assert sum(bool(cell.outputs) for cell in cells) >= len(cells) // 2
     assert len(json.dumps(notebook)) < 1_500_000
     monkeypatch.setenv("SINK_LENS_MODEL", str(model))
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 
 def test_the_colab_notebook_names_the_package_once_and_runs_without_an_installation(model, tmp_path, monkeypatch):
@@ -94,6 +94,6 @@ def test_the_colab_notebook_names_the_package_once_and_runs_without_an_installat
     assert sum("PACKAGE = " in cell.source for cell in cells) == 1
     assert not any(line.startswith(("!", "%")) for cell in cells for line in cell.source.splitlines())
     monkeypatch.setenv("SINK_LENS_MODEL", str(model))
-    nbclient.NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert (tmp_path / "runs" / "colab" / "report.html").is_file()
     assert "iframe" in str(cells[-2].outputs)
