@@ -36,6 +36,12 @@ def assert_close(found, wanted, message=None):
     torch.testing.assert_close(found, wanted, rtol=CLOSE, atol=CLOSE, equal_nan=True, msg=message)
 
 
+def assert_gradients_close(found, wanted, message=""):
+    """The gradient of a whole parameter; one that cancels to nearly nothing has rounding only."""
+    off = float((found - wanted).norm())
+    assert off <= CLOSE * float(wanted.norm()) + 1e-7, f"{message}: off by {off:.1e} of {float(wanted.norm()):.1e}"
+
+
 def assert_moved(edited, baseline, message=""):
     """An edit moved some row by at least 1e-3 of its norm, so that the bound on what it gives says something."""
     moved = gap(edited, baseline)

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 import pytest
 import torch
-from rounding import CLOSE, assert_close, assert_rows_close, gap
+from rounding import assert_close, assert_gradients_close, assert_rows_close, gap
 from safetensors.torch import save_file
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
@@ -52,7 +52,7 @@ def test_gradients_of_the_bridge_are_those_of_the_plain_model(variant, new_model
     plain.zero_grad()
     bridge(tokens, use_cache=False).square().mean().backward()
     for name, parameter in trained.items():
-        assert gap(parameter.grad.flatten(), expected[name].flatten()) <= CLOSE, name
+        assert_gradients_close(parameter.grad, expected[name], name)
 
 
 def test_the_scores_hook_has_masked_scores_and_the_pattern_hook_the_weights(variant, lens_of, tokens):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rounding import CLOSE, assert_moved, assert_rows_close, gap
+from rounding import assert_gradients_close, assert_moved, assert_rows_close
 from torch import nn
 from transformers import AutoModelForCausalLM, StaticCache, Trainer, TrainingArguments
 
@@ -459,7 +459,7 @@ def test_gradients_reach_everything_and_checkpointing_and_the_kernel_leave_them(
     # Under its new name, which the oldest transformers that is taken does not have.
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     for name, grad in gradients(model, tokens).items():
-        assert gap(grad.flatten(), plain[name].flatten()) <= CLOSE, name
+        assert_gradients_close(grad, plain[name], name)
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
     model.set_attn_implementation("sdpa")
