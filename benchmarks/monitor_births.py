@@ -115,9 +115,9 @@ def score(frame: pd.DataFrame, rule: Rule, *, every: int) -> Score:
     result = Score()
     for _, training in frame.groupby(["task", "seed"]):
         birth = birth_of(training)
-        alarms, raised = Alarms(rules=(rule,)), []
+        alarms, raised = Alarms(rules=(rule,), threshold=0.3), []
         for row in training[training["step"] % every == 0].to_dict("records"):
-            reading = {f"sinks/{name}": float(row[name]) for name in SEEN}
+            reading = {(name, None): float(row[name]) for name in SEEN}
             raised += [alarm.step for alarm in alarms.see(reading, step=int(row["step"]))]
         right = [step for step in raised if birth is not None and birth - every <= step <= birth + every]
         result.trainings += 1

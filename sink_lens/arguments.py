@@ -1,8 +1,9 @@
 """Arguments of public functions: each is compared with the type in the signature before the function begins.
 
 ``lazy.exported`` puts this around every function that a namespace such as ``sink_lens.measures`` gives, so that what a
-user calls is checked and what the package calls itself is not. It needs no torch: types that say a shape
-(``Float[Tensor, "head query"]``) check themselves.
+user calls is checked and what the package calls itself is not. beartype does the comparing; what it is told besides is
+that a number may be numpy's and is not nan, that a tensor has values, and that every item counts. What a function
+raises while it runs passes as it is.
 """
 
 import functools
@@ -12,14 +13,13 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from .errors import InputError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", type(None): "None"}
-_UNEXPECTED = (TypeError, AttributeError, ValueError, LookupError, OverflowError, RuntimeError)
 _MOST_ITEMS = 10_000
 """Items of a longer sequence are not looked at one by one."""
 
@@ -34,34 +34,31 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
-        hints = _hints(function)
         try:
             bound = signature.bind(*args, **named).arguments
         except TypeError:  # the function says itself what is missing, and may take names of 0.1
             return function(*args, **named)
-        for name, value in bound.items():
-            hint = hints.get(name, Any)
-            kind = signature.parameters[name].kind
-            several = value if kind is inspect.Parameter.VAR_POSITIONAL else (value,)
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                continue
-            for one in several:
-                if not fits(one, hint):
-                    raise InputError(f"{name} of {function.__name__} is {shown(one)}; need {needed(hint)}")
-        try:
-            return function(*args, **named)
-        except _UNEXPECTED as error:  # what the signature allows and the function cannot use
-            ours = type(error) in (RuntimeError, NotImplementedError) and "memory" not in str(error)
-            if isinstance(error, RuntimeError) and not ours:  # such as a device that is out of memory
-                raise
-            said = (str(error).strip() or "no reason was given").splitlines()[0]
-            raise InputError(
-                f"{function.__name__} cannot use what it was given ({type(error).__name__}: {said[:200]}); found "
-                f"{', '.join(f'{name} = {shown(value)}' for name, value in bound.items()) or 'nothing'}; need what "
-                f"help({function.__module__}.{function.__name__}) says"
-            ) from error
+        check_arguments(function, bound)
+        return function(*args, **named)
 
     return call
+
+
+def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse arguments, by name, that a function's signature does not allow.
+
+    Raises:
+        InputError: which one, what was found and what is needed.
+    """
+    hints, parameters = _hints(function), inspect.signature(function).parameters
+    name_of = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    for name, value in given.items():
+        kind = parameters[name].kind if name in parameters else inspect.Parameter.VAR_KEYWORD
+        if name not in hints or kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        for one in value if kind is inspect.Parameter.VAR_POSITIONAL else (value,):
+            if not fits(one, hints[name]):
+                raise InputError(f"{name} of {name_of} is {shown(one)}; need {needed(hints[name])}")
 
 
 @functools.cache
@@ -74,47 +71,52 @@ def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of a type; True where the type says nothing that can be checked."""
+    from beartype.door import is_bearable
+    from beartype.roar import BeartypeException
+
+    try:
+        return is_bearable(value, _strict(hint))
+    except BeartypeException:  # a type that cannot be checked
+        return True
+
+
+@functools.cache
+def _strict(hint: Any) -> Any:
+    """A type as it is meant at a public door, for beartype."""
+    from beartype.vale import Is
+
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, one) for one in inner)
-    if origin is Literal:
-        return any(value is one or (type(value) is type(one) and value == one) for one in inner)
-    if getattr(value, "is_meta", False):
-        return False
+        return Union[tuple(_strict(one) for one in inner)]  # noqa: UP007  # made at run time
     if hint is bool:
-        return isinstance(value, bool) or type(value).__name__ == "bool"
-    if hint in (int, float):
-        number = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
-        return number and not (isinstance(value, float) and math.isnan(value))
-    if hint is None:
-        return value is None
-    if origin is not None:
-        return _fits_container(value, origin, inner)
-    return not isinstance(hint, type) or hint is Any or isinstance(value, hint)
-
-
-def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    if origin is Callable:
-        return callable(value)
-    if not isinstance(origin, type):
-        return True
-    if issubclass(origin, Mapping):
-        items = list(value.items())[:_MOST_ITEMS] if isinstance(value, Mapping) else ()
-        return isinstance(value, Mapping) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in items)
-    if not issubclass(origin, Iterable):
-        return isinstance(value, origin)
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        return False
-    if isinstance(value, Mapping) and issubclass(origin, Sequence | Set):
-        return False
-    if not isinstance(value, Sequence | Set) or not inner:
-        kind = getattr(getattr(value, "dtype", None), "kind", "" if hasattr(value, "dtype") else "U")
-        return (
-            not inner or inner[0] is not str or kind in ("U", "O", "T")
-        )  # an array, or what can be gone over once only
+        return Annotated[object, Is[lambda value: isinstance(value, bool) or type(value).__name__ == "bool"]]
+    if hint is int:
+        return Annotated[Integral, Is[lambda value: not isinstance(value, bool)]]
+    if hint is float:
+        return Annotated[Real, Is[lambda value: not isinstance(value, bool) and not math.isnan(value)]]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return Annotated[Mapping, Is[lambda value: _all_fit(value, inner[:1]) and _all_fit(value.values(), inner[1:])]]
     if origin is tuple and inner[-1] is not ...:
-        return len(value) == len(inner) and all(fits(one, of) for one, of in zip(value, inner, strict=True))
-    return len(value) > _MOST_ITEMS or all(fits(one, inner[0]) for one in value)
+        return Annotated[Sequence, Is[lambda value: len(value) == len(inner) and all(map(fits, value, inner))]]
+    if isinstance(origin, type) and issubclass(origin, Iterable) and origin not in (type, Callable):
+        ordered = issubclass(origin, Sequence | Set)
+        return Annotated[Iterable, Is[lambda value: _are_items(value, inner[:1], ordered=ordered)]]
+    if hasattr(hint, "dim_str"):
+        return Annotated[hint, Is[lambda value: not getattr(value, "is_meta", False)]]
+    return hint
+
+
+def _are_items(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
+    """Whether the items of a list, an array or a tensor are of a type; a text is none, and no table is a list."""
+    if isinstance(value, str | bytes) or (ordered and isinstance(value, Mapping)) or getattr(value, "is_meta", False):
+        return False
+    if hasattr(value, "dtype"):
+        return of != (str,) or getattr(value.dtype, "kind", "") in ("U", "O", "T")
+    return not isinstance(value, Sequence | Set | Mapping) or _all_fit(value, of)
+
+
+def _all_fit(values: Any, of: Sequence[Any]) -> bool:
+    return not of or len(values) > _MOST_ITEMS or all(fits(one, of[0]) for one in values)
 
 
 def shown(value: Any) -> str:

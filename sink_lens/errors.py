@@ -1,6 +1,8 @@
 """Every error class of sink_lens. Each message says what was found, what was needed and what to do."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000
@@ -49,6 +51,16 @@ class UndrawnError(RunError):
         super().__init__(message)
         self.folder = folder
         """Folder of the finished run, of which only the page is missing."""
+
+
+@contextmanager
+def noted(whose: str) -> Iterator[None]:
+    """Within it, what a user's function raises passes as it is, with a note that says whose function it is."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"raised in {whose}")
+        raise
 
 
 def check_name(path: str | os.PathLike[str], *, what: str) -> None:

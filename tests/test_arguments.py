@@ -1,6 +1,7 @@
 """Arguments of public functions: what a signature does not allow is refused with what was found and needed."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,9 @@ from torch import Tensor
 
 import sink_lens
 from sink_lens.arguments import checked, fits
+from sink_lens.edits.metrics import Metric, evaluate
 from sink_lens.errors import InputError
+from sink_lens.models.tiny import tiny
 
 META = torch.zeros(2, 2, device="meta")
 
@@ -81,7 +84,6 @@ def test_what_a_type_allows(value, hint, fit):
         (lambda: sink_lens.trace("MODEL", sequences=2.5), "sequences is 2.5; need a whole number"),
         (lambda: sink_lens.TraceConfig(sequences="4"), "sequences is '4'; need a whole number"),
         (lambda: sink_lens.TraceConfig(controls=1_000_000), "controls is 1000000; need at most 10,000"),
-        (lambda: sink_lens.views.attention_heads(len), "cannot use what it was given.*'len', a builtin_function"),
         (lambda: sink_lens.identity.UntrainedConfig(n_layers=10**9), "n_layers is 1000000000; need at most 10,000"),
     ],
 )
@@ -90,13 +92,43 @@ def test_public_names_refuse_what_they_cannot_take(call, says):
         call()
 
 
-def test_what_a_function_itself_raises_passes():
+@pytest.mark.parametrize("kind", [FileNotFoundError, KeyError, TypeError, RuntimeError, ValueError, AttributeError])
+def test_what_a_function_itself_raises_stays_what_it_is(kind):
     @checked
     def fails(number: int) -> int:
-        raise FileNotFoundError("no such file")
+        raise kind("of the function")
 
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(kind) as found:
         fails(3)
+    assert type(found.value) is kind
+
+
+def test_what_a_user_s_function_raises_passes_with_a_note_that_says_whose_it_is():
+    lens, tokens = sink_lens.load(tiny("llama")), torch.arange(3, 23).reshape(2, 10)
+
+    def breaks(*given):
+        raise KeyError("mine")
+
+    reading = sink_lens.Reading(name="r", sites=("z",), function=breaks, layers=frozenset({1}))
+    for call, note in (
+        (
+            lambda: sink_lens.run_with(lens, tokens, sink_lens.edits.edit("z", breaks, layers=[1], positions=[2])),
+            r"raised in the edit '.*' of 'z', layer 1, positions 2",
+        ),
+        (
+            lambda: sink_lens.run_with(lens, tokens, sink_lens.edits.edit("z", breaks, layers=[1], label="my edit")),
+            r"raised in the edit 'my edit' of 'z', layer 1, all positions",
+        ),
+        (lambda: sink_lens.stream(lens, tokens, [reading]), "raised in the reading 'r', layer 1"),
+        (
+            lambda: evaluate(Metric(name="m", function=breaks), sink_lens.run_with(lens, tokens)),
+            "raised in the metric 'm'",
+        ),
+    ):
+        with pytest.raises(KeyError, match="mine") as found:
+            call()
+        (said,) = found.value.__notes__
+        assert re.fullmatch(note, said), said
 
 
 def test_an_argument_that_is_missing_is_a_type_error():

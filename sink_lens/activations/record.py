@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch, from_tensor
-from ..errors import InputError, SiteError
+from ..errors import InputError, SiteError, noted
 from ..models.lens import LensModel, check_attention, linear_layers
 from ..models.load import ModelLike, as_lens
 from ..models.memory import give_back
@@ -226,7 +226,8 @@ class _Desk:
         )
         for reading in ready:
             self.waiting[layer].remove(reading)
-            result = reading.function(view)
+            with noted(f"the reading {reading.name!r}, layer {layer}"):
+                result = reading.function(view)
             if result is not None:
                 self._keep(result, reading=reading, layer=layer)
         still = {site for reading in self.waiting[layer] for site in reading.sites}
@@ -235,9 +236,10 @@ class _Desk:
 
     def _keep(self, result: Tensor, *, reading: Reading, layer: int) -> None:
         """A copy of the tensor, since a view would keep the whole underlying tensor in memory."""
-        if result.dim() == 0 or len(result) != len(self.tokens):
+        if not isinstance(result, Tensor) or result.dim() == 0 or len(result) != len(self.tokens):
+            gave = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
             raise InputError(
-                f"the reading {reading.name!r} gave a tensor of shape {tuple(result.shape)} for "
+                f"the reading {reading.name!r} gave {gave} for "
                 f"{len(self.tokens)} sequences; need the sequences as its first axis"
             )
         own = result.detach().to("cpu", copy=True)

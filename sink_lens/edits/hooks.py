@@ -19,7 +19,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from ..data.tokens import TokenBatch
-from ..errors import InputError, ModelError, SiteError
+from ..errors import InputError, ModelError, SiteError, noted
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_at, site_of
@@ -182,7 +182,9 @@ class Applied:
             read=held.get("read"),
         )
         version = _version(old)
-        new = one.change(old, at)
+        where = "all positions" if one.positions is None else f"positions {', '.join(map(str, one.positions))}"
+        with noted(f"the edit {one.label!r} of {one.site!r}, layer {layer}, {where}"):
+            new = one.change(old, at)
         if _version(old) != version:
             raise EditError(f"the edit {one.label!r} changed its values in place; need new values: clone them first")
         new = _checked(new, old=old, one=one, layer=layer)

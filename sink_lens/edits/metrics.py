@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..arguments import checked, shown
 from ..edits.outcome import Outcome
-from ..errors import InputError
+from ..errors import InputError, noted
 from ..measures.dimensions import dominance_ratio
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
@@ -217,7 +217,8 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
         raise InputError(
             f"evaluate was given {shown(metric)} and {shown(run)}; need a Metric and an Outcome of run_with"
         )
-    found = metric.function(run)
+    with noted(f"the metric {metric.name!r}"):
+        found = metric.function(run)
     n = run.valid.shape[0]
     if isinstance(found, float | int):
         found = torch.tensor(float(found))

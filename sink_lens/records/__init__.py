@@ -6,6 +6,7 @@ half way can be continued with the same kind, configuration, inputs, software an
 reused. Nothing in this package loads torch.
 """
 
+from sink_lens.records.log import LOG_FILE, RunLog, log_lines, read_log
 from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, compare_runs, versions
 from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, check_not_of_run, read_run, read_table
 from sink_lens.records.writing import RunWriter, add_to_run, create_run
@@ -13,15 +14,19 @@ from sink_lens.records.writing import RunWriter, add_to_run, create_run
 __all__ = [
     "CIRCUMSTANCE",
     "IDENTITY",
+    "LOG_FILE",
     "PAGE_FILE",
     "RUN_FILE",
     "Run",
+    "RunLog",
     "RunWriter",
     "Tables",
     "add_to_run",
     "check_not_of_run",
     "compare_runs",
     "create_run",
+    "log_lines",
+    "read_log",
     "read_run",
     "read_table",
     "versions",

@@ -17,6 +17,7 @@ import safetensors.numpy
 from pandas.api import types
 
 from sink_lens.errors import InputError, RunError, check_name, is_own_name
+from sink_lens.records.log import LOG_FILE, columns_of_log, read_log
 from sink_lens.schema import table_of
 
 RUN_FILE = "run.json"
@@ -50,6 +51,17 @@ class Tables(Mapping[str, pd.DataFrame]):
             for file in files
             if Path(file).suffix in (".parquet", ".csv") and (folder / file).exists()
         }
+        self._paths |= self._logged(folder / LOG_FILE)
+
+    def _logged(self, log: Path) -> dict[str, Path]:
+        """The tables that are read from the log: all of it, if it has grown since the tables were written."""
+        if log.name not in self._files or not log.is_file():
+            return {}
+        grown = log.stat().st_size > self._files[log.name]["bytes"]
+        try:
+            return {name: log for name in columns_of_log(log) if grown or name not in self._paths}
+        except (OSError, ValueError):
+            return {}
 
     def kept(self) -> "Tables":
         """The same tables, each read only once, for code that reads them often and never changes them."""
@@ -69,6 +81,8 @@ class Tables(Mapping[str, pd.DataFrame]):
         try:
             if not whole(path, self._files[path.name]):
                 raise ValueError(f"it is not what {RUN_FILE} says was written")
+            if path.name == LOG_FILE:
+                return checked_table(read_log(path)[name], kind=self._kind, name=name)
             return read_table(path, kind=self._kind)
         except (OSError, ValueError) as error:
             raise damaged(path, error) from error
@@ -156,6 +170,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     record = read_record(folder)
     written = {Path(file).stem for file in record["files"]}
     gone = [Path(file).stem for file in record["files"] if not (folder / file).exists()]
+    tables = Tables(folder, files=record["files"], kind=record["kind"])
     return Run(
         folder=folder,
         kind=record["kind"],
@@ -165,8 +180,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         ended=record["ended"],
         config=record["config"],
         provenance=record["provenance"],
-        tables=Tables(folder, files=record["files"], kind=record["kind"]),
-        missing=[name for name in record["expects"] if name not in written] + gone,
+        tables=tables,
+        missing=[name for name in record["expects"] if name not in written and name not in tables] + gone,
     )
 
 
@@ -177,10 +192,19 @@ def read_table(path: Path, *, kind: str) -> pd.DataFrame:
         ValueError: a column holds something else than the schema says, such as lists, or texts instead of numbers.
     """
     table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    if (described := table_of(kind, path.stem)) is not None:
+    return checked_table(table, kind=kind, name=path.stem, text_too=path.suffix == ".csv")
+
+
+def checked_table(table: pd.DataFrame, *, kind: str, name: str, text_too: bool = False) -> pd.DataFrame:
+    """The table itself, if its columns hold what the schema says.
+
+    Raises:
+        ValueError: a column holds something else.
+    """
+    if (described := table_of(kind, name)) is not None:
         for column in described.columns:
             if column.name in table and not (described.open and column.optional):
-                _check_column(table, column.name, dtype=column.dtype, text_too=path.suffix == ".csv")
+                _check_column(table, column.name, dtype=column.dtype, text_too=text_too)
     return table
 
 
@@ -258,10 +282,13 @@ def check_not_of_run(path: Path, *, replaceable: Collection[str]) -> None:
 
 
 def whole(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether a file exists and equals, byte for byte, the one that run.json lists."""
-    if not path.is_file() or path.stat().st_size != entry["bytes"]:
+    """Whether a file exists and equals, byte for byte, the one that run.json lists; a log may have grown since."""
+    if not path.is_file() or path.stat().st_size < entry["bytes"]:
         return False
-    return hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
+    content = path.read_bytes()
+    if path.name == LOG_FILE:
+        content = content[: entry["bytes"]]
+    return len(content) == entry["bytes"] and hashlib.sha256(content).hexdigest() == entry["sha256"]
 
 
 def damaged(path: Path, error: Exception) -> RunError:

@@ -73,6 +73,17 @@ class RunWriter:
         """Write bytes to a file unchanged, such as an image."""
         return self._write(filename, payload)
 
+    def list_file(self, name: str) -> None:
+        """List a file that lies in the folder, as it is now."""
+        content = (self.folder / name).read_bytes()
+        self._wrote = True
+        self._record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        self._write_record()
+
+    def leave(self) -> None:
+        """At the end of the block, let go of the folder and leave the run as one that goes on."""
+        self._adding = True
+
     def clear(self) -> None:
         """Remove every file of the run, if the files written so far can no longer be continued."""
         held = list(self._record["files"])
@@ -127,13 +138,13 @@ class RunWriter:
     def _close(self, error: BaseException | None) -> None:
         if self._adding:
             return
-        if error is not None and not self._record["files"]:
-            (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
-            self._put_back()
-            return
         if isinstance(error, SinkLensError) and not self._wrote and self._earlier is not None:
             self._record = self._earlier  # refused: as it was found
             self._write_record()
+            return
+        if error is not None and not self._record["files"]:
+            (self.folder / RUN_FILE).unlink(missing_ok=True)  # nothing was measured: leave nothing behind
+            self._put_back()
             return
         status = "finished" if error is None else "failed"
         if isinstance(error, KeyboardInterrupt):
@@ -208,6 +219,7 @@ def create_run(
     expects: Sequence[str] = (),
     overwrite: bool = False,
     reopen: bool = False,
+    patience: float = 0,
 ) -> RunWriter:
     """Open a run folder for writing, new or continued, under a lock; use it in a `with` statement.
 
@@ -223,6 +235,7 @@ def create_run(
         expects: Names of the files that a finished run of this kind has; `Run.missing` lists the absent ones.
         overwrite: Replace the run that the folder holds, finished or not. Files that belong to no run stay.
         reopen: Also continue an equal run that is already finished, for runs that can be added to.
+        patience: Seconds to wait for a folder that is in use, such as by a page that is drawn.
 
     Raises:
         UndrawnError: The folder holds this exact run, finished but without its page.
@@ -243,7 +256,7 @@ def create_run(
         "files": {},
     }
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock = FileLock(folder / _LOCK_FILE, timeout=0, thread_local=False)
+    lock = FileLock(folder / _LOCK_FILE, timeout=patience, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_foreign(folder)

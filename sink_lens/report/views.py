@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from sink_lens.arguments import shown
 from sink_lens.errors import InputError, RunError
 from sink_lens.records import Run
 from sink_lens.report.story import find_story, largest_first, studied
@@ -300,9 +301,16 @@ MOST_NUMBERS = 600_000
 
 
 def _array(source: Any) -> np.ndarray:
-    """The numbers of an array, a list, or a tensor of any type and device."""
+    """The numbers of an array, a list, or a tensor of any type and device.
+
+    Raises:
+        InputError: there are none.
+    """
     source = source.detach().cpu().float() if hasattr(source, "detach") else source
-    return np.asarray(source, dtype=float)
+    try:
+        return np.asarray(source, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the source is {shown(source)}, which holds no numbers; need an array of them") from error
 
 
 def _harmless(text: object, *, limit: int = 24) -> str:

@@ -5,9 +5,14 @@ when it has ended. The stream is read as it passes. For attention, each attentio
 same input without gradients, for a few sequences, with an attention function that takes query and key and ends the
 call there. So the model's own forward runs its own kernels, and nothing that it computes is changed. Where the hooks
 are not called, as in a compiled model, the model is called once more on the few sequences instead.
+
+Whatever happens, the training goes on: from its first hook on the monitor raises nothing. An error of its own is one
+warning, and it stops. Each reading is appended to the run's log (``records.log``) before the next step begins.
 """
 
 import contextlib
+import inspect
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,22 +27,24 @@ from transformers import PreTrainedModel
 
 from ..activations.attention import Scores, choose_kernel, log_sum_exp
 from ..activations.forward import evaluating
+from ..arguments import check_arguments, checked
 from ..errors import InputError, KernelError, ModelError
 from ..measures.attention import row_shares
 from ..measures.sink_tokens import sampled_queries
 from ..models.families import FAMILIES, Family, family_of_model, reach_of
-from ..records import RunWriter, create_run, versions
 from .monitor_alarms import Alarm, Alarms
-from .monitor_attention import Look, Seen, first, query_and_key, uncached_autocast
-from .monitor_keys import KEYS, ON_REQUEST, PREFIX, KeySums
+from .monitor_attention import Seen, first, query_and_key, uncached_autocast
+from .monitor_keys import ON_REQUEST, KeySums, Reading, logged
+from .monitor_readings import ReadingLog, Readings
 
 __all__ = ["SinkMonitor"]
 
 _LOGGER = logging.getLogger(__name__)
 _UNCOMPILED: Any = torch.compiler.disable  # its type takes no bound method
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_SAVED_EVERY = 10
 _ROWS_A_BLOCK = 256
+_READY, _NOTHING, _STOPPED = 1, 0, -1
+"""How a process comes to a reading; the lowest of all processes counts for all."""
 
 
 class SinkMonitor:
@@ -57,6 +64,7 @@ class SinkMonitor:
     step. With several processes, each reads its own share and all must call ``step()``; they get the same numbers.
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
@@ -79,40 +87,36 @@ class SinkMonitor:
                 read.
             threshold: of the sink score, in (0, 1).
             extras: keys that are read on request.
-            folder: run folder for ``monitor.parquet`` and ``alarms.parquet``, which the first process writes.
+            folder: run folder for the readings and alarms, which the first process writes. A training that goes on
+                continues it. Where it holds something else, the readings go into a folder beside it, with a warning.
             first_step: the number of the first step, for a training that goes on.
 
         Raises:
             ModelError: no known family.
             InputError: an option out of its range.
         """
-        if every < 1 or sequences < 1 or not 0 < threshold < 1:
-            raise InputError(
-                f"every is {every}, sequences {sequences}, threshold {threshold}; need at least 1, at least 1, and a "
-                "number between 0 and 1"
-            )
-        if unknown := sorted(set(extras) - set(ON_REQUEST)):
-            raise InputError(f"extras has {', '.join(unknown)}; need some of {', '.join(ON_REQUEST)}")
-        self.readings: list[dict[str, float]] = []
-        """Every reading so far, with its ``step``."""
+        check_options(every=every, sequences=sequences, threshold=threshold, extras=extras)
         self.alarms: list[Alarm] = []
         """What the rules of ``monitor_alarms`` have found; each is logged as a warning too."""
-        self._rules = Alarms()
+        self.stopped = False
+        """An error of the monitor's own has ended it."""
         self.compiled = False
         """The model is compiled, though what was given does not show it; saves a graph that is compiled with hooks."""
+        self._rules = Alarms(threshold=threshold)
         self._outer, self._model = model, _unwrapped(model)
         self._family = _family(self._model)
-        self._layers = [_bare(one) for one in self._model.get_submodule(self._family.layers).children()]
+        self._layers = [_bare(one) for one in _children(self._model.get_submodule(self._family.layers))]
         self._every, self._tokens, self._sequences = every, tokens, sequences
         self._threshold, self._extras = threshold, frozenset(extras)
         self._folder, self._step = None if folder is None else Path(folder), first_step
         self._handles: list[Any] = []
         self._end: Any = None
-        self._stack = contextlib.ExitStack()
-        self._writer: RunWriter | None = None
+        self._readings: Readings | ReadingLog = Readings()
         self._sums: KeySums | None = None
         self._inputs: dict[str, Any] | None = None
         self._valid: Tensor | None = None
+        self._warned: set[str] = set()
+        self._all_stopped = False
 
     def __enter__(self) -> "SinkMonitor":
         self.open()
@@ -122,44 +126,63 @@ class SinkMonitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.disarm()
-        try:
-            self._save()
-        finally:
-            self._stack.__exit__(kind, error, trace)
-            self._stack, self._writer = contextlib.ExitStack(), None
+        self.close(error)
 
     def open(self) -> None:
         """Open the run folder, where there is to be one; ``with`` does it for a plain loop."""
-        if self._folder is not None and _rank() == 0:
-            self._writer = self._stack.enter_context(self._run_folder(self._folder))
+        if self._folder is None or _rank() > 0:
+            return
+        parameter = next(self._model.parameters())
+        try:
+            log = ReadingLog.opened(
+                self._folder,
+                first_step=self._step,
+                config={
+                    "every": self._every,
+                    "sequences": self._sequences,
+                    "threshold": self._threshold,
+                    "extras": sorted(self._extras),
+                    "fixed_tokens": self._tokens is not None,
+                },
+                provenance={
+                    "model": self._family.architecture,
+                    "dtype": str(parameter.dtype).removeprefix("torch."),
+                    "device": parameter.device.type,
+                    "processes": _world(),
+                    "kernel": str(self._model.config._attn_implementation),
+                },
+            )
+            for step, reading in log.earlier(self._step):
+                self.alarms.extend(self._rules.see(reading, step=step))
+            self._readings = log
+        except Exception as error:  # noqa: BLE001  # the training goes on, and its readings are kept in memory
+            self._warn("the readings are kept in memory alone", str(error))
+
+    def close(self, error: BaseException | None = None, *, finished: bool = True) -> None:
+        """Take the hooks off, and write the tables; ``with`` does it for a plain loop.
+
+        Args:
+            error: what ended the training.
+            finished: the training has ended; else the folder is left as that of a training that goes on.
+        """
+        self.disarm()
+        with self._kept_from_the_training("the readings are not all written"):
+            self._readings.close(error, finished=finished)
 
     @property
     def due(self) -> bool:
         """Whether the step that comes is read."""
-        return self._step % self._every == 0
+        return self._step % self._every == 0 and not self.stopped
 
     def arm(self) -> None:
         """Put the hooks on for the next forward, if its step is read; ``step`` does it for a plain loop."""
         self.disarm()
-        if not self.due:
-            return
-        self._sums = KeySums(threshold=self._threshold, extras=self._extras)
-        if self._tokens is not None:
-            device = next(self._model.parameters()).device
-            self._replay({"input_ids": self._tokens.to(device)}, call=_callable(self._outer))
-            return
-        self._hook(self._model.register_forward_pre_hook(_UNCOMPILED(self._before), with_kwargs=True))
-        self._end = self._model.register_forward_hook(_UNCOMPILED(self._after), always_call=True)
-        if not (self.compiled or _compiled(self._outer)):
-            self._listen()
+        if self.due:
+            with self._guarded():
+                self._arm()
 
     def step(self) -> dict[str, float] | None:
-        """Say that a step of the optimizer has ended; gives the reading of this step, or None where there is none.
-
-        Raises:
-            InputError: the step was to be read and the model was not called in it.
-        """
+        """Say that a step of the optimizer has ended; gives the reading of this step, or None where there is none."""
         reading = self.finish()
         self.arm()
         return reading
@@ -167,76 +190,109 @@ class SinkMonitor:
     def finish(self) -> dict[str, float] | None:
         """End the last step: as ``step``, but no hooks are set for a next one."""
         self.disarm()
-        reading = self._collect() if self.due else None
+        reading = None
+        if self._step % self._every == 0 and not self._all_stopped:
+            with self._guarded():
+                reading = self._collect()
         self._step += 1
-        return reading
+        return reading if reading is None else logged(reading)
 
     def frame(self) -> pd.DataFrame:
         """All readings: step, key, layer (missing for the whole model), value, unit."""
-        rows = []
-        for reading in self.readings:
-            for name, value in reading.items():
-                key, _, layer = name.removeprefix(PREFIX).partition("/layer_")
-                if key in KEYS:
-                    rows.append((int(reading["step"]), key, int(layer) if layer else None, value, KEYS[key].unit))
-        types = {"step": "int64", "key": "str", "layer": "Int64", "value": "float64", "unit": "str"}
-        return pd.DataFrame(rows, columns=list(types)).astype(types)
+        return self._readings.frame()
 
-    def _collect(self) -> dict[str, float]:
-        sums, self._sums = self._sums, None
-        n_layers = len(self._layers)
-        if sums is None:
-            raise InputError(
-                f"step {self._step} was to be read and the monitor was not listening; need the loop within "
-                "`with SinkMonitor(model) as monitor:`, or monitor.arm() before the step"
-            )
-        if not sums.complete(range(n_layers)):
-            raise InputError(
-                f"step {self._step} was to be read and the model was not called in it; need a forward of the model "
-                "that was given, between one step() and the next. Give SinkMonitor the model that the loop trains."
-            )
-        sums = sums.settled()
+    def _arm(self) -> None:
+        self._sums = KeySums(threshold=self._threshold, extras=self._extras)
+        if self._tokens is not None:
+            device = next(self._model.parameters()).device
+            self._replay({"input_ids": self._tokens.to(device)}, call=_callable(self._outer))
+            return
+        before = self._within(self._before)
+        self._hook(self._model.register_forward_pre_hook(_UNCOMPILED(before), with_kwargs=True))
+        self._end = self._model.register_forward_hook(_UNCOMPILED(self._after), always_call=True)
+        if not (self.compiled or _compiled(self._outer)):
+            self._listen()
+
+    def _collect(self) -> Reading | None:
+        state, sums = _STOPPED, self._sums
+        self._sums = None
+        if not self.stopped:
+            with self._guarded():
+                state = self._state(sums)
+        lowest = self._agreed(state)
+        if lowest == _STOPPED:
+            self.stopped = self._all_stopped = True
+        if lowest != _READY or sums is None:
+            return None
         if _world() > 1:
-            device = torch.device("cpu")
-            if torch.distributed.get_backend() == "nccl":
-                device = next(self._model.parameters()).device
-            sums = sums.reduced(device=device)
-        reading = sums.numbers(n_layers=n_layers)
-        self.readings.append({"step": float(self._step), **reading})
+            sums = sums.reduced(device=self._shared_device())
+        reading = sums.numbers(n_layers=len(self._layers))
         raised = self._rules.see(reading, step=self._step)
         self.alarms.extend(raised)
         for alarm in raised if _rank() == 0 else ():
             _LOGGER.warning(alarm.sentence)
-        if len(self.readings) % _SAVED_EVERY == 0:
-            self._save()
+        with self._kept_from_the_training("readings wait in memory until they can be written"):
+            self._readings.add(self._step, reading, raised)
         return reading
 
-    def _save(self) -> None:
-        if self._writer is not None:
-            self._writer.write_table("monitor", self.frame())
-            columns = ["step", "rule", "sentence"]
-            rows = [(alarm.step, alarm.rule, alarm.sentence) for alarm in self.alarms]
-            types = {"step": "int64", "rule": "str", "sentence": "str"}
-            self._writer.write_table("alarms", pd.DataFrame(rows, columns=columns).astype(types))
+    def _state(self, sums: KeySums | None) -> int:
+        """Whether there is a reading, whose sums are taken then."""
+        if sums is not None and sums.complete(range(len(self._layers))):
+            sums.settled()
+            return _READY
+        found = "the monitor was not listening" if sums is None else "the model was not called in it"
+        self._warn(
+            "a reading is left out",
+            f"step {self._step} was to be read and {found}; need a forward of the model that was given, between one "
+            "step() and the next, within `with SinkMonitor(model) as monitor:`",
+        )
+        return _NOTHING
 
-    def _run_folder(self, folder: Path) -> RunWriter:
-        config = {
-            "every": self._every,
-            "sequences": self._sequences,
-            "threshold": self._threshold,
-            "extras": sorted(self._extras),
-            "fixed_tokens": self._tokens is not None,
-        }
-        parameter = next(self._model.parameters())
-        provenance = {
-            "model": self._family.architecture,
-            "dtype": str(parameter.dtype).removeprefix("torch."),
-            "device": parameter.device.type,
-            "processes": _world(),
-            "kernel": str(self._model.config._attn_implementation),
-            "versions": versions(),
-        }
-        return create_run(folder, kind="monitor", config=config, provenance=provenance, expects=("monitor", "alarms"))
+    def _agreed(self, state: int) -> int:
+        """The lowest state of all processes, so that none waits for numbers of one that has none."""
+        if _world() == 1:
+            return state
+        shared = torch.tensor([state], device=self._shared_device())
+        torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MIN)
+        return int(shared)
+
+    def _shared_device(self) -> torch.device:
+        nccl = torch.distributed.get_backend() == "nccl"
+        return next(self._model.parameters()).device if nccl else torch.device("cpu")
+
+    # --- the training goes on
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Within it, an error stops the monitor with a warning, and not the training."""
+        try:
+            yield
+        except Exception as error:  # whatever it is
+            self.stopped = True
+            self._warn("it stops and the training goes on", f"step {self._step}, {type(error).__name__}: {error}")
+            _LOGGER.debug("where the monitor stopped", exc_info=True)
+
+    @contextlib.contextmanager
+    def _kept_from_the_training(self, what: str) -> Iterator[None]:
+        """Within it, an error of the disk is one warning."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._warn(what, str(error))
+
+    def _within(self, hook: Callable[..., None]) -> Callable[..., None]:
+        def guarded(*given: Any) -> None:
+            if not self.stopped:
+                with self._guarded():
+                    hook(*given)
+
+        return guarded
+
+    def _warn(self, what: str, why: str) -> None:
+        """Say it once."""
+        if what not in self._warned:
+            self._warned.add(what)
+            _LOGGER.warning("the sink monitor: %s (%s)", what, " ".join(why.split()))
 
     # --- hooks ---
 
@@ -255,14 +311,14 @@ class SinkMonitor:
 
     def _listen(self) -> None:
         """Hooks on the layers and their attention modules."""
-        self._hook(self._layers[0].register_forward_pre_hook(self._stream_before(), with_kwargs=True))
-        for index, layer in enumerate(self._layers):
-            attention = _bare(layer.get_submodule(self._family.attention))
-            before, after = self._attention_hooks(index)
-            self._hook(attention.register_forward_pre_hook(before, with_kwargs=True))
-            # In the reverse order, so that of two monitors the second puts back what it found.
-            self._hook(attention.register_forward_hook(after, with_kwargs=True, prepend=True, always_call=True))
-            self._hook(layer.register_forward_hook(self._stream_after(index)))
+        first_hook = self._within(self._stream_before(iter([-1])))
+        self._hook(self._layers[0].register_forward_pre_hook(first_hook, with_kwargs=True))
+        for layer, numbers in _numbered(self._layers):
+            self._hook(layer.register_forward_hook(self._within(self._stream_after(numbers))))
+        modules = [_bare(layer.get_submodule(self._family.attention)) for layer in self._layers]
+        for module, numbers in _numbered(modules):
+            after = self._within(self._attention_after(numbers))
+            self._hook(module.register_forward_hook(after, with_kwargs=True))
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the whole model runs: keep its inputs for the few sequences, and see which tokens are real."""
@@ -286,47 +342,36 @@ class SinkMonitor:
             kept, self._end = self._end, None
         self.disarm()
         self._end = kept
-        if not seen and inputs is not None and output is not None:
-            self._replay(inputs, call=self._model.forward)
+        if not seen and inputs is not None and output is not None and not self.stopped:
+            with self._guarded():
+                self._replay(inputs, call=self._model.forward)
 
-    def _stream_before(self) -> Callable[..., None]:
+    def _stream_before(self, once: Iterator[int]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not torch.compiler.is_compiling():
-                self._take_state(args[0] if args else kwargs["hidden_states"], layer=-1)
+            if not torch.compiler.is_compiling() and (layer := next(once, None)) is not None:
+                self._take_state(args[0] if args else kwargs["hidden_states"], layer=layer)
 
         return hook
 
-    def _stream_after(self, layer: int) -> Callable[..., None]:
+    def _stream_after(self, numbers: Iterator[int]) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not torch.compiler.is_compiling():
-                self._take_state(output[0] if isinstance(output, tuple) else output, layer=layer)
+                self._take_state(output[0] if isinstance(output, tuple) else output, layer=next(numbers))
 
         return hook
 
-    def _attention_hooks(self, layer: int) -> tuple[Callable[..., None], Callable[..., None]]:
-        """To be called before and after an attention module."""
-        looks: list[Look] = []
-
-        def take(seen: Seen) -> None:
-            self._take_attention(seen, layer=layer)
-
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _attention_after(self, numbers: Iterator[int]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not torch.compiler.is_compiling() and self._valid is not None:
-                looks.append(Look(module, take, n=len(self._valid)))
+                batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
+                seen = query_and_key(module, args, kwargs, n=len(self._valid), batch=batch)
+                self._take_attention(seen, layer=next(numbers))
 
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            for look in looks:
-                look.remove()
-                if not look.seen and output is not None and self._valid is not None:
-                    batch = (args[0] if args else kwargs["hidden_states"]).shape[0]
-                    take(query_and_key(module, args, kwargs, n=len(self._valid), batch=batch))
-            looks.clear()
-
-        return before, after
+        return hook
 
     def _take_state(self, h: Tensor, *, layer: int) -> None:
-        assert self._sums is not None  # the hooks are on while there is a reading
-        assert self._valid is not None
+        if self._sums is None or self._valid is None:  # a part of the model was called, and not the model
+            return
         with _aside(h.device):
             self._sums.take_state(
                 h.detach()[: len(self._valid)], layer=layer, valid=self._valid.to(h.device, non_blocking=True)
@@ -334,7 +379,7 @@ class SinkMonitor:
 
     def _take_attention(self, seen: Seen, *, layer: int) -> None:
         sums, valid = self._sums, self._valid
-        assert sums is not None  # as above
+        assert sums is not None  # the hooks are on while there is a reading
         assert valid is not None
         score, sink, sigmoid = seen
         device = score.query.device
@@ -401,6 +446,35 @@ def _valid(inputs: Mapping[str, Any], *, length: int) -> Bool[Tensor, "batch pos
         return torch.ones(first.shape[0], length, dtype=torch.bool, device=first.device)
     valid = mask[:, -length:].bool()
     return valid & valid[:, :1]
+
+
+def check_options(**options: Any) -> None:
+    """Refuse options of a monitor that there are not, that are of another type, or out of their range.
+
+    Raises:
+        InputError: what was found and needed.
+    """
+    inspect.signature(SinkMonitor).bind_partial(**options)  # a TypeError where there is no such option
+    check_arguments(SinkMonitor.__init__, options)
+    for name in ("every", "sequences"):
+        if options.get(name, 1) < 1:
+            raise InputError(f"{name} is {options[name]}; need at least 1")
+    if not 0 < options.get("threshold", 0.3) < 1:
+        raise InputError(f"threshold is {options['threshold']}; need a number between 0 and 1")
+    if unknown := sorted(set(options.get("extras", ())) - set(ON_REQUEST)):
+        raise InputError(f"extras has {', '.join(unknown)}; need some of {', '.join(ON_REQUEST)}")
+
+
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a list; one that stands there twice comes twice."""
+    return (one for one in module._modules.values() if one is not None)
+
+
+def _numbered(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Iterator[int]]]:
+    """Each module once, and the layers that its calls within one forward are, round after round."""
+    for index, module in enumerate(modules):
+        if not any(module is one for one in modules[:index]):
+            yield module, itertools.cycle([layer for layer, one in enumerate(modules) if one is module])
 
 
 def _bare(module: nn.Module) -> nn.Module:

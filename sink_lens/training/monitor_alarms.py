@@ -7,12 +7,13 @@ sum has been 0. Allowances and limits were chosen on toy trainings with and with
 """
 
 import math
-from collections.abc import Mapping
+from bisect import insort
+from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
 from ..text import listed
-from .monitor_keys import PREFIX
+from .monitor_keys import Reading
 
 __all__ = ["RULES", "Alarm", "Alarms", "Rule"]
 
@@ -35,7 +36,7 @@ class Rule:
     limit: float
     """The alarm is where the sum passes it."""
     sentence: str
-    """With ``{step}``, ``{layers}``, ``{value}`` and ``{before}``."""
+    """With ``{step}``, ``{layers}``, ``{value}`` and ``{before}``; ``{threshold}`` is that of the sink score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,8 @@ RULES = (
         fewest=1,
         allowance=0.02,
         limit=0.05,
-        sentence="sink born by step {step} in {layers}: sink rate {value:.3f}, before it {before:.3f}",
+        sentence="sink born by step {step} in {layers}: sink rate {value:.3f} (sink score over {threshold:g}), "
+        "before it {before:.3f}",
     ),
     Rule(
         name="outlier_grows",
@@ -83,58 +85,71 @@ RULES = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Alarms:
     """The rules with what they have seen so far."""
 
+    threshold: float
+    """Of the sink score."""
     rules: tuple[Rule, ...] = RULES
-    _seen: dict[str, list[float]] = field(default_factory=dict)
+    _seen: dict[tuple[str, int | None], "_Earlier"] = field(default_factory=dict)
     _sums: dict[str, float] = field(default_factory=dict)
     _on: set[str] = field(default_factory=set)
 
-    def see(self, reading: Mapping[str, float], *, step: int) -> list[Alarm]:
+    def see(self, reading: Reading, *, step: int) -> list[Alarm]:
         """The alarms of the next reading; none while a rule has too few before it."""
         found = []
         for rule in self.rules:
-            excess = {key: self._excess(key, value, rule=rule) for key, value in _of(rule, reading).items()}
-            whole = excess.get(rule.key)
-            if whole is None:
-                continue
-            total = max(0.0, self._sums.get(rule.name, 0.0) + whole)
-            self._sums[rule.name] = total
-            if total == 0:
-                self._on.discard(rule.name)
-            elif total > rule.limit and rule.name not in self._on:
-                self._on.add(rule.name)
-                layers = tuple(
-                    int(key.rpartition("_")[2]) for key, over in excess.items() if "/" in key and (over or 0) > 0
-                )
-                found.append(self._alarm(rule, reading, step=step, layers=layers))
-        for rule in self.rules:
-            for key, value in _of(rule, reading).items():
-                self._seen.setdefault(key, []).append(value)
+            values = {layer: value for (key, layer), value in reading.items() if key == rule.key and layer != -1}
+            before = {layer: self._seen.setdefault((rule.key, layer), _Earlier(rule.window)) for layer in values}
+            excess = {layer: _excess(value, before[layer], rule=rule) for layer, value in values.items()}
+            if (whole := excess.get(None)) is not None:
+                total = max(0.0, self._sums.get(rule.name, 0.0) + whole)
+                self._sums[rule.name] = total
+                if total == 0:
+                    self._on.discard(rule.name)
+                elif total > rule.limit and rule.name not in self._on:
+                    self._on.add(rule.name)
+                    layers = tuple(layer for layer, over in excess.items() if layer is not None and (over or 0) > 0)
+                    found.append(
+                        self._alarm(rule, values[None], before=before[None].median(), step=step, layers=layers)
+                    )
+            for layer, value in values.items():
+                before[layer].add(value)
         return found
 
-    def _excess(self, key: str, value: float, *, rule: Rule) -> float | None:
-        if len(self._seen.get(key, ())) < rule.fewest:
-            return None
-        before = median(self._earlier(key, rule=rule))
-        if rule.logarithm:
-            return math.log(value / before) - rule.allowance if value > 0 and before > 0 else None
-        return value - before - rule.allowance
-
-    def _earlier(self, key: str, *, rule: Rule) -> list[float]:
-        seen = self._seen[key]
-        return seen if rule.window is None else seen[-rule.window :]
-
-    def _alarm(self, rule: Rule, reading: Mapping[str, float], *, step: int, layers: tuple[int, ...]) -> Alarm:
+    def _alarm(self, rule: Rule, value: float, *, before: float, step: int, layers: tuple[int, ...]) -> Alarm:
         where = f"layer{'s' * (len(layers) > 1)} {listed(map(str, layers))}" if layers else "no layer alone"
-        before = median(self._earlier(rule.key, rule=rule))
-        sentence = rule.sentence.format(step=step, layers=where, value=reading[PREFIX + rule.key], before=before)
+        sentence = rule.sentence.format(step=step, layers=where, value=value, before=before, threshold=self.threshold)
         return Alarm(rule=rule.name, step=step, layers=layers, sentence=sentence)
 
 
-def _of(rule: Rule, reading: Mapping[str, float]) -> dict[str, float]:
-    """The rule's key for the whole model and each layer, without the prefix."""
-    names = (name.removeprefix(PREFIX) for name in reading)
-    return {name: reading[PREFIX + name] for name in names if name.partition("/")[0] == rule.key and "-" not in name}
+class _Earlier:
+    """The earlier readings of one number: all of them in order of size, or the last few."""
+
+    def __init__(self, window: int | None) -> None:
+        self._sorted: list[float] = []
+        self._last: deque[float] | None = None if window is None else deque(maxlen=window)
+        self.n = 0
+
+    def add(self, value: float) -> None:
+        self.n += 1
+        if self._last is None:
+            insort(self._sorted, value)
+        else:
+            self._last.append(value)
+
+    def median(self) -> float:
+        if self._last is not None:
+            return median(self._last)
+        middle = len(self._sorted) // 2
+        return self._sorted[middle] if len(self._sorted) % 2 else sum(self._sorted[middle - 1 : middle + 1]) / 2
+
+
+def _excess(value: float, before: _Earlier, *, rule: Rule) -> float | None:
+    if before.n < rule.fewest:
+        return None
+    usual = before.median()
+    if rule.logarithm:
+        return math.log(value / usual) - rule.allowance if value > 0 and usual > 0 else None
+    return value - usual - rule.allowance

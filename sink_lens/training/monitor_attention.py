@@ -1,70 +1,30 @@
-"""Queries and keys of an attention module, caught while the model's own forward runs.
+"""Queries and keys of an attention module, from a second call of it on the same input.
 
-The model's attention function is looked up by name in transformers' attention interface. For one call of the module,
-another function stands under that name, which keeps query and key and calls the model's own function. Where the module
-does not look its function up there (eager attention, a class with functions of its own), the module is called
-once more on the same input without gradients, with a function that ends the call at query and key.
+The module is called once more without gradients and without dropout, on a few sequences, and looks up an attention
+function of ours, which ends the call at query and key. The name of that function stands in a copy of the configuration
+that the module alone has during this call: neither the model's configuration nor a function of transformers is
+changed, so that other models, and other threads, notice nothing.
 """
 
 import contextlib
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..activations.attention import Scores, with_positions
+from ..activations.forward import evaluating
 from ..errors import ModelError
 
-__all__ = ["Look", "Seen", "first", "query_and_key", "uncached_autocast"]
+__all__ = ["Seen", "first", "query_and_key", "uncached_autocast"]
 
 Seen = tuple[Scores, Tensor | None, bool]
 """The scores, the learned sink logits where there are any, and whether the weights are sigmoids."""
 _NAME = "sink_lens_monitor"
-
-
-class Look:
-    """Sees query and key of a module's next call, where its function comes from the attention interface."""
-
-    def __init__(self, module: nn.Module, take: Callable[[Seen], None], *, n: int) -> None:
-        """Replace the module's attention function until the module calls it once.
-
-        Args:
-            module: the attention module.
-            take: is given what was seen of the first ``n`` sequences.
-            n: how many.
-        """
-        self._module, self._take, self._n = module, take, n
-        self._implementation = str(module.config._attn_implementation)  # type: ignore[union-attr]
-        self._own = ALL_ATTENTION_FUNCTIONS.get(self._implementation)
-        self.seen = False
-        """Whether the module has called its function."""
-        self._there = self._own is not None
-        if self._there:
-            ALL_ATTENTION_FUNCTIONS[self._implementation] = self._function
-
-    def remove(self) -> None:
-        """Put the model's own function back."""
-        if self._there:
-            self._there = False
-            del ALL_ATTENTION_FUNCTIONS[self._implementation]
-            if ALL_ATTENTION_FUNCTIONS.get(self._implementation) is not self._own:  # it was an override itself
-                ALL_ATTENTION_FUNCTIONS[self._implementation] = self._own
-
-    def _function(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
-    ) -> Any:
-        assert self._own is not None  # or this function stood nowhere
-        if module is self._module:
-            self.remove()
-            self.seen = True
-            batch = query.shape[0]
-            parts = (first(one, self._n, batch) for one in (query, key, attention_mask))
-            self._take(_seen(*parts, **given))
-        return self._own(module, query, key, value, attention_mask, **given)
 
 
 def query_and_key(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, n: int, batch: int) -> Seen:
@@ -75,19 +35,20 @@ def query_and_key(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     """
     AttentionInterface.register(_NAME, _end_with_query_and_key)
     config: Any = module.config
-    before = config._attn_implementation
+    ours = copy.copy(config)
+    vars(ours)["_attn_implementation_internal"] = _NAME  # the setter would change the configurations within it too
     device = next(module.parameters()).device
     given = {name: None if isinstance(one, Cache) else first(one, n, batch) for name, one in kwargs.items()}
     given |= {"use_cache": False} if "use_cache" in given else {}
     few = (None if isinstance(one, Cache) else first(one, n, batch) for one in args)
     try:
-        config._attn_implementation = _NAME
-        with torch.no_grad(), uncached_autocast(device):
+        module.config = ours
+        with torch.no_grad(), uncached_autocast(device), evaluating(module):
             module.forward(*few, **given)
     except _SeenError as found:
         return found.seen
     finally:
-        config._attn_implementation = before
+        module.config = config
     raise ModelError(
         f"{type(module).__name__} does not compute its attention through transformers' attention interface; need one "
         "that does, as those of transformers 5. SinkMonitor cannot read this model."

@@ -1,14 +1,19 @@
 """``SinkMonitorCallback``: the monitor in the Hugging Face Trainer, with one line and without a model argument."""
 
-import gc
+import inspect
+import logging
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_callback import CallbackHandler
 
-from .monitor import SinkMonitor
+from ..arguments import checked
+from .monitor import SinkMonitor, check_options
 
 __all__ = ["SinkMonitorCallback"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class SinkMonitorCallback(TrainerCallback):
@@ -16,35 +21,48 @@ class SinkMonitorCallback(TrainerCallback):
 
     Each reading is an entry of its own in the Trainer's log history, and goes to its trackers (TensorBoard, W&B and
     the others of ``report_to``); the losses are logged as before, and nothing more is printed. A reading of step N is
-    of the weights that N steps have made.
+    of the weights that N steps have made. A model that cannot be watched is a warning, and is trained.
     """
 
+    @checked
     def __init__(self, every: int = 50, **options: Any) -> None:
-        """Watch every so many steps; the options are those of ``SinkMonitor``."""
+        """Watch every so many steps; the options are those of ``SinkMonitor``.
+
+        Raises:
+            InputError: an option that there is not, or out of its range.
+        """
+        check_options(every=every, **options)
         self._every, self._options = every, options
+        self._trackers: list[TrainerCallback] = []
+        self._refused = False
         self.monitor: SinkMonitor | None = None
-        """The monitor of the training that runs, or of the last one."""
+        """The monitor of the training that runs, or of the last one; None where the model cannot be watched."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Attach to the Trainer's model."""
-        self._close()
-        self.monitor = SinkMonitor(given["model"], every=self._every, first_step=state.global_step, **self._options)
+        self._close(finished=False)  # of a training that ended with an error
+        self.monitor = None
+        try:
+            self.monitor = SinkMonitor(given["model"], every=self._every, first_step=state.global_step, **self._options)
+        except Exception as error:  # noqa: BLE001  # the training goes on
+            _LOGGER.warning("the sink monitor watches nothing (%s: %s)", type(error).__name__, error)
+            return
         self.monitor.compiled = args.torch_compile
         self.monitor.open()
+        self._trackers = _trackers()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Put the hooks on, if this step is read."""
-        assert self.monitor is not None  # made when the training began
-        self.monitor.arm()
+        if self.monitor is not None:
+            self.monitor.arm()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Log the reading of this step."""
-        assert self.monitor is not None  # as above
-        reading = self.monitor.finish()
+        reading = None if self.monitor is None else self.monitor.finish()
         if reading is None:
             return
         logs = dict(reading)
@@ -54,22 +72,28 @@ class SinkMonitorCallback(TrainerCallback):
         state.global_step = step - 1  # the trackers' axis: the weights before this step
         try:
             state.log_history.append({**logs, "step": step - 1})
-            for tracker in self._trackers():
+            for tracker in self._trackers:
                 tracker.on_log(args, state, control, logs=dict(logs), **given)
+        except Exception as error:  # noqa: BLE001  # the training goes on
+            if not self._refused:
+                _LOGGER.warning("the sink monitor: a tracker takes no readings (%s: %s)", type(error).__name__, error)
+            self._refused = True
         finally:
             state.global_step = step
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Take the hooks off and write what was asked for."""
-        self._close()
+        self._close(finished=True)
 
-    def _close(self) -> None:
+    def _close(self, *, finished: bool) -> None:
         if self.monitor is not None:
-            self.monitor.__exit__(None, None, None)
+            self.monitor.close(finished=finished)
 
-    def _trackers(self) -> list[TrainerCallback]:
-        """The Trainer's trackers: a callback is given everything but the Trainer, whose list holds this one too."""
-        kinds = tuple(INTEGRATION_TO_CALLBACK.values())
-        lists = [one for one in gc.get_referrers(self) if isinstance(one, list)]
-        found = {id(each): each for one in lists for each in one if isinstance(each, kinds)}
-        return list(found.values())
+
+def _trackers() -> list[TrainerCallback]:
+    """The trackers beside this callback: a callback is not told the Trainer, but what calls it has the list of all."""
+    kinds = tuple(INTEGRATION_TO_CALLBACK.values())
+    frame = inspect.currentframe()
+    while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
+        frame = frame.f_back
+    return [] if frame is None else [one for one in frame.f_locals["self"].callbacks if isinstance(one, kinds)]

@@ -45,7 +45,9 @@ class Key:
 KEYS: Mapping[str, Key] = MappingProxyType(
     {
         "rate_first": Key(
-            unit="share", whole="mean", meaning="share of (sequence, head) whose sink score at position 0 passes 0.3"
+            unit="share",
+            whole="mean",
+            meaning="share of (sequence, head) whose sink score at position 0 passes the threshold that was set",
         ),
         "mass_first": Key(unit="attention", whole="mean", meaning="mean attention of later queries to position 0"),
         "rate_strongest": Key(unit="share", whole="mean", meaning="as rate_first, at the strongest position"),
@@ -84,6 +86,8 @@ KEYS: Mapping[str, Key] = MappingProxyType(
     }
 )
 """Name without the prefix -> what it is. ``effective_rank`` is read where it is asked for."""
+Reading = Mapping[tuple[str, int | None], float]
+"""(Key without the prefix, layer) -> number; layer -1 is the stream before the first, None the whole model."""
 ON_REQUEST = ("effective_rank",)
 """Keys that cost more, read where they are asked for."""
 
@@ -119,7 +123,7 @@ class KeySums:
         self._most("max_activation", real.abs().amax() if len(real) else real.new_full((), -math.inf), layer)
         self._mean("kurtosis", column_kurtosis(real.T, chunk=max(1, len(real))), layer)
         some = torch.linspace(OTHERS_FROM, h.shape[1] - 1, SAMPLED, device=h.device).round().long().unique()
-        some = some[some >= OTHERS_FROM]
+        some = some[(some >= OTHERS_FROM) & (some < h.shape[1])]
         magnitude = h[:, some][ordinary[:, some]].abs()
         self._add("coverage", torch.cat([_over(magnitude), torch.tensor([len(magnitude)], device=h.device)]), layer)
         if "effective_rank" in self.extras:
@@ -196,7 +200,7 @@ class KeySums:
         largest = _all_reduced(self.largest, op=distributed.ReduceOp.MAX, device=device)
         return KeySums(threshold=self.threshold, extras=self.extras, added=added, largest=largest)
 
-    def numbers(self, *, n_layers: int) -> dict[str, float]:
+    def numbers(self, *, n_layers: int) -> Reading:
         """The keys of a reading and their numbers, after ``settled``; what is not defined is left out."""
         added = {key: tensor.double().cpu() for key, tensor in self.added.items()}
         layers = range(n_layers)
@@ -227,7 +231,7 @@ class KeySums:
         peak = _argmax(by_layer["dominance"][1:])
         if peak is not None:
             whole["dimension"] = int(added["energy", peak].argmax())
-        return _named(by_layer, whole, n_layers=n_layers)
+        return _reading(by_layer, whole, n_layers=n_layers)
 
     def _mean(self, name: str, values: Tensor, layer: int) -> None:
         self._values[name, layer] = values.detach().float()
@@ -299,19 +303,27 @@ def _argmax(values: Sequence[float]) -> int | None:
     return max(known, key=lambda index: values[index]) if known else None
 
 
-def _named(by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _reading(
+    by_layer: Mapping[str, Sequence[float]], whole: Mapping[str, float], *, n_layers: int
+) -> dict[tuple[str, int | None], float]:
+    found: dict[tuple[str, int | None], float] = {}
     for name, key in KEYS.items():
         if name in whole:
-            found[PREFIX + name] = whole[name]
+            found[name, None] = whole[name]
         values = by_layer.get(name, ())
         known = [value for value in values[-n_layers:] if math.isfinite(value)]
         if known and key.whole == "max":
             known = [value for value in values if math.isfinite(value)]
         if known:
-            found[PREFIX + name] = max(known) if key.whole == "max" else math.fsum(known) / len(known)
+            found[name, None] = max(known) if key.whole == "max" else math.fsum(known) / len(known)
         for index, value in enumerate(values):
-            layer = index - (len(values) - n_layers)
             if math.isfinite(value):
-                found[f"{PREFIX}{name}/layer_{layer}"] = value
+                found[name, index - (len(values) - n_layers)] = value
     return found
+
+
+def logged(reading: Reading) -> dict[str, float]:
+    """A reading under the names that trackers show: ``sinks/NAME`` and ``sinks/NAME/layer_N``."""
+    return {
+        PREFIX + name + ("" if layer is None else f"/layer_{layer}"): value for (name, layer), value in reading.items()
+    }

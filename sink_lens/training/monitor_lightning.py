@@ -1,12 +1,14 @@
 """``SinkMonitorLightning``: the monitor in a Lightning Trainer."""
 
+import logging
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..arguments import checked
 from ..errors import ModelError
-from .monitor import SinkMonitor
+from .monitor import SinkMonitor, check_options
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer  # pyright: ignore[reportMissingImports]
@@ -14,6 +16,8 @@ except ImportError as error:  # an extra
     raise ImportError("SinkMonitorLightning needs Lightning: pip install 'sink-lens[lightning]'") from error
 
 __all__ = ["SinkMonitorLightning"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class SinkMonitorLightning(Callback):
@@ -23,31 +27,36 @@ class SinkMonitorLightning(Callback):
     the step of the weights that were read.
     """
 
+    @checked
     def __init__(self, every: int = 50, **options: Any) -> None:
-        """Watch every so many steps of the optimizer; the options are those of ``SinkMonitor``."""
+        """Watch every so many steps of the optimizer; the options are those of ``SinkMonitor``.
+
+        Raises:
+            InputError: an option that there is not, or out of its range.
+        """
         super().__init__()
+        check_options(every=every, **options)
         self._every, self._options = every, options
         self._begun = -1
         self.monitor: SinkMonitor | None = None
-        """The monitor of the training that runs, or of the last one."""
+        """The monitor of the training that runs, or of the last one; None where the model cannot be watched."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach to the module's model.
-
-        Raises:
-            ModelError: the module holds no Hugging Face model, or several.
-        """
-        self._close()
-        self._begun = -1
-        self.monitor = SinkMonitor(
-            _model_of(pl_module), every=self._every, first_step=trainer.global_step, **self._options
-        )
+        """Attach to the module's model; one that cannot be watched is a warning, and is trained."""
+        self._close(None, finished=False)
+        self._begun, self.monitor = -1, None
+        try:
+            self.monitor = SinkMonitor(
+                _model_of(pl_module), every=self._every, first_step=trainer.global_step, **self._options
+            )
+        except Exception as error:  # noqa: BLE001  # the training goes on
+            _LOGGER.warning("the sink monitor watches nothing (%s: %s)", type(error).__name__, error)
+            return
         self.monitor.open()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Put the hooks on, for the first forward of a step that is read."""
-        assert self.monitor is not None  # made when the training began
-        if self._begun != trainer.global_step:
+        if self.monitor is not None and self._begun != trainer.global_step:
             self._begun = trainer.global_step
             self.monitor.arm()
 
@@ -55,24 +64,26 @@ class SinkMonitorLightning(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log the reading, where the optimizer has made its step."""
-        assert self.monitor is not None  # as above
-        if trainer.global_step == self._begun:
-            return  # gradients are accumulated
+        if self.monitor is None or trainer.global_step == self._begun:  # the latter: gradients are accumulated
+            return
         reading = self.monitor.finish()
-        for logger in trainer.loggers if reading is not None else ():
-            logger.log_metrics(dict(reading or {}), step=self._begun)
+        try:
+            for logger in trainer.loggers if reading is not None else ():
+                logger.log_metrics(dict(reading or {}), step=self._begun)
+        except Exception as error:  # noqa: BLE001  # the training goes on
+            _LOGGER.warning("the sink monitor: a logger takes no readings (%s: %s)", type(error).__name__, error)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the hooks off and write what was asked for."""
-        self._close()
+        self._close(None)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Take the hooks off."""
-        self._close()
+        """Take the hooks off, and write how the training ended."""
+        self._close(exception)
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None, *, finished: bool = True) -> None:
         if self.monitor is not None:
-            self.monitor.__exit__(None, None, None)
+            self.monitor.close(error, finished=finished)
 
 
 def _model_of(module: nn.Module) -> PreTrainedModel:

@@ -31,7 +31,7 @@ def main(out, how):
 def readings(rank, how):
     plain = tiny("llama").train()
     layer = type(plain.model.layers[0])
-    if how == "ddp":
+    if how in ("ddp", "broken"):
         model = DistributedDataParallel(plain)
     elif how == "fsdp2":
         for one in plain.model.layers:
@@ -45,6 +45,8 @@ def readings(rank, how):
     share = batch()[2 * rank : 2 * rank + 2]
     found = []
     with SinkMonitor(model, every=1) as monitor:
+        if how == "broken" and rank == 1:
+            monitor._take_state = None  # an error of the monitor's own, in one of the processes
         for _ in range(2):
             model(input_ids=share, labels=share).loss.backward()
             optimizer.step()

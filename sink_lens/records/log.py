@@ -1,0 +1,230 @@
+"""Rows that are appended to a run while it goes on: ``log.jsonl``, from which its tables are made.
+
+The first line names the tables and their columns. Every other line is one call of ``RunLog.append``: its part, the
+step that it stands at, and rows of one or more tables. A line is on the disk when ``append`` returns, and no line is
+ever written over, so that a process that is killed loses nothing. Half a line at the end, which a kill leaves, was
+never a row.
+
+A run that is continued appends as a new part. From the step on at which a part begins, rows of earlier parts no longer
+count: they are from a branch of the training that was given up. They stay in the file.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from sink_lens.errors import RunError
+
+LOG_FILE = "log.jsonl"
+_CLAIM = ".log.lock"
+_DTYPES = ("int64", "Int64", "float64", "str")
+
+Columns = Mapping[str, Any]
+"""Some rows of a table by column: a list, or one value for all of these rows."""
+
+
+class Line(NamedTuple):
+    """What one call appended."""
+
+    part: int
+    at: int
+    tables: Mapping[str, Sequence[Columns]]
+
+
+class RunLog:
+    """The log of a run, opened for appending; no other process can append meanwhile."""
+
+    def __init__(self, folder: Path, *, columns: Mapping[str, Mapping[str, str]]) -> None:
+        """Begin the log of a run, or a new part of it.
+
+        Args:
+            folder: folder of the run.
+            columns: table -> column -> dtype.
+
+        Raises:
+            RunError: another process appends to it, it is damaged, or it has other tables.
+        """
+        self.path = folder / LOG_FILE
+        self._claim = _claim(folder / _CLAIM)
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                self.part = self._begin(columns)
+            except BaseException:
+                os.close(self._file)
+                raise
+        except BaseException:
+            os.close(self._claim)
+            raise
+        self._waiting: list[bytes] = []
+
+    def append(self, at: int, tables: Mapping[str, Sequence[Columns]]) -> None:
+        """Append rows, after those that could not be written before.
+
+        Raises:
+            OSError: they cannot be written now; the next call tries again.
+        """
+        line = {"part": self.part, "at": at, "tables": tables}
+        self._waiting.append(json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what could not be written before.
+
+        Raises:
+            OSError: it still cannot.
+        """
+        if self._waiting:
+            self._write(b"".join(self._waiting))
+            self._waiting.clear()
+
+    def close(self) -> None:
+        """Let another process append."""
+        os.close(self._file)
+        (self.path.parent / _CLAIM).unlink(missing_ok=True)
+        os.close(self._claim)
+
+    def _begin(self, columns: Mapping[str, Mapping[str, str]]) -> int:
+        """Cut half a line off the end, write the first line where there is none, and number this part."""
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.ftruncate(self._file, whole)
+        if not whole:
+            self._write(json.dumps({"columns": columns}).encode() + b"\n")
+        try:
+            known, last = columns_of_log(self.path), max((line.part for line in all_lines(self.path)), default=-1)
+        except ValueError as error:
+            raise RunError(f"{self.path} is damaged ({error}). Choose another folder.") from error
+        if known != columns:
+            raise RunError(f"{self.path} has other tables than this run would add to. Choose another folder.")
+        return last + 1
+
+    def _write(self, content: bytes) -> None:
+        before = os.fstat(self._file).st_size
+        try:
+            done = 0
+            while done < len(content):
+                done += os.write(self._file, content[done:])
+            os.fsync(self._file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, before)
+            raise
+
+
+def columns_of_log(path: Path) -> dict[str, dict[str, str]]:
+    """Table -> column -> dtype, from the first line.
+
+    Raises:
+        ValueError: it is no such line.
+    """
+    with path.open("rb") as file:
+        first = _json(file.readline())
+    columns = first.get("columns") if isinstance(first, dict) else None
+    if not isinstance(columns, dict) or not all(
+        isinstance(one, dict) and one and all(dtype in _DTYPES for dtype in one.values()) for one in columns.values()
+    ):
+        raise ValueError("its first line names no tables")
+    return columns
+
+
+def all_lines(path: Path) -> Iterator[Line]:
+    """Every whole line but the first, those that no longer count too.
+
+    Raises:
+        ValueError: a line is none that ``RunLog`` wrote.
+    """
+    with path.open("rb") as file:
+        file.readline()
+        for number, text in enumerate(file, start=2):
+            if not text.endswith(b"\n"):
+                return
+            found = _json(text)
+            line = Line(**found) if isinstance(found, dict) and set(found) == set(Line._fields) else None
+            if line is None or type(line.part) is not int or type(line.at) is not int or not _is_tables(line.tables):
+                raise ValueError(f"line {number} holds no rows")
+            yield line
+
+
+def log_lines(path: Path) -> Iterator[Line]:
+    """The lines that count, in the order of their steps.
+
+    Raises:
+        ValueError: a line is none that ``RunLog`` wrote.
+    """
+    begins: dict[int, float] = {}
+    for line in all_lines(path):
+        begins.setdefault(line.part, line.at)
+    until, bound = {}, math.inf
+    for part in sorted(begins, reverse=True):
+        until[part] = bound
+        bound = min(bound, begins[part])
+    yield from (line for line in all_lines(path) if line.at < until[line.part])
+
+
+def read_log(path: Path) -> dict[str, pd.DataFrame]:
+    """The tables of a log, of the lines that count.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    dtypes = columns_of_log(path)
+    found: dict[str, dict[str, list[Any]]] = {name: {one: [] for one in of} for name, of in dtypes.items()}
+    for line in log_lines(path):
+        for name, blocks in line.tables.items():
+            for block in blocks:
+                if name not in found or set(block) != set(found[name]):
+                    raise ValueError(f"its rows of {name!r:.40} have other columns than its first line says")
+                lengths = {len(value) for value in block.values() if isinstance(value, list)} or {1}
+                if len(lengths) > 1:
+                    raise ValueError(f"columns of {name!r:.40} differ in length")
+                for column, value in block.items():
+                    found[name][column] += value if isinstance(value, list) else [value] * max(lengths)
+    try:
+        return {name: pd.DataFrame(table).astype(dtypes[name]) for name, table in found.items()}
+    except (TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(blocks, list) and all(isinstance(one, dict) for one in blocks) for blocks in value.values()
+    )
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _claim(path: Path) -> int:
+    """Lock a file for this process, and give its number.
+
+    The lock is the process's: another monitor of it, after a training that ended with an error, gets it too.
+
+    Raises:
+        RunError: another process has it.
+    """
+    import fcntl  # not there on Windows, where nothing but this needs it
+
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            os.close(file)
+            raise RunError(
+                f"{path.parent} is in use by another process; need a folder that no other run is writing. Wait for "
+                "that one, or choose another folder."
+            ) from error
+    return file

@@ -1,0 +1,166 @@
+"""Where a monitor keeps its readings: in memory, or in the log of a run folder, each one before the next step."""
+
+import functools
+import logging
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..errors import RunError
+from ..records import LOG_FILE, RunLog, RunWriter, create_run, log_lines, read_log, versions
+from .monitor_alarms import Alarm
+from .monitor_keys import KEYS, Reading
+
+__all__ = ["ReadingLog", "Readings"]
+
+_LOGGER = logging.getLogger(__name__)
+_COLUMNS = {
+    "monitor": {"step": "int64", "key": "str", "layer": "Int64", "value": "float64", "unit": "str"},
+    "alarms": {"step": "int64", "rule": "str", "sentence": "str"},
+}
+_MOST_BESIDE = 100
+_PATIENCE = 5.0
+"""Seconds to wait for a folder whose page is being drawn."""
+
+
+class Readings:
+    """Readings in memory."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[tuple[str, int | None], ...], tuple[tuple[str, int | None], ...]] = {}
+        self._held: list[tuple[int, tuple[tuple[str, int | None], ...], array[float]]] = []
+
+    def add(self, step: int, reading: Reading, alarms: Sequence[Alarm]) -> None:
+        """Keep a reading; its keys are kept once for all readings."""
+        names = tuple(reading)
+        self._held.append((step, self._names.setdefault(names, names), array("d", reading.values())))
+
+    def frame(self) -> pd.DataFrame:
+        """All readings, as ``SinkMonitor.frame`` gives them."""
+        rows = [
+            (step, key, layer, value, KEYS[key].unit)
+            for step, names, values in self._held
+            for (key, layer), value in zip(names, values, strict=True)
+        ]
+        dtypes = _COLUMNS["monitor"]
+        return pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
+
+    def close(self, error: BaseException | None, *, finished: bool) -> None:
+        """Nothing is to be written."""
+
+
+class ReadingLog:
+    """Readings in the log of a run folder, of which nothing is kept in memory."""
+
+    def __init__(self, log: RunLog, making: "functools.partial[RunWriter]") -> None:
+        self._log, self._making, self._open = log, making, True
+
+    @classmethod
+    def opened(
+        cls, folder: Path, *, first_step: int, config: Mapping[str, Any], provenance: Mapping[str, Any]
+    ) -> "ReadingLog":
+        """Open the folder, or one beside it where it holds something else than the beginning of this training.
+
+        Args:
+            folder: the run folder.
+            first_step: over 0 for a training that goes on, which continues a finished run too.
+            config: the monitor's options.
+            provenance: what is watched.
+
+        Raises:
+            RunError: no folder can be written.
+        """
+        refused: RunError | None = None
+        for place in _places(folder):
+            making = functools.partial(
+                create_run,
+                place,
+                kind="monitor",
+                config=config,
+                provenance={**provenance, "versions": versions()},
+                expects=tuple(_COLUMNS),
+                patience=_PATIENCE,
+            )
+            try:
+                with making(reopen=first_step > 0) as run:
+                    log = RunLog(place, columns=_COLUMNS)
+                    run.list_file(LOG_FILE)
+                    run.leave()
+            except RunError as error:
+                refused = refused or error
+                continue
+            if refused is not None:
+                _LOGGER.warning("the sink monitor: the readings go into %s, since %s", place, refused)
+            return cls(log, making)
+        raise refused or RunError(f"{folder} and {_MOST_BESIDE} folders beside it are taken. Choose another one.")
+
+    def earlier(self, step: int) -> Iterator[tuple[int, Reading]]:
+        """Step and reading of what was read before a step."""
+        for line in log_lines(self._log.path):
+            if line.at < step:
+                yield (
+                    line.at,
+                    {
+                        (block["key"], layer): value
+                        for block in line.tables["monitor"]
+                        for layer, value in zip(block["layer"], block["value"], strict=True)
+                    },
+                )
+
+    def add(self, step: int, reading: Reading, alarms: Sequence[Alarm]) -> None:
+        """Write a reading and its alarms.
+
+        Raises:
+            OSError: they cannot be written now; the next call tries again.
+        """
+        by_key: dict[str, tuple[list[int | None], list[float]]] = {}
+        for (key, layer), value in reading.items():
+            layers, values = by_key.setdefault(key, ([], []))
+            layers.append(layer)
+            values.append(value)
+        rows = [
+            {"step": step, "key": key, "layer": layers, "value": values, "unit": KEYS[key].unit}
+            for key, (layers, values) in by_key.items()
+        ]
+        raised = [{"step": one.step, "rule": one.rule, "sentence": one.sentence} for one in alarms]
+        self._log.append(step, {"monitor": rows, "alarms": raised})
+
+    def frame(self) -> pd.DataFrame:
+        """All readings that count, those of a training that was continued too."""
+        return read_log(self._log.path)["monitor"]
+
+    def close(self, error: BaseException | None, *, finished: bool) -> None:
+        """Let go of the folder, and where the training has ended, write its tables and how it ended.
+
+        Raises:
+            OSError: readings that had to wait still cannot be written.
+            RunError: nor can the tables.
+        """
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self._log.flush()
+        finally:
+            self._log.close()
+        if not finished:
+            return
+        run = self._making(reopen=True)
+        try:
+            for name, frame in read_log(self._log.path).items():
+                run.write_table(name, frame)
+            run.list_file(LOG_FILE)
+        except BaseException as own:
+            run.__exit__(type(own), own, None)
+            raise
+        run.__exit__(None if error is None else type(error), error, None)
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    """The last of the folder and those beside it that is there, and then the next ones."""
+    beside = [folder, *(folder.with_name(f"{folder.name}.beside-{n}") for n in range(2, _MOST_BESIDE))]
+    there = [number for number, one in enumerate(beside) if one.exists()]
+    yield from beside[max(there, default=0) :]
