@@ -1,8 +1,7 @@
 """``sink-lens patch``."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,12 +11,12 @@ from .console import app, console, echo, hush, reported
 from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, costed, rows
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
 
     from ..models.lens import LensModel
     from ..patching.activation import PatchResult
     from ..patching.attribution import AttributionResult
-    from ..patching.pairs import PromptPair
 
 _EXAMPLES = """\
 [bold]Examples[/bold]
@@ -49,42 +48,23 @@ def patch(
     hush(quiet)
     if dry_run:
         return costed(config)
+    from ..models.inputs import default_folder
     from ..models.load import load
     from ..patching.activation import patch as run_patch
-    from ..patching.attribution import attribution_patch
-    from ..patching.named_metric import named_metric
-    from ..patching.pairs import paired
 
     lens = load(config.model, device=config.device, dtype=config.dtype, announce=None if quiet else echo)
-    pair = paired(lens, config.clean, config.corrupted, bos=config.bos)
-    pair.run_and_source(config.direction)  # refuses one that does not exist
-    metric = named_metric(lens, pair, config=config)
-    folder = out or _default_folder(config.model)
-    with _writer(folder, lens, pair, config=config, overwrite=overwrite) as writer:
-        if not quiet:
-            console().print(_differences(pair))
-        result: PatchResult | AttributionResult
-        sentence, tables = "", {}
-        if config.approximate:
-            import torch
-
-            result = attribution_patch(lens, pair.clean, pair.corrupted, metric=metric, config=config)
-            generator = torch.Generator().manual_seed(config.seed)
-            checked = result.sample(config.check, generator=generator, progress=not quiet)
-            sentence, tables = checked.sentence, {"check": checked.frame}
-        else:
-            result = run_patch(lens, pair.clean, pair.corrupted, metric=metric, config=config, progress=not quiet)
-        writer.write_table("patches", result.frame)
-        for name, frame in tables.items():
-            writer.write_table(name, frame)
-        writer.write_table("differences", pair.differences)
-        if result.by:
-            writer.write_bytes("heatmap.png", _png(result))
-        strongest = _summary(result, top=top)
-        writer.write_csv("summary", strongest)
+    folder, sentence = out or default_folder(config.model), ""
+    result: PatchResult | AttributionResult
+    if config.approximate:
+        result, sentence = _approximated(lens, config=config, folder=folder, overwrite=overwrite, quiet=quiet)
+    else:
+        result = run_patch(lens, config=config, out=folder, overwrite=overwrite, progress=not quiet)
+    if not quiet:
+        console().print(_differences(result.differences))
+    strongest = result.strongest(top)
     page = reported(folder, quiet=True)
     found = {"run": folder, "report": page, "metric": result.metric}
-    answer = Answer(found=lambda: {**found, "differences": rows(pair.differences), "strongest": rows(strongest)})
+    answer = Answer(found=lambda: {**found, "differences": rows(result.differences), "strongest": rows(strongest)})
     if quiet:
         echo(folder)
         return answer
@@ -101,67 +81,35 @@ def patch(
     return answer
 
 
-def _default_folder(model: str) -> Path:
-    from ..chain.trace import default_folder
+def _approximated(
+    lens: "LensModel", *, config: PatchConfig, folder: Path, overwrite: bool, quiet: bool
+) -> tuple["AttributionResult", str]:
+    """The approximation and what its check says; both are in the folder."""
+    import torch
 
-    return default_folder(model)
+    from ..patching.activation import swept
+    from ..patching.attribution import attribution_patch
+    from ..patching.run_folder import open_run, write_result
 
-
-def _writer(folder: Path, lens: "LensModel", pair: "PromptPair", *, config: PatchConfig, overwrite: bool) -> Any:
-    from ..models.load import weights_hash
-    from ..records import create_run, versions
-
-    provenance = {
-        "model": lens.name,
-        "family": lens.family.architecture,
-        "weights_sha256": weights_hash(lens),
-        "notes": list(lens.notes),
-        "token_source": pair.clean.source,
-        "tokens_sha256": pair.clean.hash,
-        "corrupted_sha256": pair.corrupted.hash,
-        "bos": pair.clean.bos,
-        "bos_condition": pair.clean.bos_condition,
-        "dtype": str(lens.dtype).removeprefix("torch."),
-        "device": str(lens.device),
-        "kernel": "eager",
-        "versions": versions(),
-        "seeds": {"sample": config.seed},
-    }
-    expects = ("patches", "differences", "summary")
-    return create_run(
-        folder, kind="patch", config=asdict(config), provenance=provenance, expects=expects, overwrite=overwrite
-    )
+    sweep, _, pair = swept(lens, None, None, metric=None, config=config)
+    with open_run(folder, lens, pair, config=config, metric=sweep.metric, own={}, overwrite=overwrite) as writer:
+        result = attribution_patch(lens, pair.clean, pair.corrupted, metric=sweep.metric, config=config)
+        generator = torch.Generator().manual_seed(config.seed)
+        check = result.sample(config.check, generator=generator, progress=not quiet)
+        writer.write_table("check", check.frame)
+        write_result(writer, result)
+    return result, check.sentence
 
 
-def _png(result: "PatchResult | AttributionResult") -> bytes:
-    import io
-
-    buffer = io.BytesIO()
-    result.heatmap().savefig(buffer, format="png")
-    return buffer.getvalue()
-
-
-def _summary(result: "PatchResult | AttributionResult", *, top: int) -> Any:
-    """The strongest patches, with what they are to be compared with."""
-    frame = result.strongest(top)
-    return frame.assign(
-        site=result.site,
-        metric=result.metric,
-        direction=result.direction,
-        unpatched=result.unpatched,
-        source=result.source,
-    )
-
-
-def _differences(pair: "PromptPair") -> "Table":
+def _differences(differences: "pd.DataFrame") -> "Table":
     from rich.table import Table
 
-    from ..text import token
+    from ..text import plural, token
 
-    total = len(pair.differences)
+    total = len(differences)
     table = Table("sequence", "position", "clean", "corrupted", box=None, pad_edge=False, title_justify="left")
-    table.title = f"{total} of {int(pair.clean.lengths.sum())} tokens differ"
-    for row in pair.differences.head(20).itertuples(index=False):
+    table.title = f"the prompts differ in {plural(total, 'token')}"
+    for row in differences.head(20).itertuples(index=False):
         sequence, position, one, other = row
         table.add_row(str(sequence), str(position), token(one), token(other))
     if total > 20:
@@ -172,13 +120,18 @@ def _differences(pair: "PromptPair") -> "Table":
 def _strongest(result: "PatchResult | AttributionResult", *, top: int) -> "Table":
     from rich.table import Table
 
-    from ..text import number, token
+    from ..text import interval, number, token
 
-    heads = {"value": result.metric, "effect": "effect", "normalised_effect": "of the way", "approximation": "approx."}
-    shown = [name for name in heads if name in result.frame.columns]
+    heads = {"value": result.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}
+    heads |= {"normalised_effect": "of the way", "approximation": "approx."}
+    frame = result.strongest(top)
+    if "ci_low" in frame.columns:
+        frame["95%"] = [interval(low, high) for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)]
+    shown = [name for name in heads if name in frame.columns and bool(frame[name].notna().any())]
     table = Table(*result.by, "token", *(heads[name] for name in shown), box=None, pad_edge=False)
-    for row in result.strongest(top).to_dict("records"):
+    for row in frame.to_dict("records"):
         text = result.labels.get(int(row["position"]), "") if "position" in row else ""
         where = [str(int(row[name])) for name in result.by]
-        table.add_row(*where, token(text) if text else "", *(number(float(row[name])) for name in shown))
+        cells = (row[name] if isinstance(row[name], str) else number(float(row[name])) for name in shown)
+        table.add_row(*where, token(text) if text else "", *cells)
     return table

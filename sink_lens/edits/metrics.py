@@ -7,19 +7,25 @@ attribution patching requires. Negative positions count back from the last real 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ..arguments import checked, shown
+from ..data.bos import single_id
 from ..edits.outcome import Outcome
 from ..errors import InputError, noted
 from ..measures.dimensions import dominance_ratio
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
 from ..text import span
+
+Token = int | str
+"""A token by its id, or by its text."""
 
 __all__ = [
     "Metric",
@@ -81,14 +87,25 @@ def sink_mass(sink_position: int = 0, *, layers: Sequence[int] | None = None) ->
 
 
 @checked
-def logit_difference(correct: int | Sequence[int], incorrect: int | Sequence[int], *, position: int = -1) -> Metric:
-    """Logit of one token minus the logit of another, at a position.
+def logit_difference(
+    correct: Token | Sequence[Token],
+    incorrect: Token | Sequence[Token],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    position: int = -1,
+) -> Metric:
+    """Logit of one token minus that of another at a position: ``logit_difference(" Paris", " Madrid", tokenizer)``.
 
     Args:
-        correct: the token id whose logit counts positively, or one id for each sequence.
-        incorrect: the token id whose logit is subtracted, or one id for each sequence.
+        correct: the token whose logit counts positively, an id or the text of one token, or one for each sequence.
+        incorrect: the token whose logit is subtracted, likewise.
+        tokenizer: reads the texts; ids need none.
         position: the position at which the next token is predicted.
+
+    Raises:
+        InputError: a text is no single token, or there is no tokenizer to read it.
     """
+    correct, incorrect = (_token_ids(one, tokenizer) for one in (correct, incorrect))
 
     def function(run: Outcome) -> Tensor:
         found = run.logits_at(_at(run, position)).float()
@@ -178,7 +195,10 @@ def dominance(sink_position: int = 0, *, layer: int) -> Metric:
 
 
 def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
-    """Check a metric; a plain function becomes a metric that reads position 0 of all layers, the loss and the logits.
+    """Check a metric; a plain function becomes one.
+
+    A function whose parameter is called ``logits``, or annotated as a tensor, gets the logits as in TransformerLens,
+    ``batch position vocab``; any other gets an ``Outcome`` with position 0 of all layers, the loss and the logits.
 
     Raises:
         InputError: the argument is neither, or it reads layers or positions that do not exist.
@@ -189,7 +209,10 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
             raise InputError(
                 f"the metric is {type(metric).__name__}; need a Metric, as sink_mass(0), or a function of an Outcome"
             )
-        return Metric(name=getattr(metric, "__name__", "metric"), function=metric, loss=True, logits=True)
+        name = getattr(metric, "__name__", "metric")
+        if _takes_logits(metric):
+            return Metric(name=name, function=lambda run: metric(run.logits), layers=(), logits=True)
+        return Metric(name=name, function=metric, loss=True, logits=True)
     for layer in metric.layers or ():
         if not 0 <= layer < lens.n_layers:
             raise InputError(f"{metric.name} reads layer {layer}; need 0 to {lens.n_layers - 1}")
@@ -205,6 +228,15 @@ def as_metric(metric: Any, *, lens: LensModel, n_positions: int) -> Metric:
             f"{metric.name} reads no layers, no loss and no logits; need something that a patch can change"
         )
     return metric
+
+
+def _takes_logits(function: Callable[..., Any]) -> bool:
+    """Whether the first open parameter of a function is called after logits, or annotated as a tensor."""
+    try:
+        first = next(iter(signature(function).parameters.values()), None)
+    except ValueError:  # a built-in function without a signature
+        return False
+    return first is not None and ("logits" in first.name or "Tensor" in str(first.annotation))
 
 
 def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
@@ -230,6 +262,27 @@ def evaluate(metric: Metric, run: Outcome) -> Float[Tensor, " sample"]:
             f"({n},), or a single number. Take the mean over the other axes"
         )
     return found.float().reshape(-1)
+
+
+def _token_ids(given: Token | Sequence[Token], tokenizer: PreTrainedTokenizerBase | None) -> int | list[int]:
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return [single_token(one, tokenizer) for one in given]
+    return single_token(given, tokenizer)
+
+
+def single_token(given: Any, tokenizer: PreTrainedTokenizerBase | None, *, what: str = "the token") -> int:
+    """The id of a token that is given by its id or its text.
+
+    Raises:
+        InputError: a text is no single token, or there is no tokenizer to read it.
+    """
+    if isinstance(given, str):
+        if tokenizer is None:
+            raise InputError(f"{what} is the text {given!r}; need a tokenizer to read it, or its id")
+        return single_id(given, tokenizer, what=what)
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise InputError(f"{what} is {given!r}; need an id, or the text of one token")
+    return given
 
 
 def _chosen(layers: Sequence[int] | None) -> tuple[int, ...] | None:

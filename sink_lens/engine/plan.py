@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path as FilePath
+from typing import Any, Literal, get_args
 
 import psutil
 import torch
 
 from ..data.tokens import TokenBatch
 from ..models.lens import LensModel
+from ..records.reading import damaged
 from .needs import Needs
 
 Path = Literal["plain", "bridge"]
@@ -100,3 +102,23 @@ def _tokens_that_fit(lens: LensModel, tokens: TokenBatch, needs: Needs) -> int:
     else:
         free = psutil.virtual_memory().available
     return int(_MEMORY_FRAC * free) // bytes_a_token(lens, tokens.n_positions, needs)
+
+
+def read_plan(path: FilePath) -> Plan:
+    """The plan that a run began with.
+
+    Raises:
+        RunError: the file holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        # a run of an earlier version computed every position
+        names = {part.name for part in fields(Plan)}
+        kept: dict[str, Any] = {"cut": False} | {name: value for name, value in found.items() if name in names}
+        plan = Plan(**kept)
+        counts = (plan.prompts, plan.pack, plan.lanes)
+        if plan.path not in get_args(Path) or not all(type(one) is int and 0 < one < 2**20 for one in counts):
+            raise ValueError(f"it holds {plan}")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise damaged(path, error) from error
+    return plan

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -86,6 +86,7 @@ def trusted(
     *,
     batch_size: int | None = None,
     whole: bool = False,
+    keep_plan: Callable[[Plan, float], object] = lambda plan, deviation: None,
 ) -> Engine:
     """Cells ready to be run, by a plan that was compared with the bridge.
 
@@ -96,6 +97,7 @@ def trusted(
         metrics: what to read.
         batch_size: sequences a forward; None chooses it by their length and the free memory.
         whole: all sequences are in one forward, since a metric gives one number for all of them.
+        keep_plan: called with the plan and its largest deviation from the bridge.
     """
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
     if batch_size is not None:
@@ -103,7 +105,8 @@ def trusted(
         plan = replace(plan, prompts=prompts, pack=max(1, batch_size // prompts) if plan.cut else 1)
     if whole:
         plan = replace(plan, prompts=batch.n_sequences, pack=max(1, plan.pack * plan.prompts // batch.n_sequences))
-    plan, _ = checked(lens, batch, cells, metrics, plan=plan)
+    plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
+    keep_plan(plan, deviation)
     return Engine(lens, batch, cells, metrics, plan=plan)
 
 

@@ -15,9 +15,11 @@ Reference: Meng et al., arXiv 2202.05262 (causal tracing); Heimersheim and Nanda
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -27,22 +29,27 @@ from transformer_lens.patching import PatchingResult
 
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
-from ..edits.constructors import Edit
+from ..edits.constructors import Edit, Where, freeze, zero
+from ..edits.mean_ablation import averaged, part_of
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
+from ..engine.cells import Cell
+from ..engine.effect_table import effect_table
+from ..engine.engine import Engine
 from ..engine.forward import run_with
 from ..engine.trust import trusted
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
-from ..records import display
+from ..records import RunWriter, display
 from ..stats import strongest
-from .cells import Part, cell_of_patch, cells, differs
+from .cells import MakesEdit, Part, cell_of_edit, cell_of_patch, cells, differs, drawn_parts, place
 from .config import PatchConfig
 from .first_order import first_order
 from .named_metric import named_metric
 from .pairs import Direction, PromptPair, Sequences, paired
+from .run_folder import Kept, Measured, Row, label_of, open_run, write_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,8 +64,10 @@ class PatchResult:
     """The effect of every patch of a sweep on the metric."""
 
     frame: pd.DataFrame
-    """One row per patch: the swept columns, ``value`` (mean of the metric over sequences), ``effect`` (value -
-    unpatched), ``normalised_effect`` (0 = the unpatched run, 1 = the source run; nan if their metrics are equal),
+    """One row per patch: the swept columns, ``baseline`` and ``value`` (means of the metric over sequences), ``effect``
+    (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd`` (mean and
+    standard deviation over random parts of the same size), ``over_control`` (effect - control_effect) with its
+    interval; ``normalised_effect`` (0 = the unpatched run, 1 = the source run; nan if their metrics are equal),
     ``changed`` (whether the patch changed any value), ``n`` (sequences for which the metric is defined)."""
     site: str
     metric: str
@@ -78,6 +87,8 @@ class PatchResult:
     """The positions at which the clean and the corrupted tokens differ."""
     labels: Mapping[int, str] = field(repr=False)
     """Position -> the label of its token; * marks positions where the tokens differ."""
+    folder: Path | None = None
+    """The run folder, if one was written."""
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """The rows with the largest effects, positive or negative."""
@@ -93,7 +104,13 @@ class PatchResult:
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables by name."""
-        return {"patches": self.frame, "differences": self.differences}
+        n_patches, n = self.values.shape
+        values = {
+            "patch": np.repeat(np.arange(n_patches), n),
+            "sequence": np.tile(np.arange(n), n_patches),
+            "value": self.values.flatten().numpy(),
+        }
+        return {"patches": self.frame, "differences": self.differences, "values": pd.DataFrame(values)}
 
     def patching_result(self) -> PatchingResult:
         """The same numbers as the result object of ``transformer_lens.patching``, with its axis names.
@@ -131,12 +148,15 @@ def patch(
     corrupted: Sequences | None = None,
     *,
     metric: Metric | Callable[[Outcome], Any] | str | None = None,
+    put: MakesEdit | str | None = None,
     edits: Sequence[Edit] | Edit = (),
     config: PatchConfig | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
     progress: bool = True,
     **fields: Any,
 ) -> PatchResult:
-    """Patch every cell of a site and measure the metric for each.
+    """Patch every cell of a site and measure the metric for each, beside random parts of the same size.
 
     Cost: three passes, some more to compare a few patches with forwards of the bridge, and for each cell whose values
     differ the layers and positions from its own on. Several cells share a forward pass if they fit into memory.
@@ -145,9 +165,15 @@ def patch(
         lens: the model.
         clean: text, texts, token ids or a token batch; the configuration's texts if None.
         corrupted: the same number of sequences of the same lengths.
-        metric: of ``sink_lens.edits.metrics``, a function of an ``Outcome``, or a name; the configuration's if None.
+        metric: of ``sink_lens.edits.metrics``, a function of the ``logits`` or of an ``Outcome``, or a name; the
+            configuration's if None.
+        put: what is put into a part. ``source`` (the other run's values), ``zero``, ``mean_ordinary``, ``mean_all``,
+            ``mean_aligned``; or any edit, as a function of the site and the arguments that choose a part, such as
+            ``edits.zero`` or ``lambda site, **where: edits.scale(site, 2.0, **where)``. The configuration's if None.
         edits: made in both runs and beside every patch, so that an edited model is patched.
         config: what is patched; the default one if None.
+        out: the run folder; None writes none. The same call on a folder that holds a part of it computes the rest.
+        overwrite: replace the run that the folder holds.
         progress: show a bar.
         **fields: fields of ``PatchConfig``, such as ``site="z"``; they win over those of ``config``.
 
@@ -157,21 +183,52 @@ def patch(
     Raises:
         InputError: sequences of different lengths; a field, sweep, choice or metric that is not possible.
         SiteError: a site that the family lacks, or whose edits have no effect on this bridge.
+        RunError: the folder is in use, or holds another run.
     """
     lens = as_lens(lens)
-    asked = patch_config(config, lens=lens, metric=metric, fields=fields)
+    named: dict[str, Any] = {"put": put} if isinstance(put, str) else {}
+    asked = patch_config(config, lens=lens, metric=metric, fields=fields | named)
     if asked.approximate:
         raise InputError("approximate was asked of patch, which makes real patches; call attribution_patch")
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if given and asked.screen:
         raise InputError("screen approximates patches of the unedited model; leave out screen, or edits")
+    if asked.screen and (asked.put != "source" or callable(put)):
+        raise InputError("screen approximates patches from the other run; leave out screen, or what is put in")
     sweep, grid, pair = swept(lens, clean, corrupted, metric=metric, config=asked, edits=given)
+    if out is None:
+        return _patched(sweep, grid, pair, config=asked, put=put, writer=None, progress=progress)
+    own = {"put": label_of(put)} if callable(put) else {}
+    own |= {"edits": [one.label for one in given]} if given else {}
+    with open_run(out, lens, pair, config=asked, metric=sweep.metric, own=own, overwrite=overwrite) as writer:
+        result = _patched(sweep, grid, pair, config=asked, put=put, writer=writer, progress=progress)
+        write_result(writer, result)
+    return replace(result, folder=writer.folder)
+
+
+def _patched(
+    sweep: "Sweep",
+    grid: list[Part],
+    pair: PromptPair,
+    *,
+    config: PatchConfig,
+    put: MakesEdit | str | None,
+    writer: RunWriter | None,
+    progress: bool,
+) -> PatchResult:
     approximations = None
-    if asked.screen:
-        grid, approximations = _screened(sweep, grid, most=asked.screen, steps=asked.steps)
-    values = sweep.measure(grid, batch_size=asked.batch_size, progress=progress)
-    direction = cast("Direction", asked.direction)
-    result = _result(sweep, values, pair=pair, by=asked.by, direction=direction, grid=grid)
+    if config.screen:
+        grid, approximations = _screened(sweep, grid, most=config.screen, steps=config.steps)
+    make = put if callable(put) else sweep.maker(config.put)
+    at: dict[str, Any] = {"site": sweep.site, "sizes": sweep.sizes, "shortest": int(sweep.run.lengths.min())}
+    controls = [drawn_parts(part, **at, draws=config.controls, seed=config.seed) for part in grid]
+    every = {part.identity: part for parts in (grid, *controls) for part in parts}
+    kept = None if writer is None else Kept(writer)
+    found = sweep.measure(every, make=make, kept=kept, batch_size=config.batch_size, progress=progress)
+    direction = cast("Direction", config.direction)
+    result = _result(
+        sweep, found, pair=pair, by=config.by, direction=direction, grid=grid, controls=controls, seed=config.seed
+    )
     if approximations is not None:
         result.frame["approximation"] = approximations
     return result
@@ -287,32 +344,76 @@ class Sweep:
             edits=edits,
         )
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the site's axes after the sequence axis."""
+        return tuple(next(iter(self.held.values())).shape[1:])
+
     def changes(self, cell: Part) -> bool:
         """Whether patching a cell can change the metric: its values differ, and the metric reads something later."""
-        reads = self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(cell.layers)
-        return reads and self.differs(cell)
+        return self.reads(cell) and self.differs(cell)
+
+    def reads(self, cell: Part) -> bool:
+        """Whether the metric reads something that comes after a cell."""
+        return self.metric.whole or max(self.metric.over(self.lens.n_layers)) >= min(cell.layers)
 
     def differs(self, cell: Part) -> bool:
         """Whether the two runs have different values in a cell."""
         return differs(cell, site=self.site, run=self.held, source=self.given)
 
+    def maker(self, put: str) -> MakesEdit | None:
+        """What makes the edit of a part that a configuration names; None puts in the values of the source run."""
+        if put == "source":
+            return None
+        if put == "zero":
+            return zero
+        over = averaged(self.lens, self.run, put)  # type: ignore[arg-type]  # checked by PatchConfig
+        axes = SITES[self.site].axes.split()
+
+        def mean(site: str, **where: Unpack[Where]) -> Edit:
+            layers = where.get("layers") or (0,)
+            values = {layer: over.of(self.held[place(site, layer)]) for layer in layers}
+            where.setdefault("label", f"{site}, {over.words}")
+            return freeze(site, {layer: part_of(one, axes, where) for layer, one in values.items()}, **where)
+
+        return mean
+
     def measure(
-        self, grid: Sequence[Part], *, batch_size: int | None = None, progress: bool = False
-    ) -> Float[Tensor, "sample batch"]:
-        """The metric under each patch, by sequence."""
-        values = self.unpatched.repeat(len(grid), 1)
-        todo = [number for number, cell in enumerate(grid) if self.changes(cell)]
-        patches = [
-            cell_of_patch(grid[number], site=self.site, run=self.held, source=self.given, edits=self.edits)
-            for number in todo
-        ]
+        self,
+        parts: Mapping[str, Part],
+        *,
+        make: MakesEdit | None = None,
+        kept: Kept | None = None,
+        batch_size: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, Measured]:
+        """The metric under each patch, by sequence, and whether it changed anything.
+
+        Args:
+            parts: identity -> part.
+            make: makes the edit of a part; None puts in the values of the source run.
+            kept: what an interrupted run has measured, to which each block of patches is added.
+            batch_size: sequences per forward pass.
+            progress: show a bar.
+        """
+        found = {name: Measured(values=self.unpatched.clone(), changed=False) for name in parts}
+        able = self.changes if make is None else self.reads
+        todo = [part for part in parts.values() if able(part)]
+        if make is None:
+            at: dict[str, Any] = {"run": self.held, "source": self.given}
+            patches = [cell_of_patch(part, site=self.site, edits=self.edits, **at) for part in todo]
+        else:
+            at = {"sizes": self.sizes, "make": make}
+            patches = [cell_of_edit(part, site=self.site, edits=self.edits, **at) for part in todo]
         if not patches:
-            return values
-        whole = len(self.unpatched) != self.run.n_sequences
-        engine = trusted(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole)
+            return found
+        engine = self._engine(patches, kept=kept, batch_size=batch_size)
+        rows: list[Row] = []
 
         def take(number: int, outcome: Outcome, changed: list[bool]) -> None:
-            values[todo[number], slice(None) if whole else outcome.sequences] = evaluate(self.metric, outcome)
+            values, did = evaluate(self.metric, outcome).tolist(), make is None or changed[-1]
+            first = 0 if self._is_whole else outcome.sequences.start
+            rows.extend((todo[number].identity, first + place, value, did) for place, value in enumerate(values))
 
         with tqdm(
             total=sum(len(block.cells) for block in engine.blocks),
@@ -322,8 +423,33 @@ class Sweep:
             leave=False,
         ) as bar:
             for block in engine.blocks:
-                engine.map(block, take, advance=bar.update)
-        return values
+                before = None if kept is None else kept.read(block.number)
+                if before is None:
+                    engine.map(block, take, advance=bar.update)
+                    if kept is not None:
+                        kept.add(block.number, rows)
+                else:
+                    rows.extend(before)
+                    bar.update(len(block.cells))
+                for name, sequence, value, did in rows:
+                    found[name].values[sequence] = value
+                    found[name].changed |= bool(did)
+                rows.clear()
+        return found
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the metric gives one number for all sequences."""
+        return len(self.unpatched) != self.run.n_sequences
+
+    def _engine(self, patches: Sequence[Cell], *, kept: Kept | None, batch_size: int | None) -> Engine:
+        """The engine of patches, by the plan that an interrupted run began with if there is one."""
+        plan = None if kept is None else kept.plan
+        if plan is not None:
+            return Engine(self.lens, self.run, patches, [self.metric], plan=plan)
+        options = {} if kept is None else {"keep_plan": kept.keep_plan}
+        whole = self._is_whole
+        return trusted(self.lens, self.run, patches, [self.metric], batch_size=batch_size, whole=whole, **options)
 
 
 def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: Sequence[Edit] = ()) -> Outcome:
@@ -341,17 +467,35 @@ def measured_run(lens: LensModel, tokens: TokenBatch, *, metric: Metric, edits: 
 
 
 def _result(
-    sweep: Sweep, values: Tensor, *, pair: PromptPair, by: tuple[str, ...], direction: Direction, grid: Sequence[Part]
+    sweep: Sweep,
+    found: Mapping[str, Measured],
+    *,
+    pair: PromptPair,
+    by: tuple[str, ...],
+    direction: Direction,
+    grid: Sequence[Part],
+    controls: Sequence[Sequence[Part]],
+    seed: int,
 ) -> PatchResult:
+    values = torch.stack([found[part.identity].values for part in grid]) if grid else sweep.unpatched.repeat(0, 1)
+    before = sweep.unpatched.double().numpy()
+    drawn = [[found[part.identity].values.double().numpy() for part in some] for some in controls]
+    effects = effect_table(
+        values.double().numpy(),
+        before,
+        controls=[np.array(some).reshape(-1, len(before)) for some in drawn],
+        generator=np.random.default_rng(seed),
+    )
+    unpatched, source = (float(one.double().nanmean()) for one in (sweep.unpatched, sweep.source))
+    span = float((sweep.source.double() - sweep.unpatched.double()).nanmean())
+    frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid))).join(effects)
+    frame.insert(
+        frame.columns.get_loc("n"),  # type: ignore[arg-type]  # one column has this name
+        "normalised_effect",
+        frame["effect"] / span if span != 0 else math.nan,
+    )
+    frame.insert(frame.columns.get_loc("n"), "changed", [found[part.identity].changed for part in grid])  # type: ignore[arg-type]
     every = torch.cat([sweep.unpatched[None], sweep.source[None], values]).double()
-    (unpatched, source, *means), effects = every.nanmean(1).tolist(), every - every[0]
-    (_, span, *mean_effects) = effects.nanmean(1).tolist()
-    frame = pd.DataFrame([cell.place for cell in grid], columns=list(by), index=range(len(grid)))
-    frame["value"] = means
-    frame["effect"] = mean_effects
-    frame["normalised_effect"] = frame["effect"] / span if span != 0 else math.nan
-    frame["changed"] = [sweep.differs(cell) for cell in grid]
-    frame["n"] = (~effects[2:].isnan()).sum(1).numpy()
     return PatchResult(
         frame=frame,
         site=sweep.site,
@@ -361,7 +505,7 @@ def _result(
         by=by,
         unpatched=unpatched,
         source=source,
-        values=values,
+        values=values.double(),
         baselines=every[:2],
         differences=pair.differences,
         labels=pair.labels,

@@ -123,7 +123,9 @@ class AttributionResult:
             raise InputError("no patch of this sweep changes anything; need clean and corrupted runs that differ there")
         drawn = torch.randperm(len(able), generator=generator)[:n].tolist()
         numbers = sorted(able[one] for one in drawn)
-        values = self.sweep.measure([self.grid[number] for number in numbers], progress=progress)
+        parts = {self.grid[number].identity: self.grid[number] for number in numbers}
+        found = self.sweep.measure(parts, progress=progress)
+        values = torch.stack([found[name].values for name in parts])
         frame = self.frame.iloc[numbers][[*self.by, "approximation"]].reset_index(drop=True)
         frame["effect"] = (values.double() - self.sweep.unpatched.double()).nanmean(1).numpy()
         frame["error"] = frame["approximation"] - frame["effect"]

@@ -6,11 +6,14 @@ indices of an axis that is not swept are patched together. The words of ``transf
 ``head_index``, ``src_pos``, ``dest_pos``) are taken too.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
@@ -25,6 +28,10 @@ SWEPT = {"position": "position", "query": "position", "head": "head", "kv_head":
 """Axis of a site -> its name in a sweep."""
 _CHOSEN = {"position": "positions", "head": "heads", "key": "keys", "unit": "units"}
 """Name of an axis in a sweep -> the argument that chooses its indices."""
+_SPARE = 3
+"""More draws than controls, since a draw that holds the part's own indices is no control of it."""
+MakesEdit = Callable[..., Edit]
+"""Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,11 @@ class Part:
     layers: tuple[int, ...]
     index: tuple[tuple[int, ...], ...]
     """The chosen indices on each axis of the site after the sequence axis."""
+
+    @property
+    def identity(self) -> str:
+        """Text that tells the part from others, whatever the sweep's axes."""
+        return json.dumps([self.layers, self.index])
 
     def of(self, tensor: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "batch ..."]:
         """A copy of this part of the site's tensor."""
@@ -156,7 +168,72 @@ def cell_of_patch(
     touches = ((site, layers), *touched)
     if edits:
         begin = min(begin, first)
-    return Cell(identity=str(part), touches=touches, begin=begin, make=lambda references: (*edits, one))
+    return Cell(identity=part.identity, touches=touches, begin=begin, make=lambda references: (*edits, one))
+
+
+def cell_of_edit(part: Part, *, site: str, sizes: Sequence[int], make: MakesEdit, edits: tuple[Edit, ...] = ()) -> Cell:
+    """Any edit of a part as a cell.
+
+    Args:
+        part: the part to edit.
+        site: the site.
+        sizes: of the site's axes after the sequence axis.
+        make: called with the site and the arguments that choose the part.
+        edits: what else is changed.
+
+    Raises:
+        InputError: what was made is no edit of this site.
+    """
+    axes = SITES[site].axes.split()[1:]
+    chosen: dict[str, Any] = {
+        _CHOSEN[SWEPT.get(axis, "unit")]: None if indices == tuple(range(size)) else indices
+        for axis, indices, size in zip(axes, part.index, sizes, strict=True)
+    }
+    chosen = {name: indices for name, indices in chosen.items() if indices is not None}
+    layers = {"layers": part.layers} if SITES[site].per_layer else {}
+    one = make(site, **layers, **chosen)
+    if not isinstance(one, Edit) or one.site != site:
+        made = f"an edit of {one.site!r}" if isinstance(one, Edit) else type(one).__name__
+        raise InputError(f"what is put into a part of {site!r} made {made}; need an edit of that site")
+    touches, begin = cone((*edits, one))
+    return Cell(identity=part.identity, touches=touches, begin=begin, make=lambda references: (*edits, one))
+
+
+def drawn_parts(part: Part, *, site: str, sizes: Sequence[int], shortest: int, draws: int, seed: int) -> list[Part]:
+    """Random parts of the same size in the same layers: other units, else other heads, positions or keys.
+
+    None if the part is everything that its layers have.
+
+    Args:
+        part: the part that they are controls of; none of its own indices is drawn.
+        site: the site.
+        sizes: of the site's axes after the sequence axis.
+        shortest: tokens of the shortest sequence; only positions that every sequence has are drawn.
+        draws: most of them; fewer where there are not so many.
+        seed: of the draws; parts that differ only in the drawn axis share theirs.
+    """
+    names = [SWEPT.get(axis, "unit") for axis in SITES[site].axes.split()[1:]]
+    axis = next(
+        (
+            names.index(name)
+            for name in ("unit", "head", "position", "key")
+            if name in names and len(part.index[names.index(name)]) < sizes[names.index(name)]
+        ),
+        None,
+    )
+    if axis is None:
+        return []
+    own, size = set(part.index[axis]), min(sizes[axis], shortest) if names[axis] in ("position", "key") else sizes[axis]
+    rest: list[Any] = [indices for other, indices in enumerate(part.index) if other != axis]
+    group = json.dumps([part.layers, axis, len(own), rest])
+    generator = np.random.default_rng([seed, crc32(group.encode())])
+    found: dict[tuple[int, ...], None] = {}
+    for _ in range(20 * (draws + _SPARE)):
+        if len(found) >= draws + _SPARE or size < len(own):
+            break
+        found[tuple(sorted(generator.choice(size, size=len(own), replace=False).tolist()))] = None
+    fit = [drawn for drawn in found if not own & set(drawn)][:draws]
+    return [replace(part, index=(*part.index[:axis], drawn, *part.index[axis + 1 :])) for drawn in fit]
 
 
 def _indices(what: str, given: Sequence[int] | None, *, size: int) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ from ..models.bundled import DEFAULT_MODEL
 METRICS = ("sink_mass", "logit_difference", "loss", "kl", "norm", "dominance")
 """Metrics that have a name."""
 DIRECTIONS = ("denoising", "noising")
+PUT = ("source", "zero", "mean_ordinary", "mean_all", "mean_aligned")
+"""What can be put into a part by name."""
 TRANSFORMER_LENS_AXES = {"pos": "position", "head_index": "head", "src_pos": "key", "dest_pos": "position"}
 """Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
 _RANGES: dict[str, Any] = {"written": "ranges"}
@@ -53,6 +55,10 @@ class PatchConfig:
     """For logit_difference: the wrong token."""
     bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
     """The first token, as in trace."""
+    put: str = field(default="source", metadata={"choices": PUT})
+    """What a patch puts into its part: the other run's values (source), zero, or a mean of the patched run."""
+    controls: int = 5
+    """Random parts of the same size (units, heads, positions) as controls of each patch; 0 for none."""
     batch_size: int | None = None
     """Sequences a forward pass. Default: by length."""
     approximate: bool = False
@@ -64,7 +70,7 @@ class PatchConfig:
     check: int = 30
     """With --approximate: real patches in the check."""
     seed: int = 0
-    """With --approximate: seed of that sample."""
+    """Seed of the controls, of the intervals, and of the sample of --approximate."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
     """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
@@ -79,4 +85,4 @@ class PatchConfig:
         check_choices(self)
         object.__setattr__(self, "by", tuple(TRANSFORMER_LENS_AXES.get(name, name) for name in self.by))
         check_least(self, 1, "steps", "check", "batch_size")
-        check_least(self, 0, "screen")
+        check_least(self, 0, "screen", "controls")

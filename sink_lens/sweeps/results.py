@@ -11,9 +11,10 @@ import pandas as pd
 
 from ..edits.metrics import Metric
 from ..engine.cells import Cell
+from ..engine.effect_table import effect_table
 from ..errors import InputError, RunError
 from ..records import display
-from ..stats import Interval, paired_differences, strongest
+from ..stats import strongest
 from .edits import AXES
 
 if TYPE_CHECKING:
@@ -171,47 +172,18 @@ def _metric_table(
     """One metric's rows."""
     nothing = np.full(len(before), np.nan)
     values = np.stack([matrix.get(one.identity, nothing) for one in cells]) if cells else np.empty((0, len(before)))
-    beside, spreads, counts = [], [], []
-    with np.errstate(invalid="ignore"):
-        for names in controls:
-            drawn = np.stack([matrix.get(name, nothing) for name in names]) if names else nothing[None]
-            drawn = drawn[~np.isnan(drawn).all(axis=1)] if names else drawn
-            beside.append(drawn.mean(axis=0) if len(drawn) else nothing)
-            effects = _means(drawn - before)
-            spreads.append(float(np.std(effects, ddof=1)) if len(effects) > 1 else np.nan)
-            counts.append(len(drawn) if names else 0)
-    control = np.stack(beside) if cells else values
-    effect = paired_differences(values, before[None], generator=generator) if len(cells) else []
-    over = paired_differences(values, control, generator=generator) if len(cells) else []
+    drawn = [np.array([matrix.get(name, nothing) for name in names]).reshape(-1, len(before)) for names in controls]
+    effects = effect_table(values, before, controls=drawn, generator=generator)
     frame = pd.DataFrame([dict(one.columns) for one in cells])
     for axis in set(AXES) & set(frame):
         frame[axis] = pd.array(frame[axis].tolist(), dtype="Int64")
     frame["metric"], frame["metric_unit"] = metric.name, metric.unit
-    frame["baseline"] = float(np.nanmean(before)) if not np.isnan(before).all() else np.nan
-    frame["value"] = _means(values)
-    frame = _with(frame, effect, names=("effect", "ci_low", "ci_high"))
-    frame["control_effect"] = _means(control - before)
-    frame["control_sd"] = np.array(spreads, dtype=np.float64)
-    frame["n_controls"] = np.array(counts, dtype=np.int64)
-    frame = _with(frame, over, names=("over_control", "over_low", "over_high"))
+    frame = frame.join(effects.drop(columns="n"))
     frame["changed"] = [changed.get(one.identity, False) for one in cells]
-    frame["n"] = np.array([one.n for one in effect], dtype=np.int64)
+    frame["n"] = effects["n"]
     frame["error"] = pd.array([errors.get(one.identity) for one in cells], dtype="string")
     frame.insert(0, "cell", range(len(cells)))
     return frame
-
-
-def _with(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> pd.DataFrame:
-    for name, part in zip(names, ("estimate", "low", "high"), strict=True):
-        frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
-    return frame
-
-
-def _means(rows: np.ndarray) -> np.ndarray:
-    """Mean of each row over what is defined; nan where nothing is."""
-    defined = ~np.isnan(rows)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)
 
 
 def _controls_of(cell: Cell, groups: Mapping[str, list[Cell]], *, most: int) -> list[str]:

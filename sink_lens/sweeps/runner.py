@@ -5,12 +5,11 @@ call on the same folder. ``plan.json`` keeps how the cells share forwards, so th
 """
 
 import contextlib
-import json
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,8 +23,7 @@ from ..edits.metrics import Metric
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
 from ..engine.needs import Needs
-from ..engine.plan import Path as PlanPath
-from ..engine.plan import Plan, plan_of
+from ..engine.plan import Plan, plan_of, read_plan
 from ..engine.trust import checked
 from ..errors import InputError, RunError
 from ..models.inputs import default_folder, model_of, provenance_of, tokens_of
@@ -227,31 +225,11 @@ def _plan(
 ) -> Plan:
     """Plan the forward passes: keep the plan of a resumed sweep; else plan by the free memory and check the plan."""
     if writer.has("plan"):
-        return _kept_plan(writer.folder / "plan.json")
+        return read_plan(writer.folder / "plan.json")
     writer.clear()  # blocks without a plan were made by a plan that is lost
     plan = plan_of(lens, batch, Needs.of(metrics, lens=lens), n_cells=len(cells))
     plan, deviation = checked(lens, batch, cells, metrics, plan=plan)
     writer.write_text("plan.json", plan.as_json(deviation=deviation))
-    return plan
-
-
-def _kept_plan(path: Path) -> Plan:
-    """The plan that a sweep began with.
-
-    Raises:
-        RunError: the file holds something else.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        # a sweep of an earlier version computed every position
-        names = {part.name for part in fields(Plan)}
-        kept: dict[str, Any] = {"cut": False} | {name: value for name, value in found.items() if name in names}
-        plan = Plan(**kept)
-        counts = (plan.prompts, plan.pack, plan.lanes)
-        if plan.path not in get_args(PlanPath) or not all(type(one) is int and 0 < one < 2**20 for one in counts):
-            raise ValueError(f"it holds {plan}")
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(path, error) from error
     return plan
 
 

@@ -42,7 +42,7 @@ METRICS = [
 def test_every_metric_is_swept_and_written(metric, tmp_path):
     result = run("tiny", *PAIR, "--site", "z", "--layers", "0-1", "--metric", *metric, "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    assert "1 of " in result.stdout
+    assert "the prompts differ in 1 token" in result.stdout
     assert "the strongest of " in result.stdout
     written = read_run(tmp_path / "run")
     assert (written.kind, written.status, written.missing) == ("patch", "finished", [])

@@ -1,0 +1,58 @@
+"""The numbers of an effect, as sweeps and patches have them: the baseline, the value, both beside random controls.
+
+The unit is the sequence (or the pair of prompts): an effect is a paired difference with its interval over sequences.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..stats import Interval, paired_differences
+
+
+def effect_table(
+    values: np.ndarray, before: np.ndarray, *, controls: Sequence[np.ndarray], generator: np.random.Generator
+) -> pd.DataFrame:
+    """One row per cell: baseline, value, effect and its interval, controls, and the effect above them.
+
+    Args:
+        values: the metric under each cell, shape (cells, sequences); nan where it is undefined.
+        before: the metric of the baseline run, by sequence.
+        controls: for each cell the metric under its random controls, shape (controls, sequences); empty for none.
+        generator: of the bootstrap.
+    """
+    nothing = np.full(len(before), np.nan)
+    beside, spreads, counts = [], [], []
+    with np.errstate(invalid="ignore"):
+        for given in controls:
+            drawn = given[~np.isnan(given).all(axis=1)] if len(given) else given
+            beside.append(drawn.mean(axis=0) if len(drawn) else nothing)
+            effects = _means(drawn - before) if len(drawn) else []
+            spreads.append(float(np.std(effects, ddof=1)) if len(effects) > 1 else np.nan)
+            counts.append(len(drawn))
+    control = np.stack(beside) if beside else values
+    effect = paired_differences(values, before[None], generator=generator) if len(values) else []
+    above = paired_differences(values, control, generator=generator) if len(values) else []
+    frame = pd.DataFrame(index=range(len(values)))
+    frame["baseline"] = float(np.nanmean(before)) if not np.isnan(before).all() else np.nan
+    frame["value"] = _means(values)
+    _add(frame, effect, names=("effect", "ci_low", "ci_high"))
+    frame["control_effect"] = _means(control - before)
+    frame["control_sd"] = np.array(spreads, dtype=np.float64)
+    frame["n_controls"] = np.array(counts, dtype=np.int64)
+    _add(frame, above, names=("over_control", "over_low", "over_high"))
+    frame["n"] = np.array([one.n for one in effect], dtype=np.int64)
+    return frame
+
+
+def _add(frame: pd.DataFrame, intervals: Sequence[Interval], *, names: tuple[str, str, str]) -> None:
+    for name, part in zip(names, ("estimate", "low", "high"), strict=True):
+        frame[name] = np.array([getattr(one, part) for one in intervals], dtype=np.float64)
+
+
+def _means(rows: np.ndarray) -> np.ndarray:
+    """Mean of each row over what is defined; nan if nothing is."""
+    defined = ~np.isnan(rows)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(defined, rows, 0.0).sum(axis=1) / defined.sum(axis=1)

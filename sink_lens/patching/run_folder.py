@@ -1,0 +1,124 @@
+"""The run folder of a patch: what was asked, every block of patches as soon as it is measured, and the tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from ..edits.metrics import Metric
+from ..engine.plan import Plan, read_plan
+from ..models.inputs import provenance_of
+from ..models.lens import LensModel
+from ..records import RunWriter, create_run, display, read_table
+from .config import PatchConfig
+from .pairs import PromptPair
+
+if TYPE_CHECKING:
+    from .activation import PatchResult
+    from .attribution import AttributionResult
+
+SHOWN = 10
+"""Rows of the table ``summary``."""
+_BLOCK = "block-{:06d}"
+_ROW = ("part", "sequence", "value", "changed")
+Row = tuple[str, int, float, bool]
+"""One sequence of one patch: identity of the part, sequence, value, and whether it changed anything."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """The metric under one patch."""
+
+    values: Float[Tensor, " sample"]
+    """By sequence; a single one if the metric gives one number for all sequences."""
+    changed: bool
+    """Whether the patch changed any value."""
+
+
+class Kept:
+    """The blocks of patches in a run folder, so that an interrupted run goes on where it was, by the same plan."""
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the forwards that the run began with."""
+        return read_plan(self._writer.folder / "plan.json") if self._writer.has("plan") else None
+
+    def keep_plan(self, plan: Plan, deviation: float) -> None:
+        """Write the plan, with its largest deviation from the bridge."""
+        self._writer.clear()  # blocks without a plan were made by a plan that is lost
+        self._writer.write_text("plan.json", plan.as_json(deviation=deviation))
+
+    def read(self, number: int) -> list[Row] | None:
+        """The rows of a block; None if it is not there."""
+        name = _BLOCK.format(number)
+        if not self._writer.has(name):
+            return None
+        table = read_table(self._writer.folder / f"{name}.parquet", kind="patch")
+        columns = (table[name].tolist() for name in _ROW)
+        return list(zip(*columns, strict=True))
+
+    def add(self, number: int, rows: Sequence[Row]) -> None:
+        """Write the rows of a block."""
+        self._writer.write_table(_BLOCK.format(number), pd.DataFrame(rows, columns=list(_ROW)))
+
+
+def open_run(
+    out: str | Path,
+    lens: LensModel,
+    pair: PromptPair,
+    *,
+    config: PatchConfig,
+    metric: Metric,
+    own: Mapping[str, Any],
+    overwrite: bool,
+) -> AbstractContextManager[RunWriter]:
+    """Open the folder, which may hold a part of the same run.
+
+    Args:
+        out: the folder.
+        lens: the model.
+        pair: the prompts.
+        config: what is patched.
+        metric: read of every patch.
+        own: what the call says instead of the configuration, such as an edit of the caller's own.
+        overwrite: replace the run that the folder holds.
+
+    Raises:
+        RunError: the folder is in use, or holds another run.
+    """
+    provenance = provenance_of(lens, pair.clean, kernel="eager")
+    provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
+    asked = asdict(config) | {"metric_name": metric.name, "pair": [pair.clean.hash, pair.corrupted.hash]} | dict(own)
+    return create_run(
+        Path(out),
+        kind="patch",
+        config=asked,
+        provenance=provenance,
+        expects=("patches", "differences", "summary"),
+        overwrite=overwrite,
+    )
+
+
+def write_result(writer: RunWriter, result: "PatchResult | AttributionResult", *, top: int = SHOWN) -> pd.DataFrame:
+    """Write the tables and the heat map; the strongest patches, which are the summary."""
+    for name, frame in result.tables.items():
+        writer.write_table(name, frame)
+    if result.by:
+        writer.write_bytes("heatmap.png", display.image(result.heatmap(), "png"))
+    about = {name: getattr(result, name) for name in ("site", "metric", "direction", "unpatched", "source")}
+    strongest = result.strongest(top).assign(**about)
+    writer.write_csv("summary", strongest)
+    return strongest
+
+
+def label_of(function: Callable[..., Any]) -> str:
+    """Name of a function, for the record."""
+    return getattr(function, "__qualname__", type(function).__name__)

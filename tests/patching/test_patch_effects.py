@@ -1,0 +1,164 @@
+"""Patches have intervals over pairs and random parts as controls, take any edit, and are kept in a folder."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from sink_lens import TokenBatch, edits, metrics, patching, run_with, wrap
+from sink_lens.engine.engine import Engine
+from sink_lens.errors import InputError, RunError
+from sink_lens.models.tiny import planted, tiny_tokenizer
+from sink_lens.patching.cells import cells, drawn_parts
+from sink_lens.records import read_run
+from sink_lens.stats import paired_differences
+
+N, T = 4, 10
+METRIC = metrics.logit_difference(5, 7)
+
+
+@functools.cache
+def lens():
+    return wrap(planted().model, tokenizer=tiny_tokenizer(adds_bos=True))
+
+
+@functools.cache
+def pair():
+    clean = torch.randint(3, 60, (N, T), generator=torch.Generator().manual_seed(0))
+    clean[:, 0] = 1
+    corrupted = clean.clone()
+    corrupted[:, 4] = torch.arange(N) + 60
+    return TokenBatch.from_tensor(clean), TokenBatch.from_tensor(corrupted)
+
+
+def patched(**options):
+    options = {"metric": METRIC, "layers": [1, 2], "progress": False} | options
+    return patching.patch(lens(), *pair(), **options)
+
+
+def test_an_effect_has_its_interval_over_pairs_and_random_parts_beside_it():
+    result = patched()
+    frame = result.frame
+    effects = (result.values - result.baselines[0]).numpy()
+    assert frame["baseline"].unique() == pytest.approx(float(result.baselines[0].mean()))
+    assert frame["effect"].to_numpy() == pytest.approx(effects.mean(1))
+    wanted = paired_differences(result.values.numpy(), result.baselines[:1].numpy(), generator=np.random.default_rng(0))
+    assert frame["ci_low"].to_numpy() == pytest.approx([one.low for one in wanted])
+    assert frame["ci_high"].to_numpy() == pytest.approx([one.high for one in wanted])
+    assert (frame["n_controls"] == 5).all()
+    grid = cells(lens(), "resid_pre", by=("layer", "position"), n_positions=T, layers=[1, 2])
+    for row, part in enumerate(grid):
+        drawn = drawn_parts(part, site="resid_pre", sizes=(T, 48), shortest=T, draws=5, seed=0)
+        places = [T * (part.layers[0] - 1) + one.index[0][0] for one in drawn]
+        assert row not in places
+        assert frame["control_effect"][row] == pytest.approx(effects[places].mean(), abs=1e-6)
+        assert frame["over_control"][row] == pytest.approx(effects[row].mean() - effects[places].mean(), abs=1e-6)
+    assert patched(controls=0).frame["n_controls"].eq(0).all()
+
+
+def test_controls_are_other_heads_units_or_positions_of_the_layer_and_none_of_its_own():
+    for by, site, sizes, axis in (
+        (("layer", "head"), "z", (T, 4, 12), 1),
+        (("layer", "position"), "z", (T, 4, 12), 0),
+        (("layer", "position", "head"), "z", (T, 4, 12), 1),
+        (("unit",), "neurons", (T, 80), 1),
+    ):
+        for part in cells(lens(), site, by=by, n_positions=T, layers=[1])[:12]:
+            drawn = drawn_parts(part, site=site, sizes=sizes, shortest=T, draws=3, seed=0)
+            assert len(drawn) == 3
+            for one in drawn:
+                assert not set(one.index[axis]) & set(part.index[axis])
+                assert [*one.index[:axis], *one.index[axis + 1 :]] == [*part.index[:axis], *part.index[axis + 1 :]]
+    (whole,) = cells(lens(), "z", by=(), n_positions=T, layers=[1])
+    assert drawn_parts(whole, site="z", sizes=(T, 4, 12), shortest=T, draws=3, seed=0) == []
+
+
+def test_one_pair_has_no_interval():
+    clean, corrupted = (TokenBatch.from_tensor(one.tokens[:1]) for one in pair())
+    frame = patching.patch(lens(), clean, corrupted, metric=METRIC, layers=[1], progress=False).frame
+    assert frame["ci_low"].isna().all()
+    assert frame["over_low"].isna().all()
+    assert frame["control_effect"].notna().all()
+
+
+@pytest.mark.parametrize("name", ["zero", "scale", "mean_ordinary", "mean_aligned"])
+def test_a_part_takes_any_edit(name):
+    run = pair()[1]  # denoising patches the corrupted run
+    makes = {
+        "zero": edits.zero,
+        "scale": lambda site, **where: edits.scale(site, 3.0, **where),
+        "mean_ordinary": functools.partial(edits.mean_ordinary, lens(), run),
+        "mean_aligned": functools.partial(edits.mean_aligned, lens(), run),
+    }
+    put = name if name.startswith("mean") else makes[name]
+    found = patched(site="z", by=("layer", "head"), put=put)
+    for row, (layer, head) in enumerate(found.frame[["layer", "head"]].itertuples(index=False)):
+        one = makes[name]("z", layers=[layer], heads=[head])
+        wanted = METRIC.function(run_with(lens(), run, [one], logits=True)).double()
+        torch.testing.assert_close(found.values[row], wanted, rtol=1e-4, atol=1e-4)
+    assert found.frame["changed"].all()
+
+
+def test_an_edit_of_another_site_is_refused():
+    with pytest.raises(InputError, match="a part of 'z' made an edit of 'k'; need an edit of that site"):
+        patched(site="z", put=lambda site, **where: edits.zero("k"))
+    with pytest.raises(InputError, match="leave out screen, or what is put in"):
+        patched(put="zero", screen=3)
+
+
+def test_a_function_of_logits_is_a_metric():
+    def difference(logits):
+        return logits[:, -1, 5] - logits[:, -1, 7]
+
+    by_hand, ours = patched(metric=difference), patched()
+    torch.testing.assert_close(by_hand.values, ours.values)
+    assert by_hand.metric == "difference"
+    assert patched(metric=lambda run: run.logits[:, -1, 5]).values.shape == (2 * T, N)  # of an Outcome
+
+
+def test_words_are_tokens():
+    tokenizer = lens().tokenizer
+    first, second = (tokenizer.convert_tokens_to_ids(one) for one in ("a", "b"))
+    words, ids = metrics.logit_difference("a", "b", tokenizer), metrics.logit_difference(first, second)
+    run = run_with(lens(), pair()[0], logits=True)
+    assert torch.equal(words.function(run), ids.function(run))
+    several = metrics.logit_difference(["a", "b", "a", "b"], ["b", "a", "b", "a"], tokenizer)
+    assert torch.equal(several.function(run).abs(), ids.function(run).abs())
+    with pytest.raises(InputError, match="the token is the text 'a'; need a tokenizer to read it, or its id"):
+        metrics.logit_difference("a", "b")
+
+
+def test_a_run_is_kept_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    whole = patched(out=tmp_path / "whole", batch_size=1)
+    run = read_run(tmp_path / "whole")
+    assert run.provenance["corrupted_sha256"] == pair()[1].hash
+    assert list(run.tables["patches"]["effect"]) == pytest.approx(whole.frame["effect"].tolist())
+    assert run.tables["values"]["value"].to_numpy() == pytest.approx(whole.values.flatten().numpy())
+    map_block, blocks = Engine.map, []
+
+    def stopping(self, block, take, **options):
+        blocks.append(len(block.cells))
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        return map_block(self, block, take, **options)
+
+    def counting(self, block, take, **options):
+        blocks.append(len(block.cells))
+        return map_block(self, block, take, **options)
+
+    two = {"out": tmp_path / "two", "batch_size": 1}
+    monkeypatch.setattr(Engine, "map", stopping)
+    n_blocks = len(list((tmp_path / "whole").glob("block-*.parquet")))
+    assert n_blocks > 2
+    with pytest.raises(KeyboardInterrupt):
+        patched(**two)
+    monkeypatch.setattr(Engine, "map", counting)
+    with pytest.raises(RunError, match="metric_name"):
+        patched(**two, metric=metrics.sink_mass(0))
+    again = patched(**two)
+    assert torch.equal(again.values, whole.values)  # the same plan
+    assert len(blocks) == 2 + n_blocks - 1  # one was there
+    assert again.folder == tmp_path / "two"
+    with pytest.raises(RunError, match="finished"):
+        patched(**two)
