@@ -10,12 +10,13 @@ from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
 from sink_lens.report.style import FONT, INK, canvas, colour_scale, finished, map_panel
-from sink_lens.text import listed, number, percent, site_words, token, visible, words
+from sink_lens.text import interval, listed, number, percent, site_words, token, visible, words
 
 _FAR = 2.0
 """Larger shares of the way are written as multiples of it."""
 _ALIKE = 0.95
 """Patches whose effect is at least this share of the strongest one are as good as it."""
+_HEADS = {"control_effect": "controls", "over_control": "above controls", "normalised_effect": "of the way"}
 _BY = ("layer", "position", "head", "key", "neuron")
 
 
@@ -157,6 +158,12 @@ def _headline(run: Run) -> list[str]:
     return said
 
 
+def _given(run: Run) -> str:
+    """What was put into a place."""
+    put = str(run.config.get("put", "source"))
+    return "given what it holds in the other prompt" if put == "source" else f"edited ({visible(put)})"
+
+
 def _map(run: Run) -> tuple[str, Figure]:
     table = run.need("patches", columns=["effect"])
     if not len(table):
@@ -165,9 +172,9 @@ def _map(run: Run) -> tuple[str, Figure]:
     by = [name for name in _BY if name in table.columns]
     by = [name for name in by if len(set(table[name].tolist())) > 1] or by[:1]
     see = (
-        "Each cell is a place that was given what it holds in the other prompt; red moves the metric towards it, blue "
-        "away. 1 restores it whole." if value == "normalised_effect" else
-        "Each cell is a place that was given what it holds in the other prompt; red raises the metric, blue lowers it."
+        f"Each cell is a place that was {_given(run)}; red moves the metric towards the other prompt's, blue away. "
+        "1 restores it whole." if value == "normalised_effect" else
+        f"Each cell is a place that was {_given(run)}; red raises the metric, blue lowers it."
     )  # fmt: skip
     title = "\n".join([_metric(run), *_prompts(run)])
     return see, patch_map(table, by=by, value=value, labels=_texts(run), title=title)
@@ -175,8 +182,16 @@ def _map(run: Run) -> tuple[str, Figure]:
 
 def _patch_table(run: Run) -> tuple[str, PageTable]:
     table = run.need("patches", columns=["effect"]).sort_values("effect", key=abs, ascending=False, kind="stable")
-    heads = {str(name): str(name).replace("_", " ") for name in table.columns}
-    return "The patches, the largest effect first." + more(len(table), "patches"), shown_table(table, heads)
+    for name, low, high in (("95%", "ci_low", "ci_high"), ("95% above controls", "over_low", "over_high")):
+        if {low, high} <= set(table.columns):
+            bounds = zip(table[low].to_numpy(float), table[high].to_numpy(float), strict=True)
+            table = table.assign(**{name: [interval(one, other) for one, other in bounds]})
+    names = (*_BY, "unit", "baseline", "value", "effect", "95%", "control_effect", "over_control", "95% above controls")
+    names = (*names, "normalised_effect", "approximation", "changed", "n")
+    heads = {name: _HEADS.get(name, name.replace("_", " ")) for name in dict.fromkeys(names) if name in table.columns}
+    heads = {name: head for name, head in heads.items() if bool(table[name].notna().any())}
+    see = "The patches, the largest effect first; controls are random parts of the same size."
+    return see + more(len(table), "patches"), shown_table(table, heads)
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
