@@ -181,31 +181,44 @@ def answered(
 ) -> pd.DataFrame:
     """Ask a model: a row for each example, with ``loss`` (nats of the right answer) and ``right`` (1 or 0).
 
-    Chance is one over the number of choices. Each choice of each example takes one sequence.
+    Chance is one over the number of choices. Where all choices are one token, an example takes one sequence; else
+    each of its choices does.
 
     Args:
         model: called with ``input_ids`` and ``attention_mask``, gives an output with ``logits``.
         tokenizer: of the model.
         examples: what is asked.
-        size: sequences of one batch.
+        size: examples of one batch.
         device: where the model is.
     """
-    asked = [(at, one.prompt, choice) for at, one in enumerate(examples) for choice in one.choices]
-    losses = []
-    for start in range(0, len(asked), size):
-        batch = padded([row[1:] for row in asked[start : start + size]], tokenizer, device=device)
-        labels = batch.pop("labels")[:, 1:]
-        logits = model(**batch).logits[:, -labels.shape[1] - 1 : -1].float()
+    found: dict[tuple[int, str], float] = {}
+    for start in range(0, len(examples), size):
+        some = list(enumerate(examples))[start : start + size]
+        ids = [[tokenizer(choice, add_special_tokens=False)["input_ids"] for choice in one.choices] for _, one in some]
+        if all(len(each) == 1 for choices in ids for each in choices):
+            batch = padded([(one.prompt, one.answer) for _, one in some], tokenizer, device=device)
+            last = batch["attention_mask"].sum(1) - 2  # the prompt's last token
+            logits = _logits(model, batch)[torch.arange(len(some)), last].log_softmax(-1)
+            for row, (at, one) in enumerate(some):
+                of = zip(one.choices, ids[row], strict=True)
+                found |= {(at, choice): -logits[row, token].item() for choice, (token,) in of}
+            continue
+        asked = [(at, one.prompt, choice) for at, one in some for choice in one.choices]
+        batch = padded([row[1:] for row in asked], tokenizer, device=device)
+        labels, logits = batch["labels"][:, 1:], _logits(model, batch)[:, :-1]
         each = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
-        losses += each.view(labels.shape).sum(1).tolist()
-    table = pd.DataFrame({"example": [row[0] for row in asked], "choice": [row[2] for row in asked], "loss": losses})
+        losses = each.view(labels.shape).sum(1).tolist()
+        found |= {(at, choice): loss for (at, _, choice), loss in zip(asked, losses, strict=True)}
     rows = []
-    for at, one in table.groupby("example"):
-        of = dict(zip(one["choice"], one["loss"], strict=True))
-        answer = examples[int(str(at))].answer
-        best = all(of[answer] < loss for choice, loss in of.items() if choice != answer)  # a tie is wrong
-        rows.append({"example": at, "loss": of[answer], "right": int(best)})
+    for at, one in enumerate(examples):
+        of = {choice: found[at, choice] for choice in one.choices}
+        best = all(of[one.answer] < loss for choice, loss in of.items() if choice != one.answer)  # a tie is wrong
+        rows.append({"example": at, "loss": of[one.answer], "right": int(best)})
     return pd.DataFrame(rows)
+
+
+def _logits(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+    return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
 
 
 def _task(name: str, parts: Any, make: Callable[[Any], Example], *, train: int, held_out: int) -> Task:

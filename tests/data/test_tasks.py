@@ -80,9 +80,14 @@ def test_only_answers_have_labels_and_padding_is_masked():
         assert (batch["labels"][row, n:] == -100).all()
 
 
-def test_loss_and_right_are_those_of_one_sequence_at_a_time():
+LETTERS = tuple(Example(prompt=f"x{letter}", answer="b", choices=("a", "b", "c")) for letter in "defgh")
+"""Choices of one token each, which are read from one sequence."""
+
+
+@pytest.mark.parametrize("letters", [False, True])
+def test_loss_and_right_are_those_of_one_sequence_at_a_time(letters):
     tokenizer, model = tiny_tokenizer(), tiny("llama")
-    examples = made("questions", held_out=7).held_out
+    examples = LETTERS if letters else made("questions", held_out=7).held_out
     found = answered(model, tokenizer, examples, size=5)
     for one, row in zip(examples, found.itertuples(), strict=True):
         slow = {}
