@@ -136,19 +136,6 @@ def texts_of(source: str) -> Texts:
     return Texts(source, lambda: chain.from_iterable(map(_documents, files)))
 
 
-def documents_by_name(source: str) -> dict[str, str]:
-    """Read the documents of one fetched source by their names, such as the files of the Brown corpus (``ca01``).
-
-    Raises:
-        InputError: the source is unknown, not fetched or damaged.
-    """
-    import pandas as pd
-
-    (file,) = _fetched(f"fetched:{source}")
-    frame = pd.read_parquet(file)
-    return dict(zip(frame["name"], frame["text"], strict=True))
-
-
 def text_hash(texts: Iterable[str]) -> str:
     """SHA-256 (hex) over the documents in order; the length of each document in bytes is hashed before its text."""
     digest = hashlib.sha256()

