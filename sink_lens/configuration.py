@@ -29,6 +29,8 @@ from .errors import InputError
 from .text import ranges, visible
 
 C = TypeVar("C")
+_MOST_DOTS = 1_000
+"""Dots of a value that is read as TOML, whose parser needs the square of a name's parts."""
 _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -99,8 +101,8 @@ def setting(text: str) -> tuple[str, Any]:
     if not name or not equals:
         raise InputError(f"--set {text} is no setting; need NAME=VALUE, as in --set lr=3e-4")
     try:
-        return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return name, tomllib.loads(f"value = {value}")["value"] if value.count(".") < _MOST_DOTS else value
+    except (tomllib.TOMLDecodeError, RecursionError):
         return name, value
 
 

@@ -51,15 +51,18 @@ def number(value: Any) -> str:
     """A number to three digits, or a text as it is; 'undefined' for a missing value."""
     if isinstance(value, str):
         return visible(value, limit=400)
-    if value is None or (isinstance(value, Real) and math.isnan(value)):
+    if value is None or (isinstance(value, Real) and value != value):  # math.isnan takes no whole number of 400 digits
         return "undefined"
     if isinstance(value, bool) or type(value).__name__ == "bool_":
         return "yes" if value else "no"
-    if isinstance(value, Integral):
+    if isinstance(value, Integral) and abs(int(value)) < 10**30:
         return str(int(value))
     if not isinstance(value, Real):
         return visible(value, limit=400)
-    value = float(value) + 0.0  # -0.0 becomes 0
+    try:
+        value = float(value) + 0.0  # -0.0 becomes 0
+    except OverflowError:  # a whole number of more than 308 digits
+        value = math.inf if value > 0 else -math.inf
     size = abs(value)
     if math.isinf(size):
         return "∞" if value > 0 else "−∞"

@@ -13,11 +13,14 @@ import torch
 from typer.testing import CliRunner
 
 from sink_lens import HeadNormConfig, cli, load, measures
+from sink_lens.configuration import setting
+from sink_lens.data.described import read_settings
 from sink_lens.errors import InputError, ModelError, RunError
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.patching import PatchConfig
 from sink_lens.records import create_run, read_run
 from sink_lens.report import html
+from sink_lens.studies.facts import facts_of
 from sink_lens.sweeps import MetricSpec, SweepConfig
 
 SMALL = "gpt2,n_layers=2,d_model=32,n_heads=4,vocab_size=100,n_context=64"
@@ -247,3 +250,18 @@ def test_what_is_given_to_a_configuration_is_shown_on_one_line():
         PatchConfig(by=1.5)
     with pytest.raises(InputError, match=r"by is array\('a'.*; need a list"):
         PatchConfig(by=np.array("a"))
+
+
+@pytest.mark.parametrize("content", ["a." * 50_000 + "a = 1", "a = 1\n" * 2_000_000, None])
+def test_settings_that_would_be_read_for_ever_are_refused_at_once(content, tmp_path):
+    path = Path("/dev/zero") if content is None else tmp_path / "s.toml"
+    if content is not None:
+        path.write_text(content)
+    for call in (lambda: read_settings(path, what="a sweep"), lambda: facts_of(path)):
+        with pytest.raises(InputError, match="cannot be read"):
+            call()
+
+
+def test_a_setting_of_many_parts_is_a_text():
+    assert setting("x={" + "a." * 50_000 + "a=1}")[0] == "x"
+    assert setting("x=" + "[" * 50_000)[0] == "x"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ..errors import InputError
 from ..report.config import TableConfig
 from .console import app, console, echo
 from .options import Answer, Quiet, configured
@@ -23,7 +24,7 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
     """Put many models into one table: a row a card or trace, chosen columns; terminal, CSV, LaTeX or Markdown."""
     from rich.table import Table
 
-    from ..records import check_not_of_run
+    from ..records import check_not_of_run, write_whole
     from ..report.models import as_objects, chosen_columns, rows_of, table_text
 
     rows = rows_of(config.runs)
@@ -46,6 +47,8 @@ def table(config: TableConfig, quiet: Quiet = False) -> Answer:
         return answer
     path = Path(config.out)
     check_not_of_run(path, replaceable=(path.suffix,))
-    path.write_text(text, encoding="utf-8")
+    if path.exists() and not config.overwrite:
+        raise InputError(f"{path} is there already; need a new name, or --overwrite to replace it")
+    write_whole(path, text.encode())
     echo(str(path) if quiet else f"table: {path}")
     return answer

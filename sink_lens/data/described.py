@@ -85,8 +85,14 @@ def check_described(config: Described) -> None:
         raise InputError("both a text file and prompts were given; need one of them")
     if (config.text is not None or config.prompts) and config.tokens != "text":
         raise InputError(f"a text or prompts were given together with tokens {config.tokens!r}; need one of them")
-    if config.text is not None and not Path(config.text).exists():
+    if config.text is not None and (not Path(config.text).exists() or is_device(Path(config.text))):
         raise InputError(f"there is no file {config.text}; need a text file in UTF-8")
+
+
+_MOST_SETTINGS = 10_000_000
+"""Bytes of a file of settings."""
+_MOST_DOTS = 5_000
+"""Dots in a file of TOML, whose parser needs the square of a name's parts."""
 
 
 def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
@@ -102,10 +108,32 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
     check_name(path, what="the name of the file")
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _settings_text(path)
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as {what}: {error}. Need a TOML or JSON file") from error
     if not isinstance(found, dict):
         raise InputError(f"{path} cannot be read as {what}: it holds no table. Need one at the top of the file")
     return found
+
+
+def is_device(path: Path) -> bool:
+    """Whether a name is a device, such as /dev/zero, which can be read for ever."""
+    return path.is_char_device() or path.is_block_device()
+
+
+def _settings_text(path: Path) -> str:
+    """A file of settings, if it can be one: a device has no end, and TOML takes minutes over names of 50,000 parts.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it cannot be a file of settings.
+    """
+    if is_device(path):
+        raise ValueError("it is a device, which has no end")
+    if path.stat().st_size > _MOST_SETTINGS:
+        raise ValueError(f"it has {path.stat().st_size:,} bytes, and settings have at most {_MOST_SETTINGS:,}")
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".json" and (text.count(".") > _MOST_DOTS):
+        raise ValueError(f"it has more than {_MOST_DOTS:,} dots")
+    return text

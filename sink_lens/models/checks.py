@@ -25,6 +25,8 @@ from .interfaced import set_attention
 
 _PROBE_LENGTH = 8
 _FEW_LAYERS = 200
+_DEEPEST = 50
+"""Configurations within configurations that are looked at."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _OLD_MASK = re.compile(r"\.masked_bias$")
 """A causal mask that older versions of transformers saved beside the weights."""
@@ -122,7 +124,8 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
         A note for the reader of the results, or None.
 
     Raises:
-        ModelError: the table has no such architecture, or its code is not part of transformers.
+        ModelError: the table has no such architecture, its code is not part of transformers, or it names an attention
+            kernel of the hub.
     """
     named, code = config.get("architectures") or [], config.get("auto_map") or {}
     if not isinstance(named, list) or not all(isinstance(one, str) for one in named) or not isinstance(code, dict):
@@ -132,6 +135,11 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
         )
     for architecture in named:
         family_of(architecture)
+    if fetched := _fetched_kernel(config):
+        raise ModelError(
+            f"the configuration of {name} has {fetched}, which is code that would be fetched from the hub and run; "
+            "need none. Remove it from config.json"
+        )
     code = code.get("AutoModelForCausalLM")
     if code is None:
         return None
@@ -143,6 +151,19 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
             "need an architecture that is part of transformers. Convert the checkpoint to one"
         )
     return f"the checkpoint names its own code ({reference}); the class with that name in transformers was used"
+
+
+def _fetched_kernel(config: Any, *, depth: int = 0) -> str | None:
+    """The entry of a configuration, or of one within it, by which transformers fetches a kernel and runs it."""
+    if not isinstance(config, Mapping) or depth > _DEEPEST:
+        return None
+    for key, value in config.items():
+        for one in value.values() if isinstance(value, Mapping) else (value,):
+            if "_implementation" in str(key) and isinstance(one, str) and "/" in one:
+                return f"{key} = {one[:60]!r}"
+        if found := _fetched_kernel(value, depth=depth + 1):
+            return found
+    return None
 
 
 def check_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:

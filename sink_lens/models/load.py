@@ -17,6 +17,7 @@ import torch
 from accelerate.utils import convert_file_size_to_int
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -228,9 +229,22 @@ def _cannot_load(name: str, folder: Path | None, error: Exception) -> str:
             f"{name!r} is no folder and no file here, and the hub gave: {first_line.rstrip('.')}. Need a folder "
             f"written by save_pretrained, a .gguf file, {DEFAULT_MODEL!r} (bundled), or a hub name and a network"
         )
+    if wrong := _wrong_config(folder):
+        return f"{name}: config.json describes no model ({wrong}); need the file as save_pretrained wrote it"
     return (
         f"{name}: the weights cannot be read ({first_line}); need whole safetensors files, written by save_pretrained"
     )
+
+
+def _wrong_config(folder: Path) -> str:
+    """Why the configuration alone makes no model; empty where it does."""
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with random_state_kept(), torch.device("meta"):
+            AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  # as above
+        return _first_line(error)
+    return ""
 
 
 def _revision(revision: str | None) -> dict[str, str]:

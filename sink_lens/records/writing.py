@@ -184,17 +184,8 @@ class RunWriter:
 
     def _replace(self, filename: str, payload: bytes) -> Path:
         path = self.folder / filename
-        part = path.with_name(path.name + _PART)
         try:
-            try:
-                with part.open("wb") as file:
-                    file.write(payload)
-                    file.flush()
-                    os.fsync(file.fileno())
-                part.replace(path)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
+            write_whole(path, payload)
         except OSError as error:
             raise self._unwritten(path, size=len(payload), error=error) from error
         return path
@@ -208,6 +199,24 @@ class RunWriter:
             f"the disk is full: {path} needs {size:,} bytes and {self.folder} has {free:,} free. Complete in "
             f"this run: {complete}. Free some space and run the same again: it goes on from there."
         )
+
+
+def write_whole(path: Path, payload: bytes) -> None:
+    """Write a file under another name and rename it, so that it is there whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; what was there is still there.
+    """
+    part = path.with_name(path.name + _PART)
+    try:
+        with part.open("wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def create_run(

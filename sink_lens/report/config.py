@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ..configuration import check_choices
 from ..errors import InputError
+from ..text import visible
 
 COMPARED_BY = ("dtype", "bos", "tokens", "thresholds")
 """In what compared runs may differ, if it is named."""
@@ -37,6 +38,10 @@ class ReportConfig:
         check_choices(self)
 
 
+TABLE_ENDINGS = {"csv": ".csv", "latex": ".tex", "markdown": ".md"}
+"""Format of a table -> how its file's name ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableConfig:
     """Which runs are rows, which of their numbers are columns, and how the table is written."""
@@ -48,7 +53,9 @@ class TableConfig:
     format: str = field(default="terminal", metadata={"choices": ("terminal", "csv", "latex", "markdown")})
     """How the table is written."""
     out: str | None = field(default=None, metadata={"metavar": "FILE"})
-    """File of the table. Default: it is printed."""
+    """File of the table, .csv, .tex or .md, which must not exist. Default: it is printed."""
+    overwrite: bool = False
+    """Replace the table that the file holds."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be written.
@@ -61,3 +68,6 @@ class TableConfig:
             raise InputError(
                 "a table for the terminal cannot be written to a file; need --format csv, latex or markdown"
             )
+        ending = TABLE_ENDINGS.get(self.format, "")
+        if self.out is not None and not self.out.endswith(ending):
+            raise InputError(f"out is {visible(self.out, limit=200)}; need a name that ends in {ending}")

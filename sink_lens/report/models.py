@@ -108,7 +108,7 @@ def _of_card(run: Run) -> dict[str, Cell]:
         }
         row |= {f"max_{one['site']}": Cell(value=one["value"]) for one in card["largest_activations"]}
         return row | {name: Cell(value=verdict) for name, verdict in card["chain"].get("links", {}).items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{run.folder}/card.json cannot be read ({error}); need the card of a finished run") from error
 
 

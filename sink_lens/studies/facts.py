@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configuration import check_known
+from ..data.described import is_device
 from ..errors import InputError
 from .quantities import QUANTITIES, Value
 
@@ -93,6 +94,8 @@ def read_facts(paths: Iterable[str | Path] = ()) -> list[Fact]:
 def facts_of(path: str | Path) -> list[Fact]:
     """The facts of one file; the errors are those of ``read_facts``."""
     try:
+        if is_device(Path(path)):
+            raise ValueError("it is a device, which has no end")
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as facts: {error}. Need a JSON file") from error

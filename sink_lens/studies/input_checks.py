@@ -21,7 +21,7 @@ from ..data.bos import bos_id, text_ids, tokenizer_adds_bos
 from ..errors import InputError
 from ..models.evaluating import evaluating
 from ..models.lens import LensModel
-from ..text import listed, plural
+from ..text import listed, plural, visible
 
 _SAMPLE = "The whale's 2 eyes saw: nothing.\n\tWhy? naïve 東京 x = [1, 2]"
 """Text that tokenizers are compared on."""
@@ -67,10 +67,24 @@ def check_tokenizers(base: PreTrainedTokenizerBase | None, tuned: PreTrainedToke
     found = [_same_ids(base, tuned), _padding_token(base, tuned), _end(base, tuned)]
     if bos_id(base) == bos_id(tuned):
         found.insert(1, _plain_bos(base, tuned))
-    if bos_id(base) == bos_id(tuned) and any(getattr(one, "chat_template", None) for one in (base, tuned)):
-        found.append(_template(base, tuned))
-    if all(getattr(one, "chat_template", None) for one in (base, tuned)):
-        found.append(_chat(base, tuned))
+    fails = [_template_error(one) for one in (base, tuned)]
+    if fails[1] and not fails[0]:
+        found.append(
+            _broken(
+                "template_fails",
+                f"the chat template ends with an error: {fails[1]}",
+                "chat_template.jinja: take the first model's",
+            )
+        )
+    elif fails[0]:
+        found.append(
+            _fine("template", f"the first model's chat template ends with an error ({fails[0]}): not compared")
+        )
+    else:
+        if bos_id(base) == bos_id(tuned) and any(getattr(one, "chat_template", None) for one in (base, tuned)):
+            found.append(_template(base, tuned))
+        if all(getattr(one, "chat_template", None) for one in (base, tuned)):
+            found.append(_chat(base, tuned))
     return found
 
 
@@ -172,6 +186,18 @@ def _chat(base: PreTrainedTokenizerBase, tuned: PreTrainedTokenizerBase) -> Find
             "chat_template.jinja: end with {% if add_generation_prompt %}",
         )
     return _fine("chat", "a chat shows every message, ends and asks as before")
+
+
+def _template_error(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What a chat template that is a program with an error says; empty where it shows both chats, or there is none."""
+    if not getattr(tokenizer, "chat_template", None):
+        return ""
+    try:
+        for turns, asks in ((_CHAT, False), (_TURNS, False), (_TURNS, True)):
+            tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=asks)
+    except Exception as error:  # noqa: BLE001  # a template raises what it likes
+        return visible(" ".join(f"{type(error).__name__}: {error}".split()), limit=200)
+    return ""
 
 
 def _specials(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
@@ -280,15 +306,18 @@ def checked_batch(batch: Mapping[str, Any], *, where: str) -> dict[str, Tensor]:
     Raises:
         InputError: there are no input_ids of two axes, or another tensor does not fit them.
     """
-    found = {name: torch.as_tensor(batch[name]) for name in _FIELDS if batch.get(name) is not None}
+    try:
+        found = {name: torch.as_tensor(batch[name]) for name in _FIELDS if batch.get(name) is not None}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{where} holds what is no tensor ({str(error)[:100]}); need tensors, or lists") from error
     ids = found.get("input_ids")
-    if ids is None or ids.ndim != 2 or ids.shape[1] < 2 or ids.is_floating_point():
+    if ids is None or ids.ndim != 2 or len(ids) < 1 or ids.shape[1] < 2 or ids.is_floating_point() or ids.is_complex():
         raise InputError(
-            f"{where} has no input_ids of shape (sequences, positions); need them, with 2 positions or more"
+            f"{where} has no input_ids of shape (sequences, positions); need a sequence or more of 2 positions or more"
         )
     found["input_ids"] = ids.long()
     for name, tensor in found.items():
-        if tensor.shape[0] != ids.shape[0] or tensor.shape[-1] != ids.shape[1]:
+        if tensor.ndim < 2 or tensor.shape[0] != ids.shape[0] or tensor.shape[-1] != ids.shape[1]:
             raise InputError(
                 f"{name} of {where} has the shape {tuple(tensor.shape)}; need that of input_ids, {tuple(ids.shape)}"
             )

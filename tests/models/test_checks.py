@@ -1,7 +1,12 @@
 """What is checked before a model is handed out finds what it is there to find."""
 
 import copy
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +15,12 @@ from torch import nn
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 from sink_lens.errors import ModelError
 from sink_lens.models import checks
 from sink_lens.models.families import FAMILIES
-from sink_lens.models.load import wrap
+from sink_lens.models.load import load, wrap
 from sink_lens.models.tiny import TINY_FAMILIES, tiny
 
 
@@ -174,3 +180,69 @@ def test_a_configuration_may_name_the_code_that_transformers_has():
     assert "its own code (modeling_llama.LlamaForCausalLM)" in note
     with pytest.raises(ModelError, match=r"m brings its own code .* need an architecture that is part of transformers"):
         checks.check_config(known | {"auto_map": {"AutoModelForCausalLM": "modeling_x.LlamaForCausalLM"}}, name="m")
+
+
+KERNELS = """
+import types
+
+class Anything:
+    def __init__(self, *given, **named):
+        pass
+
+    def __getattr__(self, name):
+        return Anything()
+
+    def __call__(self, *given, **named):
+        return Anything()
+
+def decorator(*given, **named):
+    return lambda decorated: decorated
+
+def get_kernel(name, *given, **named):  # transformers asks for one of its own where it is imported
+    if name == "somebody/kernel":
+        open("canary", "w").close()
+    found = types.ModuleType("kernel")
+    found.flash_attn_func = found.flash_attn_varlen_func = lambda *given, **named: None
+    return found
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return decorator if name.startswith("use_") else Anything
+"""
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_attn_implementation_internal"])
+def test_a_kernel_of_the_hub_is_neither_fetched_nor_run(key, tmp_path):
+    """A stand-in for the package kernels is installed, which leaves a file where somebody asks it for a kernel."""
+    tiny("llama").save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(json.dumps(config | {key: "somebody/kernel"}))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/__init__.py").write_text(KERNELS)
+    (tmp_path / f"kernels-{KERNELS_MIN_VERSION}.dist-info").mkdir()
+    (tmp_path / f"kernels-{KERNELS_MIN_VERSION}.dist-info/METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: kernels\nVersion: {KERNELS_MIN_VERSION}\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    program = "import sink_lens; sink_lens.load('model', device='cpu')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert not (tmp_path / "canary").exists()
+    assert "which is code that would be fetched from the hub and run" in done.stderr
+
+
+def test_a_fault_of_the_configuration_is_told_as_such(tmp_path):
+    tiny("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for change in ({"hidden_size": "a"}, {"num_attention_heads": 0}, {"hidden_act": "nosuch"}, {"vocab_size": -3}):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ModelError, match=r"config\.json describes no model"):
+            load(tmp_path, device="cpu")

@@ -1,6 +1,7 @@
 """Many models in one table: what cards and traces share, the formats, and what is refused."""
 
 import csv
+import errno
 import io
 import json
 import shutil
@@ -115,6 +116,38 @@ def test_the_command_prints_writes_and_answers_programs(tmp_path):
     done = run(folder, "--format", "csv", "--out", tmp_path / "t.csv")
     assert done.stdout == f"table: {tmp_path / 't.csv'}\n"
     assert (tmp_path / "t.csv").read_text().startswith("model,sink_rate,")
+    for name in ("t.csv", "config.json", "script.py", "run/report.html", "run/run.json", "notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+        for form in ("csv", "markdown"):
+            assert run(folder, "--format", form, "--out", tmp_path / name).exit_code == 2
+        assert (tmp_path / name).read_text() == "mine"
+    assert run(folder, "--format", "csv", "--out", tmp_path / "t.csv", "--overwrite").exit_code == 0
+    assert (tmp_path / "t.csv").read_text().startswith("model,sink_rate,")
     refused = run(folder, "--out", tmp_path / "t.txt")
     assert (refused.exit_code, "need --format csv" in refused.stderr) == (2, True)
     assert run(folder, "--format", "word").exit_code == 2
+
+
+def test_a_full_disk_leaves_no_table(tmp_path, monkeypatch):
+    folder = a_card(tmp_path / "a")
+
+    def full(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sink_lens.records.writing.os.fsync", full)
+    refused = run(folder, "--format", "csv", "--out", tmp_path / "t.csv")
+    assert (refused.exit_code, refused.stderr.startswith("error: No space left")) == (2, True)
+    assert not list(tmp_path.glob("t.csv*"))
+
+
+@pytest.mark.parametrize("found", ["1" + "0" * 400, "-1" + "0" * 400, "[" * 100_000])
+def test_a_card_with_numbers_or_depth_beyond_reason(found, tmp_path):
+    folder = a_card(tmp_path / "a")
+    card = json.loads((folder / "card.json").read_text())
+    card["sink"]["rate"] = "HERE"
+    (folder / "card.json").write_text(json.dumps(card).replace('"HERE"', f'{{"value": {found}}}'))
+    for form in ("terminal", "csv", "latex", "markdown"):
+        done = run(folder, "--format", form)
+        assert done.exit_code in (0, 2)
+        assert done.exception is None or isinstance(done.exception, SystemExit)

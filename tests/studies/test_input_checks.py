@@ -108,6 +108,12 @@ def test_a_batch_is_read_from_a_file_and_refused_where_it_does_not_fit(lens, tmp
         read_batch(tmp_path / "none.safetensors")
     with pytest.raises(InputError, match="has no input_ids"):
         check_batch(lens, {"labels": torch.ones(2, 4)})
+    with pytest.raises(InputError, match="has no input_ids"):
+        check_batch(lens, {"input_ids": torch.zeros(0, 12, dtype=torch.long)})
+    with pytest.raises(InputError, match="holds what is no tensor"):
+        check_batch(lens, {"input_ids": [[1, 2], [3]]})
+    with pytest.raises(InputError, match="labels of the batch has the shape"):
+        check_batch(lens, {"input_ids": torch.full((4, 8), BOS_ID), "labels": torch.tensor(3)})
     with pytest.raises(InputError, match=r"attention_mask of the batch has the shape \(4, 3\)"):
         check_batch(lens, {"input_ids": torch.full((4, 8), BOS_ID), "attention_mask": torch.ones(4, 3)})
 
@@ -172,3 +178,28 @@ def test_a_token_without_a_row_and_a_row_of_zeros_are_named():
     zero = wrap(model, tokenizer=tokenizer())
     assert check_rows(zero, before=base).check == "rows_of_zeros"
     assert not check_rows(zero, before=zero).alarm
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no system') }}",
+        "{{ messages[9].content }}",
+        "{% for m in messages %}{{ m.name.first }}{% endfor %}",
+        "{% if add_generation_prompt %}{{ 1 / 0 }}{% endif %}a",
+        "{% for m in messages %}",
+        "{{ messages | nosuch }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% include 'x' %}",
+        "{{ range(10**9) | list }}",
+    ],
+)
+def test_a_chat_template_that_fails_is_a_finding(template):
+    base, tuned = tokenizer(), tokenizer()
+    base.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tuned.chat_template = template
+    (alarm,) = [one for one in check_tokenizers(base, tuned) if one.alarm]
+    assert (alarm.check, alarm.said.partition(":")[0]) == ("template_fails", "the chat template ends with an error")
+    assert "\n" not in alarm.said
+    assert not [one for one in check_tokenizers(tuned, base) if one.alarm]
+    assert not [one for one in check_tokenizers(tuned, tuned) if one.alarm]
