@@ -11,6 +11,7 @@ reading is missing, if the readings of the two trainings differ in any bit, or i
 """
 
 import argparse
+import logging
 import os
 import random
 import signal
@@ -34,6 +35,7 @@ def train(folder: Path, *, steps: int) -> None:
     from sink_lens.models.tiny import VOCAB_SIZE, tiny
     from sink_lens.training import SinkMonitor
 
+    logging.getLogger("sink_lens").setLevel(logging.ERROR)  # its alarms are in the table
     torch.set_num_threads(1)
     model, saved, begun = tiny("llama").train(), folder / "checkpoint.pt", 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
