@@ -91,9 +91,11 @@ def _strict(hint: Any) -> Any:
     if hint is bool:
         return Annotated[object, Is[lambda value: isinstance(value, bool) or type(value).__name__ == "bool"]]
     if hint is int:
-        return Annotated[Integral, Is[lambda value: not isinstance(value, bool)]]
+        return Annotated[Integral, Is[lambda value: not isinstance(value, bool) and not _beyond(value)]]
     if hint is float:
-        return Annotated[Real, Is[lambda value: not isinstance(value, bool) and not math.isnan(value)]]
+        return Annotated[
+            Real, Is[lambda value: not isinstance(value, bool) and not _beyond(value) and not math.isnan(value)]
+        ]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return Annotated[Mapping, Is[lambda value: _all_fit(value, inner[:1]) and _all_fit(value.values(), inner[1:])]]
     if origin is tuple and inner[-1] is not ...:
@@ -102,7 +104,7 @@ def _strict(hint: Any) -> Any:
         ordered = issubclass(origin, Sequence | Set)
         return Annotated[Iterable, Is[lambda value: _are_items(value, inner[:1], ordered=ordered)]]
     if hasattr(hint, "dim_str"):
-        return Annotated[hint, Is[lambda value: not getattr(value, "is_meta", False)]]
+        return Annotated[hint, Is[lambda value: not _without(value)]]
     return hint
 
 
@@ -122,12 +124,25 @@ def _all_fit(values: Any, of: Sequence[Any]) -> bool:
 def shown(value: Any) -> str:
     """A value in an error: a tensor by its type and shape, anything else as Python writes it, cut."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        where = " on the device meta, which holds no values" if getattr(value, "is_meta", False) else ""
-        return f"a {type(value).__name__} of {value.dtype} with the shape {tuple(value.shape)}{where}"
+        return f"a {type(value).__name__} of {value.dtype} with the shape {tuple(value.shape)}{_without(value)}"
     if callable(value) and hasattr(value, "__name__"):
         return f"{value.__name__!r}, a {type(value).__name__}"
     text = " ".join(repr(value).split())
-    return f"{text[:60]}{'...' if len(text) > 60 else ''} ({type(value).__name__})"
+    kind = type(value).__name__ + (" of more than 64 bits" if _beyond(value) else "")
+    return f"{text[:60]}{'...' if len(text) > 60 else ''} ({kind})"
+
+
+def _beyond(value: Any) -> bool:
+    """Whether a whole number has more than the 64 bits that a tensor takes."""
+    return isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63
+
+
+def _without(value: Any) -> str:
+    """Why a tensor has no values to compute with; empty where it has them."""
+    if getattr(value, "is_meta", False):
+        return " on the device meta, which holds no values"
+    layout = str(getattr(value, "layout", "torch.strided"))
+    return "" if layout == "torch.strided" else f" of the layout {layout}, which holds some of its values"
 
 
 def needed(hint: Any) -> str:
