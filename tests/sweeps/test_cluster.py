@@ -12,6 +12,7 @@ import pandas as pd
 import psutil
 import pytest
 import torch
+from rounding import CLOSE, NEAR_ZERO
 
 from sink_lens import load
 from sink_lens.data.tokens import random_tokens
@@ -76,8 +77,8 @@ def swept(lens, out, *, what=GRID, metrics=METRICS, **options):
 def assert_same(one, other):
     for name in ("cells", "controls", "values"):
         there = [pd.read_parquet(result.folder / f"{name}.parquet") for result in (one, other)]
-        pd.testing.assert_frame_equal(*there, check_exact=True)
-    pd.testing.assert_frame_equal(one.frame, other.frame, check_exact=True)
+        pd.testing.assert_frame_equal(*there, rtol=CLOSE, atol=NEAR_ZERO)
+    pd.testing.assert_frame_equal(one.frame, other.frame, rtol=CLOSE, atol=NEAR_ZERO)
     assert one.headline == other.headline
 
 
