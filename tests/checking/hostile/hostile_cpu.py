@@ -51,13 +51,19 @@ def _made():
         fixed = (out == 0) | ~out.isfinite()
         bits.add_(drawn.view(out.shape).to(whole).masked_fill(fixed, 0))
 
+    @functools.cache
+    def product(func):
+        """The name of a product or attention; None for anything else."""
+        name = func.overloadpacket.__name__.rstrip("_")
+        return name if name in _PRODUCTS else None
+
     class HostileCPU(TorchDispatchMode):
         """Moves what products and attention give, in this thread."""
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            name = func.overloadpacket.__name__.rstrip("_")
-            if name in _PRODUCTS:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            name = product(func)
+            if name is not None:
                 given = tuple(tuple(one.shape) for one in args if isinstance(one, torch.Tensor))
                 for place, one in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
                     if isinstance(one, torch.Tensor):
