@@ -76,8 +76,6 @@ _ARC = 0.5
 _THIN, _THICK = 1.2, 9.0
 """Points: an arrow that stands for nothing of the sink, and for all of it."""
 _SMALL = FONT - 0.9
-_UPRIGHT, _COLUMNS = 4.2, 2.2
-"""Widths in inches: the upright drawing, and its left part, where the boxes are."""
 _MOST_LANES = 6
 _STYLES = {"holds": (GREEN, "solid"), "fails": (ORANGE, "dashed"), "another path": (PURPLE, "solid")}
 """Verdict -> colour and line; every other is grey and dotted."""
@@ -494,66 +492,6 @@ def draw(circuit: Circuit) -> Figure:
     _numbers(axes, edges, top=height)
     _foot(axes, circuit, left_out=len(steps) - len(lanes), top=foot)
     return finished(figure)
-
-
-def draw_upright(circuit: Circuit) -> Figure:
-    """The circuit from top to bottom, for a narrow screen: a row for each kind of node, a column a growth step.
-
-    Parts of nodes, arrows past a node and growth steps beyond the first two are left out; `draw` has them.
-    """
-    edges = circuit.edges
-    links = edges.loc[edges["quantity"] == "intervention_share"].drop_duplicates("link").to_dict("records")
-    kinds = list(_lefts(edges))
-    by_name = {str(node["id"]): node for node in circuit.nodes.to_dict("records") if node["kind"] in kinds}
-    steps = sorted({int(name.partition(":")[2]) for name in by_name if ":" in name})[:2] or [0]
-    rows = {kind: [name for name in by_name if name.partition(":")[0] == kind][: len(steps)] for kind in kinds}
-    lines = {name: _lines(by_name[name]) for names in rows.values() for name in names}
-    tall = {
-        kind: 2 * _PAD + _LINE * max((len(lines[name]) for name in names), default=1) for kind, names in rows.items()
-    }
-    gap = 4 * _LINE + 0.1
-    width, height = _UPRIGHT, sum(tall.values()) + gap * (len(kinds) - 1) + 2 * _EDGE
-    figure = canvas(width=width, height=height)
-    figure.set_layout_engine("none")
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height), frame_on=False, xticks=[], yticks=[])
-    boxes, top = {}, height - _EDGE
-    for kind in kinds:
-        for place, name in enumerate(rows[kind]):
-            share = (place + 0.5) / len(rows[kind])
-            left = 0.02 + (_COLUMNS - 0.04) * share - _BOX / 2 if len(rows[kind]) > 1 else _COLUMNS / 2 - _BOX / 2
-            box_height = 2 * _PAD + _LINE * len(lines[name])
-            boxes[name] = _Box(left=left, bottom=top - box_height, height=box_height)
-        top -= tall[kind] + gap
-    for index, edge in enumerate(links):
-        source, target = (str(edge[end]).partition(":")[0] for end in ("source", "target"))
-        for one in rows[source]:
-            for other in rows[target]:
-                if not (":" in one and ":" in other) or one.partition(":")[2] == other.partition(":")[2]:
-                    _arrow_down(axes, edge, source=boxes[one], target=boxes[other])
-        lowest = min(boxes[name].bottom for name in rows[source])
-        claim = _CLAIMS.get((source, target), words(visible(edge["link"]))).replace("\n", " ")
-        verdict = f"{VERDICTS.get(edge['verdict'], '?')} {visible(edge['verdict'])}"
-        colour = _STYLES.get(edge["verdict"], (QUIET, ""))[0]
-        said = [(claim, {}), (verdict, {"color": colour, "fontweight": "bold"}), *_moved(edge, first=index == 0)[:2]]
-        for place, (text, style) in enumerate(said):
-            _text(axes, _COLUMNS + 0.05, lowest - 0.1 - _LINE * (place + 0.5), text, **(style | {"ha": "left"}))
-    for name, box in boxes.items():
-        _draw_box(axes, box, lines=lines[name], bars=[])
-    return finished(figure)
-
-
-def _arrow_down(axes: Axes, edge: Mapping[Any, Any], *, source: _Box, target: _Box) -> None:
-    """From the bottom of a box to the top of the next."""
-    colour, dashes, width = _style(edge)
-    point = _point(width)
-    start, tip = (source.centre[0], source.bottom - 0.02), (target.centre[0], target.top + 0.02)
-    t = np.linspace(0, 1, 40)
-    y = start[1] + (tip[1] + point - 0.01 - start[1]) * t
-    x = start[0] + (tip[0] - start[0]) * t * t * (3 - 2 * t)
-    axes.plot(x, y, color=colour, linewidth=width, linestyle=dashes, solid_capstyle="butt", dash_capstyle="butt")
-    half = 0.045 + width / 100
-    corners = [tip, (tip[0] - half, tip[1] + point), (tip[0] + half, tip[1] + point)]
-    axes.add_patch(Polygon(corners, facecolor=colour, linewidth=0))
 
 
 def _lefts(edges: pd.DataFrame) -> dict[str, float]:

@@ -148,13 +148,11 @@ def _figure(run: Run, of: Drawn, *, prefix: str) -> Shown:
         see, figure = of.make(run)
         wide = bool(figure.get_figwidth() > 6)
         data, _ = told(run, lambda: of.data(run))
-        narrow = None if of.narrow is None else svg(of.narrow(run), name=f"{key}-narrow")
         return Shown(
             key=key,
             title=of.title,
             see=see,
             svg=svg(figure, name=key),
-            narrow=narrow or "",
             wide=wide,
             csv=csv(data) if data is not None else "",
         )

@@ -109,8 +109,6 @@ class Drawn:
     """The numbers behind it, which a reader can copy as CSV."""
     when: Callable[[Run], bool] = _always
     """Whether it belongs on this run's page: False where what it shows was not asked for."""
-    narrow: "Callable[[Run], Figure] | None" = None
-    """The same figure for a narrow screen, where it needs another form."""
     on_page: bool = True
     """False where the page shows the same in another way: the figure is drawn for ``--figures`` only."""
 
@@ -150,8 +148,6 @@ class Shown:
     see: str = ""
     """What to see in it, in a sentence or two."""
     svg: str = ""
-    narrow: str = ""
-    """The figure for a narrow screen, where it has another form there."""
     table: PageTable | None = None
     wide: bool = False
     missing: str = ""

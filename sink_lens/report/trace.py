@@ -321,7 +321,6 @@ _FIGURES = (
         title="The circuit",
         make=_circuit,
         data=lambda run: circuit.circuit_of(run).edges,
-        narrow=lambda run: circuit.draw_upright(circuit.circuit_of(run)),
     ),
     Drawn(
         key="scores",

@@ -79,7 +79,5 @@ def test_its_report_fits_a_phone(opened, report):
     page = found.page
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator("html:not(.starting)").wait_for()
-    drawing = page.locator("#circuit-figure svg:visible").bounding_box()  # the upright one, which needs no sliding
-    assert 300 < drawing["width"] <= 390
-    assert drawing["height"] > drawing["width"]
+    assert page.locator("#circuit-figure .hint").is_visible()  # it slides: no smaller than it can be read
     assert found.quiet

@@ -459,7 +459,7 @@ def test_a_damaged_table_is_named_and_the_rest_is_shown(copied, tmp_path):
     assert "Damaged: neurons. Everything else is shown." in page.text
     assert "neurons.parquet cannot be read: it is damaged" in page.text
     assert "patterns.safetensors cannot be read: it is damaged" in page.text
-    assert sum(tag == "svg" for tag, _ in page.elements) == 9  # the circuit twice: for wide and for narrow screens
+    assert sum(tag == "svg" for tag, _ in page.elements) == 8
 
 
 @pytest.mark.usefixtures("undrawn")
