@@ -99,6 +99,31 @@ def test_every_path_in_the_readme_exists():
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+def mentioned(tree):
+    """Every file and folder that docs/tree.md names, a description's too, each below the folder of its line."""
+    parents: list[tuple[int, str]] = []
+    for line in tree.splitlines():
+        indent, (first, *_) = len(line) - len(line.lstrip()), [*line.split(), ""]
+        if indent < 6 and first.endswith("/"):
+            while parents and parents[-1][0] >= indent:
+                parents.pop()
+            parents.append((indent, first))
+        folder = "".join(name for _, name in parents)
+        yield from (
+            folder + one for one in re.findall(r"(?<![\w/.])(\w+(?:\.py|/))", line) if one != first or "." in one
+        )
+        yield folder
+
+
+def test_the_tree_of_the_documentation_is_the_real_one():
+    tree = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8").split("```")[1]
+    named = set(mentioned(tree.strip("\n")))
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    packages = {f"{path.parent.relative_to(ROOT)}/" for path in MODULES} - {"sink_lens/"}
+    top = {name(path) for path in MODULES if path.parent.name == "sink_lens" and path.name != "__init__.py"}
+    assert {*packages, *top, "tests/", "tools/", "analyses/", "examples/", "docs/", "benchmarks/"} - named == set()
+
+
 def test_every_make_command_in_the_readme_exists():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
     asked = set(re.findall(r"(?:^|`|\s)make ([a-z]\w*)(?=[`\s]|$)", "\n".join(re.findall(r"`[^`]+`", readme()))))
