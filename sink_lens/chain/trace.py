@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,9 +51,6 @@ from .neurons import (
     super_neurons,
 )
 from .setting import check_interior, why_no_interventions
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 __all__ = ["FILES", "Trace", "TraceConfig", "default_folder", "estimate", "trace"]
 
@@ -123,10 +120,6 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return display.trace(self.folder, links=self.links)
-
-    def table(self) -> "RenderableType":
-        """The result as a ``rich`` table for the terminal."""
-        return summary.short_table(self.tables, config=self.config, location=self.location)
 
 
 def trace(

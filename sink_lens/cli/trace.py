@@ -58,8 +58,9 @@ def trace(
         echo(result.report_path)
     else:
         from ..report.html import conclusion
+        from .trace_table import short_table
 
-        console().print(result.table())
+        console().print(short_table(result))
         console().print(f"\n{conclusion(result.folder)}.", soft_wrap=True)
         echo(f"report: {result.report_path}")
     return Answer(found=lambda: _found(result))

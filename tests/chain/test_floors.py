@@ -12,6 +12,7 @@ from rich.console import Console
 
 from sink_lens.chain.judge import intervention_verdict, link_table
 from sink_lens.chain.trace import trace
+from sink_lens.cli.trace_table import short_table
 from sink_lens.errors import InputError
 
 
@@ -56,7 +57,7 @@ def test_moved_floors_are_said_in_the_table_the_terminal_and_the_page(tmp_path):
     assert set(links["floors"]) == {"not calibrated"}
     assert set(links.query("link == 'key_sink'")["verdict"]) == {"fails"}
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(result.table())
+    console.print(short_table(result))
     assert "floors not calibrated" in console.export_text()
     assert "floors not calibrated" in result.report_path.read_text("utf-8")
 

@@ -16,6 +16,7 @@ from sink_lens.chain.links import LINKS
 from sink_lens.chain.measure import CONDITION_READINGS, aimed
 from sink_lens.chain.readings import attention_readings
 from sink_lens.chain.trace import trace
+from sink_lens.cli.trace_table import short_table
 from sink_lens.data.tokens import from_tensor
 from sink_lens.engine.forward import run_with
 from sink_lens.models.load import wrap
@@ -68,7 +69,7 @@ def test_the_table_of_bos_conditions_says_which_position_is_studied(tmp_path):
     config = replace(CONFIG, tokens="random", sequences=8, length=24, bos="with", interventions=False)
     result = trace(lens, config=config, out=tmp_path / "run", progress=False, report=False)
     assert result.tables["arms"]["sink_position"].tolist() == [result.location.sink_position, 0]
-    shown = text_of(result.table())
+    shown = text_of(short_table(result))
     assert "position" in shown[shown.index("With and without BOS") :]
     page = result.report().read_text("utf-8")
     assert '<th scope="col" class="number">sink position</th>' in page[page.index("With and without BOS") :]
@@ -94,7 +95,7 @@ def test_without_a_sink_links_are_not_applicable_and_nothing_is_said_of_what_car
     zoo, result = traced(name, tmp_path / "run", family=family, length=64)
     assert not result.location.sink_found
     assert (result.location.sink_position, set(result.links["verdict"])) == (0, {"not applicable"})
-    said = text_of(result.table())
+    said = text_of(short_table(result))
     assert said.count("no attention sink") == 1
     page = result.report().read_text("utf-8")
     assert page.count("No position is an attention sink") >= 1

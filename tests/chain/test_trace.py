@@ -21,6 +21,7 @@ from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.interventions import TABLES as CAUSAL_TABLES
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.trace import FILES, default_folder, trace
+from sink_lens.cli.trace_table import short_table
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError, KernelError, ModelError, RunError
 from sink_lens.models.load import wrap
@@ -159,7 +160,7 @@ def test_every_family_is_traced_to_the_end(family, tmp_path):
     pattern = found.tensors("patterns")["pattern"]
     assert (pattern.shape, pattern.dtype) == ((3, 4, 20, 20), np.uint8)
     assert np.array_equal(np.triu(pattern, 1), np.zeros_like(pattern))
-    assert text_of(result.table())
+    assert text_of(short_table(result))
 
 
 def test_the_folder_has_exactly_the_named_files(tmp_path):
@@ -231,7 +232,7 @@ def test_the_planted_chain_is_found(tmp_path):
     assert over.mean() == pytest.approx(value_of["logit_advantage_nats"], rel=1e-4)
     share = split["dimension"].mean() / split[["dimension", "rest", "bias"]].dropna().sum(axis=1).mean()
     assert share == pytest.approx(value_of["dimension_share_of_logit"], rel=1e-3)
-    shown = text_of(result.table())
+    shown = text_of(short_table(result))
     assert "attention sink at position 0" in shown
     assert f"{truth.layer}.{truth.neuron} (100%)" in shown
 
@@ -245,7 +246,7 @@ def test_nothing_is_found_where_nothing_was_planted(tmp_path):
     verdicts = result.links.groupby("link")["verdict"].first()
     assert not {verdicts[name] for name in CHAIN} & {"holds"}
     check_folder(tmp_path / "run")
-    assert "no attention sink was found" in text_of(result.table())
+    assert "no attention sink was found" in text_of(short_table(result))
 
 
 def test_the_sink_goes_with_bos(tmp_path):
@@ -311,7 +312,7 @@ def test_one_sequence_has_values_and_no_intervals(tmp_path):
     assert result.links["ci_low"].isna().all()
     verdicts = result.links.groupby("link")["verdict"].first()
     assert set(verdicts) == {"undecided"}
-    assert text_of(result.table())
+    assert text_of(short_table(result))
 
 
 @pytest.mark.parametrize("length", [2, 7, 8, 9])
@@ -321,7 +322,7 @@ def test_short_sequences_are_undefined_not_wrong(length, tmp_path):
     summary = result.tables["summary"].set_index("quantity")
     if length < 8:
         assert pd.isna(summary.loc["sink_rate", "value"])
-        assert "too short to tell" in text_of(result.table())
+        assert "too short to tell" in text_of(short_table(result))
     if length < 9:
         assert "fails" not in set(result.links.loc[result.links["link"] == "variance_neurons", "verdict"])
         assert result.tables["layers"]["norm_ratio"].isna().all()
@@ -475,7 +476,7 @@ def test_the_planted_links_hold_measured_and_cut(cut_whole):
     assert links.loc["aggregation_variance", "intervened"] == "fails"  # its sink is a token, no variance
     assert links.loc["aggregation_variance", "verdict"] == "fails"
     assert (cut_whole.links["statistic"] == "intervention_share").sum() == 6
-    assert text_of(cut_whole.table())
+    assert text_of(short_table(cut_whole))
 
 
 def test_a_run_stopped_within_its_cuts_is_continued_and_ends_equal(tmp_path, monkeypatch, cut_whole):
@@ -517,7 +518,7 @@ def test_sequences_too_short_to_cut_are_warned_about_and_measured(tmp_path):
         assert found.tables[name].empty
     assert (result.links["verdict"] == result.links["measured"]).all()
     assert set(result.links["intervened"]) == {"no intervention"}
-    assert text_of(result.table())
+    assert text_of(short_table(result))
 
 
 # --- refused, and nothing is left behind

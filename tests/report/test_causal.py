@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 from sink_lens.chain.links.neurons_dimension import RESCALED, SPAN
-from sink_lens.chain.summary import causal_parts, causal_rows, direction_text, intervention_text
+from sink_lens.chain.summary import causal_rows
+from sink_lens.cli.trace_table import causal_parts, direction_text, intervention_text
 from sink_lens.report.figures import amplification_curve, mediation_matrix
 
 MEDIATION = pd.DataFrame(

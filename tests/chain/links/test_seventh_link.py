@@ -10,6 +10,7 @@ from toy_link import TOY_LINK
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.trace import trace
+from sink_lens.cli.trace_table import short_table
 from sink_lens.records import read_run
 
 
@@ -54,7 +55,7 @@ def test_it_is_intervened_on_and_frozen(tables):
 
 def test_it_is_shown_in_the_terminal(traced):
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(traced.table())
+    console.print(short_table(traced))
     text = console.export_text()
     assert "toy loss" in text
     assert "toy x 0" in text
