@@ -13,7 +13,7 @@ sequence, norms from the residual stream. Nothing is kept but one number a token
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -245,8 +245,7 @@ def parts(batch: TokenBatch, *, batch_size: int | None = None) -> Iterator[tuple
         width = int(lengths[alike].max())
         for where in alike.split(batch_size or max(1, _TOKENS_A_FORWARD // width)):
             longest = max(int(lengths[where].max()), min(2, batch.n_positions))  # no row fits a single token
-            index = where.to(batch.tokens.device)
-            yield where, replace(batch, tokens=batch.tokens[index, :longest], lengths=batch.lengths[index])
+            yield where, batch[where].cut(longest)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from .config import TraceConfig
 from .inputs import other_condition
 from .links import LINKS
 from .locate import Location
-from .measure import CONDITION_READINGS, Panel, measure, scout, shortened
+from .measure import CONDITION_READINGS, Panel, measure, scout
 from .readings import LOSS_CHUNK, SITES_BY_POSITION
 from .setting import segments, why_no_interventions
 
@@ -103,14 +103,14 @@ def estimate(config: TraceConfig) -> RenderableType:
 def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: TokenBatch | None) -> TraceCost:
     """The cost of a trace, from one forward of its measuring pass (after a warm-up)."""
     sequences = sequences_a_forward(config.batch_size, batch)
-    sample = shortened(batch, sequences=sequences, length=min(batch.n_positions, _LONGEST_SAMPLE))
+    sample = batch[:sequences].cut(_LONGEST_SAMPLE)
     scout(lens, sample, config=config)
     started = now(lens.device)
     aim = scout(lens, batch, config=config)
     scouting = now(lens.device) - started
     panel, full = _timed(lens, sample, aim=aim, config=config, only=None)
     share = batch.tokens.numel() / sample.tokens.numel()
-    scouted = shortened(batch, sequences=8, length=64).tokens.numel()
+    scouted = batch[:8].cut(64).tokens.numel()
     passes = [
         Pass(name="scout", tokens=2 * scouted, seconds=scouting),
         Pass(name="measure", tokens=batch.tokens.numel(), seconds=full * share),
@@ -143,9 +143,7 @@ def cost_of(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, other: T
 
 def _interventions(lens: LensModel, batch: TokenBatch, *, aim: Location, config: TraceConfig) -> Pass:
     """Passes of the interventions, in units of a whole forward pass: many run only some of the layers."""
-    few = shortened(
-        batch, sequences=config.intervention_sequences, length=aim.sink_position + config.intervention_length
-    )
+    few = batch[: config.intervention_sequences].cut(aim.sink_position + config.intervention_length)
     one = seconds_of(lambda: run_with(lens, few), device=lens.device)
     steps = len(segments(aim, n_layers=lens.n_layers))
     number = few.n_sequences * (_PASSES_OF_LINKS + _PASSES_A_STEP * steps)

@@ -119,7 +119,7 @@ def scout(
     What it finds only aims the measuring pass, which finds again from all that it read. The position, or the
     growth steps (``forced``), may be given; with steps, every layer's strongest dimension is taken.
     """
-    few = shortened(tokens, sequences=_SCOUTS, length=max(_SCOUT_LENGTH, (position or 0) + 1))
+    few = tokens[:_SCOUTS].cut(max(_SCOUT_LENGTH, (position or 0) + 1))
     rows = sampled_queries(few.n_positions)
     shortest = min(few.n_positions, int(tokens.lengths.min()))
     found: tuple[int, ...] = () if position is None else (position,)
@@ -277,16 +277,3 @@ def aimed(
     if only is None and not aims(aim, at=panel.location, n_layers=lens.n_layers):
         panel = measured(panel.location, f"{label} again")
     return panel
-
-
-def shortened(tokens: TokenBatch, *, sequences: int, length: int) -> TokenBatch:
-    """The first positions of the first sequences."""
-    length = min(length, tokens.n_positions)
-    return TokenBatch(
-        tokens=tokens.tokens[:sequences, :length],
-        lengths=tokens.lengths[:sequences].clamp(max=length),
-        source=tokens.source,
-        bos=tokens.bos,
-        bos_condition=tokens.bos_condition,
-        seed=tokens.seed,
-    )

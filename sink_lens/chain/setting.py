@@ -38,7 +38,6 @@ from ..models.sites import sites_of
 from ..schema import LEAST_SINK, SINK_THRESHOLD
 from .config import CONTROL_SEQUENCES, TraceConfig
 from .locate import GrowthStep, Location
-from .measure import shortened
 from .readings import OTHERS_FROM
 
 Edits = tuple[Edit, ...]
@@ -344,9 +343,9 @@ def setting_of(
     if target_position is not None:
         length = max(length, target_position + _AFTER_POSITION)
     some = tested(tokens.n_sequences, config=config) if chosen is None else chosen
-    few = shortened(picked(tokens, some), sequences=len(some), length=length)
+    few = tokens[some].cut(length)
     shortest = int(few.lengths.min())
-    few = shortened(few, sequences=few.n_sequences, length=shortest)  # every sequence reaches every position
+    few = few.cut(shortest)  # every sequence reaches every position
     target = interior_position(few, location=location) if target_position is None else target_position
     check_interior(target, shortest=shortest)
     if target == location.sink_position:
@@ -401,12 +400,6 @@ def selected(n_sequences: int, *, config: TraceConfig) -> list[int]:
     rest = [index for index in range(n_sequences) if index not in test] or list(range(n_sequences))
     index = torch.linspace(0, len(rest) - 1, min(config.choosing_sequences, len(rest))).round().long().unique().tolist()
     return [rest[place] for place in index]
-
-
-def picked(tokens: TokenBatch, sequences: Sequence[int]) -> TokenBatch:
-    """Some of the sequences."""
-    index = torch.tensor(list(sequences))
-    return dataclasses.replace(tokens, tokens=tokens.tokens[index], lengths=tokens.lengths[index])
 
 
 def _averaged(lens: LensModel, tokens: TokenBatch, *, location: Location) -> Averaged:

@@ -41,7 +41,7 @@ from .judge import chain_table, link_table, link_values
 from .links import LINKS
 from .links.link import Link
 from .locate import Location, location_from
-from .measure import CONDITION_READINGS, MakesReadings, Panel, aimed, measure, scout, shortened
+from .measure import CONDITION_READINGS, MakesReadings, Panel, aimed, measure, scout
 from .neurons import (
     column_table,
     criteria_agreement,
@@ -367,7 +367,7 @@ def _baseline(
 
 def _patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
     """The pattern of the first sequence's first 64 positions: uint8, layer x head x query x key; 255 is all mass."""
-    one = shortened(batch, sequences=1, length=min(_DRAWN_POSITIONS, int(batch.lengths[0])))
+    one = batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0])))
     found = capture(lens, one, sites=["pattern"], path="plain")
     stacked = torch.cat([found["pattern", layer] for layer in range(lens.n_layers)])
     return (stacked * 255).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -156,6 +156,39 @@ class TokenBatch:
             digest.update(tensor.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()
 
+    def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "TokenBatch":
+        """Some of the sequences, by a slice, a list of numbers or a tensor of them; all keep the full width."""
+        index = rows if isinstance(rows, slice | Tensor) else torch.tensor(list(rows), dtype=torch.int64)
+        index = index.to(self.tokens.device) if isinstance(index, Tensor) else index
+        return replace(self, tokens=self.tokens[index], lengths=self.lengths[index])
+
+    def cut(self, length: int) -> "TokenBatch":
+        """The first positions of every sequence; a length above their number changes nothing."""
+        return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
+
+    def with_bos(self, token: int) -> "TokenBatch":
+        """The same sequences behind a BOS token.
+
+        Raises:
+            InputError: they begin with BOS already.
+        """
+        if self.bos:
+            raise InputError("the sequences begin with BOS already; need sequences without it")
+        first = self.tokens.new_full((self.n_sequences, 1), token)
+        tokens = torch.cat([first, self.tokens], dim=1)
+        return replace(self, tokens=tokens, lengths=self.lengths + 1, bos=True, bos_condition="with")
+
+    def without_bos(self) -> "TokenBatch":
+        """The same sequences without their BOS token; a sequence of nothing else keeps one token of padding.
+
+        Raises:
+            InputError: they do not begin with BOS.
+        """
+        if not self.bos:
+            raise InputError("the sequences do not begin with BOS; need sequences that do")
+        lengths = (self.lengths - 1).clamp(min=1)
+        return replace(self, tokens=self.tokens[:, 1:], lengths=lengths, bos=False, bos_condition="without")
+
     def batches(self, size: int) -> "Iterator[TokenBatch]":
         """The same sequences in order, in pieces of at most `size`; every piece keeps the full width.
 
@@ -164,11 +197,7 @@ class TokenBatch:
         """
         if size < 1:
             raise InputError(f"the batch size is {size}; need at least 1. Give a larger one.")
-        starts = range(0, self.n_sequences, size)
-        return (
-            replace(self, tokens=self.tokens[start : start + size], lengths=self.lengths[start : start + size])
-            for start in starts
-        )
+        return (self[start : start + size] for start in range(0, self.n_sequences, size))
 
 
 @checked

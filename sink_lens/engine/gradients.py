@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,8 +47,7 @@ def position_gradients(
         length = int(batch.lengths[row])
         if length < 2:
             continue
-        one = replace(batch, tokens=batch.tokens[row : row + 1, :length], lengths=batch.lengths[row : row + 1])
-        for layer, gradient in enumerate(_gradients(lens, one)):
+        for layer, gradient in enumerate(_gradients(lens, batch[row : row + 1].cut(length))):
             found[layer, row, :length] = gradient[0].float().norm(dim=-1).cpu()
     return found
 

@@ -84,7 +84,7 @@ class Ground:
 
     def part(self, prompts: slice) -> TokenBatch:
         """Some of the sequences."""
-        return replace(self.tokens, tokens=self.tokens.tokens[prompts], lengths=self.tokens.lengths[prompts])
+        return self.tokens[prompts]
 
     def under(self, edits: Sequence[Edit], *, needs: Needs | None = None, every: int | None = None) -> "Ground":
         """A run under other edits, readings or sequences that shares this one's lanes."""

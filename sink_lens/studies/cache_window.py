@@ -37,7 +37,7 @@ from ..stats import paired_difference
 from ..text import interval as bounds
 from ..text import number, percent, plural
 from .config import StreamingConfig
-from .decision import decided, inputs, is_cost, loss_row, parts, rows_of
+from .decision import decided, inputs, is_cost, loss_row, parts
 from .quantisation import random_tokens
 from .study import Study
 
@@ -213,7 +213,7 @@ def token_losses(
     found = []
     for start in range(0, batch.n_sequences, size):
         chosen = slice(start, start + size)
-        part, change = rows_of(batch, chosen), None
+        part, change = batch[chosen], None
         if cache is not None:
             evicting = _Evicting(lens, dataclasses.replace(cache, kept=cache.kept[chosen]), frequencies=frequencies)
             change = evicting.change

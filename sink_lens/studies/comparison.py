@@ -197,19 +197,11 @@ def _read_second(a: Observed, second: LensModel, config: DiffConfig) -> Observed
     if config.by != "bos":
         return seen
     if a.tokens.bos:
-        return seen.without_first()
+        return seen.without_bos()
     token = None if second.tokenizer is None else bos_id(second.tokenizer)
     if token is None:
         raise InputError(f"{shown_name(second.name)} has no BOS token; need one to compare by BOS")
-    first = torch.full((a.tokens.n_sequences, 1), token)
-    batch = dataclasses.replace(
-        a.tokens,
-        tokens=torch.cat([first, a.tokens.tokens], dim=1),
-        lengths=a.tokens.lengths + 1,
-        bos=True,
-        bos_condition="with",
-    )
-    return seen.on(batch)
+    return seen.on(a.tokens.with_bos(token))
 
 
 def _losses(a: Observed, b: Observed) -> tuple[Tensor, Tensor]:

@@ -73,12 +73,7 @@ def parts(batch: TokenBatch) -> dict[str, TokenBatch]:
             f"{batch.n_sequences} sequences were given; need at least {FEWEST}, half to choose on and half to judge on"
         )
     half = batch.n_sequences // 2
-    return {"choose": rows_of(batch, slice(0, half)), "judge": rows_of(batch, slice(half, None))}
-
-
-def rows_of(batch: TokenBatch, chosen: slice) -> TokenBatch:
-    """Some of the sequences."""
-    return dataclasses.replace(batch, tokens=batch.tokens[chosen], lengths=batch.lengths[chosen])
+    return {"choose": batch[:half], "judge": batch[half:]}
 
 
 def shared(gained: np.ndarray, whole: np.ndarray, *, seed: int) -> Interval:

@@ -23,7 +23,6 @@ from .config import (
     StreamingConfig,
     VerifyConfig,
 )
-from .decision import rows_of
 from .neuron_sets import MOST
 from .tokens_config import TokensConfig
 from .verification import facts_about
@@ -101,7 +100,7 @@ def cost_of(config: Estimable) -> StudyCost:
     lens = model_of(config)
     batch = tokens_of(lens, config=config, bos=config.bos)
     check_tokens(lens, batch)
-    few = rows_of(batch, slice(0, _TIMED))
+    few = batch[:_TIMED]
     other = None  # held beside the first, for the peak of memory
     if isinstance(config, DiffConfig) and not (config.by == "bos" and config.other is None):
         other = second_of(lens, config, None)

@@ -5,7 +5,6 @@ which dimensions are outliers and what writes them, how large activations get, a
 card holds no path and no time, and numbers of four digits: the same model on the same tokens gives the same bytes.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -217,15 +216,11 @@ def _bos(seen: Observed) -> dict[str, Any]:
     if token is None:
         return {"needed": None, "why": "the tokenizer has no BOS token" if tokenizer else "the model has no tokenizer"}
     if seen.tokens.bos:
-        with_bos, without = seen.token_losses[:, 1:], token_losses(seen.lens, seen.without_first().tokens)
+        with_bos, without = seen.token_losses[:, 1:], token_losses(seen.lens, seen.without_bos().tokens)
     else:
         if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
             return {"needed": None, "why": "the sequences fill the model's context; BOS does not fit in front"}
-        first = torch.full((seen.tokens.n_sequences, 1), token)
-        before = dataclasses.replace(
-            seen.tokens, tokens=torch.cat([first, seen.tokens.tokens], dim=1), lengths=seen.tokens.lengths + 1, bos=True
-        )
-        with_bos, without = token_losses(seen.lens, before)[:, 1:], seen.token_losses
+        with_bos, without = token_losses(seen.lens, seen.tokens.with_bos(token))[:, 1:], seen.token_losses
     more, less = without.nanmean(1).numpy(), with_bos.nanmean(1).numpy()
     change = paired_difference(more, less, generator=np.random.default_rng(seen.seed))
     needed = change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0

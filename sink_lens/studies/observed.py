@@ -4,7 +4,6 @@
 is asked for. Attention, sinks and outlier dimensions are found exactly as in a trace.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -395,16 +394,9 @@ class Observed:
         """The same model on other tokens."""
         return Observed(self.lens, tokens, config=self.config, batch_size=self.batch_size)
 
-    def without_first(self) -> "Observed":
+    def without_bos(self) -> "Observed":
         """The same model without the first token of every sequence."""
-        batch = dataclasses.replace(
-            self.tokens,
-            tokens=self.tokens.tokens[:, 1:],
-            lengths=(self.tokens.lengths - 1).clamp(min=1),
-            bos=False,
-            bos_condition="without",
-        )
-        return self.on(batch)
+        return self.on(self.tokens.without_bos())
 
 
 def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:

@@ -36,7 +36,7 @@ from ..schema import LINEAR_INPUTS, WORTH_KEEPING_NATS
 from ..text import interval as bounds
 from ..text import listed, number, percent, plural
 from .config import QuantiseConfig
-from .decision import decided, inputs, is_cost, loss_row, parts, rows_of
+from .decision import decided, inputs, is_cost, loss_row, parts
 from .study import Study
 
 CACHE = ("k", "v")
@@ -262,7 +262,7 @@ def _measured(
     for start in range(0, part.n_sequences, size):
         chosen = slice(start, start + size)
         readings = [_reading(site, form, sinks=sinks[chosen]) for site, form in targets.items()]
-        streamed = stream(lens, rows_of(part, chosen), readings, batch_size=size)
+        streamed = stream(lens, part[chosen], readings, batch_size=size)
         for site in targets:
             for layer in range(lens.n_layers):
                 found.setdefault((site, layer), []).append(streamed[site, layer])

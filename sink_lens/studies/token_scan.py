@@ -501,7 +501,7 @@ def _gradients(
 ) -> pd.DataFrame:
     """Gradient norm over the median of the sequence, by layer and position, at marked tokens and at the others."""
     count = min(config.gradient_sequences, batch.n_sequences)
-    some = dataclasses.replace(batch, tokens=batch.tokens[:count], lengths=batch.lengths[:count])
+    some = batch[:count]
     norms = position_gradients(lens, some, progress=progress)
     valid = some.valid.cpu()
     # The last token is never scored after itself: its gradient comes from its own loss alone, which is not there.

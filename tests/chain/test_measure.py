@@ -11,7 +11,7 @@ from lenses import lens_of
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import Location, MeasuringPlan
-from sink_lens.chain.measure import CONDITION_READINGS, aimed, aims, measure, scout, shortened
+from sink_lens.chain.measure import CONDITION_READINGS, aimed, aims, measure, scout
 from sink_lens.data.tokens import from_tensor
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import planted
@@ -218,14 +218,7 @@ def test_an_aim_is_good_where_position_steps_and_dimensions_agree():
     assert aims(last, at=aim, n_layers=5)
 
 
-# --- the first of the tokens
-
-
-def test_shortened_takes_the_first_positions_of_the_first_sequences():
-    tokens = tokens_with_bos(lengths=[24, 24, 3, *[24] * 7])
-    few = shortened(tokens, sequences=3, length=6)
-    assert torch.equal(few.tokens, tokens.tokens[:3, :6])
-    assert few.lengths.tolist() == [6, 6, 3]
+# --- long sequences
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])

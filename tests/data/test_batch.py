@@ -53,6 +53,31 @@ def test_batches_keep_order_width_and_provenance():
     assert {(piece.source, piece.seed, piece.n_positions) for piece in pieces} == {("random", 7, 2)}
 
 
+def test_parts_of_a_batch_keep_what_they_came_from():
+    five = batch([[i, 9, 8] for i in range(5)], [1, 2, 3, 2, 1], source="random", seed=7)
+    parts = {
+        "a slice": (five[1:3], [[1, 9, 8], [2, 9, 8]], [2, 3]),
+        "a list": (five[[4, 0]], [[4, 9, 8], [0, 9, 8]], [1, 1]),
+        "a tensor": (five[torch.tensor([2])], [[2, 9, 8]], [3]),
+        "the first positions": (five[1:3].cut(2), [[1, 9], [2, 9]], [2, 2]),
+        "more positions than there are": (five[1:3].cut(7), [[1, 9, 8], [2, 9, 8]], [2, 3]),
+        "BOS in front": (five[:1].with_bos(1), [[1, 0, 9, 8]], [2]),
+        "and away again": (five[1:2].with_bos(1).without_bos(), [[1, 9, 8]], [2]),
+    }
+    for name, (part, tokens, lengths) in parts.items():
+        assert (part.tokens.tolist(), part.lengths.tolist(), part.source, part.seed) == (
+            tokens,
+            lengths,
+            "random",
+            7,
+        ), name
+    assert (five.with_bos(1).bos, five.with_bos(1).without_bos().bos_condition) == (True, "without")
+    with pytest.raises(InputError, match="begin with BOS already"):
+        five.with_bos(1).with_bos(1)
+    with pytest.raises(InputError, match="do not begin with BOS"):
+        five.without_bos()
+
+
 def test_batches_refuse_a_size_of_zero_at_once():
     with pytest.raises(InputError, match="batch size is 0; need at least 1"):
         batch([[1, 2]], [2]).batches(0)

@@ -223,7 +223,7 @@ def test_indices_are_the_planted_ones(name):
 
 def test_a_card_a_fact_and_diff_say_one_number(tmp_path):
     card = contents(seen())
-    other = seen().without_first()
+    other = seen().without_bos()
     study = diff(seen().lens, other.lens, tokens=seen().tokens, out=tmp_path / "diff", progress=False)
     changes = study.tables["changes"].set_index("quantity")["first"]
     pairs = {
