@@ -6,6 +6,7 @@ not grow with the number of sequences, and hardly grows with their length.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Literal
 
 import psutil
@@ -178,16 +179,14 @@ def estimate_bytes(
     positions: Sequence[int] | None = None,
 ) -> int:
     """The exact size in bytes of the tensors that ``capture`` keeps."""
-    length = batch.n_positions
-    kept = length if positions is None else len(positions)
-    sizes = {
-        "batch position d_model": kept * lens.d_model,
-        "batch position head d_head": kept * lens.n_heads * lens.d_head,
-        "batch position kv_head d_head": kept * lens.n_kv_heads * lens.d_head,
-        "batch position d_mlp": kept * lens.d_mlp,
-        "batch head query key": lens.n_heads * kept * length,
-    }
-    numbers = sum(sizes[SITES[name].axes] * (len(layers) if SITES[name].per_layer else 1) for name in sites)
+    numbers = 0
+    for site in (SITES[name] for name in sites):
+        sizes = lens.sizes(site.axes, n_positions=batch.n_positions)
+        if positions is not None:
+            sizes = [
+                len(positions) if name == "position" else size for name, size in zip(site.parts, sizes, strict=True)
+            ]
+        numbers += prod(sizes) * (len(layers) if site.per_layer else 1)
     return numbers * batch.n_sequences * lens.dtype.itemsize
 
 

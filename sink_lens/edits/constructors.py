@@ -238,6 +238,20 @@ def scalar(
     )
 
 
+def part_of(values: Tensor, site: str, where: Where) -> Tensor:
+    """The part of a site's values that ``where`` chooses; axes of size 1 stay, since they are repeated.
+
+    Raises:
+        InputError: an index does not exist.
+    """
+    for axis, name in enumerate(SITES[site].parts, start=1):
+        chosen = where.get(f"{name}s")
+        if chosen is not None and values.shape[axis] > 1:
+            index = [in_range(name, one, values.shape[axis]) for one in chosen]
+            values = values.index_select(axis, torch.tensor(index, device=values.device))
+    return values
+
+
 def relabelled(one: Edit, label: str) -> Edit:
     """The same edit under another label."""
     return replace(one, label=label)

@@ -25,7 +25,6 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, bridge_hook, site_at, site_of
 from .constructors import ORDER, At, Edit, EditError, edit, in_range
 
-_AXIS_OF = {"position": "positions", "query": "positions", "head": "heads", "kv_head": "heads", "key": "keys"}
 _SPOKEN = {"d_model": "dimension", "d_head": "dimension of the head", "d_mlp": "neuron", "query": "position"}
 _OPEN = -1e4
 """A score above this is no longer masked; the mask adds the lowest number of the type."""
@@ -234,15 +233,10 @@ def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> 
             )
         for layer in one.layers or ():
             in_range("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
-        sizes = {"position": n_positions, "query": n_positions, "key": n_positions}
-        sizes |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
-        sizes |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp}
-        used = set()
-        for axis in site.axes.split()[1:]:
-            name = _AXIS_OF.get(axis, "units")
-            used.add(name)
+        used, sizes = [f"{name}s" for name in site.parts], lens.sizes(site.axes, n_positions=n_positions)
+        for axis, name, size in zip(site.axes.split()[1:], used, sizes, strict=True):
             for index in getattr(one, name) or ():
-                in_range(_SPOKEN.get(axis, axis).replace("_", "-"), index, sizes[axis], of=one.label)
+                in_range(_SPOKEN.get(axis, axis).replace("_", "-"), index, size, of=one.label)
         for name in ("heads", "units", "keys"):
             if getattr(one, name) is not None and name not in used:
                 raise InputError(
@@ -253,11 +247,11 @@ def check_edits(edits: Sequence[Edit], *, lens: LensModel, n_positions: int) -> 
 
 def _index(one: Edit, tensor: Tensor, *, begin: int) -> tuple[Tensor, ...] | None:
     """An open mesh over the chosen indices of every axis; None if everything is chosen."""
-    axes = SITES[one.site].axes.split()
-    chosen = [None, *(getattr(one, _AXIS_OF.get(axis, "units")) for axis in axes[1:])]
+    axes = ("sequence", *SITES[one.site].parts)
+    chosen = [None, *(getattr(one, f"{name}s") for name in axes[1:])]
     if begin and one.positions is not None:
         shifted = tuple(position - begin for position in one.positions)
-        chosen = [shifted if _AXIS_OF.get(axis) == "positions" else own for axis, own in zip(axes, chosen, strict=True)]
+        chosen = [shifted if name == "position" else own for name, own in zip(axes, chosen, strict=True)]
     if all(indices is None for indices in chosen):
         return None
     vectors = [

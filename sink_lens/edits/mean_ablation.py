@@ -4,11 +4,10 @@ With a sink whose norm is a hundred times the others', they differ grossly on th
 every output names its own. ``mean_ordinary`` is what the commands take, unless they say otherwise.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Unpack
 
-import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from ..data.tokens import TokenBatch, from_tensor
 from ..errors import InputError
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
-from .constructors import Edit, Where, freeze, in_range
+from .constructors import Edit, Where, freeze, part_of
 
 Mean = Literal["mean_ordinary", "mean_all", "mean_aligned"]
 
@@ -29,8 +28,6 @@ MEANS: Mapping[Mean, str] = {
     "mean_aligned": "the mean over the sequences of the baseline run at the same position; padding is left out",
 }
 """Name of a mean -> what a part is set to."""
-WHICH = {"position": "positions", "query": "positions", "head": "heads", "kv_head": "heads", "key": "keys"}
-"""Axis of a site -> the argument of an edit that chooses from it; any other axis is ``units``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,26 +142,10 @@ def _mean_ablation(
 ) -> Edit:
     lens = as_lens(lens)
     batch = tokens if isinstance(tokens, TokenBatch) else from_tensor(tokens)
-    axes = SITES[site].axes.split() if site in SITES else ["batch", "position"]
-    if "position" not in axes:
-        raise InputError(f"{site!r} has the axes {' '.join(axes)!r}; need a site with positions, such as resid_post")
+    if site in SITES and "position" not in SITES[site].axes.split():
+        raise InputError(f"{site!r} has the axes {SITES[site].axes!r}; need a site with positions, such as resid_post")
     over = averaged(lens, batch, mean)
     layers = list(range(lens.n_layers) if (chosen := where.get("layers")) is None else chosen)
     found = capture(lens, batch, sites=[site], layers=layers, path="bridge")
     where.setdefault("label", f"{site}, {over.words}")
-    return freeze(site, {layer: part_of(over.of(found[site, layer]), axes, where) for layer in layers}, **where)
-
-
-def part_of(values: Tensor, axes: Sequence[str], where: Where) -> Tensor:
-    """The part of a site's values that an edit sets; axes of size 1 stay, since they are repeated.
-
-    Raises:
-        InputError: an index does not exist.
-    """
-    for axis, name in enumerate(axes):
-        which = WHICH.get(name, "units") if axis else None
-        chosen = where.get(which) if which else None
-        if chosen is not None and values.shape[axis] > 1:
-            index = [in_range(str(which).removesuffix("s"), one, values.shape[axis]) for one in chosen]
-            values = values.index_select(axis, torch.tensor(index, device=values.device))
-    return values
+    return freeze(site, {layer: part_of(over.of(found[site, layer]), site, where) for layer in layers}, **where)

@@ -84,6 +84,13 @@ class LensModel:
             return None
         return size_of(self.layer(0).get_submodule(f"{self.family.mlp}.{self.family.experts}"))
 
+    def sizes(self, axes: str, *, n_positions: int) -> tuple[int, ...]:
+        """Sizes of a site's axes after the sequences, such as those of ``SITES["z"].axes``."""
+        sizes = dict.fromkeys(("position", "query", "key"), n_positions)
+        sizes |= {"head": self.n_heads, "kv_head": self.n_kv_heads}
+        sizes |= {"d_model": self.d_model, "d_head": self.d_head, "d_mlp": self.d_mlp}
+        return tuple(sizes[axis] for axis in axes.split()[1:])
+
     @property
     def d_vocab(self) -> int:
         """Number of token ids."""

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from .lens import LensModel
 
 
+_PARTS = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
+"""Axis of a site -> what an edit, a sweep or a patch chooses from on it; any other axis has units."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """The address of a site in the plain module: the input or output of one submodule, and how to read it."""
@@ -50,6 +54,11 @@ class Site:
     """Function from a family to the address in the plain module; None if the family does not have the site."""
     observed: bool = False
     """Whether the plain path reads the site in its attention function (``capture.attention``), not by a module hook."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is chosen from on each axis after the sequences: position, head, key or unit."""
+        return tuple(_PARTS.get(axis, "unit") for axis in self.axes.split()[1:])
 
     def hook_name(self, layer: int) -> str:
         """The bridge's hook name at one layer."""

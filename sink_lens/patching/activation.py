@@ -29,8 +29,8 @@ from transformer_lens.patching import PatchingResult
 
 from ..configuration import with_fields
 from ..data.tokens import TokenBatch
-from ..edits.constructors import Edit, Where, freeze, zero
-from ..edits.mean_ablation import averaged, part_of
+from ..edits.constructors import Edit, Where, freeze, part_of, zero
+from ..edits.mean_ablation import averaged
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
 from ..engine.cells import Cell
@@ -368,13 +368,12 @@ class Sweep:
         if put == "zero":
             return zero
         over = averaged(self.lens, self.run, put)  # type: ignore[arg-type]  # checked by PatchConfig
-        axes = SITES[self.site].axes.split()
 
         def mean(site: str, **where: Unpack[Where]) -> Edit:
             layers = where.get("layers") or (0,)
             values = {layer: over.of(self.held[place(site, layer)]) for layer in layers}
             where.setdefault("label", f"{site}, {over.words}")
-            return freeze(site, {layer: part_of(one, axes, where) for layer, one in values.items()}, **where)
+            return freeze(site, {layer: part_of(one, site, where) for layer, one in values.items()}, **where)
 
         return mean
 

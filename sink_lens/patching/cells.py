@@ -24,10 +24,6 @@ from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import SITES, site_of
 
-SWEPT = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
-"""Axis of a site -> its name in a sweep."""
-_CHOSEN = {"position": "positions", "head": "heads", "key": "keys", "unit": "units"}
-"""Name of an axis in a sweep -> the argument that chooses its indices."""
 _SPARE = 3
 """More draws than controls, since a draw that holds the part's own indices is no control of it."""
 MakesEdit = Callable[..., Edit]
@@ -81,8 +77,8 @@ def cells(
         InputError: ``by`` has an axis twice; ``by`` or a choice names an axis that the site lacks; or layers,
             positions, heads, keys or units do not exist.
     """
-    axes = site_of(site, family=lens.family).axes.split()[1:]
-    names = [SWEPT.get(axis, "unit") for axis in axes]
+    known = site_of(site, family=lens.family)
+    names = known.parts
     able = ("layer", *names)
     if unknown := [name for name in by if name not in able]:
         raise InputError(f"a sweep of {site!r} by {', '.join(unknown)} is not possible; need some of {', '.join(able)}")
@@ -92,15 +88,11 @@ def cells(
     for name, indices in given.items():
         if indices is not None and name not in names:
             raise InputError(
-                f"{_CHOSEN[name]} were chosen and {site!r} has the axes {SITES[site].axes!r}; leave them out, or "
-                f"choose a site that has {_CHOSEN[name]}"
+                f"{name}s were chosen and {site!r} has the axes {known.axes!r}; leave them out, or choose a site that "
+                f"has {name}s"
             )
-    sizes = {"position": n_positions, "query": n_positions, "key": n_positions}
-    sizes |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
-    sizes |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp}
-    chosen = {
-        name: _indices(_CHOSEN[name], given[name], size=sizes[axis]) for name, axis in zip(names, axes, strict=True)
-    }
+    sizes = lens.sizes(known.axes, n_positions=n_positions)
+    chosen = {name: _indices(f"{name}s", given[name], size=size) for name, size in zip(names, sizes, strict=True)}
     chosen["layer"] = _indices("layers", layers, size=lens.n_layers)
     if not SITES[site].per_layer:
         chosen["layer"] = (lens.n_layers - 1,)
@@ -143,9 +135,9 @@ def cell_of_patch(
         source: values of the other run.
         edits: what else is changed in both runs.
     """
-    axes, begin, index = SITES[site].axes.split()[1:], 0, list(part.index)
+    begin, index = 0, list(part.index)
     keys = [place(site, layer) for layer in part.layers]
-    if axes[0] == "position":
+    if SITES[site].axes.startswith("batch position"):
         differing = torch.stack(
             [(part.of(run[key]) != part.of(source[key])).transpose(0, 1).flatten(1).any(1) for key in keys]
         )
@@ -154,8 +146,8 @@ def cell_of_patch(
         begin = min(index[0])
     sizes = run[keys[0]].shape[1:]
     chosen: dict[str, Any] = {
-        _CHOSEN[SWEPT.get(axis, "unit")]: None if indices == tuple(range(size)) else indices
-        for axis, indices, size in zip(axes, index, sizes, strict=True)
+        f"{name}s": None if indices == tuple(range(size)) else indices
+        for name, indices, size in zip(SITES[site].parts, index, sizes, strict=True)
     }
     mesh = replace(part, index=tuple(index))
 
@@ -184,12 +176,11 @@ def cell_of_edit(part: Part, *, site: str, sizes: Sequence[int], make: MakesEdit
     Raises:
         InputError: what was made is no edit of this site.
     """
-    axes = SITES[site].axes.split()[1:]
     chosen: dict[str, Any] = {
-        _CHOSEN[SWEPT.get(axis, "unit")]: None if indices == tuple(range(size)) else indices
-        for axis, indices, size in zip(axes, part.index, sizes, strict=True)
+        f"{name}s": indices
+        for name, indices, size in zip(SITES[site].parts, part.index, sizes, strict=True)
+        if indices != tuple(range(size))
     }
-    chosen = {name: indices for name, indices in chosen.items() if indices is not None}
     layers = {"layers": part.layers} if SITES[site].per_layer else {}
     one = make(site, **layers, **chosen)
     if not isinstance(one, Edit) or one.site != site:
@@ -212,7 +203,7 @@ def drawn_parts(part: Part, *, site: str, sizes: Sequence[int], shortest: int, d
         draws: most of them; fewer where there are not so many.
         seed: of the draws; parts that differ only in the drawn axis share theirs.
     """
-    names = [SWEPT.get(axis, "unit") for axis in SITES[site].axes.split()[1:]]
+    names = SITES[site].parts
     axis = next(
         (
             names.index(name)

@@ -29,7 +29,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..data.tokens import TokenBatch
-from ..edits.constructors import ORDER, Edit, freeze
+from ..edits.constructors import ORDER, Edit, Where, freeze, part_of
 from ..edits.hooks import check_edits
 from ..edits.metrics import Metric, as_metric, evaluate
 from ..edits.outcome import Outcome
@@ -46,7 +46,7 @@ from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES
 from ..records import display
 from .activation import measured_run
-from .cells import SWEPT, cells, place
+from .cells import cells, place
 from .pairs import Direction, Sequences, paired
 
 Frozen = Literal["all", "attention"]
@@ -74,12 +74,7 @@ class Node:
 
     def of(self, value: Tensor) -> Tensor:
         """Select this part from the site's whole tensor."""
-        named = {"position": "positions", "head": "heads", "key": "keys"}
-        for axis, word in list(enumerate(SITES[self.site].axes.split()))[1:]:
-            indices = self._chosen.get(named.get(SWEPT.get(word, ""), "units"))
-            if indices is not None:
-                value = value.index_select(axis, torch.tensor(indices))
-        return value
+        return part_of(value, self.site, Where(**self._chosen))
 
     @property
     def _chosen(self) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..edits.amplification import CENTRES, amplify
-from ..edits.constructors import Edit, Where, freeze, resample, scale, set_value, zero
+from ..edits.constructors import Edit, Where, freeze, part_of, resample, scale, set_value, zero
 from ..edits.isolation import isolate
-from ..edits.mean_ablation import MEANS, part_of
+from ..edits.mean_ablation import MEANS
 from ..engine.references import References
 from ..models.sites import SITES
 from .axes import Indices, shown
@@ -84,7 +84,7 @@ class Kind:
 
 def _part(values: Tensor, place: Place) -> Tensor:
     """The chosen part of reference values."""
-    return part_of(values, SITES[place.site].axes.split(), Where(**place.where()))
+    return part_of(values, place.site, Where(**place.where()))
 
 
 def _layers(place: Place, refs: References) -> tuple[int, ...]:

@@ -25,7 +25,6 @@ from ..text import visible
 from .axes import values_of
 from .edits import DEFAULT_CENTRES, KINDS, Place
 
-_AXIS_OF = {"position": "position", "query": "position", "head": "head", "kv_head": "head", "key": "key"}
 _MOST_CELLS = 1_000_000
 _MOST_CONTROLS = 10_000
 _PLACE = tuple(part.name for part in fields(Place))
@@ -130,10 +129,7 @@ class EditGrid:
                 f"{self.kind} puts in values of tokens, and {site.name!r} has the axes {site.axes!r}; "
                 "need a site that has positions"
             )
-        counts = {"position": n_positions, "query": n_positions, "key": n_positions}
-        counts |= {"head": lens.n_heads, "kv_head": lens.n_kv_heads}
-        counts |= {"d_model": lens.d_model, "d_head": lens.d_head, "d_mlp": lens.d_mlp}
-        sizes = {_AXIS_OF.get(axis, "unit"): counts[axis] for axis in site.axes.split()[1:]}
+        sizes = dict(zip(site.parts, lens.sizes(site.axes, n_positions=n_positions), strict=True))
         if site.per_layer:
             sizes["layer"] = lens.n_layers
         elif self.layers not in ("each", "all"):
