@@ -424,7 +424,7 @@ def _saved_config(folder: Path, *, architecture: str) -> PrefixConfig:
         saved = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{folder} has no {CONFIG_FILE} that can be read; need the folder that save_pretrained wrote. Of a "
+            f"{folder} has no {CONFIG_FILE} that can be read; need the folder that save_pretrained wrote. For a "
             "Trainer's checkpoint, which holds matrices alone, give config="
         ) from error
     if not isinstance(saved, dict) or saved.get("peft_type") != _TYPE:
