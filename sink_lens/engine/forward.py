@@ -1,7 +1,7 @@
 """``run_with`` runs forward passes of the bridge under edits and reads tensors and metrics from them.
 
 If no loss is requested, a pass ends after the last layer that is read. A pass may also begin at a later layer, from
-the residual stream of another run. The earlier layers are then skipped, and the results are bit-identical.
+the residual stream of another run. The earlier layers are then skipped, and the results agree within rounding.
 """
 
 import contextlib

@@ -8,7 +8,7 @@ experts, ``expert * size + neuron``; experts that a token is not sent to have 0 
 (gpt-oss), it is one more neuron of each, whose activation is the router's weight.
 
 The tensor of all experts is made only while something reads or edits the site. The numbers of the model are those of
-its own class, to the last bit, at every token where no edit changed a neuron.
+its own class, within rounding, at every token where no edit changed a neuron.
 """
 
 from typing import Any

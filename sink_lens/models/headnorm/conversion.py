@@ -28,7 +28,7 @@ _NOT_TAKEN = ("model_type", "architectures", "transformers_version", "layer_type
 def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNormForCausalLM:
     """Copy a Llama, Mistral, Qwen2, Qwen3 or a model of this class, with changes of the configuration.
 
-    Without changes the logits are equal, bit for bit in eager float32. New weights are initialised as in a new model:
+    Without changes the logits are equal within rounding. New weights are initialised as in a new model:
     a norm's gain from the checkpoint's own W_V, a sink logit as 0, a gate at random.
 
     Args:
