@@ -1,9 +1,9 @@
-"""The metric that a configuration names."""
+"""The metric that a configuration names, of the registry that sweeps read too."""
 
-from ..data.bos import single_id
-from ..edits import metrics
-from ..edits.metrics import Metric
-from ..engine.forward import run_with
+from typing import Any
+
+from ..edits.metrics import Metric, single_token
+from ..engine.named_metrics import METRICS, MetricSpec
 from ..errors import InputError
 from ..models.lens import LensModel
 from .config import PatchConfig
@@ -16,24 +16,19 @@ def named_metric(lens: LensModel, pair: PromptPair, *, config: PatchConfig) -> M
     Raises:
         InputError: a layer or token that the metric needs was not given.
     """
-    position, layers = config.sink_position, config.metric_layers
-    match config.metric:
-        case "sink_mass":
-            return metrics.sink_mass(position, layers=layers)
-        case "loss":
-            return metrics.loss()
-        case "kl":
-            logits = run_with(lens, pair.clean, layers=(0,), loss=False, logits=True).logits
-            assert logits is not None
-            return metrics.kl_to(logits)
-        case "logit_difference":
-            return metrics.logit_difference(
-                _token(lens, config.correct, option="correct"), _token(lens, config.incorrect, option="incorrect")
-            )
-    if layers is None or len(layers) != 1:
-        raise InputError(f"{config.metric} is read at one layer; give it with --metric-layers N")
-    read = metrics.norm if config.metric == "norm" else metrics.dominance
-    return read(position, layer=layers[0])
+    name, layers = config.metric, config.metric_layers
+    if "layer" in METRICS[name][1] and (layers is None or len(layers) != 1):
+        raise InputError(f"{name} is read at one layer; give it with --metric-layers N")
+    given: dict[str, Any] = {
+        "sink_position": config.sink_position,
+        "layers": None if layers is None else list(layers),
+        "layer": None if layers is None else layers[0],
+    }
+    for option in ("correct", "incorrect"):
+        if option in METRICS[name][1]:
+            given[option] = _token(lens, getattr(config, option), option=option)
+    options = {option: given[option] for option in METRICS[name][1] if given.get(option) is not None}
+    return MetricSpec(name=name, options=options).metric(lens, pair.clean)
 
 
 def _token(lens: LensModel, text: str | None, *, option: str) -> int:
@@ -41,4 +36,4 @@ def _token(lens: LensModel, text: str | None, *, option: str) -> int:
         raise InputError(f'logit_difference compares two tokens; give --{option} TEXT, such as --{option} " Paris"')
     if lens.tokenizer is None:
         raise InputError(f"{lens.name} has no tokenizer; need one for --{option}, or metrics.logit_difference(7, 8)")
-    return single_id(text, lens.tokenizer, what=f"--{option}")
+    return single_token(text, lens.tokenizer, what=f"--{option}")

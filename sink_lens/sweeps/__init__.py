@@ -6,17 +6,17 @@ from ..lazy import exported
 
 if TYPE_CHECKING:
     from ..engine.cells import cell_of as cell_of
+    from ..engine.named_metrics import MetricSpec as MetricSpec
     from .config import SweepConfig as SweepConfig
     from .config import read_sweep as read_sweep
     from .grid import EditGrid as EditGrid
     from .grid import Grid as Grid
-    from .reads import MetricSpec as MetricSpec
     from .runner import sweep as sweep
 
 _NAMES = {
     "EditGrid": "grid",
     "Grid": "grid",
-    "MetricSpec": "reads",
+    "MetricSpec": ".engine.named_metrics",
     "SweepConfig": "config",
     "cell_of": ".engine.cells",
     "read_sweep": "config",

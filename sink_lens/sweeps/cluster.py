@@ -21,12 +21,12 @@ import torch
 from ..data.tokens import TokenBatch
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
+from ..engine.named_metrics import Measured, MetricSpec, measured
 from ..engine.plan import Plan
 from ..errors import InputError, ModelError
 from ..models.lens import LensModel
 from ..models.load import load, weights_hash
 from .grid import Grid
-from .reads import Measured, MetricSpec, measured
 
 ENGINES = ("local", "ray")
 _SECONDS_TO_ANSWER = 5.0
@@ -58,7 +58,7 @@ class Job:
             lens,
             self.tokens,
             cells,
-            measured(self.metrics, lens, n_positions=self.tokens.n_positions),
+            measured(self.metrics, lens, tokens=self.tokens),
             plan=replace(self.plan, lanes=min(self.plan.lanes, torch.get_num_threads())),
         )
 

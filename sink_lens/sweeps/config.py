@@ -32,8 +32,8 @@ from ..errors import InputError
 from ..models.bundled import DEFAULT_MODEL
 
 if TYPE_CHECKING:  # they need torch, and --help does not
+    from ..engine.named_metrics import MetricSpec
     from .grid import EditGrid, Grid
-    from .reads import MetricSpec
 
 MODES = ("exact", "fast")
 
@@ -93,8 +93,8 @@ class SweepConfig:
         Raises:
             InputError: a value is not possible.
         """
+        from ..engine.named_metrics import MetricSpec
         from .grid import Grid
-        from .reads import MetricSpec
 
         check_choices(self)
         check_described(self)
@@ -149,8 +149,8 @@ def sweep_config(given: Mapping[str, Any], *, where: str = "the sweep", **change
 
 
 def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
+    from ..engine.named_metrics import texts
     from .grid import EditGrid
-    from .reads import texts
 
     check_known(table, [part.name for part in fields(EditGrid)], where=where)
     texts(table, ("kind", "site"), where=where)
@@ -158,7 +158,7 @@ def _edit(table: Mapping[str, Any], *, where: str) -> "EditGrid":
 
 
 def _spec(row: Mapping[str, Any], *, where: str) -> "MetricSpec":
-    from .reads import METRICS, MetricSpec
+    from ..engine.named_metrics import METRICS, MetricSpec
 
     if not isinstance(row.get("name"), str):
         raise InputError(f"a metric of {where} has no name; need one of {', '.join(METRICS)}")

@@ -14,9 +14,9 @@ from ..edits.amplification import CENTRES, amplify
 from ..edits.constructors import Edit, Where, freeze, part_of, resample, scale, set_value, zero
 from ..edits.isolation import isolate
 from ..edits.mean_ablation import MEANS
+from ..engine.index_notation import Indices, shown
 from ..engine.references import References
 from ..models.sites import SITES
-from .axes import Indices, shown
 
 AXES = ("layer", "position", "head", "unit", "key")
 """The axes of a place, as the table's columns name them."""

@@ -17,12 +17,12 @@ import numpy as np
 
 from ..edits.constructors import Edit
 from ..engine.cells import Cell
+from ..engine.index_notation import values_of
 from ..engine.references import References
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..models.sites import site_of
 from ..text import visible
-from .axes import values_of
 from .edits import DEFAULT_CENTRES, KINDS, Place
 
 _MOST_CELLS = 1_000_000
@@ -36,7 +36,7 @@ _SPARE_DRAWS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditGrid:
-    """One kind of edit, and the axes over which it is swept; ``sweeps/axes.py`` says how values are written."""
+    """One kind of edit, and the axes over which it is swept; ``engine.index_notation`` says how values are written."""
 
     kind: str = "zero"
     """Kind of edit, a name from ``KINDS``: zero, mean_ordinary, mean_all, mean_aligned, resample, scale, set, isolate

@@ -22,6 +22,7 @@ from ..edits.mean_ablation import MEANS, averaged
 from ..edits.metrics import Metric
 from ..engine.cells import Cell
 from ..engine.engine import Block, Engine
+from ..engine.named_metrics import Measured, MetricSpec, measured, metric_config
 from ..engine.needs import Needs
 from ..engine.plan import Plan, plan_of, read_plan
 from ..engine.trust import checked
@@ -35,7 +36,6 @@ from .cluster import Blocks, Job, check_engine, distinct, here, processes, ray_c
 from .config import SweepConfig, check_mode
 from .estimate import cost_of, estimate
 from .grid import Grid
-from .reads import Measured, MetricSpec, measured, metric_config
 from .results import SweepResult, by_cell, failed_cells, named, tables
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def sweep(
     """
     lens, what, batch, given, seed = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=seed)
     check_engine(engine, devices=devices, workers=workers, what=what, metrics=given)
-    read = measured(given, lens, n_positions=batch.n_positions)
+    read = measured(given, lens, tokens=batch)
     cells, controls = _cells(what, lens, batch)
     config = {
         "grid": _listed(what.config()) if isinstance(what, Grid) else [cell.identity for cell in cells],
@@ -152,7 +152,7 @@ def dry_run(
     lens, what, batch, given, _ = _asked(model, what, tokens=tokens, metrics=metrics, mode=mode, seed=None)
     if not isinstance(what, Grid):
         _cells(what, lens, batch)
-    read = measured(given, lens, n_positions=batch.n_positions)
+    read = measured(given, lens, tokens=batch)
 
     def check(cells: Sequence[Cell], plan: Plan) -> Plan:
         return checked(lens, batch, cells, read, plan=plan)[0]

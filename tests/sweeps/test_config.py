@@ -9,13 +9,13 @@ import torch
 
 from sink_lens import TokenBatch
 from sink_lens.cli.sweep import _EXAMPLE
+from sink_lens.engine.named_metrics import measured
 from sink_lens.errors import InputError
 from sink_lens.models.bundled import DEFAULT_MODEL
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, SweepConfig, read_sweep
 from sink_lens.sweeps.config import sweep_config
-from sink_lens.sweeps.reads import measured
 
 EDITS = [{"kind": "zero", "site": "z", "heads": "each"}]
 TOML = """
@@ -207,7 +207,7 @@ def test_the_example_of_the_command_is_a_grid_that_can_be_run(tmp_path):
     cells, controls = config.grid.cells(lens, n_positions=config.length)
     assert len(cells) == 32 + 30 * lens.n_heads
     assert controls
-    (mass,) = measured(config.metrics, lens, n_positions=config.length)
+    (mass,) = measured(config.metrics, lens, tokens=TokenBatch.from_tensor(torch.zeros(1, config.length).long()))
     assert mass.layers == tuple(range(12, 30))
 
 

@@ -1,4 +1,4 @@
-"""The metrics that a sweep reads from each cell: by name with options, as in a file, or your own functions."""
+"""The metrics that sweeps and patches read: by name with options, as in a file, or your own functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from ..data.bos import single_id
+from ..data.batch import TokenBatch
 from ..edits import metrics as of
 from ..edits.metrics import Metric
 from ..edits.outcome import Outcome
 from ..errors import InputError
 from ..models.lens import LensModel
-from .axes import values_of
+from .forward import run_with
+from .index_notation import values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,8 @@ class MetricSpec:
                 f"a metric is {self.name!r:.100} with the options {self.options!r:.100}; need a name and a mapping"
             )
 
-    def metric(self, lens: LensModel) -> Metric:
-        """The metric on a model.
+    def metric(self, lens: LensModel, tokens: TokenBatch | None = None) -> Metric:
+        """The metric on a model; ``kl`` compares with the baseline run of the tokens.
 
         Raises:
             InputError: there is no such metric, or an option is unknown, missing, or cannot be used.
@@ -51,7 +52,7 @@ class MetricSpec:
                 f"the metric {self.name} takes {', '.join(known) or 'no options'} and needs "
                 f"{', '.join(needed) or 'none'}; found {', '.join(self.options) or 'none'}"
             )
-        return make(lens, self.options)
+        return make(lens, self.options, tokens)
 
 
 def _layers(lens: LensModel, given: Any) -> list[int] | None:
@@ -67,50 +68,51 @@ def _layer(lens: LensModel, options: Mapping[str, Any]) -> int:
     return found[0]
 
 
-def _token(lens: LensModel, given: Any) -> int:
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
-    if not isinstance(given, str) or lens.tokenizer is None:
-        raise InputError(f"a token of logit_difference is {given!r}; need an id, or the text of one token")
-    return single_id(given, lens.tokenizer, what="the token")
-
-
 def _site(options: Mapping[str, Any]) -> str:
     texts(options, ("site",), where="a metric")
     return options.get("site", "resid_post")
 
 
-_Make = Callable[[LensModel, Mapping[str, Any]], Metric]
+def _kl(lens: LensModel, options: Mapping[str, Any], tokens: TokenBatch | None) -> Metric:
+    if tokens is None:
+        raise InputError("kl compares with the predictions of a baseline run; need its tokens")
+    logits = run_with(lens, tokens, layers=(0,), loss=False, logits=True).logits
+    assert logits is not None  # they were asked for
+    return of.kl_to(logits)
+
+
+_Make = Callable[[LensModel, Mapping[str, Any], TokenBatch | None], Metric]
 METRICS: Mapping[str, tuple[_Make, tuple[str, ...], tuple[str, ...]]] = {
     "sink_mass": (
-        lambda lens, options: of.sink_mass(
+        lambda lens, options, tokens: of.sink_mass(
             whole(options, "sink_position", 0), layers=_layers(lens, options.get("layers"))
         ),
         ("sink_position", "layers"),
         (),
     ),
-    "loss": (lambda lens, options: of.loss(), (), ()),
+    "loss": (lambda lens, options, tokens: of.loss(), (), ()),
     "logit_difference": (
-        lambda lens, options: of.logit_difference(
-            _token(lens, options["correct"]),
-            _token(lens, options["incorrect"]),
+        lambda lens, options, tokens: of.logit_difference(
+            of.single_token(options["correct"], lens.tokenizer),
+            of.single_token(options["incorrect"], lens.tokenizer),
             position=whole(options, "position", -1),
         ),
         ("correct", "incorrect", "position"),
         ("correct", "incorrect"),
     ),
     "norm": (
-        lambda lens, options: of.norm(
+        lambda lens, options, tokens: of.norm(
             whole(options, "sink_position", 0), layer=_layer(lens, options), site=_site(options)
         ),
         ("sink_position", "layer", "site"),
         ("layer",),
     ),
     "dominance": (
-        lambda lens, options: of.dominance(whole(options, "sink_position", 0), layer=_layer(lens, options)),
+        lambda lens, options, tokens: of.dominance(whole(options, "sink_position", 0), layer=_layer(lens, options)),
         ("sink_position", "layer"),
         ("layer",),
     ),
+    "kl": (_kl, (), ()),
 }
 """Name -> how it is made, its options, and those that it needs."""
 
@@ -119,14 +121,14 @@ Measured = MetricSpec | Metric | Callable[[Outcome], Any]
 """What a sweep can be asked to read: a metric by name, a metric, or a function of an ``Outcome``."""
 
 
-def measured(given: Sequence[Measured], lens: LensModel, *, n_positions: int) -> list[Metric]:
+def measured(given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch) -> list[Metric]:
     """The metrics on a model; where two of one kind would have one name, each is named with its options.
 
     Raises:
         InputError: one that cannot be used, or two that are the same.
     """
-    made = [one.metric(lens) if isinstance(one, MetricSpec) else one for one in given]
-    found = [of.as_metric(one, lens=lens, n_positions=n_positions) for one in made]
+    made = [one.metric(lens, tokens) if isinstance(one, MetricSpec) else one for one in given]
+    found = [of.as_metric(one, lens=lens, n_positions=tokens.n_positions) for one in made]
     names = [one.name for one in found]
     for index, one in enumerate(given):
         if isinstance(one, MetricSpec) and one.options and names.count(names[index]) > 1:

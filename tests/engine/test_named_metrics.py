@@ -6,12 +6,16 @@ import json
 import pytest
 import torch
 
+from sink_lens import TokenBatch, run_with
 from sink_lens.edits.metrics import kl_to, logit_difference, loss, sink_mass
+from sink_lens.engine.named_metrics import METRICS, measured, metric_config
 from sink_lens.errors import InputError
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny, tiny_tokenizer
+from sink_lens.patching.config import METRICS as PATCH_METRICS
 from sink_lens.sweeps import MetricSpec
-from sink_lens.sweeps.reads import METRICS, measured, metric_config
+
+EIGHT = TokenBatch.from_tensor(torch.arange(3, 11)[None])
 
 
 @functools.cache
@@ -34,7 +38,12 @@ def test_every_metric_by_name_is_the_metric_of_these_options():
     assert metric("norm", layer="2").sites == ("resid_post",)
     assert metric("dominance", layer=1).layers == (1,)
     assert metric("logit_difference", correct=5, incorrect=6, position=2).scored == 2
-    assert set(METRICS) == {"sink_mass", "loss", "norm", "dominance", "logit_difference"}
+    kl = MetricSpec(name="kl").metric(llama(), EIGHT)
+    run = run_with(llama(), EIGHT, logits=True)
+    assert float(kl.function(run).abs().max()) < 1e-6  # of the baseline run with itself
+    with pytest.raises(InputError, match="kl compares with the predictions of a baseline run; need its tokens"):
+        metric("kl")
+    assert set(METRICS) == set(PATCH_METRICS) == {"sink_mass", "loss", "kl", "norm", "dominance", "logit_difference"}
 
 
 def test_the_tokens_of_a_logit_difference_can_be_texts():
@@ -77,26 +86,26 @@ def test_a_metric_that_cannot_be_made_is_refused(name, options, text):
 
 def test_tokens_by_text_need_a_tokenizer():
     bare = wrap(tiny("llama"))
-    with pytest.raises(InputError, match="need an id, or the text of one token"):
+    with pytest.raises(InputError, match="the token is the text 'a'; need a tokenizer to read it, or its id"):
         MetricSpec(name="logit_difference", options={"correct": "a", "incorrect": 2}).metric(bare)
 
 
 def test_two_metrics_of_one_name_are_refused():
     with pytest.raises(InputError, match="two metrics have one name: loss, loss"):
-        measured([MetricSpec(name="loss"), loss()], llama(), n_positions=8)
+        measured([MetricSpec(name="loss"), loss()], llama(), tokens=EIGHT)
 
 
 def test_two_metrics_of_one_kind_are_named_with_their_options():
     pairs = [{"correct": 5, "incorrect": 6}, {"correct": 7, "incorrect": 6, "position": 3}]
     specs = [MetricSpec(name="logit_difference", options=one) for one in pairs]
-    assert [one.name for one in measured([*specs, MetricSpec(name="loss")], llama(), n_positions=8)] == [
+    assert [one.name for one in measured([*specs, MetricSpec(name="loss")], llama(), tokens=EIGHT)] == [
         "logit difference (correct 5, incorrect 6)",
         "logit difference (correct 7, incorrect 6, position 3)",
         "loss",
     ]
-    assert [one.name for one in measured(specs[:1], llama(), n_positions=8)] == ["logit difference"]
+    assert [one.name for one in measured(specs[:1], llama(), tokens=EIGHT)] == ["logit difference"]
     with pytest.raises(InputError, match="two metrics have one name"):
-        measured([specs[0], specs[0]], llama(), n_positions=8)
+        measured([specs[0], specs[0]], llama(), tokens=EIGHT)
 
 
 def test_the_record_of_a_metric_tells_what_its_function_holds():

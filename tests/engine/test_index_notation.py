@@ -2,8 +2,8 @@
 
 import pytest
 
+from sink_lens.engine.index_notation import shown, values_of
 from sink_lens.errors import InputError
-from sink_lens.sweeps.axes import shown, values_of
 
 
 @pytest.mark.parametrize(
