@@ -18,9 +18,9 @@ MOST_CONTROLS = 10_000
 FEW_CONTROLS = 5
 """Most draws of controls of which only a mean or the loss is read, so that no answer depends on the largest."""
 CONTROL_SEQUENCES, QUICK_CONTROL_SEQUENCES = 8, 4
-"""Most sequences for controls, spread over those of the interventions: in a full trace, and in a quick one."""
+"""Maximum number of sequences for controls, out of those of the interventions: in a full and in a quick trace."""
 CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 8, 4
-"""Most sequences on which makers are searched: in a full trace, and in a quick one."""
+"""Maximum number of sequences on which makers are searched: in a full trace, and in a quick one."""
 _QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
 EVERY_INTERVENTION = "intervention"
 """Name of the floor that every intervention's share of the sink must lie over."""
@@ -48,9 +48,9 @@ class ReadConfig:
     sequences: int = 16
     """Number of sequences."""
     length: int = field(default=64, metadata={"metavar": "T"})
-    """Tokens a sequence, BOS included."""
+    """Tokens per sequence, BOS included."""
     batch_size: int | None = None
-    """Sequences a forward pass. Default: by length."""
+    """Sequences per forward pass. Default: by length."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
     """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
@@ -76,25 +76,25 @@ class Question(ReadConfig):
     sequences: int = 32
     """Number of sequences."""
     threshold: float = SINK_THRESHOLD
-    """A head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
+    """A head has a sink if its sink score is above this (Gu et al., arXiv 2410.10781)."""
     min_sink_rate: float = MIN_SINK_RATE
-    """A position is a sink position where at least this share of (layer, head) has its sink there."""
+    """A position is a sink position if at least this share of (layer, head) has its sink there."""
     growth_factor: float = 2.0
-    """A layer grows where the sink token's norm ratio is multiplied by at least this."""
+    """A layer grows if the sink token's norm ratio is multiplied by at least this."""
     dominance_threshold: float = 25.0
-    """A layer has outlier dimensions where max|h| / mean|h| of the sink token passes this."""
+    """A layer has outlier dimensions if max|h| / mean|h| of the sink token is above this."""
     energy_frac: float = 0.8
     """Outlier dimensions are the fewest that hold this share of the sink token's energy."""
     max_outliers: int = 8
-    """Most outlier dimensions: if that energy needs more dimensions than this, there are none."""
+    """Maximum number of outlier dimensions; if energy_frac needs more, none are reported."""
     kernel: str = field(default="auto", metadata={"choices": KERNELS})
     """Attention kernel of the measuring passes."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
     """float32, bfloat16, float16, float64, or auto: the checkpoint's own. Default: float32."""
     device_map: str | None = field(default=None, metadata={"metavar": "NAME"})
-    """auto spreads the model over GPUs, memory and disk. What is partly on disk is measured without interventions."""
+    """auto spreads the model over GPUs, memory and disk. A model that is partly on disk gets no interventions."""
     max_memory: str | None = field(default=None, metadata={"metavar": "SIZE"})
-    """Most main memory for the weights, as 8GB, with device_map. Default: what is free."""
+    """Maximum main memory for the weights, such as 8GB, with device_map. Default: what is free."""
     revision: str | None = field(default=None, metadata={"metavar": "NAME"})
     """Branch, tag or commit of a hub name."""
     seed: int = 0
@@ -142,7 +142,7 @@ class TraceConfig(Question):
     quick: bool = False
     """Quick look: interventions on 8 sequences and 5 controls on 4 of them, unless these numbers are set."""
     intervention_sequences: int = 20
-    """Most sequences on which interventions are tested, spread over the text; makers are searched on the others."""
+    """Maximum number of sequences for interventions, spread over the text; makers are searched on the others."""
     intervention_length: int = field(default=64, metadata={"metavar": "T"})
     """Most positions of each of these sequences, counted from the sink on."""
     target_position: int | None = None
@@ -152,7 +152,7 @@ class TraceConfig(Question):
     floors: tuple[str, ...] | None = field(
         default=None, metadata={"option": "floor", "metavar": "LINK=VALUE", "written": "pairs"}
     )
-    """Another floor of a link's primary statistic, as variance_preserved=0.2, or of the share of the sink that every
+    """Floor of a link's primary statistic, such as variance_preserved=0.2, or of the share of the sink that each
     intervention must move, as intervention=0.5; repeat for several."""
 
     def __post_init__(self) -> None:
@@ -175,16 +175,16 @@ class TraceConfig(Question):
             except ValueError:
                 finite = False
             if not finite:
-                raise InputError(f"a floor is {pair!r}; need LINK=NUMBER, as variance_preserved=0.2")
+                raise InputError(f"a floor is {pair!r}; need LINK=NUMBER, such as variance_preserved=0.2")
 
     @property
     def control_sequences(self) -> int:
-        """Most sequences for controls."""
+        """Maximum number of sequences for controls."""
         return QUICK_CONTROL_SEQUENCES if self.quick else CONTROL_SEQUENCES
 
     @property
     def choosing_sequences(self) -> int:
-        """Most sequences on which makers are searched."""
+        """Maximum number of sequences on which makers are searched."""
         return QUICK_CHOOSING_SEQUENCES if self.quick else CHOOSING_SEQUENCES
 
     @property

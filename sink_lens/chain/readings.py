@@ -34,7 +34,7 @@ FEW = 4
 """How many sequences the costly measures (Gini; half as many for the stable rank) look at."""
 _MOST_SAMPLED = 64
 LOSS_CHUNK = 256
-"""Tokens whose logits are held at a time."""
+"""Number of tokens that are unembedded at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ def _losses(found: "Comparison") -> "Table":
 
 
 def _sides(found: "Comparison") -> "Table":
-    """A measure a row, a variant a column, with intervals over seeds."""
+    """One row per measure, one column per variant, with intervals over seeds."""
     from rich.table import Table
 
     from ..text import interval, number

@@ -47,7 +47,7 @@ def isolate(
     quiet: Quiet = False,
     dry_run: DryRun = False,
 ) -> Answer:
-    """Isolate tokens by the attention mask: does a sink come there, is the model's own removed or relocated?"""
+    """Isolate tokens by the attention mask: does a sink form there, is the model's own removed or relocated?"""
     hush(quiet)
     if dry_run:
         return costed(config)
@@ -65,7 +65,7 @@ def amplify(
     quiet: Quiet = False,
     dry_run: DryRun = False,
 ) -> Answer:
-    """Amplify the variance of a token's aggregated values, by factor and centre: does a sink come there?"""
+    """Amplify the variance of a token's aggregated values, by factor and centre: does a sink form there?"""
     hush(quiet)
     if dry_run:
         return costed(config)

@@ -89,7 +89,7 @@ def contraction(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> Answer:
-    """How alike a model makes unrelated sequences, and the positions of one, after each sublayer, over the floor."""
+    """How alike a model makes unrelated sequences, and the positions of one, after each sublayer, above the floor."""
     return _run(config, out=out, dry_run=dry_run, overwrite=overwrite, quiet=quiet)
 
 

@@ -15,9 +15,9 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExamplesConfig:
-    """Which example scripts are copied, and where to."""
+    """Example scripts to copy, and the folder to copy them into."""
 
     names: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "NAME"})
-    """Names or beginnings of names, as 02. Default: list all."""
+    """Names or beginnings of names, such as 02. Default: list all."""
     to: str = field(default=".", metadata={"metavar": "DIR"})
     """Folder into which those that are named are copied."""

@@ -165,7 +165,7 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
         if new.dim() != x.dim() or any(found not in (1, size) for found, size in zip(new.shape, whole, strict=True)):
             raise EditError(
                 f"the new values for {site!r} of layer {at.layer} have the shape {tuple(new.shape)}; "
-                f"the chosen part has {whole}: need that, or 1 where a value is repeated"
+                f"the chosen part has {whole}; need that shape, or size 1 where a value is repeated"
             )
         return (new[at.sequences] if new.shape[0] > 1 else new).expand(x.shape)
 

@@ -378,7 +378,7 @@ class Engine:
 
     def _run(self, pack: Sequence[int], *, block: Block, passes: Passes) -> list[tuple[Outcome, list[bool]]]:
         """Run cells that share a forward; one whose edits change nothing has the numbers of the unedited run."""
-        with self._one_at_a_time:  # an edit may measure its values on the model, and there is one unedited run
+        with self._one_at_a_time:  # making an edit may run the model, so only one lane may do it at a time
             edits = [self.cells[number].make(self._references) for number in pack]
             clean = self._clean(block.prompts.start)
         for some in edits:

@@ -22,7 +22,7 @@ from ..models.unembedding import logits_of
 from .forward import sequence_loss
 
 _TOKENS_OF_LOGITS = 256
-"""Tokens whose logits are held at a time."""
+"""Number of tokens that are unembedded at once."""
 
 
 def position_gradients(

@@ -25,7 +25,7 @@ class ModelsConfig:
     models: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "MODEL"})
     """Names, folders of save_pretrained, .gguf files, or folders of sink-lens train (their checkpoints)."""
     untrained: tuple[str, ...] = field(default=(), metadata={"metavar": "STYLE[,FIELD=VALUE]..."})
-    """An untrained model: a style (gpt2, llama, qwen) and fields, as gpt2,activation=relu,n_layers=4; repeat."""
+    """An untrained model: a style (gpt2, llama, qwen) and fields, such as gpt2,activation=relu,n_layers=4; repeat."""
     seeds: tuple[int, ...] = field(default=(0,), metadata=_SEEDS)
     """Seeds of the untrained models' weights."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
@@ -44,7 +44,7 @@ class SurveyConfig(ModelsConfig):
     sequences: int = 1000
     """Random sequences, 50 at least."""
     length: int = field(default=64, metadata={"metavar": "T"})
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     bos: str = field(default="without", metadata={"choices": BOS_CONDITIONS})
     """First token: what the tokenizer does, BOS, or no BOS."""
     seed: int = 0
@@ -124,7 +124,7 @@ class FingerprintConfig(ModelsConfig):
     relabellings: int = 1999
     """Random relabellings, beside the closed form."""
     alpha: float = 0.01
-    """Two models have the same lineage where p is under this."""
+    """Two models have the same lineage if p is below this."""
     decides: str = field(default="relabelled", metadata={"option": "null", "metavar": "|".join(NULLS)})
     """The null whose p decides."""
     any_tokenizer: bool = False

@@ -44,7 +44,7 @@ class Facts:
     config: str
     """Hash of its configuration and buffers: the same weights under another activation are another model."""
     tokenizer: str | None
-    """Hash of its tokenizer's vocabulary; None where it has none."""
+    """Hash of its tokenizer's vocabulary; None if the model has no tokenizer."""
     ids: tuple[int, ...]
     """The ordinary token ids that it knows, ascending."""
     width: int

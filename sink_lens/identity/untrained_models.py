@@ -62,7 +62,7 @@ class UntrainedConfig:
     positions: str | None = None
     """``rotary`` (not in gpt2), ``learned`` (added to the embedding) or ``none``."""
     tied: bool | None = None
-    """Whether the unembedding is the embedding. Where it is, a token at first predicts itself."""
+    """True if embeddings are tied; an untrained model with tied embeddings predicts the current token."""
     scaled_writers: bool | None = None
     """Whether projections that write to the stream begin at ``init_std / sqrt(2 n_layers)``; GPT-2's do."""
     n_layers: int = 12

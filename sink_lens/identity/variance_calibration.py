@@ -170,7 +170,7 @@ def _rows(name: str, variant: _Variant, none: _Variant, *, seed: int) -> list[tu
 
 
 def _at_last(found: np.ndarray) -> np.ndarray:
-    """After the last layer, over the floor: the last place but the final norm."""
+    """After the last layer, above the floor: the last place but the final norm."""
     return found[:, -2] - found[:, 0]
 
 

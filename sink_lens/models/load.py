@@ -286,7 +286,7 @@ def _most(max_memory: str | None) -> dict[str, Any]:
     try:
         most = convert_file_size_to_int(max_memory)
     except (ValueError, TypeError) as error:
-        raise InputError(f"max_memory is {max_memory!r}; need a size, as 8GB") from error
+        raise InputError(f"max_memory is {max_memory!r}; need a size, such as 8GB") from error
     gpus = {index: torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())}
     return {"max_memory": {**gpus, "cpu": most}}
 

@@ -36,7 +36,7 @@ class PatchConfig:
     direction: str = field(default="denoising", metadata={"choices": DIRECTIONS})
     """Clean values into the corrupted run, or corrupted values into the clean run."""
     layers: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
-    """Layers, as 0-11 or 3,5. Default: all."""
+    """Layers, such as 0-11 or 3,5. Default: all."""
     positions: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
     """Positions, from 0 (queries, in scores and pattern). Default: all."""
     heads: tuple[int, ...] | None = field(default=None, metadata=_RANGES)
@@ -60,7 +60,7 @@ class PatchConfig:
     controls: int = 5
     """Random parts of the same size (units, heads, positions) as controls of each patch; 0 for none."""
     batch_size: int | None = None
-    """Sequences a forward pass. Default: by length."""
+    """Sequences per forward pass. Default: by length."""
     approximate: bool = False
     """Attribution patching: by gradients, checked on a sample of real patches."""
     steps: int = 1

@@ -47,9 +47,9 @@ class TableConfig:
     """Which runs are rows, which of their numbers are columns, and how the table is written."""
 
     runs: tuple[str, ...] = field(default=(), metadata={"positional": True, "metavar": "RUN"})
-    """Folder of a card or a trace; a row each."""
+    """Folder of a card or a trace; one row per folder."""
     columns: tuple[str, ...] = field(default=(), metadata={"written": "commas", "metavar": "NAME,NAME"})
-    """Columns, as model,sink_rate,loss; ? lists those that there are. Default: the main ones."""
+    """Columns, such as model,sink_rate,loss; ? lists them all. Default: the main ones."""
     format: str = field(default="terminal", metadata={"choices": ("terminal", "csv", "latex", "markdown")})
     """How the table is written."""
     out: str | None = field(default=None, metadata={"metavar": "FILE"})

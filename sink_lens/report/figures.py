@@ -106,7 +106,7 @@ def norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = N
     """Norm of the sink token over the others by layer, and its outlier dimension, growth steps shaded.
 
     Args:
-        layers: layer, norm_ratio, of one position; outlier_value is drawn below where it is there.
+        layers: layer, norm_ratio, of one position; outlier_value is drawn below if the table has it.
         growth_steps: first_layer, last_layer, ratio_before, ratio_after.
     """
     layers = layers.sort_values("layer")

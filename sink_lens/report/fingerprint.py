@@ -45,7 +45,7 @@ def told(pairs: pd.DataFrame, calibration: pd.DataFrame, scores: pd.DataFrame, *
         names = listed((f"{row['a']} with {row['b']}" for row in same.to_dict("records")), most=6)
         said = [f"{len(same)} of {plural(len(pairs), 'pair')} show a common lineage" + f": {names}" * bool(names)]
         if silent:
-            said.append(f"{plural(silent, 'pair')} got no answer: {listed(sorted(_reasons(pairs)), most=3)}")
+            said.append(f"{plural(silent, 'pair')} inconclusive: {listed(sorted(_reasons(pairs)), most=3)}")
     if len(calibration):
         said += _calibrated(calibration, decides=decides)
     if len(scores):

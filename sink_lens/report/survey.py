@@ -573,7 +573,7 @@ def _contraction_headline(run: Run) -> list[str]:
         value, step = rows["value"].to_numpy(float), rows["step"].to_numpy(float)
         most = int(np.argmax(value))
         said.append(
-            f"{variant}: between sequences {number(value[0])} over the floor at step {step[0]:.0f}, at most "
+            f"{variant}: between sequences {number(value[0])} above the floor at step {step[0]:.0f}, at most "
             f"{number(value[most])} (step {step[most]:.0f}), {number(value[-1])} at step {step[-1]:.0f}."
         )
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])

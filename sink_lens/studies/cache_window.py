@@ -50,7 +50,7 @@ class Cache:
     """A cache that evicts the oldest token that is not kept."""
 
     size: int
-    """Tokens in it, the query's own included."""
+    """Cache size in tokens, including the current query."""
     kept: Bool[Tensor, "batch position"]
     """True at tokens that are never evicted, one row for each sequence."""
     reindexed: bool = False

@@ -15,7 +15,7 @@ class StudyConfig(Question):
     sequences: int = 8
     """Number of sequences."""
     intervention_sequences: int | None = None
-    """Most sequences that are edited. Default: as many as --sequences says."""
+    """Maximum number of sequences that are edited. Default: as many as --sequences says."""
     intervention_length: int | None = field(default=None, metadata={"metavar": "T"})
     """Most positions of each edited sequence, counted from the sink on. Default: the length, at least 16."""
 
@@ -38,7 +38,7 @@ class IsolateConfig(StudyConfig):
     target_positions: tuple[int, ...] = field(default=(), metadata={"option": "target_position"})
     """A position to isolate, from 1 on; repeat for several. Default: a third of the length."""
     layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
-    """In which layers, as 0-11 or 3,5. Default: all."""
+    """Layers to edit, such as 0-11 or 3,5. Default: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class AmplifyConfig(StudyConfig):
     target_position: int | None = None
     """The position that is amplified. Default: a third of the length."""
     layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
-    """In which layers, as 0-11 or 3,5. Default: from layer 0 to the end of the first growth step."""
+    """Layers to edit, such as 0-11 or 3,5. Default: from layer 0 to the end of the first growth step."""
     factors: tuple[float, ...] = field(default=FACTORS, metadata={"written": "commas", "metavar": "F,F"})
-    """Factors, as 1,2,5,30; those under 1 attenuate."""
+    """Factors, such as 1,2,5,30; those below 1 attenuate."""
     centres: tuple[str, ...] = field(default=CENTRES, metadata={"option": "centre", "choices": CENTRES})
     """The centre: the edit multiplies the distance from it. none multiplies the value itself, as a control that changes
     the norm alone. Repeat for several."""
@@ -79,7 +79,7 @@ class CardConfig(ReadConfig):
     """Configuration of a model card."""
 
     threshold: float = SINK_THRESHOLD
-    """A head has a sink where its sink score is above this (Gu et al., arXiv 2410.10781)."""
+    """A head has a sink if its sink score is above this (Gu et al., arXiv 2410.10781)."""
     trace: str | None = field(default=None, metadata={"metavar": "RUN"})
     """Folder of a trace of the same weights with interventions: its answers about the chain and its makers are put on
     the card. Default: the card says that they were not asked for."""
@@ -100,7 +100,7 @@ class VerifyConfig(ReadConfig):
     """Which published facts are checked, and what the model and the text are called in those publications."""
 
     length: int = field(default=64, metadata={"metavar": "T"})
-    """The most tokens a sequence, BOS included; a fact about fewer is measured on fewer."""
+    """Maximum number of tokens per sequence, BOS included; a fact about fewer is measured on fewer."""
     facts: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
     """JSON file of facts of your own, beside those that come with the package; repeat for several."""
     published_as: str | None = field(default=None, metadata={"option": "as", "metavar": "NAME"})
@@ -114,7 +114,7 @@ class DiffConfig(ReadConfig):
     """Which two models are compared, by what they differ, and which inputs are checked."""
 
     other: str | None = field(default=None, metadata={"positional": True, "metavar": "OTHER"})
-    """The model that is compared with the first one. Default: the same, where --by dtype or --by bos is asked for."""
+    """The model that is compared with the first one. Default: the same, if --by dtype or --by bos is asked for."""
     by: str = field(default="weights", metadata={"choices": COMPARED_BY})
     """By what the two differ: weights (base and tuned, two checkpoints), dtype or bos."""
     other_dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
@@ -167,7 +167,7 @@ class QuantiseConfig(DecisionConfig):
     """What is rounded, to which format, and which channels are tried at full precision."""
 
     format: str = field(default="int8_tensor", metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
-    """Format of the activations: int8, int4, fp8_e4m3 or fp8_e5m2, with _tensor (one scale a sequence), _token or
+    """Format of the activations: int8, int4, fp8_e4m3 or fp8_e5m2, with _tensor (one scale per sequence), _token or
     _group (128 channels of a token) behind it; or mxfp4, nvfp4."""
     sites: tuple[str, ...] = field(default=(), metadata={"option": "site", "metavar": "SITE"})
     """A site to round; repeat for several. Default: the inputs of the linear layers (attn_in, z, mlp_in, neurons);
@@ -175,10 +175,10 @@ class QuantiseConfig(DecisionConfig):
     cache: str | None = field(default=None, metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
     """Format of the KV cache; keys are rounded before their rotation. Default: it is not rounded."""
     weights: str | None = field(default=None, metadata={"choices": QUANTISED_FORMATS, "metavar": "FORMAT"})
-    """Format of the weights, where they are not quantised already (_token is one scale an output channel). Default:
+    """Format of the weights, if they are not quantised already (_token is one scale per output channel). Default:
     they are not rounded."""
     channels: tuple[int, ...] = field(default=(1, 2, 4, 8, 16), metadata={"written": "commas", "metavar": "N,N"})
-    """Numbers of channels that are kept at each site, as 1,2,4."""
+    """Numbers of channels that are kept at each site, such as 1,2,4."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run.
@@ -202,11 +202,11 @@ class StreamingConfig(DecisionConfig):
     sequences: int = 16
     """Number of sequences: the first half is to choose on, the second to judge on."""
     length: int = field(default=256, metadata={"metavar": "T"})
-    """Tokens a sequence, BOS included; the loss is read beyond the window."""
+    """Tokens per sequence, BOS included; the loss is read beyond the window."""
     window: int = 64
     """Tokens that the cache holds, the kept ones and the query's own included."""
     keep: tuple[int, ...] = field(default=(0, 1, 2, 4, 8), metadata={"written": "commas", "metavar": "N,N"})
-    """How many first tokens are never evicted, as 0,1,2,4,8."""
+    """How many first tokens are never evicted, such as 0,1,2,4,8."""
     positions: str = field(default="stay", metadata={"choices": ("stay", "reindexed")})
     """Whether a token stays at its position, or is at its place in the cache (arXiv 2309.17453; needs rotary
     positions)."""

@@ -213,7 +213,7 @@ def _rows_of(lens: LensModel) -> Float[Tensor, "vocab d_model"]:
 
 
 def check_rows(lens: LensModel, *, before: LensModel) -> Finding:
-    """Whether every token has an embedding, which is not zero where the first model's is not."""
+    """Check that every token id has an embedding row, and that no row is zero unless the first model's is zero too."""
     table, had = (_rows_of(one) for one in (lens, before))
     known = lens.tokenizer
     ids = sorted(set(known.get_vocab().values())) if known is not None else []

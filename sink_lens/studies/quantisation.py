@@ -528,7 +528,7 @@ def _sentence(found: Mapping[str, Any], *, n_linear: int) -> str:
         f"of the gap, {random}"
     )
     if found["verdict"] == "no small set":
-        begin = f"No small set of tokens and channels helps: {cost}, and the best that was tried closes {closed}."
+        begin = f"No small set of tokens and channels helps: {cost}, and the best of those tried closes {closed}."
     elif found["verdict"] == "halves disagree":
         rival = _named_set(
             tokens="the sink tokens" if found["rival_sink_tokens"] else None, channels=found["rival_channels"]

@@ -491,7 +491,7 @@ def loss(seen: Observed, terms: Terms) -> Tensor:
 
 @_is("number", "dB", join="value", terms=("format", "layer", "site"), depends=("bos", "text"))
 def sqnr(seen: Observed, terms: Terms) -> float:
-    """Signal-to-noise ratio of rounding a site in a layer to a format, over all tokens."""
+    """Signal-to-noise ratio (dB) when one site of one layer is rounded to a format, over all tokens."""
     site, layer, form = terms["site"], terms["layer"], format_of(terms["format"])
 
     def read(view: Any) -> Tensor:

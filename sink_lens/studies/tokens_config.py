@@ -14,13 +14,13 @@ class TokensConfig(ReadConfig):
     sequences: int = 32
     """Number of sequences."""
     length: int = field(default=256, metadata={"metavar": "T"})
-    """Tokens a sequence, BOS included."""
+    """Tokens per sequence, BOS included."""
     sink_threshold: float | None = None
-    """A token is a sink where it receives this many times its fair share of attention. Default: the middle of a gap."""
+    """A token is a sink if it receives this many times its fair share of attention. Default: the middle of a gap."""
     massive_threshold: float | None = None
-    """A token is massive where its norm is this many times the median of its sequence. Default: the middle of a gap."""
+    """A token is massive if its norm is this many times the median of its sequence. Default: the middle of a gap."""
     gap: float = 1.5
-    """A gap parts the scores of tokens where its upper edge is at least this many times its lower one."""
+    """A gap separates the scores of tokens if its upper edge is at least this many times its lower one."""
     least_share: float = 2.5
     """Without sink_threshold: the tokens above the gap are sinks only if their median score is at least this."""
     least_norm: float = 4.0
@@ -28,9 +28,9 @@ class TokensConfig(ReadConfig):
     energy_frac: float = 0.8
     """The outlier dimensions of a token are the fewest that hold this share of its energy."""
     max_outliers: int = 8
-    """Most outlier dimensions of a token: if that energy needs more than this, it has none."""
+    """Maximum number of outlier dimensions of a token; if energy_frac needs more, none are reported."""
     dimension_factor: float = 20.0
-    """A dimension is an outlier on a token where it is over this many times the token's median magnitude."""
+    """A dimension is an outlier on a token if it is above this many times the token's median magnitude."""
     coverage: float = 0.5
     """A residual sink is a dimension that is an outlier on at least this share of the tokens that are not marked."""
     gradient_sequences: int = 4

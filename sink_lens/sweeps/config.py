@@ -79,7 +79,7 @@ class SweepConfig:
     sequences: int = 8
     """Number of sequences."""
     length: int = field(default=64, metadata={"metavar": "T"})
-    """Tokens a sequence, BOS included."""
+    """Tokens per sequence, BOS included."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
     """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
     dtype: str | None = field(default=None, metadata={"metavar": "NAME"})

@@ -210,7 +210,7 @@ def _means(what: Grid | Sequence[Cell], lens: LensModel, batch: TokenBatch) -> l
 
 
 def _listed(value: Any) -> Any:
-    """A grid's values with every sequence, ranges too, as a list."""
+    """Return a grid's values as plain lists, ranges and tuples included."""
     if isinstance(value, dict):
         return {name: _listed(entry) for name, entry in value.items()}
     return [_listed(entry) for entry in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -67,7 +67,9 @@ def _by_step(models: Sequence[str | Path]) -> dict[int, str | Path | PreTrainedM
         name = str(model).rstrip("/").removesuffix(".gguf")
         number = _STEP.search(name.rpartition("/")[2])
         if number is None:
-            raise InputError(f"{model} does not say its step; need a name that ends in a number, as checkpoint-500")
+            raise InputError(
+                f"{model} does not say its step; need a name that ends in a number, such as checkpoint-500"
+            )
         step = int(number[1])
         if step in found:
             raise InputError(f"{found[step]} and {model} are both of step {step}; need each step once")

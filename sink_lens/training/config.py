@@ -155,9 +155,9 @@ class TrainConfig:
     """Largest number of held-out sequences in an evaluation."""
 
     length: int = _OF_SIZE
-    """Tokens a sequence, BOS included; the model's context too."""
+    """Tokens per sequence, BOS included; the model's context too."""
     batch: int = _OF_SIZE
-    """Sequences a step, over all processes."""
+    """Sequences per step, over all processes."""
     accumulation: int = _OF_SIZE
     """Number of forward passes into which each process splits its part of a step."""
     steps: int = _OF_SIZE
@@ -232,7 +232,7 @@ class TrainConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens a step."""
+        """Tokens per step."""
         return self.batch * self.length
 
     @property
@@ -291,13 +291,13 @@ class WatchConfig:
     out: str | None = field(default=None, metadata={"metavar": "DIR"})
     """Run folder, for checkpoints of others. Default: runs/watch-NAME."""
     step_tokens: int | None = field(default=None, metadata={"metavar": "N"})
-    """Tokens a step, for checkpoints of others. Default: as the Hugging Face Trainer counted, else steps are shown."""
+    """Tokens per step, for checkpoints of others. Default: as the Hugging Face Trainer counted, else none."""
     sequences: int = 32
     """How many sequences of the run's own evaluation data, else of the bundled prose."""
     length: int = field(default=64, metadata={"metavar": "T"})
-    """Tokens a sequence, BOS included; the run's own context if that is shorter."""
+    """Tokens per sequence, BOS included; the run's own context if that is shorter."""
     threshold: float = SINK_THRESHOLD
-    """A head has a sink where its sink score is above this; the thresholds 0.05, 0.1, 0.2 and 0.3 are measured too."""
+    """A head has a sink if its sink score is above this; the thresholds 0.05, 0.1, 0.2 and 0.3 are measured too."""
     device: str | None = field(default=None, metadata={"metavar": "NAME"})
     """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
     resume: bool = field(default=True, metadata={"off": "again"})
@@ -329,7 +329,7 @@ class CompareConfig:
     baseline: str | None = field(default=None, metadata={"metavar": "VALUE"})
     """The variant that the others are compared with. Default: softmax attention without a value norm."""
     threshold: float = SINK_THRESHOLD
-    """A head has a sink where its sink score is above this."""
+    """A head has a sink if its sink score is above this."""
     smooth_frac: float = SMOOTH_FRAC
     """Share of the logged steps over which the training loss is averaged."""
     seed: int = 0
@@ -376,7 +376,7 @@ tokenizer = "bpe"         # trained on the data, vocab_size ids; or a tokenizer'
 # bos, eval_frac, eval_sequences
 
 steps = 600
-batch = 32                # sequences a step, over all processes
+batch = 32                # sequences per step, over all processes
 # length, accumulation, optimizer, lr, min_lr, warmup, weight_decay, decay_unshared_gain, betas, clip
 
 seed = 0                  # of the weights
@@ -423,7 +423,7 @@ def read_train(path: str | Path, **changes: Any) -> TrainConfig:
 
 
 def train_config(given: Mapping[str, Any], *, where: str = "the configuration", **changes: Any) -> TrainConfig:
-    """The configuration in a table, such as the one that a run folder keeps.
+    """Build the configuration from a table, such as `config` in run.json.
 
     Raises:
         InputError: a key that is not known, or a value that cannot be used.

@@ -157,7 +157,7 @@ class Loop(Trainer):
         return [name for name, _ in model.named_parameters() if _plain_name(name) not in self._undecayed]
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
-        """The Trainer's AdamW, or Muon with it."""
+        """Create AdamW, or Muon combined with AdamW."""
         if self.config.optimizer != "muon" or self.optimizer is not None:
             return super().create_optimizer(model)
         self.optimizer = MuonWithAdamW(

@@ -98,7 +98,7 @@ def test_a_trace_measures_without_interventions_and_gives_the_same_tables(both, 
     ("options", "text"),
     [
         ({"max_memory": "1GB"}, "max_memory was given without device_map"),
-        ({"device_map": "auto", "max_memory": "much"}, "max_memory is 'much'; need a size, as 8GB"),
+        ({"device_map": "auto", "max_memory": "much"}, "max_memory is 'much'; need a size, such as 8GB"),
         ({"device_map": "some"}, "device_map 'some' is not known; need auto"),
         ({"dtype": "int8"}, "or auto"),
         ({"revision": "main"}, "which is not a hub name"),

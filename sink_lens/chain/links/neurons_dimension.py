@@ -69,7 +69,7 @@ def _shares(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
 
 
 def _dominance(evidence: Evidence, rng: np.random.Generator) -> Statistic:
-    """Dominance ratio after the last layer of the first growth step, else at its largest."""
+    """Dominance ratio after the last layer of the first growth step; without one, at the layer where it is largest."""
     panel = evidence.panel
     by_layer = torch.stack([dominance_ratio(state) for state in panel.states()[1:]])
     steps = panel.location.steps
