@@ -68,7 +68,7 @@ PATCHES: dict[str, list[str]] = {
         *("--correct", "a", "--incorrect", "b"),
     ],
     "z-head-pos": ["--site", "z", "--by", "layer,position,head_index", "--positions", "1-3", "--heads", "0,2"],
-    "q-head": ["--site", "q", "--by", "layer,head", "--key", "1", "--metric-layers", "1,2"],
+    "q-head": ["--site", "q", "--by", "layer,head", "--sink-position", "1", "--metric-layers", "1,2"],
     "k-head-pos": ["--site", "k", "--by", "head_index,pos", "--layers", "1", "--direction", "noising"],
     "v-head": ["--site", "v", "--by", "layer,head", "--metric", "kl"],
     "scores-head": ["--site", "scores", "--by", "layer,head"],
