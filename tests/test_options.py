@@ -255,7 +255,11 @@ SPECIAL = {
     "keep": (0, 3),
 }
 """Values of fields whose checks refuse an arbitrary value."""
-OF_KIND = {DiffConfig: {"batch": "batch.safetensors", "most_loss": 0.5}, ReportConfig: {"by": ("dtype",)}}
+OF_KIND = {
+    DiffConfig: {"batch": "batch.safetensors", "most_loss": 0.5},
+    ReportConfig: {"by": ("dtype",)},
+    TableConfig: {"out": "other.csv"},
+}
 """The same, where a name means something else in one configuration."""
 
 
