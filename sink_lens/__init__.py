@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from . import lazy as _lazy
 
 if TYPE_CHECKING:
-    from sink_lens import edits, identity, measures, patching, studies, sweeps, training
+    from sink_lens import circuits, edits, identity, measures, patching, studies, sweeps, training
     from sink_lens import report as views
     from sink_lens.activations.record import Reading, capture, stream
     from sink_lens.activations.sink_mask import sink_mask
@@ -42,6 +42,7 @@ _NAMES = {
     "TokenBatch": "data.tokens",
     "TraceConfig": "chain.config",
     "capture": "activations.record",
+    "circuits": "circuits:",
     "edits": "edits:",
     "generate": "engine.generation",
     "identity": "identity:",
@@ -76,6 +77,7 @@ __all__ = [
     "TraceConfig",
     "__version__",
     "capture",
+    "circuits",
     "edits",
     "generate",
     "identity",

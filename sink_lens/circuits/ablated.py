@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .graph import Graph
 from .runs import Runs
 from .stream import HEADS, biases, hook_of, normed, of_layer
+
+_TO_HEADS = "batch head position d_model, head d_head d_model -> batch position head d_head"
 
 
 def circuit_values(
@@ -129,7 +132,7 @@ class _Ablated:
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
         read = normed(self._stream(("attention", layer), (kind,)), own.attn_norm)
-        new = torch.einsum("bhtd,hed->bthe", read, weight) + bias
+        new = einsum(read, weight, _TO_HEADS) + bias
         return self._late(x, new if x.dim() == 4 else new.flatten(2))
 
     def _read_mlp(self, x: Tensor, hook: object, *, layer: int) -> Tensor:

@@ -7,17 +7,14 @@ that they carry arrives.
 
 import heapq
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from ..edits.metrics import Metric
 from ..errors import InputError
+from .config import CHOICES, Choice
 from .graph import Graph
-
-Choice = Literal["top", "greedy", "threshold"]
-CHOICES: tuple[Choice, ...] = ("top", "greedy", "threshold")
 
 
 def largest(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray, " edge"]:

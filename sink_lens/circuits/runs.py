@@ -15,9 +15,10 @@ computed for them.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -28,11 +29,10 @@ from ..engine.gradients import hooked_outcome
 from ..errors import InputError
 from ..models.lens import LensModel
 from ..patching.pairs import Sequences, paired
+from .config import ABLATIONS, Ablation
 from .graph import Graph
 from .stream import Weights, hook_of, weights_of, writer_sites, writings
 
-Ablation = Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
-ABLATIONS: tuple[Ablation, ...] = ("resample", "mean_ordinary", "mean_aligned", "mean_all", "zero")
 _STACK_BYTES = 192 * 2**20
 """Most bytes of what all writers add in one batch of pairs."""
 _READ_DIRECTLY = ("resid_pre", "resid_post", "attn_in")
@@ -51,7 +51,7 @@ class Runs:
     ablation: Ablation
     masks: Bool[Tensor, "span pair position"] | None = None
     """Positions of each span in each pair; None where all positions are one."""
-    means: Float[Tensor, "writer position d_model"] | None = field(default=None, repr=False)
+    means: Float[Tensor, "writer ... d_model"] | None = field(default=None, repr=False)
     """What replaces each writer, for means; one position stands for all."""
     clean_values: Float[Tensor, " pair"] = field(repr=False)
     """The metric in the clean run of each pair."""
@@ -244,7 +244,9 @@ class Runs:
         for rows in self.batches():
             added, _ = self.writings(rows)
             weight = valid[rows].to(added.device, added.dtype)
-            total = total + torch.einsum("bwtd,bt->wtd", added, weight)
+            total = total + einsum(
+                added, weight, "pair writer position d_model, pair position -> writer position d_model"
+            )
         assert isinstance(total, Tensor)
         counts = valid.sum(0).to(total.device, total.dtype)
         if self.ablation == "mean_aligned":

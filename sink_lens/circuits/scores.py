@@ -25,7 +25,7 @@ Reference: Syed et al., arXiv 2310.10348 (EAP); Hanna et al., arXiv 2403.17806 (
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,22 +35,11 @@ from torch import Tensor
 
 from ..engine.gradients import zero_added
 from ..errors import InputError, ModelError
+from .config import METHODS, TOLERANCE, Method
 from .graph import Graph
 from .runs import Runs
 from .stream import hook_of, reader_gradients, sites_of
 
-Method = Literal["eap", "eap-corrupted", "clean-corrupted", "eap-ig", "eap-ig-left", "eap-ig-activations", "exact"]
-METHODS: tuple[Method, ...] = (
-    "eap-ig",
-    "eap",
-    "eap-corrupted",
-    "clean-corrupted",
-    "eap-ig-left",
-    "eap-ig-activations",
-    "exact",
-)
-TOLERANCE = 0.01
-"""Largest error of the sum over steps that is accepted, as a share of the mean difference of the metric."""
 _IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
 """Largest difference between the embedding's gradient and the sum over all readers, relative; 0.1 in other types."""
 
@@ -110,6 +99,7 @@ def score(
     steps: int = 5,
     most_steps: int = 160,
     tolerance: float = TOLERANCE,
+    scale: float | None = None,
     advance: Progress = lambda pairs: None,
 ) -> Scores:
     """Score all edges.
@@ -123,6 +113,7 @@ def score(
         steps: points to begin with, where the method has several.
         most_steps: points at which doubling ends.
         tolerance: largest error of a pair's sum, as a share of the mean difference of the metric.
+        scale: that mean difference; that of these pairs if None.
         advance: called with the number of pairs that were finished.
 
     Raises:
@@ -130,13 +121,15 @@ def score(
         ModelError: the readers do not account for the gradient, so that the graph is not the model's.
     """
     if method not in METHODS or method == "exact":
-        raise InputError(f"method is {method!r}; need one of {', '.join(METHODS[:-1])}")
+        raise InputError(f"method is {method!r}; need one of {', '.join(one for one in METHODS if one != 'exact')}")
     found = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
     used = np.zeros(runs.n_pairs)
-    scale = abs(float(runs.gap.double().mean())) or 1.0
+    scale = abs(float(runs.gap.double().mean())) if scale is None else scale
     of_batch = _activations if method == "eap-ig-activations" else _inputs
     for rows in runs.batches(copies=3):
-        values, points = of_batch(runs, rows, method=method, steps=steps, most=most_steps, allowed=tolerance * scale)
+        values, points = of_batch(
+            runs, rows, method=method, steps=steps, most=most_steps, allowed=tolerance * (scale or 1.0)
+        )
         found[rows], used[rows] = values.numpy(), points.numpy()
         advance(rows.stop - rows.start)
     return Scores(

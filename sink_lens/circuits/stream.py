@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from ..models.sites import SITES, bridge_hook
 from ..models.weights import Norm, attention_weights, mlp_weights, norm_weights
 from .graph import Graph
 
+_TO_READERS = "batch position head d_head, head d_head d_model -> batch head position d_model"
 HEADS = ("q", "k", "v", "g")
 """Kinds of readers in an attention, in the order of the graph's readers."""
 
@@ -186,7 +188,7 @@ def reader_gradients(
         for kind, (weight, _) in own.by_head.items():
             given = gradients[kind, layer]
             given = given.unflatten(-1, (weight.shape[0], -1)) if given.dim() == 3 else given
-            parts.append(torch.einsum("bthe,hed->bhtd", given, weight))
+            parts.append(einsum(given, weight, _TO_READERS))
         return pulled_back(torch.cat(parts, dim=1), x, own.attn_norm)
     whole = gradients["mlp_in", layer]
     if own.w_up is None:
@@ -248,7 +250,7 @@ def of_layer(
     own = weights.layers[layer]
     if which in ("both", "attention"):
         z = tensors["z", layer].to(weights.dtype)
-        heads = torch.einsum("bthe,hed->bhtd", z, own.w_o)
+        heads = einsum(z, own.w_o, _TO_READERS)
         into[:, : graph.n_heads] = heads * _factor(heads.sum(1) + own.b_o, own.attn_after)[:, None]
     if which in ("both", "mlp") and ("mlp_out", layer) in tensors:
         whole = tensors["mlp_out", layer].to(weights.dtype)

@@ -21,6 +21,7 @@ from . import verify  # noqa: F401
 from . import diff  # noqa: F401
 from . import decisions  # noqa: F401
 from . import patch  # noqa: F401
+from . import circuit  # noqa: F401
 from . import sweep  # noqa: F401
 from . import train  # noqa: F401
 from . import watch  # noqa: F401

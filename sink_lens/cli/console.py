@@ -38,7 +38,7 @@ _UsageError: Any = typer.BadParameter.__base__
 _PACKAGE = Path(__file__).parent.parent
 _HEADINGS = {
     "Where the sink comes from": ("trace", "tokens", "report"),
-    "Intervene": ("isolate", "amplify", "ablate", "patch", "sweep"),
+    "Intervene": ("isolate", "amplify", "ablate", "patch", "circuit", "sweep"),
     "Decide": ("quantise", "streaming", "card", "verify", "diff", "table"),
     "Train": ("train", "watch", "compare"),
     "Whose model is it": ("preference", "contraction", "fingerprint"),

@@ -44,6 +44,7 @@ PAGES = {
     "verify": "verify:VERIFY",
     "diff": "diff:DIFF",
     "patch": "patch:PATCH",
+    "circuit": "edges:CIRCUIT",
     "sweep": "sweep:SWEEP",
     "train": "training:TRAIN",
     "compare": "training:COMPARE",

@@ -8,6 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from sink_lens.report import fingerprint, training
+from sink_lens.report.edges import circuit_told, curve_figure, edge_figure
 from sink_lens.report.patch import patch_map
 from sink_lens.report.sweep import effect_figure
 
@@ -17,8 +18,13 @@ FIGURES: Mapping[str, Callable[..., Figure]] = {
     "course": training.course,
     "comparison": training.comparison,
     "fingerprint": fingerprint.draw,
+    "circuit": edge_figure,
+    "faithfulness": curve_figure,
 }
-SENTENCES: Mapping[str, Callable[..., tuple[str, ...]]] = {"fingerprint": fingerprint.told}
+SENTENCES: Mapping[str, Callable[..., tuple[str, ...]]] = {
+    "fingerprint": fingerprint.told,
+    "circuit": circuit_told,
+}
 
 
 def image(drawn: Figure, form: Literal["png", "svg"]) -> bytes:

@@ -204,7 +204,20 @@ def _columns(name: str, text: str) -> list[Column]:
 
 
 KINDS = (
-    *("trace", "isolate", "amplify", "ablate", "quantise", "streaming", "card", "verify", "diff", "patch", "sweep"),
+    *(
+        "trace",
+        "isolate",
+        "amplify",
+        "ablate",
+        "quantise",
+        "streaming",
+        "card",
+        "verify",
+        "diff",
+        "patch",
+        "circuit",
+        "sweep",
+    ),
     *("train", "compare", "monitor", "watch", "preference", "contraction", "calibration", "fingerprint", "tokens"),
 )
 """Kinds of run, each with a file of its tables."""

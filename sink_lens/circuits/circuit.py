@@ -1,0 +1,422 @@
+"""``find``: score every edge, choose a circuit, and keep what is needed to judge, save and draw it.
+
+circuit = circuits.find(lens, clean, corrupted, metric=metrics.logit_difference(correct, wrong))
+circuit.evaluate().frame        # faithfulness by size, on pairs that chose no edge
+circuit.save("circuit.json")    # EAP-IG's format; .pt, .dot, .svg, .png, .pdf, graph JSON and folders too
+circuit.draw()
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from scipy.stats import spearmanr
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..data.tokens import TokenBatch
+from ..edits.metrics import Metric
+from ..edits.outcome import Outcome
+from ..errors import InputError
+from ..models.load import ModelLike, as_lens
+from ..patching.pairs import Sequences
+from ..records import display
+from . import stability
+from .choice import chosen, connected, node_scores, outputs_of
+from .config import EDGES, SIZES, TOLERANCE, Ablation, Choice, Method
+from .curve import Curve, curve
+from .exact import exact_scores
+from .graph import Graph
+from .runs import Runs
+from .scores import Scores, score
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TOP = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Scores beside real patches of the same edges."""
+
+    frame: pd.DataFrame
+    """One row per sampled edge: ``edge``, ``score``, ``exact``, ``error`` (score - exact), ``drawn`` (top or any)."""
+    n_pairs: int
+
+    @property
+    def rank_correlation(self) -> float:
+        """Spearman's correlation of score and exact effect; nan for fewer than 3 edges or constant values."""
+        one, other = self.frame["score"].to_numpy(), self.frame["exact"].to_numpy()
+        if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
+            return float("nan")
+        return float(cast("Any", spearmanr(one, other)).statistic)
+
+    @property
+    def missed(self) -> float:
+        """Sum of |score - exact| over the sum of |exact|."""
+        total = np.abs(self.frame["exact"].to_numpy(float)).sum()
+        return float(np.abs(self.frame["error"].to_numpy(float)).sum() / total) if total else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circuit:
+    """Scores of all edges of a model for one metric, and the edges that were chosen."""
+
+    runs: Runs = field(repr=False)
+    scores: Scores = field(repr=False)
+    chosen: Bool[np.ndarray, " edge"] = field(repr=False)
+    """The edges of the circuit: chosen on all pairs, and on a path from the input to the metric."""
+    choice: Choice
+    size: int
+    """Edges that were asked for; those that lead nowhere were dropped."""
+    templates: tuple[str, ...] = field(repr=False)
+    """Template of each pair."""
+    seed: int
+
+    @property
+    def graph(self) -> Graph:
+        """Writers, readers and edges."""
+        return self.scores.graph
+
+    @property
+    def n_edges(self) -> int:
+        """Edges of the circuit."""
+        return int(self.chosen.sum())
+
+    def __repr__(self) -> str:
+        """One line: size, metric, method."""
+        return (
+            f"Circuit({self.n_edges} of {self.graph.n_edges} edges, {self.runs.metric.name} of {self.runs.lens.name}, "
+            f"{self.scores.method}, {self.runs.ablation}, {self.runs.n_pairs} pairs)"
+        )
+
+    @cached_property
+    def weights(self) -> Float[np.ndarray, "sample pair"]:
+        """1,000 bootstraps of the pairs, within their templates."""
+        generator = np.random.default_rng([self.seed, 1])
+        return stability.drawn(self.templates, draws=1000, generator=generator)
+
+    @cached_property
+    def inclusion(self) -> Float[np.ndarray, " edge"]:
+        """Share of 1,000 bootstraps in which each edge is among as many of the largest as were asked for."""
+        return stability.inclusion(self.scores.values, self.weights, n=self.size)
+
+    @cached_property
+    def halves(self) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs that edges are chosen on, and those that circuits are judged on."""
+        return stability.halves(self.templates, generator=np.random.default_rng([self.seed, 2]))
+
+    @property
+    def jaccard(self) -> float:
+        """Edges shared by the circuits of the two halves, over those of either."""
+        first, second = (
+            chosen(
+                self.graph,
+                self.scores.values[rows].mean(0),
+                choice="top" if self.choice == "threshold" else self.choice,
+                n=self.size,
+                outputs=outputs_of(self.runs.metric, self.graph),
+            )
+            for rows in self.halves
+        )
+        return stability.jaccard(first, second)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The edges of the circuit and the next largest, the largest first.
+
+        Columns: ``edge``, ``writer``, ``reader``, ``span``, ``score`` (mean over pairs), ``low``, ``high`` (95%
+        interval), ``share`` (score over the mean difference of the metric), ``inclusion``, ``in_circuit``.
+        """
+        mean = self.scores.mean
+        n = min(len(mean), max(_TOP, self.n_edges))
+        order = np.argsort(-np.abs(mean), kind="stable")
+        order = np.concatenate(
+            [order[:n], [edge for edge in np.flatnonzero(self.chosen) if edge not in set(order[:n])]]
+        )
+        order = order.astype(int)
+        spans, writers, readers = (one[order] for one in self.graph.ends)
+        low, high = stability.bounds(self.scores.values[:, order], self.weights)
+        gap = float((self.scores.clean - self.scores.corrupted).mean()) or np.nan
+        return pd.DataFrame(
+            {
+                "edge": self.graph.names[order],
+                "writer": [self.graph.writers[one].name for one in writers],
+                "reader": [self.graph.readers[one].name for one in readers],
+                "span": [self.graph.spans[one] for one in spans],
+                "score": mean[order].astype(float),
+                "low": low.astype(float),
+                "high": high.astype(float),
+                "share": mean[order] / gap,
+                "inclusion": self.inclusion[order],
+                "in_circuit": self.chosen[order],
+            }
+        )
+
+    @property
+    def edges(self) -> pd.DataFrame:
+        """The edges of the circuit, the largest first: those rows of ``frame``."""
+        return self.frame.loc[self.frame["in_circuit"]].reset_index(drop=True)
+
+    @cached_property
+    def nodes(self) -> pd.DataFrame:
+        """The writers, the largest first.
+
+        Columns: ``node``, ``kind``, ``layer``, ``head``, ``score`` (sum of the edges out of it), ``edges_in`` and
+        ``edges_out`` of the circuit, ``in_circuit``.
+        """
+        values = node_scores(self.graph, self.scores.mean)
+        _, writers, readers = self.graph.ends
+        out = np.bincount(writers[self.chosen], minlength=len(values))
+        into = np.bincount(readers[self.chosen], minlength=len(self.graph.readers)) @ self.graph.reader_of_node
+        frame = pd.DataFrame(
+            {
+                "node": [one.name for one in self.graph.writers],
+                "kind": [one.kind for one in self.graph.writers],
+                "layer": [one.layer for one in self.graph.writers],
+                "head": [one.head for one in self.graph.writers],
+                "score": values,
+                "edges_in": into,
+                "edges_out": out,
+            }
+        )
+        frame["in_circuit"] = frame["edges_out"] > 0
+        return frame.sort_values("score", key=abs, ascending=False, ignore_index=True, kind="stable")
+
+    def smaller(self, n: int) -> "Circuit":
+        """The circuit of another number of edges, from the same scores."""
+        mask = pick(self.runs, self.scores, choice=self.choice, n=n, threshold=0.0)
+        return replace(self, chosen=mask, size=n)
+
+    def evaluate(
+        self, sizes: Sequence[float] = SIZES, *, random: int = 3, nodes: bool = True, progress: bool = False
+    ) -> Curve:
+        """Judge circuits of several sizes: chosen on one half of the pairs, judged on the other; see ``curve``."""
+        first, second = self.halves
+        if not len(second):
+            raise InputError("a single pair cannot both choose and judge edges; need at least 2 pairs")
+        total = len(sizes) * (1 + nodes) + random * sum(one < 1 for one in sizes) + 1
+        with tqdm(total=total, desc="curve", unit="circuit", disable=not progress, leave=False) as bar:
+            return curve(
+                self.runs,
+                self.scores,
+                choose_on=first.tolist(),
+                judge_on=second.tolist(),
+                sizes=sizes,
+                choice="top" if self.choice == "threshold" else self.choice,
+                random=random,
+                nodes=nodes,
+                generator=np.random.default_rng([self.seed, 3]),
+                advance=bar.update,
+            )
+
+    def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = False) -> Check:
+        """Compare scores with real patches: half of the edges from the circuit, half from all others.
+
+        Cost: one run of ``pairs`` pairs for each edge, from its reader on.
+        """
+        generator = np.random.default_rng([self.seed, 4])
+        scored = np.array(["<g>" not in name for name in self.graph.names])
+        inside, outside = np.flatnonzero(self.chosen & scored), np.flatnonzero(~self.chosen & scored)
+        some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
+        rest = generator.choice(outside, min(len(outside), edges // 2), replace=False)
+        rows = np.sort(generator.choice(self.runs.n_pairs, min(pairs, self.runs.n_pairs), replace=False)).tolist()
+        numbers = np.concatenate([some, rest])
+        with tqdm(total=len(numbers), desc="real patches", unit="edge", disable=not progress, leave=False) as bar:
+            real = exact_scores(self.runs.some(rows), numbers.tolist(), advance=bar.update).mean(0)
+        found = self.scores.values[rows][:, numbers].mean(0)
+        frame = pd.DataFrame(
+            {
+                "edge": self.graph.names[numbers],
+                "score": found.astype(float),
+                "exact": real,
+                "error": found - real,
+                "drawn": ["circuit"] * len(some) + ["other"] * len(rest),
+            }
+        )
+        return Check(frame=frame, n_pairs=len(rows))
+
+    def core(self, others: Mapping[str, "Circuit"]) -> tuple[np.ndarray, np.ndarray]:
+        """Core and contingent edges, over templates and other ablations; see ``stability``.
+
+        Args:
+            others: name of an ablation -> the circuit of the same size that it gives.
+        """
+        settings = {self.runs.ablation: self.inclusion}
+        circuits = {self.runs.ablation: self.chosen}
+        for name, other in others.items():
+            settings[name], circuits[name] = other.inclusion, other.chosen
+        names = np.asarray(self.templates, dtype=object)
+        for template in dict.fromkeys(self.templates):
+            rows = np.flatnonzero(names == template)
+            if len(rows) < 2 or len(rows) == len(names):
+                continue
+            own = self.scores.values[rows]
+            generator = np.random.default_rng([self.seed, 5, len(settings)])
+            weights = stability.drawn([template] * len(rows), draws=300, generator=generator)
+            settings[template] = stability.inclusion(own, weights, n=self.size)
+            circuits[template] = pick(
+                self.runs, replace(self.scores, values=own), choice="top", n=self.size, threshold=0.0
+            )
+        return stability.core_and_contingent(settings, circuits)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a file; its ending says which: see ``circuits.files.save``."""
+        from .files import save
+
+        return save(self, path)
+
+    def draw(self, *, most: int = 60) -> "Figure":
+        """Draw the circuit's largest edges, nodes by layer; a matplotlib figure."""
+        return display.figure("circuit", self.edges.head(most), n_layers=self.graph.n_layers, title=repr(self))
+
+    def _repr_html_(self) -> str:
+        return display.html(repr(self), self.draw(most=40), self.frame.head(12))
+
+
+def find(
+    lens: ModelLike,
+    clean: Sequences,
+    corrupted: Sequences | None = None,
+    *,
+    metric: Metric | Callable[[Outcome], Any],
+    method: Method = "eap-ig",
+    ablation: Ablation = "resample",
+    edges: int = EDGES,
+    choice: Choice = "top",
+    threshold: float = 0.0,
+    steps: int = 5,
+    most_steps: int = 160,
+    tolerance: float = TOLERANCE,
+    neurons: Mapping[int, Sequence[int]] | None = None,
+    spans: Mapping[str, Sequence[int]] | None = None,
+    templates: Sequence[str] | None = None,
+    ordinary: Tensor | None = None,
+    bos: str = "auto",
+    seed: int = 0,
+    progress: bool = False,
+) -> Circuit:
+    """Score all edges of a model, and choose a circuit.
+
+    Args:
+        lens: the model: any dense family.
+        clean: texts, token ids or a token batch.
+        corrupted: the same number of sequences of the same lengths; only ``resample`` needs them.
+        metric: one number per sequence that reads logits, loss or attention.
+        method: how edges are scored: see ``circuits.scores``; ``exact`` patches every edge, in a small model.
+        ablation: what replaces what an edge carries: see ``circuits.runs``.
+        edges: number of edges of the circuit.
+        choice: ``top`` (largest scores), ``greedy`` (connected) or ``threshold``.
+        threshold: smallest score, with ``threshold``.
+        steps: points of integrated gradients to begin with; a pair's are doubled until its sum is complete.
+        most_steps: points at which doubling ends.
+        tolerance: largest error of a pair's sum, as a share of the mean difference of the metric.
+        neurons: layer -> neurons that are a node of their own.
+        spans: name -> positions; an edge then exists once a span. Below 0 from the last real token.
+        templates: one name per pair; the bootstrap draws pairs within their template.
+        ordinary: positions [pair position] that ``mean_ordinary`` is taken over.
+        bos: BOS condition for texts.
+        seed: of bootstraps, halves and random circuits.
+        progress: show a progress bar.
+
+    Raises:
+        InputError: what cannot be used, and what is needed.
+        ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
+    """
+    lens = as_lens(lens)
+    graph = Graph.of(lens, neurons=neurons, spans=tuple(spans) if spans else ("",))
+    given: dict[str, Any] = {"graph": graph, "metric": metric, "ablation": ablation, "ordinary": ordinary, "bos": bos}
+    runs = Runs.of(lens, clean, corrupted, **given)
+    if spans:
+        runs = replace(runs, masks=span_masks(runs.clean, spans))
+    return found(
+        runs,
+        method=method,
+        edges=edges,
+        choice=choice,
+        threshold=threshold,
+        steps=steps,
+        most_steps=most_steps,
+        tolerance=tolerance,
+        templates=templates,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def found(
+    runs: Runs,
+    *,
+    method: Method = "eap-ig",
+    edges: int = EDGES,
+    choice: Choice = "top",
+    threshold: float = 0.0,
+    steps: int = 5,
+    most_steps: int = 160,
+    tolerance: float = TOLERANCE,
+    templates: Sequence[str] | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Circuit:
+    """The circuit of prepared runs; the arguments are those of ``find``."""
+    if edges < 1:
+        raise InputError(f"edges is {edges}; need at least 1")
+    names = tuple(templates) if templates is not None else ("",) * runs.n_pairs
+    if len(names) != runs.n_pairs:
+        raise InputError(f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each")
+    total = runs.graph.n_edges if method == "exact" else runs.n_pairs
+    unit = "edge" if method == "exact" else "pair"
+    with tqdm(total=total, desc=f"scores ({method})", unit=unit, disable=not progress, leave=False) as bar:
+        if method == "exact":
+            scores = exact_circuit_scores(runs, advance=bar.update)
+        else:
+            limits: dict[str, Any] = {"steps": steps, "most_steps": most_steps, "tolerance": tolerance}
+            scores = score(runs, method=method, **limits, advance=bar.update)
+    mask = pick(runs, scores, choice=choice, n=edges, threshold=threshold)
+    size = int((np.abs(scores.mean) >= threshold).sum()) if choice == "threshold" else edges
+    return Circuit(runs=runs, scores=scores, chosen=mask, choice=choice, size=size, templates=names, seed=seed)
+
+
+def exact_circuit_scores(runs: Runs, *, advance: Callable[[int], object] = lambda edges: None) -> Scores:
+    """The exact score of every edge: for small models."""
+    return Scores(
+        graph=runs.graph,
+        values=exact_scores(runs, range(runs.graph.n_edges), advance=advance).astype(np.float32),
+        method="exact",
+        steps=np.zeros(runs.n_pairs),
+        clean=runs.clean_values.double().numpy(),
+        corrupted=runs.corrupted_values.double().numpy(),
+    )
+
+
+def pick(runs: Runs, scores: Scores, *, choice: Choice, n: int, threshold: float) -> Bool[np.ndarray, " edge"]:
+    """Choose edges by their mean scores, and keep those on a path from the input to the metric."""
+    outputs = outputs_of(runs.metric, scores.graph)
+    mask = chosen(scores.graph, scores.mean, choice=choice, n=n, threshold=threshold, outputs=outputs)
+    return connected(scores.graph, mask, outputs=outputs)
+
+
+def span_masks(tokens: TokenBatch, spans: Mapping[str, Sequence[int]]) -> Bool[Tensor, "span pair position"]:
+    """The positions of each span in each sequence; below 0 from the last real token.
+
+    Raises:
+        InputError: a position that does not exist, or one in two spans.
+    """
+    found = torch.zeros(len(spans), tokens.n_sequences, tokens.n_positions, dtype=torch.bool)
+    rows = torch.arange(tokens.n_sequences)
+    for number, (name, positions) in enumerate(spans.items()):
+        for position in positions:
+            at = tokens.lengths + position if position < 0 else torch.full_like(tokens.lengths, position)
+            if bool((at < 0).any()) or bool((at >= tokens.lengths).any()):
+                raise InputError(f"position {position} of the span {name!r} is outside some sequence")
+            found[number, rows, at] = True
+    if bool((found.sum(0) > 1).any()):
+        raise InputError("a position is in two spans; need each position in one span at most")
+    return found

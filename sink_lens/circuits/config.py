@@ -1,0 +1,154 @@
+"""Configuration of ``circuit``: a frozen record; torch is not imported."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ..configuration import check_choices, check_least, check_most
+from ..data.described import BOS_CONDITIONS
+from ..errors import InputError
+from ..models.bundled import DEFAULT_MODEL
+from ..text import ranges
+
+Method = Literal["eap-ig", "eap", "eap-corrupted", "clean-corrupted", "eap-ig-left", "eap-ig-activations", "exact"]
+METHODS: tuple[Method, ...] = get_args(Method)
+Ablation = Literal["resample", "mean_ordinary", "mean_aligned", "mean_all", "zero"]
+ABLATIONS: tuple[Ablation, ...] = get_args(Ablation)
+Choice = Literal["top", "greedy", "threshold"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
+TASKS = ("ioi", "greater-than", "agreement", "capitals", "induction")
+"""Tasks with pairs of prompts that are ready."""
+METRICS = ("logit_difference", "sink_mass", "loss")
+SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""MIB's shares of all edges."""
+EDGES = 200
+TOLERANCE = 0.01
+MOST_PAIRS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitConfig:
+    """Task, metric, scores and evaluation of a circuit."""
+
+    model: str = field(default=DEFAULT_MODEL, metadata={"positional": True})
+    """The default model's name, a folder written by save_pretrained, a .gguf file or a hub name."""
+    task: str = field(default="ioi", metadata={"choices": (*TASKS, "text", "file")})
+    """What the model does: a task with pairs of prompts, text (prose, no corrupted prompts), or a file of pairs."""
+    pairs_file: str | None = field(default=None, metadata={"metavar": "FILE"})
+    """With the task file: JSON lines with clean, corrupted, correct, incorrect."""
+    pairs: int = 128
+    """Number of pairs; of sequences, with the task text."""
+    length: int = 64
+    """With the task text: tokens of a sequence."""
+    metric: str | None = field(default=None, metadata={"choices": METRICS})
+    """What the circuit explains. Default: logit_difference; sink_mass with the task text."""
+    sink_position: int = 0
+    """Position that sink_mass is read at."""
+    metric_layers: tuple[int, ...] | None = field(default=None, metadata={"written": "ranges"})
+    """Layers that sink_mass is read in. Default: all."""
+    method: str = field(default="eap-ig", metadata={"choices": METHODS})
+    """How edges are scored: by gradients at several points, or each by a real patch (exact; small models)."""
+    ablation: str | None = field(default=None, metadata={"choices": ABLATIONS})
+    """What replaces what an edge carries. Default: resample; mean_ordinary with the task text."""
+    steps: int = 5
+    """Points of integrated gradients to begin with; doubled for a pair until its sum is complete."""
+    most_steps: int = 160
+    """Points at which doubling ends."""
+    tolerance: float = TOLERANCE
+    """Largest error of a pair's sum, as a share of the mean difference of the metric."""
+    edges: int = EDGES
+    """Edges of the circuit."""
+    choice: str = field(default="top", metadata={"choices": CHOICES})
+    """Largest scores, a connected set grown from the output, or all scores above a threshold."""
+    threshold: float = 0.0
+    """With threshold: smallest score."""
+    neurons: tuple[str, ...] = field(default=(), metadata={"metavar": "LAYER:N,N"})
+    """Neurons of a layer that are a node of their own, as 2:15,870; repeat for more layers."""
+    spans: tuple[str, ...] = field(default=(), metadata={"metavar": "NAME=N-N", "written": "pairs", "option": "span"})
+    """A span of positions that has edges of its own, as sink=0; below 0 from the last token. Default: all summed."""
+    sizes: tuple[float, ...] = field(default=SIZES, metadata={"written": "commas"})
+    """Shares of all edges that the curve judges."""
+    nodes: bool = True
+    """Also judge circuits of whole nodes."""
+    random: int = 3
+    """Random circuits of the same size and depth beside each size."""
+    check: int = 20
+    """Edges whose score is compared with a real patch; 0 for none."""
+    check_pairs: int = 8
+    """Pairs of that comparison."""
+    core: bool = False
+    """Score the edges with other ablations too, and say which are in every circuit (takes its own time)."""
+    save: tuple[str, ...] = field(default=(), metadata={"metavar": "FILE"})
+    """Also write the circuit as FILE: .json (EAP-IG), .pt, .graph.json (Neuronpedia), .dot, .svg, .png, .pdf, .parquet,
+    or a folder (MIB); repeat for several."""
+    bos: str = field(default="auto", metadata={"choices": BOS_CONDITIONS})
+    """The first token, as in trace."""
+    seed: int = 0
+    """Seed of the pairs, halves, bootstraps and random circuits."""
+    device: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """cpu, cuda, cuda:1, mps. Default: the first GPU, else the CPU."""
+    dtype: str | None = field(default=None, metadata={"metavar": "NAME"})
+    """float32, bfloat16, float16 or float64. Default: float32."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run.
+
+        Raises:
+            InputError: which value, and what is needed.
+        """
+        check_choices(self)
+        check_least(self, 1, "steps", "most_steps", "edges", "check_pairs")
+        check_least(self, 2, "pairs", "length")
+        check_least(self, 0, "random", "check", "threshold", "sink_position")
+        check_most(self, MOST_PAIRS, "pairs")
+        if not 0 < self.tolerance < 1:
+            raise InputError(f"tolerance is {self.tolerance}; need a share between 0 and 1")
+        if not self.sizes or min(self.sizes) <= 0 or max(self.sizes) > 1:
+            raise InputError(f"sizes are {list(self.sizes)}; need shares of all edges, above 0 and at most 1")
+        if (self.pairs_file is not None) != (self.task == "file"):
+            raise InputError("the task file and a pairs_file belong together; give both or neither")
+        if self.task == "text" and self.reads == "logit_difference":
+            raise InputError("text has no right and wrong answer; need metric sink_mass or loss, or another task")
+        if self.task == "text" and self.replaced_by == "resample":
+            raise InputError(
+                "text has no corrupted prompts; need ablation mean_ordinary, mean_aligned, mean_all or zero"
+            )
+        self.neurons_by_layer  # noqa: B018 refuses one that cannot be read
+        self.positions_by_span  # noqa: B018
+
+    @property
+    def reads(self) -> str:
+        """The metric."""
+        return self.metric or ("sink_mass" if self.task == "text" else "logit_difference")
+
+    @property
+    def replaced_by(self) -> str:
+        """The ablation."""
+        return self.ablation or ("mean_ordinary" if self.task == "text" else "resample")
+
+    @property
+    def neurons_by_layer(self) -> dict[int, tuple[int, ...]]:
+        """Layer -> neurons that are a node of their own."""
+        found: dict[int, tuple[int, ...]] = {}
+        for one in self.neurons:
+            layer, colon, numbers = one.partition(":")
+            if not colon or not layer.strip().isdigit():
+                raise InputError(f"neurons {one!r}; need LAYER:N,N, such as 2:15,870")
+            found[int(layer)] = tuple(ranges(numbers, name="neurons"))
+        return found
+
+    @property
+    def positions_by_span(self) -> dict[str, tuple[int, ...]]:
+        """Span -> positions."""
+        found: dict[str, tuple[int, ...]] = {}
+        for one in self.spans:
+            name, equals, numbers = one.partition("=")
+            if not equals or not name.strip():
+                raise InputError(f"span {one!r}; need NAME=POSITIONS, such as sink=0")
+            last = numbers.strip().startswith("-")
+            found[name.strip()] = (int(numbers),) if last else tuple(ranges(numbers, name="span"))
+        return found
+
+
+def without_files(settings: dict[str, Any]) -> dict[str, Any]:
+    """The configuration as a run records it: where copies of the circuit go is no part of the question."""
+    return {name: value for name, value in settings.items() if name != "save"}

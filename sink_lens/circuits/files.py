@@ -1,0 +1,334 @@
+"""Files of circuits, by their ending.
+
+- ``.json``: EAP-IG's format, all edges with score and whether they are in the circuit; ``.graph.json``: Neuronpedia's
+  attribution graph of the circuit's edges; ``.pt``: EAP-IG's tensors, read with ``weights_only=True``.
+- ``.dot``: Graphviz; ``.svg``, ``.png``, ``.pdf``: the picture; ``.parquet``: every edge, one row each.
+- a folder (no ending), such as ``ioi_gpt2``: what MIB takes as a submission, ``importances.json`` inside.
+
+EAP-IG has a key and a value for every query head. A key-value head that several heads share is written as one edge for
+each of them, with equal parts of the score, and read back as their sum. Spans of positions are summed; a set of neurons
+is written as a part of its MLP.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+
+from ..errors import InputError
+from ..records import display
+from ..text import visible
+from .graph import Graph
+
+if TYPE_CHECKING:
+    from .circuit import Circuit
+
+ENDINGS = (".json", ".graph.json", ".pt", ".dot", ".svg", ".png", ".pdf", ".parquet")
+_COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCircuit:
+    """A circuit as a file holds it: mean scores and the chosen edges."""
+
+    graph: Graph
+    scores: Float[np.ndarray, " edge"]
+    chosen: Bool[np.ndarray, " edge"]
+
+
+def save(circuit: "Circuit", path: str | Path) -> Path:
+    """Write a circuit; the ending of the path says which file it is, and a path without one is a MIB folder.
+
+    Raises:
+        InputError: another ending, or a graph that the format cannot hold.
+    """
+    path = Path(path)
+    name = path.name.lower()
+    if not path.suffix:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "importances.json").write_text(eap_ig_json(circuit.graph, circuit.scores.mean, circuit.chosen), "utf-8")
+        return path
+    if not name.endswith(ENDINGS):
+        raise InputError(f"{path} has an ending that is not known; need one of {', '.join(ENDINGS)}, or a folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith(".graph.json"):
+        path.write_text(json.dumps(neuronpedia_graph(circuit), ensure_ascii=False), "utf-8")
+    elif path.suffix == ".json":
+        path.write_text(eap_ig_json(circuit.graph, circuit.scores.mean, circuit.chosen), "utf-8")
+    elif path.suffix == ".pt":
+        torch.save(eap_ig_tensors(circuit.graph, circuit.scores.mean, circuit.chosen), path)
+    elif path.suffix == ".dot":
+        path.write_text(dot(circuit.edges), "utf-8")
+    elif path.suffix == ".parquet":
+        every_edge(circuit).to_parquet(path, index=False)
+    elif path.suffix == ".pdf":
+        circuit.draw().savefig(path, format="pdf", metadata={"CreationDate": None})
+    else:
+        path.write_bytes(display.image(circuit.draw(), "svg" if path.suffix == ".svg" else "png"))
+    return path
+
+
+def read(path: str | Path, *, n_kv_heads: int | None = None) -> SavedCircuit:
+    """Read a circuit of EAP-IG's JSON or tensors, or of a MIB folder with one file of importances.
+
+    Args:
+        path: the file or the folder.
+        n_kv_heads: key-value heads of the model; edges of heads that share one are summed. Default: what a file of ours
+            says, else one for each head.
+
+    Raises:
+        InputError: the file is none of these, or names edges that its graph lacks.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = [one for one in (path / "importances.json", path / "importances.pt") if one.is_file()]
+        if not found:
+            raise InputError(f"{path} has neither importances.json nor importances.pt; need a MIB folder of one file")
+        path = found[0]
+    try:
+        if path.suffix == ".pt":
+            return _of_tensors(torch.load(path, weights_only=True, map_location="cpu"), n_kv_heads)
+        return _of_json(json.loads(path.read_text("utf-8")), n_kv_heads)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError) as error:
+        raise InputError(
+            f"{path} cannot be read as a circuit ({visible(f'{type(error).__name__}: {error}', limit=200)}); need "
+            "EAP-IG's JSON or .pt"
+        ) from None
+
+
+def every_edge(circuit: "Circuit") -> pd.DataFrame:
+    """All edges in the order of their numbers, with score, standard error over pairs and inclusion."""
+    spans, writers, readers = circuit.graph.ends
+    values = circuit.scores.values
+    error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.full(values.shape[1], np.nan)
+    return pd.DataFrame(
+        {
+            "edge": circuit.graph.names.astype(str),
+            "writer": [circuit.graph.writers[one].name for one in writers],
+            "reader": [circuit.graph.readers[one].name for one in readers],
+            "span": [circuit.graph.spans[one] for one in spans],
+            "score": circuit.scores.mean.astype(float),
+            "standard_error": error.astype(float),
+            "inclusion": circuit.inclusion,
+            "in_circuit": circuit.chosen,
+        }
+    )
+
+
+def _plain(graph: Graph) -> Graph:
+    """The graph that EAP-IG knows: one span, whole MLPs, a key and a value for every head."""
+    if graph.gated:
+        raise InputError("the gate of a head's output is a reader that EAP-IG's format has not; save as parquet or dot")
+    return replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
+
+
+def _spread(
+    graph: Graph, values: Float[np.ndarray, " edge"], chosen: Bool[np.ndarray, " edge"]
+) -> tuple[Graph, np.ndarray, np.ndarray]:
+    """Scores and choice for EAP-IG's graph."""
+    plain = _plain(graph)
+    writers = {one.name: index for index, one in enumerate(plain.writers)}
+    readers = {one.name: index for index, one in enumerate(plain.readers)}
+    to_writer = np.array([writers[one.name.removesuffix(".n")] for one in graph.writers])
+    to_readers = []
+    for one in graph.readers:
+        if one.kind in ("k", "v"):
+            own = range(one.head * graph.group, (one.head + 1) * graph.group)
+            to_readers.append([readers[f"a{one.layer}.h{head}<{one.kind}>"] for head in own])
+        else:
+            to_readers.append([readers[one.name.removesuffix(".n")]])
+    shape = (len(plain.writers), len(plain.readers))
+    scores, kept = np.zeros(shape), np.zeros(shape, dtype=bool)
+    _, first, second = graph.ends
+    for part in range(graph.group):
+        several = np.array([len(some) > part for some in to_readers])[second]
+        targets = np.array([some[min(part, len(some) - 1)] for some in to_readers])[second]
+        share = np.array([1 / len(some) for some in to_readers])[second]
+        np.add.at(scores, (to_writer[first[several]], targets[several]), (values * share)[several])
+        np.logical_or.at(kept, (to_writer[first[several]], targets[several]), chosen[several])
+    _, first, second = plain.ends
+    return plain, scores[first, second], kept[first, second]
+
+
+def _cfg(graph: Graph) -> dict[str, Any]:
+    sizes = {"n_layers": graph.n_layers, "n_heads": graph.n_heads, "d_model": graph.d_model}
+    return sizes | {"parallel_attn_mlp": graph.parallel}
+
+
+def eap_ig_json(graph: Graph, values: Float[np.ndarray, " edge"], chosen: Bool[np.ndarray, " edge"]) -> str:
+    """A circuit in EAP-IG's JSON, with the number of key-value heads beside it."""
+    plain, scores, kept = _spread(graph, values, chosen)
+    used = _used(plain, kept)
+    edges = {
+        str(name): {"score": float(score), "in_graph": bool(inside)}
+        for name, score, inside in zip(plain.names, scores, kept, strict=True)
+    }
+    nodes = {name: {"in_graph": bool(inside)} for name, inside in used.items()}
+    own = {"n_kv_heads": graph.n_kv_heads, "written_by": "sink_lens"}
+    return json.dumps({"cfg": _cfg(graph), "nodes": nodes, "edges": edges, "sink_lens": own})
+
+
+def _used(plain: Graph, kept: Bool[np.ndarray, " edge"]) -> dict[str, bool]:
+    """Every node of EAP-IG's graph, and whether an edge of the circuit begins there, or ends at the logits."""
+    _, first, second = plain.ends
+    out = np.bincount(first[kept], minlength=len(plain.writers)) > 0
+    found = {writer.name: bool(inside) for writer, inside in zip(plain.writers, out, strict=True)}
+    return found | {"logits": bool((second[kept] == len(plain.readers) - 1).any())}
+
+
+def eap_ig_tensors(
+    graph: Graph, values: Float[np.ndarray, " edge"], chosen: Bool[np.ndarray, " edge"]
+) -> dict[str, Any]:
+    """A circuit as EAP-IG's tensors; what is no edge has the score 0 and is not in the circuit."""
+    plain, scores, kept = _spread(graph, values, chosen)
+    used = _used(plain, kept)
+    matrix, mask = plain.matrix(scores)[0], plain.matrix(kept)[0]
+    return {
+        "cfg": _cfg(graph),
+        "src_nodes": [writer.name for writer in plain.writers],
+        "dst_nodes": [reader.name for reader in plain.readers],
+        "edges_scores": torch.from_numpy(matrix.astype(np.float32)),
+        "edges_in_graph": torch.from_numpy(mask.astype(bool)),
+        "nodes_in_graph": torch.tensor([used[writer.name] for writer in plain.writers]),
+        "n_kv_heads": graph.n_kv_heads,
+    }
+
+
+def _gathered(cfg: Mapping[str, Any], n_kv_heads: int | None, scores: np.ndarray, kept: np.ndarray) -> SavedCircuit:
+    """A circuit with shared key-value heads from one with a key and a value for every head."""
+    n_heads = int(cfg["n_heads"])
+    n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+    if n_kv_heads < 1 or n_heads % n_kv_heads:
+        raise ValueError(f"{n_kv_heads} key-value heads for {n_heads} heads")
+    sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
+    graph = Graph(**sizes, n_kv_heads=n_kv_heads, parallel=bool(cfg.get("parallel_attn_mlp", False)))
+    plain = _plain(graph)
+    rows = {reader.name: index for index, reader in enumerate(graph.readers)}
+    word = "h" if graph.group == 1 else "kv"
+    to_reader = np.array(
+        [
+            rows[f"a{one.layer}.{word}{one.head // graph.group}<{one.kind}>" if one.kind in ("k", "v") else one.name]
+            for one in plain.readers
+        ]
+    )
+    shape = (len(graph.writers), len(graph.readers))
+    total, inside = np.zeros(shape), np.zeros(shape, dtype=bool)
+    _, first, second = plain.ends
+    np.add.at(total, (first, to_reader[second]), scores)
+    np.logical_or.at(inside, (first, to_reader[second]), kept)
+    _, first, second = graph.ends
+    return SavedCircuit(graph=graph, scores=total[first, second], chosen=inside[first, second])
+
+
+def _of_json(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
+    cfg, edges = held["cfg"], held["edges"]
+    sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
+    plain = Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
+    unknown = [name for name in edges if name not in plain.index]
+    if unknown:
+        raise ValueError(f"{len(unknown)} edges are not in its graph, such as {unknown[0]!r}")
+    scores, kept = np.zeros(plain.n_edges), np.zeros(plain.n_edges, dtype=bool)
+    for name, edge in edges.items():
+        at = plain.index[name]
+        scores[at], kept[at] = float(edge["score"]), bool(edge["in_graph"])
+    own = held.get("sink_lens", {}).get("n_kv_heads")
+    return _gathered(cfg, own if n_kv_heads is None else n_kv_heads, scores, kept)
+
+
+def _of_tensors(held: Mapping[str, Any], n_kv_heads: int | None) -> SavedCircuit:
+    cfg = held["cfg"]
+    sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
+    plain = Graph(**sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False)))
+    scores, kept = held["edges_scores"].double().numpy(), held["edges_in_graph"].bool().numpy()
+    if scores.shape != (len(plain.writers), len(plain.readers)) or kept.shape != scores.shape:
+        raise ValueError(f"scores of the shape {scores.shape}; its graph has {len(plain.writers)} writers")
+    _, first, second = plain.ends
+    own = held.get("n_kv_heads")
+    return _gathered(cfg, own if n_kv_heads is None else n_kv_heads, scores[first, second], kept[first, second])
+
+
+def dot(edges: pd.DataFrame) -> str:
+    """The edges as Graphviz: queries purple, keys green, values blue, all that lower the metric dashed in red."""
+    lines = ["digraph circuit {", "  rankdir=BT; node [shape=box, style=rounded, fontname=Helvetica];"]
+    largest = float(np.abs(edges["score"].to_numpy(float)).max()) if len(edges) else 1.0
+    for row in edges.to_dict("records"):
+        node, _, kind = str(row["reader"]).partition("<")
+        score = float(row["score"])
+        colour = "#c0392b" if score < 0 else _COLOURS.get(kind.rstrip(">"), "#555555")
+        width = 0.5 + 4.5 * abs(score) / (largest or 1.0)
+        style = ", style=dashed" if score < 0 else ""
+        tip = f"{row['edge']}: {score:.4g}"
+        lines.append(
+            f'  "{row["writer"]}" -> "{node}" [color="{colour}", penwidth={width:.2f}{style}, tooltip="{tip}"];'
+        )
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def neuronpedia_graph(circuit: "Circuit") -> dict[str, Any]:
+    """The circuit as an attribution graph that Neuronpedia shows.
+
+    Its nodes are the input, heads, MLPs and the logits. They have no feature of a dictionary; positions are summed, so
+    all stand at the last token of the first prompt. The weight of a link is the sum of the scores into q, k and v; a
+    node's influence is the share of the circuit's magnitude that its edges carry.
+    """
+    lens, graph = circuit.runs.lens, circuit.graph
+    tokens = circuit.runs.clean.tokens[0, : int(circuit.runs.clean.lengths[0])].tolist()
+    texts = [str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in tokens]
+    frame = circuit.edges
+    links: dict[tuple[str, str], float] = {}
+    sizes: dict[str, float] = {"input": 0.0, "logits": 0.0}
+    for row in frame.to_dict("records"):
+        score = float(row["score"])
+        kind = str(row["reader"]).partition("<")[0]
+        heads = [kind]
+        if ".kv" in kind:
+            layer, _, head = kind.partition(".kv")
+            heads = [f"{layer}.h{int(head) * graph.group + offset}" for offset in range(graph.group)]
+        for node in heads:
+            key = (str(row["writer"]), node)
+            links[key] = links.get(key, 0.0) + score / len(heads)
+            for one in key:
+                sizes[one] = sizes.get(one, 0.0) + abs(score) / len(heads)
+    total = sum(sizes.values()) or 1.0
+    last = len(tokens) - 1
+    nodes = []
+    for name, size in sizes.items():
+        stage = {"input": "E", "logits": str(graph.n_layers)}.get(name, name[1:].partition(".")[0])
+        kind = {"i": "embedding", "l": "logit", "a": "attention head", "m": "mlp"}[name[0]]
+        nodes.append(
+            {
+                "node_id": name,
+                "feature": None,
+                "layer": stage,
+                "ctx_idx": last,
+                "feature_type": kind,
+                "jsNodeId": f"{name}-{last}",
+                "clerp": name,
+                "influence": size / total,
+                "activation": None,
+            }
+        )
+    slug = f"{circuit.runs.metric.name}-{lens.name}".lower().replace(" ", "-").replace("/", "-")
+    return {
+        "metadata": {
+            "slug": slug,
+            "scan": lens.name,
+            "prompt_tokens": texts,
+            "prompt": "".join(texts),
+            "info": {
+                "description": f"{circuit!r}; scores of {circuit.scores.method}, mean over pairs, positions summed",
+                "generator": {"name": "sink_lens"},
+            },
+            "generation_settings": {"method": circuit.scores.method, "ablation": circuit.runs.ablation},
+            "pruning_settings": {"edges": circuit.n_edges},
+        },
+        "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
+        "nodes": nodes,
+        "links": [{"source": one, "target": other, "weight": weight} for (one, other), weight in links.items()],
+    }

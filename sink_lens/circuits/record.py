@@ -1,0 +1,436 @@
+"""``run``: a circuit as a kind of run. Pairs, scores, the circuit, its curve and error bars go into one run folder.
+
+Scores are written in parts of 32 pairs, and each table when it is made: a run that was killed goes on from there.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+from safetensors.numpy import load_file
+from tqdm.auto import tqdm
+
+from ..configuration import with_fields
+from ..data.corpora import bundled_text
+from ..data.tokens import TokenBatch, from_text
+from ..edits import metrics
+from ..edits.metrics import Metric
+from ..engine.cost import duration, size
+from ..errors import InputError
+from ..models.inputs import default_folder, model_of, provenance_of
+from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
+from ..records import PAGE_FILE, RunWriter, create_run, display, read_run
+from ..stats import interval
+from .circuit import Circuit, exact_circuit_scores, pick, span_masks
+from .config import Ablation, Choice, CircuitConfig, Method, without_files
+from .files import every_edge
+from .graph import Graph
+from .runs import Runs
+from .scores import Scores, score
+from .tasks import Task, task_of
+
+FILES = ("pairs", "nodes", "edges", "circuit", "completeness", "curve", "areas", "summary")
+"""What a finished run holds; with a check ``check``, with core ``core``."""
+_PART = 32
+_CORE = ("resample", "mean_ordinary", "mean_aligned", "mean_all")
+"""Ablations that the core is taken over; the first only with corrupted prompts. Zero is none of them: a norm does not
+see how long the stream is, so that to first order the embedding's edges into layer 0 are worth nothing against zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitRun:
+    """A finished run; everything in it also lies in its run folder."""
+
+    folder: Path
+    circuit: Circuit
+    tables: dict[str, pd.DataFrame]
+    sentences: tuple[str, ...]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The edges of the circuit."""
+        return self.tables["circuit"]
+
+    @property
+    def report_path(self) -> Path:
+        """Path of the page; it exists once it is drawn."""
+        return self.folder / PAGE_FILE
+
+    def report(self) -> Path:
+        """Draw the page again from the run folder; its path."""
+        return display.page(self.folder)
+
+    def _repr_html_(self) -> str:
+        return display.html(self.sentences, self.circuit.draw(most=40), self.frame.head(12), folder=self.folder)
+
+
+def run(
+    model: CircuitConfig | ModelLike | None = None,
+    *,
+    config: CircuitConfig | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    report: bool = True,
+    progress: bool = False,
+    **fields: Any,
+) -> CircuitRun:
+    """Find the circuit of a task, judge it and write a run folder.
+
+    Args:
+        model: the model, or a configuration that names it.
+        config: the configuration; the default one if None.
+        out: the run folder; a new one in ``runs`` if None. An unfinished run of the same question is continued.
+        overwrite: replace the run that the folder holds.
+        report: draw the page.
+        progress: show progress bars.
+        **fields: fields of ``CircuitConfig``, such as ``task="ioi"``; they win over those of the configuration.
+
+    Raises:
+        InputError: what cannot be used; a task that the model does not do; a metric that does not tell the clean from
+            the replaced runs.
+        ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
+    """
+    if isinstance(model, CircuitConfig):
+        config, model = model, None
+    asked = with_fields(CircuitConfig, config, fields, where="circuit")
+    lens = model_of(cast("Any", _Described(asked))) if model is None else as_lens(cast("ModelLike", model))
+    asked = replace(asked, model=lens.name)
+    Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses what has no circuit, before anything is written
+    task = _task(lens, asked)
+    folder = default_folder(lens.name) if out is None else Path(out)
+    provenance = provenance_of(lens, task.clean, kernel="eager") | {
+        "corrupted_sha256": None if asked.task == "text" else task.corrupted.hash,
+        "seeds": {"pairs": asked.seed},
+    }
+    settings = without_files(asdict(asked))
+    with create_run(
+        folder, kind="circuit", config=settings, provenance=provenance, expects=FILES, overwrite=overwrite
+    ) as writer:
+        circuit, sentences = _written(lens, task, config=asked, writer=writer, progress=progress)
+        for path in asked.save:
+            circuit.save(path)
+    if report:
+        display.page(folder)
+    held = read_run(folder)
+    tables = {name: held.tables[name] for name in (*FILES, "check", "core") if name in held.tables}
+    return CircuitRun(folder=folder, circuit=circuit, tables=tables, sentences=sentences)
+
+
+@dataclass(frozen=True)
+class _Described:
+    """The fields of a configuration by which a model is loaded."""
+
+    config: CircuitConfig
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.config, name)
+
+
+def _task(lens: LensModel, config: CircuitConfig) -> Task:
+    if config.task != "text":
+        generator = np.random.default_rng([config.seed, 0])
+        return task_of(
+            lens, config.task, pairs=config.pairs, generator=generator, file=config.pairs_file, bos=config.bos
+        )
+    if lens.tokenizer is None:
+        raise InputError(f"{lens.name} has no tokenizer; need one to read text, or a task 'file' of token ids")
+    lengths: dict[str, Any] = {"sequences": config.pairs, "length": config.length, "bos": config.bos}
+    tokens = from_text(bundled_text(), lens.tokenizer, name="moby_dick", **lengths)
+    return Task(
+        name="text",
+        clean=tokens,
+        corrupted=tokens,
+        correct=(),
+        incorrect=(),
+        templates=("",) * tokens.n_sequences,
+        n_tried=tokens.n_sequences,
+        n_answered=tokens.n_sequences,
+    )
+
+
+def metric_of(task: Task, config: CircuitConfig) -> Metric:
+    """The metric that a configuration names."""
+    match config.reads:
+        case "sink_mass":
+            return metrics.sink_mass(config.sink_position, layers=config.metric_layers)
+        case "loss":
+            return metrics.loss()
+    return task.metric
+
+
+def _runs(lens: LensModel, task: Task, *, config: CircuitConfig, ablation: str) -> Runs:
+    spans = config.positions_by_span
+    graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(spans) or ("",))
+    corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
+    ordinary = task.clean.valid.clone()
+    ordinary[:, : config.sink_position + 1] = False
+    found = Runs.of(
+        lens,
+        task.clean,
+        corrupted,
+        graph=graph,
+        metric=metric_of(task, config),
+        ablation=cast("Ablation", ablation),
+        ordinary=ordinary,
+    )
+    return replace(found, masks=span_masks(found.clean, spans)) if spans else found
+
+
+def _written(
+    lens: LensModel, task: Task, *, config: CircuitConfig, writer: RunWriter, progress: bool
+) -> tuple[Circuit, tuple[str, ...]]:
+    runs = _runs(lens, task, config=config, ablation=config.replaced_by)
+    _check_gap(runs, seed=config.seed)
+    scores = _scores(runs, config=config, writer=writer, name="scores", progress=progress)
+    circuit = _circuit(runs, scores, task=task, config=config)
+    if not circuit.n_edges:
+        raise InputError("no edge was chosen that lies on a path from the input to the metric; need more edges")
+    writer.write_table("pairs", _pairs(lens, task, runs))
+    writer.write_table("nodes", circuit.nodes)
+    if not writer.has("edges"):
+        writer.write_table("edges", every_edge(circuit))
+    writer.write_table("circuit", circuit.edges)
+    completeness = scores.completeness
+    writer.write_table("completeness", completeness)
+    if writer.has("curve"):
+        curve_frame, areas = (pd.read_parquet(writer.folder / f"{name}.parquet") for name in ("curve", "areas"))
+        judged = json.loads((writer.folder / "judged.json").read_text("utf-8"))
+    else:
+        found = circuit.evaluate(config.sizes, random=config.random, nodes=config.nodes, progress=progress)
+        curve_frame, areas = found.frame, found.areas
+        judged = {
+            "n_chosen": found.n_chosen,
+            "n_judged": found.n_judged,
+            "gap": asdict_interval(found.gap),
+            "defined": found.defined,
+        }
+        writer.write_text("judged.json", json.dumps(judged))
+        writer.write_table("areas", areas)
+        writer.write_table("curve", curve_frame)
+    sentences = [task.sentence] if config.task != "text" else []
+    check = None
+    if config.check:
+        if writer.has("check"):
+            check = pd.read_parquet(writer.folder / "check.parquet")
+        else:
+            made = circuit.check(edges=config.check, pairs=config.check_pairs, progress=progress)
+            check = made.frame
+            writer.write_table("check", check)
+    core = _core(lens, task, circuit, config=config, writer=writer, progress=progress) if config.core else None
+    summary = _summary(circuit, completeness, areas, curve_frame, judged, check, core)
+    writer.write_csv("summary", summary)
+    return circuit, (*sentences, *told(summary))
+
+
+def asdict_interval(found: Any) -> dict[str, float]:
+    """An interval as plain numbers."""
+    return {"estimate": found.estimate, "low": found.low, "high": found.high}
+
+
+def _check_gap(runs: Runs, *, seed: int) -> None:
+    """Refuse runs whose clean and replaced metrics are not told apart.
+
+    Raises:
+        InputError: the interval of their difference covers 0.
+    """
+    gap = interval(runs.gap.double().numpy(), generator=np.random.default_rng([seed, 6]))
+    if runs.ablation == "resample" and not (gap.low > 0 or gap.high < 0):
+        raise InputError(
+            f"{runs.metric.name} differs by {gap.estimate:.3g} [{gap.low:.3g}, {gap.high:.3g}] between clean and "
+            "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "
+            "corrupted prompt changes the metric"
+        )
+
+
+def _scores(runs: Runs, *, config: CircuitConfig, writer: RunWriter, name: str, progress: bool) -> Scores:
+    """The scores, in parts that are read back where they are finished."""
+    scale = abs(float(runs.gap.double().mean()))
+    values = np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32)
+    steps = np.zeros(runs.n_pairs)
+    method = cast("Method", config.method)
+    with tqdm(total=runs.n_pairs, desc=name, unit="pair", disable=not progress, leave=False) as bar:
+        for start in range(0, runs.n_pairs, _PART):
+            rows = range(start, min(start + _PART, runs.n_pairs))
+            part = f"{name}-{start // _PART:03d}"
+            if writer.has(part):
+                held = load_file(writer.folder / f"{part}.safetensors")
+                values[rows], steps[rows] = held["scores"], held["steps"]
+                bar.update(len(rows))
+                continue
+            some = runs.some(rows)
+            if method == "exact":
+                one = exact_circuit_scores(some)
+                bar.update(len(rows))
+            else:
+                limits: dict[str, Any] = {"steps": config.steps, "most_steps": config.most_steps}
+                limits |= {"tolerance": config.tolerance, "scale": scale}
+                one = score(some, method=method, **limits, advance=bar.update)
+            values[rows], steps[rows] = one.values, one.steps
+            writer.write_tensors(part, {"scores": one.values, "steps": one.steps})
+    return Scores(
+        graph=runs.graph,
+        values=values,
+        method=method,
+        steps=steps,
+        clean=runs.clean_values.double().numpy(),
+        corrupted=runs.corrupted_values.double().numpy(),
+    )
+
+
+def _circuit(runs: Runs, scores: Scores, *, task: Task, config: CircuitConfig) -> Circuit:
+    choice = cast("Choice", config.choice)
+    mask = pick(runs, scores, choice=choice, n=config.edges, threshold=config.threshold)
+    return Circuit(
+        runs=runs,
+        scores=scores,
+        chosen=mask,
+        choice=choice,
+        size=size_of(scores, config),
+        templates=task.templates,
+        seed=config.seed,
+    )
+
+
+def size_of(scores: Scores, config: CircuitConfig) -> int:
+    """Edges that were asked for, before those that lead nowhere are dropped."""
+    return int((np.abs(scores.mean) >= config.threshold).sum()) if config.choice == "threshold" else config.edges
+
+
+def _pairs(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
+    def text(batch: TokenBatch, row: int) -> str:
+        ids = batch.tokens[row, : int(batch.lengths[row])].tolist()
+        return str(lens.tokenizer.decode(ids)) if lens.tokenizer is not None else " ".join(map(str, ids))
+
+    def answer(ids: tuple[int, ...], row: int) -> str:
+        if not ids or lens.tokenizer is None:
+            return str(ids[row]) if ids else ""
+        return str(lens.tokenizer.decode([ids[row]]))
+
+    rows = range(runs.n_pairs)
+    return pd.DataFrame(
+        {
+            "pair": list(rows),
+            "template": list(task.templates),
+            "clean": [text(task.clean, row) for row in rows],
+            "corrupted": ["" if runs.corrupted is None else text(task.corrupted, row) for row in rows],
+            "correct": [answer(task.correct, row) for row in rows],
+            "incorrect": [answer(task.incorrect, row) for row in rows],
+            "clean_value": runs.clean_values.double().numpy(),
+            "corrupted_value": runs.corrupted_values.double().numpy(),
+        }
+    )
+
+
+def _core(
+    lens: LensModel, task: Task, circuit: Circuit, *, config: CircuitConfig, writer: RunWriter, progress: bool
+) -> pd.DataFrame:
+    """The edges that are in the circuit under every ablation and template."""
+    if writer.has("core"):
+        return pd.read_parquet(writer.folder / "core.parquet")
+    others: dict[str, Circuit] = {}
+    for ablation in _CORE:
+        if ablation == config.replaced_by or (ablation == "resample" and config.task == "text"):
+            continue
+        runs = _runs(lens, task, config=config, ablation=ablation)
+        scores = _scores(runs, config=config, writer=writer, name=f"scores-{ablation}", progress=progress)
+        others[ablation] = _circuit(runs, scores, task=task, config=config)
+    core, contingent = circuit.core(others)
+    either = np.flatnonzero(core | contingent)
+    frame = pd.DataFrame({"edge": circuit.graph.names[either], "core": core[either]})
+    frame["score"] = circuit.scores.mean[either].astype(float)
+    frame["inclusion"] = circuit.inclusion[either]
+    for name, other in others.items():
+        frame[f"inclusion_{name}"] = other.inclusion[either]
+    order = np.lexsort((-frame["score"].abs().to_numpy(), ~frame["core"].to_numpy(bool)))
+    frame = frame.iloc[order].reset_index(drop=True)
+    writer.write_table("core", frame)
+    return frame
+
+
+def _summary(
+    circuit: Circuit,
+    completeness: pd.DataFrame,
+    areas: pd.DataFrame,
+    curve: pd.DataFrame,
+    judged: Mapping[str, Any],
+    check: pd.DataFrame | None,
+    core: pd.DataFrame | None,
+) -> pd.DataFrame:
+    by = areas.loc[areas["by"].eq("edges")].to_dict("records")[0]
+    errors = completeness["error"].abs().to_numpy(float)
+    reached = curve.loc[curve["by"].eq("edges") & curve["faithfulness"].ge(0.8), "share"].to_numpy(float)
+    row: dict[str, Any] = {
+        "metric": circuit.runs.metric.name,
+        "method": circuit.scores.method,
+        "ablation": circuit.runs.ablation,
+        "pairs": circuit.runs.n_pairs,
+        "edges": circuit.n_edges,
+        "all_edges": circuit.graph.n_edges,
+        "clean": float(circuit.scores.clean.mean()),
+        "corrupted": float(circuit.scores.corrupted.mean()),
+        "gap": judged["gap"]["estimate"],
+        "gap_low": judged["gap"]["low"],
+        "gap_high": judged["gap"]["high"],
+        "completeness": circuit.scores.complete,
+        "completeness_error_median": float(np.median(errors)),
+        "completeness_error_largest": float(errors.max()),
+        "steps_mean": float(completeness["steps"].to_numpy(float).mean()),
+        "cpr": float(by["cpr"]),
+        "cmd": float(by["cmd"]),
+        "cpr_log": float(by["cpr_log"]),
+        "cmd_log": float(by["cmd_log"]),
+        "share_at_80": reached.min() if len(reached) else np.nan,
+        "jaccard_halves": circuit.jaccard,
+        "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
+        "rank_correlation": np.nan,
+        "missed": np.nan,
+        "core_edges": -1 if core is None else int(core["core"].to_numpy(bool).sum()),
+        "contingent_edges": -1 if core is None else int((~core["core"].to_numpy(bool)).sum()),
+    }
+    if check is not None:
+        from .circuit import Check
+
+        made = Check(frame=check, n_pairs=0)
+        row |= {"rank_correlation": made.rank_correlation, "missed": made.missed}
+    return pd.DataFrame([row])
+
+
+def told(summary: pd.DataFrame) -> tuple[str, ...]:
+    """The result in sentences, drawn from the table ``summary``."""
+    return display.sentences("circuit", summary)
+
+
+def estimate(config: CircuitConfig) -> tuple[str, ...]:
+    """What a run would cost, from one timed forward and backward pass of a few pairs."""
+    import time
+
+    from .scores import Gradients
+
+    lens = model_of(cast("Any", _Described(config)))
+    graph = Graph.of(lens, neurons=config.neurons_by_layer, spans=tuple(config.positions_by_span) or ("",))
+    task = _task(lens, replace(config, pairs=min(config.pairs, 8)))
+    runs = _runs(lens, task, config=config, ablation=config.replaced_by)
+    rows = next(iter(runs.batches(copies=3)))
+    began = time.perf_counter()
+    Gradients(runs.some(range(rows.start, rows.stop)), begin=runs.begin(rows)).add([], weight=1.0)
+    a_pair = (time.perf_counter() - began) / (rows.stop - rows.start)
+    points = {"eap": 1, "eap-corrupted": 1, "clean-corrupted": 2}.get(config.method, 2 * config.steps)
+    if config.method == "eap-ig-activations":
+        points = config.steps * (2 * graph.n_layers + 1)
+    if config.method == "exact":
+        points = graph.n_edges // 3
+    circuits = len(config.sizes) * (1 + config.nodes) + config.random * sum(one < 1 for one in config.sizes)
+    scoring, judging = a_pair * points * config.pairs, a_pair * config.pairs / 2 * circuits
+    held = 4 * config.pairs * graph.n_edges
+    return (
+        f"{graph.n_edges:,} edges of {lens.name}, {config.pairs} pairs of up to {runs.clean.n_positions} tokens",
+        f"scores ({config.method}, about {points} points a pair): about {duration(scoring)}; more where sums are not "
+        "complete",
+        f"curve ({circuits} circuits): about {duration(judging)}",
+        f"scores by pair take {size(held)} of memory and disk",
+    )

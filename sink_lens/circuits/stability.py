@@ -1,0 +1,82 @@
+"""Error bars of circuits: how often an edge is chosen when the pairs are drawn again.
+
+The scores are kept by pair, so that a bootstrap is a weighted mean of them: no pass is run again. Pairs are drawn with
+replacement within their template. The inclusion probability of an edge is the share of the draws in which it is among
+the n largest. Edges with at least 95% in every setting (every template alone, every ablation that was run) are the
+*core* of the circuit; edges that are in the circuit of some setting and not in the core are *contingent*.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from .choice import largest
+
+CORE = 0.95
+"""Inclusion probability from which on an edge is in the core."""
+_AT_ONCE = 32
+
+
+def drawn(templates: Sequence[str], *, draws: int, generator: np.random.Generator) -> Float[np.ndarray, "sample pair"]:
+    """Weights of every pair in each draw; pairs are drawn within their template."""
+    names = np.asarray(templates, dtype=object)
+    weights = np.zeros((draws, len(names)), dtype=np.float32)
+    for name in dict.fromkeys(names.tolist()):
+        rows = np.flatnonzero(names == name)
+        picked = generator.integers(len(rows), size=(draws, len(rows)))
+        for column in picked.T:
+            weights[np.arange(draws), rows[column]] += 1
+    return weights / len(names)
+
+
+def inclusion(
+    values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"], *, n: int
+) -> Float[np.ndarray, " edge"]:
+    """Share of the draws in which each edge is among the n largest by magnitude."""
+    counts = np.zeros(values.shape[1])
+    for start in range(0, len(weights), _AT_ONCE):
+        for mean in weights[start : start + _AT_ONCE] @ values:
+            counts += largest(mean, n)
+    return counts / len(weights)
+
+
+def bounds(
+    values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
+) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
+    """The 95% percentile interval of the mean of some edges."""
+    low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
+    return low, high
+
+
+def core_and_contingent(
+    settings: Mapping[str, Float[np.ndarray, " edge"]], circuits: Mapping[str, Bool[np.ndarray, " edge"]]
+) -> tuple[Bool[np.ndarray, " edge"], Bool[np.ndarray, " edge"]]:
+    """The edges that are in the core, and those that only some settings have.
+
+    Args:
+        settings: name of a setting -> inclusion probabilities there.
+        circuits: name of a setting -> the edges chosen there.
+    """
+    core = np.all([found >= CORE for found in settings.values()], axis=0)
+    return core, np.any(list(circuits.values()), axis=0) & ~core
+
+
+def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"]) -> float:
+    """Edges that two circuits share, over those that either has; nan if both are empty."""
+    either = int((first | second).sum())
+    return float((first & second).sum()) / either if either else float("nan")
+
+
+def halves(templates: Sequence[str], *, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Two random halves of the pairs, of every template alike: one to choose edges on, one to judge them."""
+    names = np.asarray(templates, dtype=object)
+    first: list[int] = []
+    second: list[int] = []
+    for name in dict.fromkeys(names.tolist()):
+        rows = generator.permutation(np.flatnonzero(names == name)).tolist()
+        short = first if len(first) <= len(second) else second
+        other = second if short is first else first
+        short += rows[::2]
+        other += rows[1::2]
+    return np.sort(np.array(first, dtype=int)), np.sort(np.array(second, dtype=int))

@@ -1,0 +1,344 @@
+"""Tasks with a known answer: pairs of a clean and a corrupted prompt of as many tokens, and two answers.
+
+- ``ioi``: indirect objects, in the templates of ``transformer_lens.evals.IOIDataset`` and one more; the second mention
+  of the subject becomes a third name.
+- ``greater-than``: a war lasts from one year to a later one; the corrupted year begins its century.
+- ``agreement``: "The keys to the cabinet" takes "are"; the corrupted subject is singular, or the other way round.
+- ``capitals``: the capital of a country; the corrupted prompt names another country.
+- ``induction``: random tokens twice; the last token is replaced by another of them.
+
+The metric is the logit of the right answer minus that of the wrong one, at the last token. Prompts whose tokens do not
+fit (an answer or a name of several tokens, other lengths) are left out, and so are pairs that the model gets wrong.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ..data.tokens import TokenBatch, from_tensor
+from ..edits.metrics import Metric, evaluate, logit_difference
+from ..engine.forward import run_with
+from ..errors import InputError
+from ..models.lens import LensModel
+from .config import TASKS
+
+_NAMES = (  # noqa: SIM905 - a list would take a page
+    "Mary John Tom James Dan Sarah Paul Anna Mark Lucy Peter Alice Bob David Emma Jack Kate Laura Michael Robert Susan "
+    "Adam Simon Alex Kevin Jason Rachel Amy George Frank"
+).split()
+_OWN_TEMPLATE = "When [A] and [B] got a [OBJECT] at the [LOCATION], [B] decided to give it to [A]"
+_NOUNS = {"war": 17, "siege": 16, "dispute": 18, "campaign": 15, "project": 19, "reign": 14}
+_SUBJECTS = (
+    "key keys|boy boys|girl girls|dog dogs|cat cats|book books|car cars|tree trees|house houses|friend friends|"
+    "teacher teachers|picture pictures|doctor doctors|window windows|horse horses|letter letters"
+)
+_BEHIND = ("near the table", "on the wall", "from the city", "with the red hat", "behind the door")
+_CAPITALS = {
+    "France": "Paris",
+    "Germany": "Berlin",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Russia": "Moscow",
+    "Japan": "Tokyo",
+    "China": "Beijing",
+    "England": "London",
+    "Greece": "Athens",
+    "Egypt": "Cairo",
+    "Austria": "Vienna",
+    "Cuba": "Havana",
+    "Portugal": "Lisbon",
+    "Iran": "Tehran",
+    "Turkey": "Ankara",
+    "Ireland": "Dublin",
+    "Canada": "Ottawa",
+    "Poland": "Warsaw",
+}
+_CAPITAL_TEMPLATES = ("The capital of {} is", "The capital city of {} is called", "Q: What is the capital of {}? A:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A clean and a corrupted prompt with two answers; prompts are texts or token ids."""
+
+    clean: str | tuple[int, ...]
+    corrupted: str | tuple[int, ...]
+    correct: str | int
+    incorrect: str | int
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Pairs as tokens, and how well the model does them."""
+
+    name: str
+    clean: TokenBatch
+    corrupted: TokenBatch
+    correct: tuple[int, ...]
+    incorrect: tuple[int, ...]
+    templates: tuple[str, ...]
+    """Template of each pair."""
+    n_tried: int
+    """Pairs whose tokens fit."""
+    n_answered: int
+    """Pairs among them whose right answer has the larger logit."""
+
+    @property
+    def metric(self) -> Metric:
+        """The logit of the right answer minus that of the wrong one, at the last token."""
+        return logit_difference(self.correct, self.incorrect)
+
+    @property
+    def sentence(self) -> str:
+        """How well the model does the task."""
+        share = self.n_answered / self.n_tried if self.n_tried else float("nan")
+        return (
+            f"{self.name}: the model prefers the right answer in {self.n_answered} of {self.n_tried} prompts "
+            f"({share:.0%}); {self.clean.n_sequences} of these are used"
+        )
+
+
+def task_of(
+    lens: LensModel,
+    name: str,
+    *,
+    pairs: int = 128,
+    generator: np.random.Generator,
+    file: str | Path | None = None,
+    bos: str = "auto",
+    least: float = 0.5,
+) -> Task:
+    """Make the pairs of a task, and keep those that the model gets right.
+
+    Args:
+        lens: the model.
+        name: one of ``TASKS``, or ``file``.
+        pairs: number of pairs.
+        generator: draws names, nouns and tokens.
+        file: JSON lines with clean, corrupted, correct, incorrect and, if you like, template.
+        bos: BOS condition for texts.
+        least: smallest share of prompts that the model must get right.
+
+    Raises:
+        InputError: no such task, no pair whose tokens fit, or a task that the model does not do.
+    """
+    if lens.tokenizer is None:
+        raise InputError(f"{lens.name} has no tokenizer; need one for the task {name!r}, or pairs of token ids")
+    if name == "file":
+        if file is None:
+            raise InputError("the task 'file' needs a file of pairs; give pairs_file (--pairs-file FILE)")
+        source: Iterator[Pair] = iter(read_pairs(file))
+    elif name == "induction":
+        source = _induction(lens, generator)
+    elif name in TASKS:
+        makers = {"ioi": _ioi, "greater-than": _greater_than, "agreement": _agreement, "capitals": _capitals}
+        source = makers[name](generator)
+    else:
+        raise InputError(f"there is no task {name!r}; need one of {', '.join((*TASKS, 'file'))}")
+    kept: list[tuple[list[int], list[int], int, int, str]] = []
+    seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    for tried, pair in enumerate(source, 1):
+        found = _tokens(pair, lens.tokenizer, bos=bos)
+        key = (tuple(found[0]), tuple(found[1])) if found else None
+        if found is not None and key not in seen:
+            seen.add((tuple(found[0]), tuple(found[1])))
+            kept.append((*found, pair.template))
+        if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
+            break
+    if not kept:
+        raise InputError(
+            f"no pair of {name!r} has as many clean as corrupted tokens and answers of one token in the vocabulary of "
+            f"{lens.name}; need another task, or a file of pairs"
+        )
+    whole = _batched(name, kept)
+    values = evaluate(whole.metric, run_with(lens, whole.clean, layers=(0,), loss=False, logits=True))
+    right = (values > 0).nonzero()[:, 0].tolist()
+    if len(right) < max(1, least * len(kept)):
+        raise InputError(
+            f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}; need at least "
+            f"{least:.0%}, because a circuit of what a model does not do is no circuit. Choose another task or model"
+        )
+    chosen = [kept[row] for row in right[:pairs]]
+    return replace(_batched(name, chosen), n_tried=len(kept), n_answered=len(right))
+
+
+def read_pairs(file: str | Path) -> list[Pair]:
+    """Pairs of a file of JSON lines.
+
+    Raises:
+        InputError: the file cannot be read, or a line lacks what a pair needs.
+    """
+    path = Path(file)
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}); need a file of JSON lines") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            fields = {name: row[name] for name in ("clean", "corrupted", "correct", "incorrect")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"line {number} of {path} is no pair ({error}); need an object with clean, corrupted, correct and "
+                "incorrect: two prompts of as many tokens and two answers of one token"
+            ) from None
+        for name in ("clean", "corrupted"):
+            value = fields[name]
+            if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
+                fields[name] = tuple(value)
+            elif not isinstance(value, str) or not value:
+                raise InputError(f"line {number} of {path}: {name} is {value!r}; need a text or a list of token ids")
+        for name in ("correct", "incorrect"):
+            if not isinstance(fields[name], str | int) or isinstance(fields[name], bool):
+                raise InputError(f"line {number} of {path}: {name} is {fields[name]!r}; need a text or a token id")
+        found.append(Pair(**fields, template=str(row.get("template", ""))))
+    if not found:
+        raise InputError(f"{path} has no pairs; need one JSON object a line")
+    return found
+
+
+def _tokens(
+    pair: Pair, tokenizer: PreTrainedTokenizerBase, *, bos: str
+) -> tuple[list[int], list[int], int, int] | None:
+    """Ids of a pair; None where lengths differ, both are equal, or an answer is not one token."""
+    from ..data.bos import text_ids
+    from ..data.tokens import from_prompts
+
+    prompts = []
+    for prompt in (pair.clean, pair.corrupted):
+        if isinstance(prompt, str):
+            batch = from_prompts([prompt], tokenizer, bos=bos)
+            prompts.append(batch.tokens[0].tolist())
+        else:
+            prompts.append(list(prompt))
+    answers = []
+    for answer in (pair.correct, pair.incorrect):
+        ids = [answer] if isinstance(answer, int) else text_ids(answer, tokenizer)
+        if len(ids) != 1:
+            return None
+        answers.append(int(ids[0]))
+    if len(prompts[0]) != len(prompts[1]) or prompts[0] == prompts[1] or answers[0] == answers[1]:
+        return None
+    return prompts[0], prompts[1], answers[0], answers[1]
+
+
+def _batched(name: str, kept: Sequence[tuple[list[int], list[int], int, int, str]]) -> Task:
+    lengths = torch.tensor([len(one[0]) for one in kept])
+
+    def batch(which: int) -> TokenBatch:
+        tokens: Tensor = torch.zeros(len(kept), int(lengths.max()), dtype=torch.int64)
+        for row, one in enumerate(kept):
+            ids = one[which]
+            assert isinstance(ids, list)
+            tokens[row, : len(ids)] = torch.tensor(ids)
+        return from_tensor(tokens, lengths=lengths)
+
+    return Task(
+        name=name,
+        clean=batch(0),
+        corrupted=batch(1),
+        correct=tuple(one[2] for one in kept),
+        incorrect=tuple(one[3] for one in kept),
+        templates=tuple(one[4] for one in kept),
+        n_tried=len(kept),
+        n_answered=0,
+    )
+
+
+def _ioi(generator: np.random.Generator) -> Iterator[Pair]:
+    from transformer_lens.evals import IOIDataset
+
+    templates = [*IOIDataset.get_default_templates(), _OWN_TEMPLATE]
+    nouns = IOIDataset.get_default_nouns()
+    while True:
+        number = int(generator.integers(len(templates)))
+        text = templates[number]
+        for noun, words in nouns.items():
+            text = text.replace(f"[{noun}]", words[int(generator.integers(len(words)))])
+        a, b, c = (_NAMES[index] for index in generator.choice(len(_NAMES), 3, replace=False))
+        text = text.removesuffix(" [A]")
+        before, _, behind = text.rpartition("[B]")
+
+        def filled(part: str, a: str = a, b: str = b) -> str:
+            return part.replace("[A]", a).replace("[B]", b)
+
+        yield Pair(
+            clean=filled(before) + b + filled(behind),
+            corrupted=filled(before) + c + filled(behind),
+            correct=f" {a}",
+            incorrect=f" {b}",
+            template=f"ioi {number}",
+        )
+
+
+def _greater_than(generator: np.random.Generator) -> Iterator[Pair]:
+    while True:
+        noun = list(_NOUNS)[int(generator.integers(len(_NOUNS)))]
+        century, tens, last = _NOUNS[noun], int(generator.integers(3, 8)), int(generator.integers(2, 9))
+        text = f"The {noun} lasted from the year {century}{{}}{last} to the year {century}"
+        yield Pair(
+            clean=text.format(tens),
+            corrupted=text.format(0),
+            correct=str(min(tens + 1, 9)),
+            incorrect=str(tens - 2),
+            template=noun,
+        )
+
+
+def _agreement(generator: np.random.Generator) -> Iterator[Pair]:
+    subjects = [one.split() for one in _SUBJECTS.split("|")]
+    while True:
+        one, many = subjects[int(generator.integers(len(subjects)))]
+        behind = _BEHIND[int(generator.integers(len(_BEHIND)))]
+        plural = bool(generator.integers(2))
+        texts = f"The {many} {behind}", f"The {one} {behind}"
+        yield Pair(
+            clean=texts[0 if plural else 1],
+            corrupted=texts[1 if plural else 0],
+            correct=" are" if plural else " is",
+            incorrect=" is" if plural else " are",
+            template=behind,
+        )
+
+
+def _capitals(generator: np.random.Generator) -> Iterator[Pair]:
+    countries = list(_CAPITALS)
+    while True:
+        first, second = (countries[index] for index in generator.choice(len(countries), 2, replace=False))
+        template = _CAPITAL_TEMPLATES[int(generator.integers(len(_CAPITAL_TEMPLATES)))]
+        yield Pair(
+            clean=template.format(first),
+            corrupted=template.format(second),
+            correct=f" {_CAPITALS[first]}",
+            incorrect=f" {_CAPITALS[second]}",
+            template=template,
+        )
+
+
+def _induction(lens: LensModel, generator: np.random.Generator, *, length: int = 10) -> Iterator[Pair]:
+    from ..data.tokens import ordinary_ids
+
+    ids = np.array(ordinary_ids(lens.tokenizer, lens.d_vocab))
+    bos = getattr(lens.tokenizer, "bos_token_id", None)
+    while True:
+        drawn = generator.choice(ids, length, replace=False).tolist()
+        at = int(generator.integers(length // 2, length - 1))
+        other = int(generator.integers(0, at - 1))
+        first = [bos, *drawn] if bos is not None else drawn
+        clean = [*first, *drawn[: at + 1]]
+        yield Pair(
+            clean=tuple(clean),
+            corrupted=(*clean[:-1], drawn[other]),
+            correct=drawn[at + 1],
+            incorrect=drawn[other + 1],
+            template="induction",
+        )

@@ -1,0 +1,80 @@
+"""``sink-lens circuit``."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..circuits.config import CircuitConfig
+from .console import app, console, echo, hush
+from .options import Answer, DryRun, Out, Overwrite, Quiet, configured, rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+_EXAMPLES = """\
+[bold]Examples[/bold]
+
+sink-lens circuit --task ioi
+
+sink-lens circuit gpt2 --task greater-than --pairs 64 --edges 100 --save greater_than.json --save greater_than.svg
+
+sink-lens circuit --task file --pairs-file my_pairs.jsonl --ablation mean_ordinary --method eap
+
+sink-lens circuit --task text --pairs 16 --metric-layers 12-29 --span sink=0 --span rest=1-63
+"""
+
+
+@app.command(epilog=_EXAMPLES)
+@configured(CircuitConfig)
+def circuit(
+    config: CircuitConfig,
+    top: Annotated[int, typer.Option(help="Rows of the table that is shown.", metavar="N")] = 12,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
+) -> Answer:
+    """Find the edges between heads and MLPs that carry a task or the sink, and judge them; write a run folder."""
+    hush(quiet)
+    if dry_run:
+        from ..circuits.record import estimate
+
+        said = estimate(config)
+        for line in said:
+            echo(line)
+        return Answer(found=lambda: {"dry_run": list(said)})
+    from ..circuits.record import run
+
+    found = run(config, out=out, overwrite=overwrite, progress=not quiet)
+    edges = found.frame.head(top)
+    answer = Answer(
+        found=lambda: {
+            "run": found.folder,
+            "report": found.report_path,
+            "sentences": list(found.sentences),
+            "summary": rows(found.tables["summary"])[0],
+            "strongest": rows(edges),
+        }
+    )
+    if quiet:
+        echo(found.folder)
+        return answer
+    for sentence in found.sentences:
+        echo(sentence)
+    console().print(_table(edges))
+    echo(f"report: {found.report_path}")
+    echo(f"run: {found.folder}")
+    return answer
+
+
+def _table(edges: "pd.DataFrame") -> "Table":
+    from rich.table import Table
+
+    from ..text import number
+
+    table = Table("edge", "score", "95% interval", "in bootstraps", box=None, pad_edge=False)
+    for row in edges.to_dict("records"):
+        interval = f"{number(float(row['low']))} to {number(float(row['high']))}"
+        table.add_row(str(row["edge"]), number(float(row["score"])), interval, f"{float(row['inclusion']):.0%}")
+    return table

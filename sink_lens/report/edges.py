@@ -1,0 +1,324 @@
+"""A circuit of edges as a picture: nodes by layer, from the input at the bottom to the logits at the top."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sink_lens.records import Run
+from sink_lens.report.page import Drawn, Listed, Page, PageTable, more, shown_table, whole
+from sink_lens.report.style import FONT, INK, canvas, finished
+from sink_lens.text import number, percent, token, visible, words
+
+COLOURS = {"q": "#7b3fa0", "k": "#2e8b57", "v": "#2b6cb0", "g": "#b8860b"}
+"""Colour of an edge into a query, a key, a value or a gate; other edges are grey, edges that lower the metric red."""
+_MOST = 60
+"""Edges in the picture."""
+_PLAIN, _LOWERS = "#6b6b6b", "#c0392b"
+_NODE = re.compile(r"[am](\d+)")
+_WORDS = {"q": "query", "k": "key", "v": "value", "g": "gate", "": "MLP or logits"}
+
+
+def edge_figure(edges: pd.DataFrame, *, n_layers: int, title: str = "") -> Figure:
+    """Edges with their scores; the width of a line is the magnitude of the score.
+
+    Args:
+        edges: the columns writer, reader and score, the largest first.
+        n_layers: layers of the model.
+        title: above the figure.
+    """
+    ends = [(str(row["writer"]), str(row["reader"]), float(row["score"])) for row in edges.to_dict("records")]
+    nodes = sorted({one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])}, key=_order)
+    rows = sorted({_order(one)[:2] for one in nodes})
+    level = {row: at for at, row in enumerate(rows)}
+    by_row: dict[tuple[int, int], list[str]] = {}
+    for node in nodes:
+        by_row.setdefault(_order(node)[:2], []).append(node)
+    widest = max([1, *(len(some) for some in by_row.values())])
+    place = {}
+    for row, some in by_row.items():
+        shift = 0.32 * (level[row] % 3 - 1)  # neighbours of a column are not drawn over each other
+        for at, node in enumerate(some):
+            x = (at - (len(some) - 1) / 2) * max(1.0, 0.75 * widest / len(some)) + (
+                shift if widest > 1 else 0.6 * shift
+            )
+            place[node] = (x, level[row])
+    figure = canvas(width=min(4.4 + 1.0 * widest, 11.0), height=min(1.8 + 0.42 * len(rows), 13.0))
+    axes = figure.add_subplot()
+    largest = max([abs(score) for *_, score in ends], default=1.0) or 1.0
+    shown: dict[str, str] = {}
+    for writer, reader, score in reversed(ends):
+        node, _, kind = reader.partition("<")
+        kind = kind.rstrip(">")
+        (x0, y0), (x1, y1) = place[writer], place[node]
+        colour = _LOWERS if score < 0 else COLOURS.get(kind, _PLAIN)
+        shown.setdefault("lowers the metric" if score < 0 else f"into a {_WORDS[kind]}", colour)
+        bend = 0.08 * (1 if x1 >= x0 else -1) * min(1.0, abs(y1 - y0) / 6)
+        axes.annotate(
+            "",
+            xy=(x1, y1),
+            xytext=(x0, y0),
+            arrowprops={
+                "arrowstyle": "-|>",
+                "color": colour,
+                "linewidth": 0.5 + 3.5 * abs(score) / largest,
+                "linestyle": "--" if score < 0 else "-",
+                "alpha": 0.35 + 0.6 * abs(score) / largest,
+                "shrinkA": 9,
+                "shrinkB": 9,
+                "connectionstyle": f"arc3,rad={bend:.3f}",
+            },
+        )
+    box = {"boxstyle": "round,pad=0.22", "facecolor": "white", "edgecolor": "#999999", "linewidth": 0.7}
+    for node, (x, y) in place.items():
+        axes.text(x, y, node, ha="center", va="center", fontsize=FONT * 0.85, color=INK, bbox=box, zorder=5)
+    xs = [x for x, _ in place.values()] or [0.0]
+    axes.set_xlim(min(xs) - 0.9, max(xs) + 0.9)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_yticks(range(len(rows)), [_row_name(row, n_layers=n_layers) for row in rows])
+    axes.set_xticks([])
+    for side in ("top", "right", "bottom", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0, labelsize=FONT * 0.8, colors="#777777")
+    for label, colour in sorted(shown.items()):
+        axes.plot([], [], color=colour, linestyle="--" if colour == _LOWERS else "-", label=label, linewidth=2)
+    if shown:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=3, frameon=False, fontsize=FONT * 0.85)
+    if title:
+        axes.set_title(title, fontsize=FONT, color=INK, loc="left")
+    return finished(figure)
+
+
+def curve_figure(curve: pd.DataFrame) -> Figure:
+    """Faithfulness over the share of edges or nodes, on a logarithmic axis, with its intervals and random circuits."""
+    figure = canvas(width=6.4, height=3.6)
+    axes = figure.add_subplot()
+    styles = {"edges": ("#2b6cb0", "o", "edges"), "nodes": ("#2e8b57", "s", "whole nodes")}
+    for by, (colour, marker, label) in styles.items():
+        own = curve.loc[curve["by"].eq(by)].sort_values(by="share")
+        if len(own):
+            share, f = own["share"].to_numpy(float), own["faithfulness"].to_numpy(float)
+            axes.fill_between(share, own["low"].to_numpy(float), own["high"].to_numpy(float), color=colour, alpha=0.15)
+            axes.plot(share, f, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label)
+    random = curve[curve["by"] == "random"]
+    if len(random):
+        axes.plot(
+            random["share"],
+            random["faithfulness"],
+            "x",
+            color="#888888",
+            markersize=5,
+            label="random, same size and depth",
+        )
+    axes.axhline(1.0, color="#bbbbbb", linewidth=0.8, zorder=0)
+    axes.axhline(0.0, color="#bbbbbb", linewidth=0.8, zorder=0)
+    axes.set_xscale("log")
+    axes.set_xlabel("share of all edges, or of all nodes", fontsize=FONT)
+    axes.set_ylabel("faithfulness", fontsize=FONT)
+    values = curve["faithfulness"].to_numpy(float)
+    values = values[np.isfinite(values)]
+    if len(values):
+        axes.set_ylim(min(-0.15, float(values.min()) - 0.1), max(1.15, float(values.max()) + 0.1))
+    axes.legend(frameon=False, fontsize=FONT * 0.85, loc="upper left")
+    return finished(figure)
+
+
+def _order(node: str) -> tuple[int, int, int]:
+    """Layer, sublayer and head of a node: what it is sorted by."""
+    if node == "input":
+        return (-1, 0, 0)
+    if node == "logits":
+        return (10**6, 0, 0)
+    found = _NODE.match(node)
+    layer = int(found.group(1)) if found else 0
+    number = re.search(r"\.(?:h|kv)(\d+)", node)
+    return (layer, 0 if node[0] == "a" else 1, int(number.group(1)) if number else 0)
+
+
+def _row_name(row: tuple[int, int], *, n_layers: int) -> str:
+    layer, sublayer = row
+    if layer < 0:
+        return "input"
+    if layer > n_layers:
+        return "logits"
+    return f"{layer} {'MLP' if sublayer else 'attn'}"
+
+
+def circuit_told(summary: pd.DataFrame) -> tuple[str, ...]:
+    """The result of a run in sentences, from its table ``summary``."""
+    row = summary.to_dict("records")[0]
+    said = [
+        f"{row['edges']} of {row['all_edges']:,} edges, chosen by {visible(row['method'])} on {row['pairs']} pairs; "
+        f"replaced: {visible(row['ablation'])}.",
+        f"{_capital(words(str(row['metric'])))} is {number(row['clean'])} in clean and {number(row['corrupted'])} in "
+        "replaced runs.",
+    ]
+    if row["method"] in ("eap-ig", "eap-ig-left"):
+        said.append(
+            f"The edges out of the input sum to {percent(row['completeness'])} of that difference "
+            f"(error by pair: median {percent(row['completeness_error_median'])}, largest "
+            f"{percent(row['completeness_error_largest'])}; {number(row['steps_mean'])} points a pair)."
+        )
+    if np.isnan(row["cpr"]):
+        said.append(
+            "Faithfulness is not given: the difference between the whole model and no edge is "
+            f"{number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}], which is not told from 0."
+        )
+    else:
+        at = row["share_at_80"]
+        reach = f"{percent(at)} of the edges reach 80% of it" if np.isfinite(at) else "no judged size reaches 80% of it"
+        said.append(
+            f"Whole model minus no edge is {number(row['gap'])} [{number(row['gap_low'])}, {number(row['gap_high'])}] "
+            f"on pairs that chose no edge; {reach}. CPR {number(row['cpr'])}, CMD {number(row['cmd'])} (over the "
+            f"logarithm of the share: {number(row['cpr_log'])}, {number(row['cmd_log'])})."
+        )
+    said.append(
+        f"{row['stable_edges']} of its edges are in at least 95% of 1,000 bootstraps over pairs; the circuits of two "
+        f"halves share {percent(row['jaccard_halves'])} of the edges of either."
+    )
+    if np.isfinite(row["rank_correlation"]):
+        said.append(
+            f"Beside real patches of single edges the scores rank with {number(row['rank_correlation'])}, and miss "
+            f"{percent(row['missed'])} of the summed effect."
+        )
+    if row["core_edges"] >= 0:
+        said.append(
+            f"{row['core_edges']} edges are core: in at least 95% of the bootstraps under every ablation and template; "
+            f"{row['contingent_edges']} are contingent on one of them."
+        )
+    return tuple(said)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _title(run: Run) -> str:
+    task, metric = str(run.config.get("task", "")), words(str(run.config.get("metric") or ""))
+    what = {"text": metric or "the sink", "file": "the pairs"}.get(task, visible(task))
+    table = run.optional("summary", columns=["edges", "all_edges"])
+    if table is None or not len(table):
+        return f"The circuit of {what}"
+    row = table.to_dict("records")[0]
+    return f"The circuit of {what}: {number(row['edges'])} of {number(row['all_edges'])} edges"
+
+
+def _headline(run: Run) -> list[str]:
+    found = list(circuit_told(run.need("summary", columns=["edges", "cpr", "completeness"])))
+    nodes = run.optional("nodes", columns=["node", "kind", "score"])
+    if nodes is not None and len(nodes):
+        heads = nodes.loc[nodes["kind"].eq("head")].head(4)
+        named = ", ".join(f"{visible(row['node'])} ({number(float(row['score']))})" for row in heads.to_dict("records"))
+        found.insert(1, f"Heads with the largest scores: {named}.")
+    return found
+
+
+def _picture(run: Run) -> tuple[str, Figure]:
+    table = run.need("circuit", columns=["writer", "reader", "score"])
+    layers = int(run.provenance.get("n_layers") or 0)
+    shown = table.head(_MOST)
+    see = (
+        f"The {len(shown)} largest edges. Read upwards: what a node writes is read by the nodes above it, as a query "
+        "(purple), a key (green), a value (blue) or by an MLP (grey); red and dashed lowers the metric. Width is the "
+        "score's magnitude."
+    )
+    return see, edge_figure(shown, n_layers=layers)
+
+
+def _curve(run: Run) -> tuple[str, Figure]:
+    table = run.need("curve", columns=["by", "share", "faithfulness", "low", "high"])
+    see = (
+        "How much of the metric is left when only so many edges stay and all others are replaced, on pairs that did "
+        "not choose the edges. 1 is the whole model; above 1, the dropped edges lowered the metric. Bands are 95% "
+        "intervals over pairs."
+    )
+    return see, curve_figure(table)
+
+
+def _edge_table(run: Run) -> tuple[str, PageTable]:
+    table = run.need("circuit", columns=["edge", "score", "low", "high", "inclusion"])
+    heads = {
+        "edge": "edge",
+        "score": "score",
+        "low": "from",
+        "high": "to",
+        "share": "of the difference",
+        "inclusion": "in bootstraps",
+    }
+    return "The edges of the circuit, the largest first." + more(len(table), "circuit"), shown_table(table, heads)
+
+
+def _node_table(run: Run) -> tuple[str, PageTable]:
+    table = run.need("nodes", columns=["node", "score", "edges_in", "edges_out"])
+    heads = {"node": "node", "score": "score", "edges_in": "edges in", "edges_out": "edges out"}
+    return "Nodes by the sum of the scores out of them." + more(len(table), "nodes"), shown_table(table, heads)
+
+
+def _curve_table(run: Run) -> tuple[str, PageTable]:
+    table = run.need("curve", columns=["by", "share", "connected", "faithfulness"])
+    heads = {
+        "by": "circuit of",
+        "share": "share",
+        "connected": "connected edges",
+        "nodes": "nodes",
+        "value": "metric",
+        "faithfulness": "faithfulness",
+        "low": "from",
+        "high": "to",
+    }
+    return "Every circuit that was run." + more(len(table), "curve"), shown_table(table, heads)
+
+
+def _check_table(run: Run) -> tuple[str, PageTable]:
+    table = run.need("check", columns=["edge", "score", "exact"])
+    heads = {"edge": "edge", "score": "score", "exact": "real patch", "error": "error", "drawn": "drawn from"}
+    return "Scores beside real patches of the same edge." + more(len(table), "check"), shown_table(table, heads)
+
+
+def _core_table(run: Run) -> tuple[str, PageTable]:
+    table = run.need("core", columns=["edge", "core"])
+    heads = {str(name): str(name).replace("_", " ") for name in table.columns}
+    return "Edges of the core first, then contingent ones." + more(len(table), "core"), shown_table(table, heads)
+
+
+def _pair_table(run: Run) -> tuple[str, PageTable]:
+    table = run.need("pairs", columns=["clean", "corrupted", "correct", "incorrect"])
+    heads = {
+        "clean": "clean",
+        "corrupted": "corrupted",
+        "correct": "right",
+        "incorrect": "wrong",
+        "clean_value": "clean metric",
+        "corrupted_value": "corrupted metric",
+    }
+    shown = table.assign(
+        clean=[visible(one, limit=120) for one in table["clean"]],
+        corrupted=[visible(one, limit=120) for one in table["corrupted"]],
+        correct=[token(one) for one in table["correct"]],
+        incorrect=[token(one) for one in table["incorrect"]],
+    )
+    return "The prompts (a dot is a space)." + more(len(table), "pairs"), shown_table(shown, heads, most=8)
+
+
+def _has(name: str) -> Callable[[Run], bool]:
+    return lambda run: name in run.tables
+
+
+CIRCUIT = Page(
+    title=_title,
+    headline=_headline,
+    figures=(
+        Drawn(key="circuit", title="The circuit", make=_picture, data=whole("circuit")),
+        Drawn(key="curve", title="How faithful it is", make=_curve, data=whole("curve")),
+    ),
+    tables=(
+        Listed(key="edge-table", title="Edges", make=_edge_table),
+        Listed(key="node-table", title="Nodes", make=_node_table),
+        Listed(key="curve-table", title="The curve", make=_curve_table),
+        Listed(key="check-table", title="Scores beside real patches", make=_check_table, when=_has("check")),
+        Listed(key="core-table", title="Core and contingent edges", make=_core_table, when=_has("core")),
+        Listed(key="pair-table", title="The prompts", make=_pair_table),
+    ),
+)

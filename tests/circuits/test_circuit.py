@@ -1,0 +1,258 @@
+"""Circuits chosen, judged, saved and read again; runs of the command."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from lenses import lens_of, speaking
+
+from sink_lens import circuits
+from sink_lens.circuits import stability
+from sink_lens.circuits.choice import connected, greedy, largest, random_like
+from sink_lens.circuits.curve import area
+from sink_lens.circuits.graph import Graph
+from sink_lens.circuits.tasks import read_pairs, task_of
+from sink_lens.edits import metrics
+from sink_lens.errors import InputError
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny
+
+METRIC = metrics.logit_difference([5, 6, 9, 4, 30, 31], [7, 8, 10, 2, 40, 41])
+
+
+def pair(*, n=6, length=9, at=3):
+    clean = torch.randint(3, 300, (n, length), generator=torch.Generator().manual_seed(0))
+    corrupted = clean.clone()
+    corrupted[:, at] = 3 + (clean[:, at] + 50) % 297
+    return clean, corrupted
+
+
+def circuit(family="llama", **more):
+    given = {"metric": METRIC, "edges": 20, "templates": ["a", "b"] * 3, "most_steps": 5}
+    return circuits.find(more.pop("lens", None) or lens_of(family), *pair(), **(given | more))
+
+
+def reference_pairs(path, *, n=24):
+    """Pairs on which the tiny model has the larger logit for the first answer."""
+    lens = speaking("llama")
+    clean, corrupted = pair(n=n)
+    with torch.no_grad():
+        logits = lens.plain(clean).logits[:, -1]
+    rows = [
+        {
+            "clean": clean[row].tolist(),
+            "corrupted": corrupted[row].tolist(),
+            "correct": int(logits[row].argmax()),
+            "incorrect": int(logits[row].argmin()),
+            "template": str(row % 2),
+        }
+        for row in range(n)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_a_chain_of_edges_is_connected_and_what_leads_nowhere_is_not():
+    graph = Graph(n_layers=2, n_heads=2, n_kv_heads=1, d_model=4)
+    chain = ["input->a0.kv0<v>", "a0.h1->m0", "m0->a1.h0<q>", "a1.h0->logits"]
+    loose = ["a0.h0->a1.h1<q>", "m1->logits", "input->m1"]
+    chosen = np.zeros(graph.n_edges, dtype=bool)
+    chosen[[graph.index[name] for name in [*chain, *loose]]] = True
+    outputs = [len(graph.readers) - 1]
+    kept = set(graph.names[connected(graph, chosen, outputs=outputs)])
+    assert kept == {*chain, "m1->logits", "input->m1"}  # a1.h1 is read by nobody
+    chosen[graph.index["input->a0.kv0<v>"]] = False
+    assert set(graph.names[connected(graph, chosen, outputs=outputs)]) == {"m1->logits", "input->m1"}
+
+
+def test_numbers_of_edges_are_those_of_eap_ig():
+    for n_layers, n_heads, parallel in ((2, 3, False), (3, 2, True)):
+        graph = Graph(n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_heads, d_model=4, parallel=parallel)
+        total, writers = 0, 1
+        for _ in range(n_layers):
+            total += 3 * n_heads * writers + writers + (0 if parallel else n_heads)
+            writers += n_heads + 1
+        assert graph.n_edges == total + writers
+        assert len(graph.writers) == writers
+
+
+def test_a_greedy_circuit_grows_from_the_output_and_a_random_one_has_as_many_edges_between_layers():
+    graph = Graph(n_layers=3, n_heads=4, n_kv_heads=2, d_model=4)
+    values = np.random.default_rng(0).normal(size=graph.n_edges)
+    outputs = [len(graph.readers) - 1]
+    found = greedy(graph, values, 30, outputs=outputs)
+    assert found.sum() == 30
+    best = graph.ends[2] == outputs[0]
+    first = np.flatnonzero(best)[np.abs(values[best]).argmax()]
+    assert found[first]
+    other = random_like(graph, found, generator=np.random.default_rng(1))
+    layers = [np.array([one.layer for one in some]) for some in (graph.writers, graph.readers)]
+    for mask in (found, other):
+        assert mask.sum() == 30
+    ends = [
+        sorted(zip(layers[0][graph.ends[1][one]], layers[1][graph.ends[2][one]], strict=True)) for one in (found, other)
+    ]
+    assert ends[0] == ends[1]
+    assert (found != other).any()
+
+
+def test_the_area_of_a_straight_line_and_the_interval_of_a_sure_edge():
+    share = np.array([0.001, 0.01, 0.1, 1.0])
+    assert area(share, share) == pytest.approx((1 - 0.001**2) / 2)
+    assert area(share, np.array([0.0, 1.0, 2.0, 3.0]), logarithmic=True) == pytest.approx(1.5)
+    values = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32) + np.array([9, 8, 0, 0, 0, 0])
+    weights = stability.drawn(["a"] * 10 + ["b"] * 30, draws=200, generator=np.random.default_rng(1))
+    assert weights.sum(1) == pytest.approx(np.ones(200))
+    assert weights[:, :10].sum(1) == pytest.approx(np.full(200, 0.25))  # a template keeps its share
+    found = stability.inclusion(values.astype(np.float32), weights, n=3)
+    assert found[:2] == pytest.approx([1, 1])
+    assert found.sum() == pytest.approx(3)
+    assert found[2:].max() < 1
+    first, second = stability.halves(["a"] * 5 + ["b"] * 5, generator=np.random.default_rng(2))
+    assert sorted([*first, *second]) == list(range(10))
+    assert len(first) == len(second) == 5
+
+
+def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
+    found = circuit()
+    curve = found.evaluate([0.1, 1.0], random=2)
+    first, second = found.halves
+    assert not set(first) & set(second)
+    whole = curve.frame[(curve.frame["by"] == "edges") & (curve.frame["share"] == 1)]
+    assert whole["value"].item() == pytest.approx(found.runs.clean_values[second].mean().item(), abs=1e-5)
+    assert curve.empty.estimate == pytest.approx(found.runs.corrupted_values[second].mean().item(), abs=1e-5)
+    small = curve.frame[curve.frame["share"] == 0.1]
+    assert len(small[small["by"] == "random"]) == 2
+    if curve.defined:
+        f = (small["value"] - curve.empty.estimate) / curve.gap.estimate
+        assert small["faithfulness"].to_numpy() == pytest.approx(f.to_numpy())
+    else:
+        assert small["faithfulness"].isna().all()
+
+
+def test_exact_scores_are_a_method_and_their_check_is_without_error():
+    found = circuit(lens=wrap(tiny("llama", num_hidden_layers=2)), method="exact")
+    check = found.check(edges=10, pairs=6)
+    assert check.frame["error"].abs().max() < 1e-5
+    assert check.rank_correlation == pytest.approx(1)
+
+
+def test_what_is_saved_is_read_again(tmp_path):
+    for family in ("llama", "gpt2"):
+        found = circuit(family)
+        for name in ("c.json", "c.pt", "ioi_tiny"):
+            held = circuits.read(found.save(tmp_path / family / name))
+            assert held.graph.names.tolist() == found.graph.names.tolist()
+            assert held.scores == pytest.approx(found.scores.mean, abs=1e-6)
+            assert (held.chosen == found.chosen).all()
+    held = json.loads((tmp_path / "llama" / "c.json").read_text())
+    one, other = (held["edges"][f"a0.h1->a1.h{head}<k>"] for head in (0, 1))  # share a key-value head
+    assert one == other
+    assert one["score"] * 2 == pytest.approx(found_score(circuit("llama"), "a0.h1->a1.kv0<k>"), abs=1e-6)
+    tensors = torch.load(tmp_path / "gpt2" / "c.pt", weights_only=True)
+    layers, heads = 3, 4
+    assert tensors["edges_scores"].shape == (1 + layers * (heads + 1), layers * (3 * heads + 1) + 1)
+    assert tensors["src_nodes"][:6] == ["input", "a0.h0", "a0.h1", "a0.h2", "a0.h3", "m0"]
+    row, column = 1 + 1 * (heads + 1) + 2, 2 * (3 * heads + 1) + "qkv".index("k") * heads + 3  # EAP-IG's indices
+    assert tensors["edges_scores"][row, column].item() == pytest.approx(
+        found_score(circuit("gpt2"), "a1.h2->a2.h3<k>"), abs=1e-6
+    )
+    for name in ("c.txt", "c.bin"):
+        with pytest.raises(InputError, match="ending"):
+            found.save(tmp_path / name)
+    (tmp_path / "damaged.json").write_text('{"cfg": {}}')
+    with pytest.raises(InputError, match="cannot be read as a circuit"):
+        circuits.read(tmp_path / "damaged.json")
+
+
+def found_score(one, name):
+    return float(one.scores.mean[one.graph.index[name]])
+
+
+def test_pictures_and_tables_are_written(tmp_path):
+    found = circuit()
+    begins = {"c.svg": b"<?xml", "c.png": b"\x89PNG", "c.pdf": b"%PDF", "c.dot": b"digraph", "c.parquet": b"PAR1"}
+    for name, start in begins.items():
+        assert found.save(tmp_path / name).read_bytes().startswith(start), name
+    drawn = (tmp_path / "c.dot").read_text()
+    assert drawn.count("penwidth") == found.n_edges
+    graph = json.loads(found.save(tmp_path / "c.graph.json").read_text())
+    nodes = {node["node_id"] for node in graph["nodes"]}
+    assert {link["source"] for link in graph["links"]} | {link["target"] for link in graph["links"]} <= nodes
+    for node in graph["nodes"]:
+        assert {"node_id", "feature", "layer", "ctx_idx", "feature_type", "jsNodeId", "clerp"} <= node.keys()
+    assert {"slug", "scan", "prompt_tokens", "prompt"} <= graph["metadata"].keys()
+    assert sum(link["weight"] for link in graph["links"]) == pytest.approx(found.edges["score"].sum(), abs=1e-4)
+    assert found.draw().axes
+
+
+def test_a_run_is_written_continued_and_equal(tmp_path):
+    lens, file = speaking("llama"), reference_pairs(tmp_path / "pairs.jsonl")
+    fields = {"task": "file", "pairs_file": str(file), "pairs": 16, "edges": 15, "sizes": (0.1, 1.0), "check": 4}
+    fields |= {"check_pairs": 2, "random": 1, "most_steps": 5, "tolerance": 0.5}
+    whole = circuits.run(lens, out=tmp_path / "one", **fields)
+    assert whole.tables["summary"]["completeness"].item() == pytest.approx(1, abs=0.5)
+    assert any("bootstraps" in one for one in whole.sentences)
+    page = (tmp_path / "one" / "report.html").read_text()
+    assert "How faithful it is" in page
+    record = json.loads((tmp_path / "one" / "run.json").read_text())
+    record["status"] = "running"
+    for name in list(record["files"]):
+        if not name.startswith(("scores", "pairs")):
+            del record["files"][name]
+            (tmp_path / "one" / name).unlink()
+    (tmp_path / "one" / "run.json").write_text(json.dumps(record))
+    again = circuits.run(lens, out=tmp_path / "one", **fields)
+    assert again.frame.equals(whole.frame)
+    assert again.tables["curve"].equals(whole.tables["curve"])
+
+
+def test_text_has_a_circuit_of_the_sink_and_core_edges_hold_under_every_ablation(tmp_path):
+    lens = wrap(tiny("llama"), tokenizer=speaking("llama").tokenizer)
+    fields = {
+        "task": "text",
+        "pairs": 4,
+        "length": 24,
+        "sizes": (0.1, 1.0),
+        "random": 1,
+        "check": 0,
+        "edges": 20,
+        "most_steps": 5,
+    }
+    found = circuits.run(lens, out=tmp_path / "sink", spans=("sink=0", "rest=1-23"), core=True, **fields)
+    assert found.tables["summary"]["metric"].item().startswith("sink mass")
+    assert set(found.frame["span"]) <= {"sink", "rest"}
+    core = found.tables["core"]
+    sure = core[core["core"]]
+    assert len(sure)
+    assert (sure.filter(like="inclusion") >= 0.95).all(axis=None)
+    with pytest.raises(InputError, match="no right and wrong answer"):
+        circuits.CircuitConfig(task="text", metric="logit_difference")
+    with pytest.raises(InputError, match="no corrupted prompts"):
+        circuits.CircuitConfig(task="text", ablation="resample")
+
+
+def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"clean": "a"}\n')
+    with pytest.raises(InputError, match="line 1"):
+        read_pairs(file)
+    file.write_text('{"clean": "a b", "corrupted": "a", "correct": "b", "incorrect": "c"}\n')
+    with pytest.raises(InputError, match="no pair of 'file'"):
+        task_of(speaking("llama"), "file", file=file, generator=np.random.default_rng(0))
+    rows = [json.loads(line) for line in reference_pairs(file).read_text().splitlines()]
+    for row in rows:
+        row["correct"], row["incorrect"] = row["incorrect"], row["correct"]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(InputError, match="does not do"):
+        task_of(speaking("llama"), "file", file=file, generator=np.random.default_rng(0))
+    with pytest.raises(InputError, match="covers 0"):
+        same = [{**row, "correct": 5 + at % 2, "incorrect": 6 - at % 2} for at, row in enumerate(rows)]
+        file.write_text("\n".join(map(json.dumps, same)))
+        circuits.run(speaking("llama"), task="file", pairs_file=str(file), pairs=3, out=tmp_path / "r", random=0)
+
+
+def test_largest_takes_magnitudes():
+    assert largest(np.array([1.0, -3.0, 2.0]), 2).tolist() == [False, True, True]
+    assert largest(np.array([1.0]), 0).sum() == 0
