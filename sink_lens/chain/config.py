@@ -32,6 +32,22 @@ _CALIBRATED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """What counts as a sink, as growth of its token and as its outlier dimensions; ``Question`` describes each."""
+
+    threshold: float = SINK_THRESHOLD
+    min_sink_rate: float = MIN_SINK_RATE
+    growth_factor: float = 2.0
+    dominance_threshold: float = 25.0
+    energy_frac: float = 0.8
+    max_outliers: int = 8
+
+
+DEFAULTS = Thresholds()
+"""Those of a trace that names no others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadConfig:
     """Base of every configuration that reads one model on sequences: model, tokens, device and seed."""
 
@@ -79,13 +95,13 @@ class Question(ReadConfig):
     """A head has a sink if its sink score is above this (Gu et al., arXiv 2410.10781)."""
     min_sink_rate: float = MIN_SINK_RATE
     """A position is a sink position if at least this share of (layer, head) has its sink there."""
-    growth_factor: float = 2.0
+    growth_factor: float = DEFAULTS.growth_factor
     """A layer grows if the sink token's norm ratio is multiplied by at least this."""
-    dominance_threshold: float = 25.0
+    dominance_threshold: float = DEFAULTS.dominance_threshold
     """A layer has outlier dimensions if max|h| / mean|h| of the sink token is above this."""
-    energy_frac: float = 0.8
+    energy_frac: float = DEFAULTS.energy_frac
     """Outlier dimensions are the fewest that hold this share of the sink token's energy."""
-    max_outliers: int = 8
+    max_outliers: int = DEFAULTS.max_outliers
     """Maximum number of outlier dimensions; if energy_frac needs more, none are reported."""
     kernel: str = field(default="auto", metadata={"choices": KERNELS})
     """Attention kernel of the measuring passes."""

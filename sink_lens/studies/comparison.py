@@ -16,7 +16,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..chain.config import TraceConfig
 from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
 from ..errors import InputError
@@ -104,7 +103,6 @@ def diff(
     config, lens, sequences = inputs(DiffConfig, model, config=config, tokens=tokens, fields=fields)
     second = second_of(lens, config, other)
     _check_alike(lens, second, config)
-    thresholds = TraceConfig(seed=config.seed, batch_size=config.batch_size)
     findings = [
         *check_tokenizers(lens.tokenizer, second.tokenizer),
         check_rows(second, before=lens),
@@ -114,7 +112,7 @@ def diff(
         batch = config.batch
     if batch is not None:
         findings += check_batch(second, read_batch(batch) if isinstance(batch, str | Path) else batch)
-    a = Observed(lens, sequences, config=thresholds, batch_size=config.batch_size)
+    a = Observed(lens, sequences, seed=config.seed, batch_size=config.batch_size)
     b = _read_second(a, second, config)
     pairs = _losses(a, b)
     changes = pd.DataFrame(_changes(a, b, pairs, config))
@@ -193,7 +191,7 @@ def _check_alike(first: LensModel, second: LensModel, config: DiffConfig) -> Non
 
 def _read_second(a: Observed, second: LensModel, config: DiffConfig) -> Observed:
     """The second model on the same tokens; with the other BOS condition where that is compared."""
-    seen = Observed(second, a.tokens, config=a.config, batch_size=config.batch_size)
+    seen = Observed(second, a.tokens, seed=a.seed, batch_size=config.batch_size)
     if config.by != "bos":
         return seen
     if a.tokens.bos:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..activations.record import stream
 from ..chain import readings as r
-from ..chain.config import TraceConfig
+from ..chain.config import Thresholds
 from ..data.bos import bos_id
 from ..data.tokens import TokenBatch
 from ..errors import InputError
@@ -71,7 +71,13 @@ def card(
         RunError: the folder is in use, or holds another run; or the trace's folder has no run.
     """
     config, lens, batch = inputs(CardConfig, model, config=config, tokens=tokens, fields=fields)
-    seen = Observed(lens, batch, config=_thresholds(config), batch_size=config.batch_size)
+    seen = Observed(
+        lens,
+        batch,
+        thresholds=Thresholds(threshold=config.threshold),
+        seed=config.seed,
+        batch_size=config.batch_size,
+    )
     made = contents(seen, chain=None if config.trace is None else chain_of(config.trace, lens))
     frames = _frames(seen, made)
     return decided(
@@ -89,13 +95,9 @@ def card(
     )
 
 
-def _thresholds(config: CardConfig) -> TraceConfig:
-    return TraceConfig(threshold=config.threshold, seed=config.seed, batch_size=config.batch_size)
-
-
 def contents(seen: Observed, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The card as an object, as ``docs/decisions.md`` describes it; undefined numbers are None."""
-    lens, batch, at = seen.lens, seen.tokens, {"threshold": seen.config.threshold}
+    lens, batch, at = seen.lens, seen.tokens, {"threshold": seen.thresholds.threshold}
     losses = {"clean": "loss"}
     if _has_outliers(seen):
         losses |= {"zeroed": "perplexity_zeroed", "mean_aligned": "perplexity_mean_aligned"}

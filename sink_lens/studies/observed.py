@@ -18,7 +18,7 @@ from ..activations.record import capture, stream
 from ..activations.sink_mask import Norms, Received, gap_of, rate_reading, sink_positions
 from ..activations.views import LayerView, Reading, Streamed
 from ..chain import readings as r
-from ..chain.config import TraceConfig
+from ..chain.config import DEFAULTS, Thresholds
 from ..chain.locate import Location, find
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze, zero
@@ -64,28 +64,30 @@ class Observed:
     """One model on one batch of tokens."""
 
     def __init__(
-        self, lens: ModelLike, tokens: TokenBatch, *, config: TraceConfig | None = None, batch_size: int | None = None
+        self,
+        lens: ModelLike,
+        tokens: TokenBatch,
+        *,
+        thresholds: Thresholds = DEFAULTS,
+        seed: int = 0,
+        batch_size: int | None = None,
     ) -> None:
         """Check that the model takes the tokens; nothing is run yet.
 
         Args:
             lens: the model.
             tokens: the sequences.
-            config: thresholds of the sink and of outlier dimensions, and the seed; those of a trace if None.
+            thresholds: of the sink and of outlier dimensions; by default those of a trace.
+            seed: of every bootstrap.
             batch_size: sequences a forward pass; None chooses it by their length.
         """
         self.lens: LensModel = as_lens(lens)
         check_every_layer(self.lens)
         check_tokens(self.lens, tokens)
         self.tokens, self.batch_size = tokens, batch_size
-        self.config = TraceConfig() if config is None else config
+        self.thresholds, self.seed = thresholds, seed
         self._received: list[Received] = []
         self._norms: list[Norms] = []
-
-    @property
-    def seed(self) -> int:
-        """Seed of every bootstrap."""
-        return self.config.seed
 
     @cached_property
     def core(self) -> Streamed:
@@ -93,10 +95,10 @@ class Observed:
         lens, n = self.lens, self.tokens.n_positions
         positions = r.sampled_positions(n)
         sites = [name for name in SITES_READ if SITES[name].address(lens.family) is not None]
-        shared = {one.name: one for one in r.attention_readings((0,), threshold=self.config.threshold)}
+        shared = {one.name: one for one in r.attention_readings((0,), threshold=self.thresholds.threshold)}
         readings = [
             *(shared[name] for name in _CORE),
-            rate_reading(self.config.threshold, shares=lens.family.sigmoid),
+            rate_reading(self.thresholds.threshold, shares=lens.family.sigmoid),
             r.norm_reading("resid_pre", positions=positions, layers=frozenset({0})),
             r.norm_reading("resid_post", positions=positions),
             *r.state_readings((0,), positions=positions)[:2],
@@ -181,7 +183,7 @@ class Observed:
         """Sink positions, growth steps and outlier dimensions of the strongest position, else of position 0."""
         shortest = int(self.tokens.lengths.min())
         rates = self.core.stacked("rate_by_key")
-        found = sink_positions(rates, shortest=shortest, min_rate=self.config.min_sink_rate)
+        found = sink_positions(rates, shortest=shortest, min_rate=self.thresholds.min_sink_rate)
         positions = found or (0,)
         norms = torch.cat([self.core.stacked("norm:resid_pre"), self.core.stacked("norm:resid_post")])
         sampled = r.sampled_positions(self.tokens.n_positions)
@@ -192,10 +194,10 @@ class Observed:
             sink_found=bool(found),
             ratio=ratio.nanmean(1),
             states=self.states_at(positions[0]),
-            growth_factor=self.config.growth_factor,
-            dominance_threshold=self.config.dominance_threshold,
-            energy_frac=self.config.energy_frac,
-            max_outliers=self.config.max_outliers,
+            growth_factor=self.thresholds.growth_factor,
+            dominance_threshold=self.thresholds.dominance_threshold,
+            energy_frac=self.thresholds.energy_frac,
+            max_outliers=self.thresholds.max_outliers,
         )
 
     def states_at(self, position: int) -> Float[Tensor, "layer batch d_model"]:
@@ -392,7 +394,8 @@ class Observed:
 
     def on(self, tokens: TokenBatch) -> "Observed":
         """The same model on other tokens."""
-        return Observed(self.lens, tokens, config=self.config, batch_size=self.batch_size)
+        at = {"thresholds": self.thresholds, "seed": self.seed, "batch_size": self.batch_size}
+        return Observed(self.lens, tokens, **at)
 
     def without_bos(self) -> "Observed":
         """The same model without the first token of every sequence."""

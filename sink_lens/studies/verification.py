@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
-from ..chain.config import TraceConfig
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.inputs import tokens_of
@@ -141,8 +140,7 @@ class _Batches:
                     batch = tokens_of(self.lens, config=other, bos=place[0])
                 except InputError as error:
                     raise UnmeasuredError(str(error)) from error
-            thresholds = TraceConfig(seed=config.seed, batch_size=config.batch_size)
-            self._seen[place] = Observed(self.lens, batch, config=thresholds, batch_size=config.batch_size)
+            self._seen[place] = Observed(self.lens, batch, seed=config.seed, batch_size=config.batch_size)
         return self._seen[place]
 
 
