@@ -98,7 +98,8 @@ def cancelled_bias(*, seed: int, family: str) -> ZooModel:
             bias = attention.k_proj.bias
             bias.copy_(torch.randn(bias.shape, generator=made.generator) * 0.5)
             bias[SLOWEST::D_HEAD] = -1.5 * (HUGE if made.reads_raw else D_MODEL**0.5)  # nearly all of the normed token
-    return _token_model("cancelled_bias", made, seed, _written_once(made, layer, index, locked=locked))
+    truth = replace(_written_once(made, layer, index, locked=locked), cancels_bias=True)
+    return _token_model("cancelled_bias", made, seed, truth)
 
 
 def beside(*, seed: int, family: str) -> ZooModel:
@@ -265,14 +266,20 @@ def elsewhere(*, seed: int, family: str) -> ZooModel:
 
 
 def early_variance(*, seed: int, family: str) -> ZooModel:
-    """(y) The chain of (c), after which the token grows in two more layers, where its values vary least of all."""
-    made = draft(family=family, seed=seed, n_layers=7, coded=True)
-    chain = write_chain(made, layer=0, size=15.0)
-    for place, size in enumerate((25.0, 60.0)):
+    """(y) The chain of (c), after which the token grows in four more layers, where its values vary least of all.
+
+    Only the heads of the layers after that attend to it.
+    """
+    made = draft(family=family, seed=seed, n_layers=9, coded=True)
+    chain = write_chain(made, layer=0)
+    for place, size in enumerate((100.0, 250.0, 500.0, 1100.0)):
         layer = chain.layer + 2 + place
         _erase(made, layer=layer, index=made.pick(D_MLP), by=-size, token=4)
-    whole = chain_truth(made, chain)
-    truth = replace(whole, grows=(1, 2, 3))
+    grows = tuple(range(1, 6))
+    with torch.no_grad():
+        for layer in grows[1:]:
+            made.model.model.layers[layer].self_attn.k_proj.weight[SLOWEST::D_HEAD] = 0.0
+    truth = replace(chain_truth(made, chain), grows=grows, locked=last_layers(made, after=grows[-1]))
     return ZooModel(name="early_variance", family=family, seed=seed, model=made.model, bos_id=None, truth=truth)
 
 
@@ -355,7 +362,7 @@ def _carry(made: Draft, *, layer: int, head: int, reads: int, writes: int) -> No
     value[row, reads] = 1.0
     for other in range(N_HEADS):
         output[:, other * D_HEAD : other * D_HEAD + 2] = 0.0
-    output[writes, head * D_HEAD] = 1.0
+    output[writes, head * D_HEAD] = 1.0 if made.post_norm else 0.3
     if made.post_norm:
         value[row + 1, made.shared] = 1.0
         output[made.ballast, head * D_HEAD + 1] = 8.0 / SHARED

@@ -81,6 +81,8 @@ class Truth:
     """The layers in which all heads attend to the sink."""
     feeding: tuple[int, ...] = ()
     """The layers whose attention the first two links describe."""
+    cancels_bias: bool = False
+    """Whether the dimension cancels a bias that every key has."""
     grows: tuple[int, ...] = ()
     """The layers that make the sink token grow, if the construction fixes them."""
     erased: tuple[int, ...] = ()

@@ -19,7 +19,7 @@ FEW_CONTROLS = 5
 """Most draws of controls of which only a mean or the loss is read, so that no answer depends on the largest."""
 CONTROL_SEQUENCES, QUICK_CONTROL_SEQUENCES = 8, 4
 """Maximum number of sequences for controls, out of those of the interventions: in a full and in a quick trace."""
-CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 8, 4
+CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 12, 8
 """Maximum number of sequences on which makers are searched: in a full trace, and in a quick one."""
 _QUICK = {"intervention_sequences": 8, "controls": FEW_CONTROLS}
 EVERY_INTERVENTION = "intervention"

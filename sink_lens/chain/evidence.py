@@ -15,7 +15,7 @@ from .config import TraceConfig
 from .measure import Panel
 from .neurons import LayerSplit, split_layers
 from .readings import OTHERS_FROM
-from .setting import selected, tested
+from .setting import tested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,8 @@ class Statistic:
     """Values that it must pass where it is the link's primary statistic."""
     references: Mapping[str, float] = field(default_factory=dict)
     """Values to compare with that it need not pass."""
+    layers: tuple[int, ...] = ()
+    """The layers that it is taken over; empty if it is of steps or of all layers."""
     note: str = ""
     """Why it is undefined, where it is."""
     absent: bool = False
@@ -75,8 +77,12 @@ class Statistic:
 
 
 def gather(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
-    """The evidence of a panel, with its growth steps split by neurons."""
-    chosen = selected(panel.n_sequences, config=config)
+    """The evidence of a panel, with its growth steps split by neurons.
+
+    Super neurons are chosen on all sequences on which they are not tested: they were measured anyway.
+    """
+    test = set(tested(panel.n_sequences, config=config))
+    chosen = [one for one in range(panel.n_sequences) if one not in test] or list(range(panel.n_sequences))
     return Evidence(
         lens=lens,
         panel=panel,
@@ -120,7 +126,7 @@ def weakest(name: str, by_step: list[Statistic]) -> Statistic:
     """The step that shows a link least, under the link's own name: a link must hold at every step."""
     estimates = [statistic.interval.estimate for statistic in by_step]
     least = by_step[int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))]
-    return Statistic(name=name, interval=least.interval, nulls=least.nulls)
+    return Statistic(name=name, interval=least.interval, nulls=least.nulls, layers=least.layers)
 
 
 def ratio_of_means(rows: np.ndarray) -> float:

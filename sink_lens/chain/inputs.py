@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float
@@ -58,6 +59,30 @@ def aligned(
     )
     lengths = torch.full((len(index),), length)
     return dataclasses.replace(batch, tokens=tokens, lengths=lengths)
+
+
+def elsewhere(rate: Float[Tensor, "layer batch key"], *, position: int) -> dict[int, int]:
+    """Sequences whose sink stands at another position than the studied one -> that position.
+
+    The studied position has less than half of the sink rate that it has on average, another one at least that half.
+    None where it is so in half of the sequences or more.
+    """
+    of_sequence = rate.nanmean(0).nan_to_num(0.0)
+    least = float(of_sequence[:, position].mean()) / 2
+    found: dict[int, int] = {}
+    for number, row in enumerate(of_sequence):
+        others = row.clone()
+        others[position] = 0.0
+        if row[position] < least <= others.max() and least > 0:
+            found[number] = int(others.argmax())
+    return found if len(found) < len(of_sequence) / 2 else {}
+
+
+def without(batch: TokenBatch, sequences: Iterable[int]) -> TokenBatch:
+    """The batch without some of its sequences."""
+    left = set(sequences)
+    kept = torch.tensor([number for number in range(batch.n_sequences) if number not in left])
+    return dataclasses.replace(batch, tokens=batch.tokens[kept], lengths=batch.lengths[kept])
 
 
 def provenance(lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str) -> dict[str, object]:

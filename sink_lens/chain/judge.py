@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from ..schema import ANOTHER_PATH, COSTLY, DERIVED, INTERVENTION_FLOOR, LEAST_SINK, QUESTIONS, TELLING_LOSS
+from ..text import span
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
 from .links import LINKS
@@ -231,6 +232,7 @@ def link_table(
                     {
                         "link": link.name,
                         "statistic": statistic.name,
+                        "layers": span(list(statistic.layers)) if statistic.layers else "",
                         "value": statistic.interval.estimate,
                         "ci_low": statistic.interval.low,
                         "ci_high": statistic.interval.high,
@@ -249,6 +251,7 @@ def _effect_row(link: str, effect: Mapping[Hashable, Any], *, criterion: str) ->
     return {
         "link": link,
         "statistic": "intervention_share",
+        "layers": str(effect.get("read_layers", "")),
         "value": effect["share"],
         "ci_low": effect["ci_low"],
         "ci_high": effect["ci_high"],

@@ -6,6 +6,7 @@ not transfer between models, not even between seeds of one.
 
 import json
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,13 +19,16 @@ from ..errors import RunError
 from ..measures.dimensions import dominance_ratio, outlier_dimensions
 
 _WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
+_ERASED = 0.1
+"""A layer erases if it takes away at least this share of the plateau's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthStep:
     """Consecutive layers in each of which the sink token grows.
 
-    In each, the norm ratio at least doubles or an outlier dimension is written (``writing_layers``).
+    In each, the norm ratio at least doubles; or in all of them an outlier dimension is written (``writing_layers``),
+    and together they raise the ratio by the root of that factor.
     """
 
     first_layer: int
@@ -43,13 +47,34 @@ class GrowthStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Erasure:
+    """Consecutive layers that take away what the growth before them wrote into the sink token."""
+
+    first_layer: int
+    last_layer: int
+    ratio_before: float
+    """Norm ratio before the first layer."""
+    ratio_after: float
+    """Norm ratio after the last layer."""
+    share: float
+    """Share of the plateau's state that the layers take away, along that state; above 1 if they overshoot."""
+
+    @property
+    def layers(self) -> range:
+        """The layers of the erasure."""
+        return range(self.first_layer, self.last_layer + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringPlan:
     """Positions, layers and dimensions that a measuring pass reads, fixed before anything is measured."""
 
     sink_positions: tuple[int, ...]
     """Positions whose attention is read, the studied one first."""
     layers: tuple[int, ...] = ()
-    """The layers whose neurons are read."""
+    """The growth layers, whose neurons are read."""
+    erasing: tuple[int, ...] = ()
+    """The layers that erase the studied token, whose neurons are read at that token alone."""
     dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Layer -> dimensions of the stream that it reads, whose part in the studied key is read."""
 
@@ -74,6 +99,7 @@ class Location:
     steps: tuple[GrowthStep, ...]
     outliers: Mapping[int, tuple[int, ...]]
     """Layer -> outlier dimensions of the studied token after it, where there are any; -1 is before layer 0."""
+    erasures: tuple[Erasure, ...] = ()
 
     @property
     def sink_position(self) -> int:
@@ -84,6 +110,22 @@ class Location:
     def growth_layers(self) -> tuple[int, ...]:
         """The layers of all growth steps."""
         return tuple(layer for step in self.steps for layer in step.layers)
+
+    @property
+    def erasing_layers(self) -> tuple[int, ...]:
+        """The layers of all erasures."""
+        return tuple(layer for erasure in self.erasures for layer in erasure.layers)
+
+    @property
+    def dimensions(self) -> tuple[list[int], list[int]]:
+        """The outlier dimensions of at least two layers, those of most layers first, and those of one layer only.
+
+        All are in the first list if none lasts longer than one layer. The embedding is no layer.
+        """
+        counts = Counter(one for layer, found in sorted(self.outliers.items()) if layer >= 0 for one in sorted(found))
+        lasting = [one for one, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1]
+        brief = sorted(one for one, count in counts.items() if count == 1)
+        return (lasting, brief) if lasting else (brief, [])
 
     def feeding(self, n_layers: int) -> tuple[int, ...]:
         """The layers whose aggregated values feed the growth; see ``feeding_layers``."""
@@ -103,6 +145,7 @@ class Location:
         return MeasuringPlan(
             sink_positions=self.sink_positions,
             layers=self.growth_layers,
+            erasing=self.erasing_layers,
             dimensions={layer: dimensions for layer, dimensions in entering.items() if dimensions},
         )
 
@@ -124,6 +167,7 @@ def location_from(text: str) -> Location:
             sink_found=bool(found["sink_found"]),
             steps=tuple(GrowthStep(**step) for step in found["steps"]),
             outliers={int(layer): _indices(dimensions) for layer, dimensions in found["outliers"].items()},
+            erasures=tuple(Erasure(**erasure) for erasure in found.get("erasures", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
@@ -137,8 +181,11 @@ def _indices(numbers: Iterable[Any]) -> tuple[int, ...]:
 
 
 def feeding_layers(growth: tuple[int, ...], *, n_layers: int) -> tuple[int, ...]:
-    """The layers whose aggregated values feed the growth: the growth layers, else the first quarter of all."""
-    return growth or tuple(range(max(1, n_layers // 4)))
+    """The layers whose attention comes before the growth: up to the first growth layer, whose MLP comes after it.
+
+    The first quarter of all layers if nothing grows. Once a token has grown, its norm hides what its values were.
+    """
+    return tuple(range(growth[0] + 1)) if growth else tuple(range(max(1, n_layers // 4)))
 
 
 def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tuple[int, int]]:
@@ -148,14 +195,7 @@ def growth_layers(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tupl
     (ratio over 1), so that the recovery of a small norm is no growth.
     """
     grows = (ratio[1:] >= factor * ratio[:-1]).tolist()
-    steps: list[tuple[int, int]] = []
-    for layer, does in enumerate(grows):
-        if not does:
-            continue
-        if steps and steps[-1][1] == layer - 1:
-            steps[-1] = (steps[-1][0], layer)
-        else:
-            steps.append((layer, layer))
+    steps = _runs(layer for layer, does in enumerate(grows) if does)
     return [step for step in steps if ratio[step[1] + 1] > 1]
 
 
@@ -241,7 +281,8 @@ def find(
             outliers[index - 1] = dimensions
     if forced is None:
         spans = growth_layers(ratio, factor=growth_factor)
-        spans = sorted([*spans, *_written_spans(states, outliers=outliers, taken=spans)])
+        written = _written_spans(states, ratio=ratio, factor=growth_factor**0.5, outliers=outliers, taken=spans)
+        spans = sorted([*spans, *written])
     else:
         spans = list(forced)
     steps = tuple(
@@ -254,30 +295,85 @@ def find(
         )
         for first, last in spans
     )
-    return Location(sink_positions=positions, sink_found=sink_found, steps=steps, outliers=outliers)
+    erasures = () if forced is not None else _erasures(states, ratio=ratio, spans=spans)
+    return Location(sink_positions=positions, sink_found=sink_found, steps=steps, outliers=outliers, erasures=erasures)
+
+
+def erased_share(states: Float[Tensor, "sample batch d_model"], *, first: int) -> Float[Tensor, " layer"]:
+    """Share of the plateau's state that each layer takes away: minus its change of the mean state, along the plateau.
+
+    The plateau is the largest mean state so far, from after layer ``first`` on; up to there the result is 0. ``states``
+    begin before layer 0, the result with layer 0.
+    """
+    means = states.double().mean(1)
+    found = torch.zeros(len(means) - 1)
+    plateau = means[first + 1]
+    for layer in range(first + 1, len(means) - 1):
+        if means[layer].norm() > plateau.norm():
+            plateau = means[layer]
+        found[layer] = -(means[layer + 1] - means[layer]) @ plateau / plateau.norm().square().clamp(min=1e-12)
+    return found
+
+
+def _erasures(
+    states: Float[Tensor, "layer batch d_model"], *, ratio: Float[Tensor, " layer"], spans: list[tuple[int, int]]
+) -> tuple[Erasure, ...]:
+    """Runs of layers after the first growth step, and in none, each of which takes a tenth of the plateau away."""
+    if not spans:
+        return ()
+    grown = {layer for first, last in spans for layer in range(first, last + 1)}
+    shares = erased_share(states, first=spans[0][1])
+    runs = _runs(layer for layer in (shares >= _ERASED).nonzero().flatten().tolist() if layer not in grown)
+    return tuple(
+        Erasure(
+            first_layer=first,
+            last_layer=last,
+            ratio_before=float(ratio[first]),
+            ratio_after=float(ratio[last + 1]),
+            share=float(shares[first : last + 1].sum()),
+        )
+        for first, last in runs
+    )
+
+
+def _runs(layers: Iterable[int]) -> list[tuple[int, int]]:
+    """Consecutive layers as (first, last)."""
+    found: list[tuple[int, int]] = []
+    for layer in layers:
+        if found and found[-1][1] == layer - 1:
+            found[-1] = (found[-1][0], layer)
+        else:
+            found.append((layer, layer))
+    return found
 
 
 def _written_spans(
     states: Float[Tensor, "layer batch d_model"],
     *,
+    ratio: Float[Tensor, " layer"],
+    factor: float,
     outliers: Mapping[int, tuple[int, ...]],
     taken: list[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """Runs of layers that write an outlier dimension and belong to no growth step of the norm."""
-    dims = sorted({one for found in outliers.values() for one in found})
+    """Runs of layers that write an outlier dimension and belong to no growth step of the norm.
+
+    In each the dimension becomes larger than it ever was, it is an outlier after the layer or later, and the norm ratio
+    falls by less than a twentieth; over all of them the ratio rises by at least ``factor``, to above 1. What comes back
+    after an erasure, or is written while the token shrinks, is no growth.
+    """
+    dims = sorted({one for layer, found in outliers.items() if layer >= 0 for one in found})
     if not dims:
         return []
-    values = states.double().mean(1)[:, dims]
+    size = states.double().mean(1)[:, dims].abs()
+    is_outlier = torch.zeros(len(states) - 1, len(dims), dtype=torch.bool)
+    for layer, found in outliers.items():
+        if layer >= 0:  # it counts in this layer and all before it
+            is_outlier[: layer + 1] |= torch.tensor([one in found for one in dims])
+    grows = writing_layers(size) & is_outlier & (size[1:] > size.cummax(0).values[:-1])
     covered = {layer for first, last in taken for layer in range(first, last + 1)}
-    spans: list[tuple[int, int]] = []
-    for layer in writing_layers(values).any(1).nonzero().flatten().tolist():
-        if layer in covered:
-            continue
-        if spans and spans[-1][1] == layer - 1:
-            spans[-1] = (spans[-1][0], layer)
-        else:
-            spans.append((layer, layer))
-    return spans
+    rises = (ratio[1:] >= (1 - _LEAST_WRITTEN) * ratio[:-1]) & grows.any(1)
+    spans = _runs(layer for layer in rises.nonzero().flatten().tolist() if layer not in covered)
+    return [(a, b) for a, b in spans if ratio[b + 1] > 1 and ratio[b + 1] >= factor * ratio[a]]
 
 
 def _strongest(state: Float[Tensor, "batch d_model"]) -> int:

@@ -3,12 +3,17 @@
 Neurons, heads, the token's embedding, biases of the keys and learned sink logits of *all* layers are ranked by the
 largest of their screens (``screen``). Then, on the sequences that the screen saw:
 
-1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink;
-2. each is thinned: what can be left out while the share still goes is left out. It is a small set, not the smallest.
+1. prefixes of the ranking are ablated together, to find the shortest that removes half, and four fifths, of the sink:
+   in the mean less its standard error, since sequences may differ;
+2. each is thinned: what can be left out while the share still goes is left out. It is a small set, not the smallest,
+   and holds the smaller one;
 3. *all makers* begin with a set that removes nearly all that any prefix removes, thinned in the same way, and those
    of the next parts that each remove clearly more with it. Parts upstream of it can make the sink as well: those before
    the last gap in the integrated effects, where one part has at least ``GAP`` times the effect of the next, belong to
-   them, kind by kind, if those of a kind remove a quarter of the sink without that set.
+   them, kind by kind, if those of a kind remove a quarter of the sink without that set; so does every one of the
+   ``NEXT`` highest parts that alone removes that much.
+4. A maker whose ablation, alone or with its like of the same layer, takes half of a later neuron's activation at the
+   sink position is *upstream* of that neuron: ablating the one or the other is the same cut. All others *write*.
 
 On other sequences every set is ablated beside random sets of the same size and layers, with the loss of each. To
 ablate is to set a part to its mean over ordinary tokens at the sink position (``mean_ordinary``), a key's bias to 0 at
@@ -31,14 +36,22 @@ from ..edits.outcome import Outcome
 from ..engine.ground import Ground
 from ..models.weights import attention_weights
 from ..stats import Interval
+from ..text import listed
 from .config import FEW_CONTROLS
 from .screen import SCREENS, Target, embeddings, screened
 from .setting import Edits, Part, Setting, bar
 
 GOALS = {"half": 0.5, "four fifths": 0.8}
-"""Name of a set -> share of the sink that it must remove on the sequences on which it is chosen."""
+"""Name of a set -> share of the sink that it must remove on the sequences on which it is chosen. What it removes on
+others is measured, and the lower end of that interval is what is said of it."""
+SILENCED = 0.5
+"""A part is upstream of a neuron if ablating it takes at least this share of the neuron's activation over elsewhere."""
+MOST_ROLES = 32
+"""Most makers that are asked whether they feed another one."""
 ALL = "all makers"
 SUPER = "super neurons"
+UPSTREAM_SET = "upstream of them"
+"""The makers that only make others fire: another cut, not another part of the sink."""
 RANDOM = "random"
 MOST = 256
 """The longest prefix of the ranking that is ablated."""
@@ -67,6 +80,7 @@ MAKER_COLUMNS = (
     "score",
     "sets",
     "is_maker",
+    "role",
     "is_super",
     "removed_alone",
     "target",
@@ -102,6 +116,8 @@ class Makers:
     """Set -> its parts in the order of the ranking; a goal that no prefix reaches has none."""
     alone: Mapping[Part, float]
     """Share of the sink that each part of a set removes alone."""
+    feeds: Mapping[Part, tuple[Part, ...]]
+    """Maker -> the neurons among the makers that are silent without it."""
 
 
 def target_of(setting: Setting, *, lacks_sink: bool) -> Target | None:
@@ -128,9 +144,10 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         new = [chosen for chosen in dict.fromkeys(map(frozenset, several)) if chosen not in removed]
         ordered = [[part for part in parts if part in chosen] for chosen in new]
         (before, *runs) = _runs(setting, [[], *ordered], target=target, loss=False)
-        whole = _value(setting, before, target).mean()
+        clean = _value(setting, before, target)
         for chosen, run in zip(new, runs, strict=True):
-            removed[chosen] = float(1 - _value(setting, run, target).mean() / whole)
+            lost = (clean - _value(setting, run, target)) / clean.mean()
+            removed[chosen] = float(lost.mean() - (lost.std() / len(lost) ** 0.5 if len(lost) > 1 else 0.0))
 
     def of(chosen: Sequence[Part]) -> float:
         if frozenset(chosen) not in removed:
@@ -144,7 +161,7 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
     if target == "sink logit":  # each takes attention in its own head
         everything = tuple(with_effect)
         every = dict.fromkeys((*GOALS, ALL), everything)
-        return Makers(target=target, ranking=ranking, sets=every, alone=alone(everything))
+        return Makers(target=target, ranking=ranking, sets=every, alone=alone(everything), feeds={})
     most = min(MOST, len(with_effect))
     longest = of(with_effect[:most])
     goals = GOALS | {ALL: NEARLY * longest}
@@ -153,7 +170,8 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
         length = _shortest(lambda size: of(with_effect[:size]), goal=goal, most=most) if longest >= GOALS["half"] else 0
         prefix = with_effect[:length]
         least = max(goal, THINNED * of(prefix)) if name == ALL else goal
-        sets[name] = tuple(_thinned(prefix, of, goal=least)) if length else ()
+        inner = [part for part in prefix if any(part in smaller for smaller in sets.values())]
+        sets[name] = tuple(_thinned(prefix, of, goal=least, keep=inner)) if length else ()
         if name == ALL and length:
             for part in with_effect[length : length + NEXT]:
                 if of((*sets[ALL], part)) >= of(sets[ALL]) + ADDS:
@@ -164,8 +182,55 @@ def find_makers(setting: Setting, *, target: Target, progress: bool = False) -> 
             alike = [part for part in upstream if part.kind == kind]
             if of(alike) >= UPSTREAM:
                 sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in alike)
+        strong = {part for part, share in alone(with_effect[:NEXT]).items() if share >= UPSTREAM}
+        sets[ALL] = tuple(part for part in parts if part in sets[ALL] or part in strong)
     listed = [part for part in parts if any(part in some for some in sets.values())][:LISTED]
-    return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed))
+    feeds = _feeding(setting, sets[ALL], alone(listed)) if target == "sink" else {}
+    return Makers(target=target, ranking=ranking, sets=sets, alone=alone(listed), feeds=feeds)
+
+
+def _feeding(setting: Setting, makers: Sequence[Part], alone: Mapping[Part, float]) -> dict[Part, tuple[Part, ...]]:
+    """Maker -> the neurons of later layers among the makers that are silent without it.
+
+    Parts of one kind and layer that silence nothing alone are asked together.
+    """
+    writers = sorted((part for part in makers if part.kind == "neuron"), key=lambda part: -alone.get(part, 0.0))
+    writers = writers[:MOST_ROLES]
+    layers = sorted({part.layer for part in writers})
+    if len(makers) < 2 or not layers:
+        return {}
+    position, clean = setting.sink_position, setting.clean("neurons", layers=layers)
+    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in clean.items()}
+    fires = {part: float((clean[part.layer][:, position] - means[part.layer])[:, part.unit].mean()) for part in writers}
+
+    def fed(several: Sequence[Sequence[Part]]) -> list[tuple[Part, ...]]:
+        """The writers that each ablation silences."""
+        runs = setting.runs(
+            [ablation(setting, parts) for parts in several], layers=layers, quiet=True, sites=("neurons",)
+        )
+        found = []
+        for parts, run in zip(several, runs, strict=True):
+            silent = []
+            for part in writers:
+                later = part.layer > parts[0].layer or (part.layer == parts[0].layer and parts[0].kind == "head")
+                if later and part not in parts:
+                    left = run.tensors["neurons", part.layer][:, position] - means[part.layer]
+                    if abs(float(left[:, part.unit].mean())) <= (1 - SILENCED) * abs(fires[part]):
+                        silent.append(part)
+            found.append(tuple(silent))
+        return found
+
+    early = [part for part in makers if part.layer < layers[-1] or (part.kind == "head" and part.layer == layers[-1])]
+    strong = sorted(early, key=lambda part: -alone.get(part, 0.0))[:MOST_ROLES]
+    found = {part: silent for part, silent in zip(strong, fed([[part] for part in strong]), strict=True) if silent}
+    groups: dict[tuple[str, int], list[Part]] = {}
+    for part in early:
+        if part not in found:
+            groups.setdefault((part.kind, part.layer), []).append(part)
+    several = [parts for parts in groups.values() if len(parts) > 1]
+    for parts, silent in zip(several, fed(several), strict=True):
+        found |= {part: silent for part in parts if silent}
+    return found
 
 
 def _ranked(table: pd.DataFrame) -> pd.DataFrame:
@@ -192,16 +257,21 @@ def _shortest(removed: Callable[[int], float], *, goal: float, most: int) -> int
     return high
 
 
-def _thinned(parts: Sequence[Part], removed: Callable[[Sequence[Part]], float], *, goal: float) -> list[Part]:
-    """Leave out what can be left out, the lowest ranked first, in halves and quarters down to single parts."""
+def _thinned(
+    parts: Sequence[Part], removed: Callable[[Sequence[Part]], float], *, goal: float, keep: Sequence[Part] = ()
+) -> list[Part]:
+    """Leave out what can be left out, the lowest ranked first, in halves and quarters down to single parts.
+
+    Those to ``keep`` stay.
+    """
     kept = list(parts)
-    size = len(kept) // 2
+    size = max(1, len(kept) // 2)
     while size >= 1:
         end = len(kept)
         while end > 0 and len(kept) > 1:
             start = max(0, end - size)
-            rest = [*kept[:start], *kept[end:]]
-            if rest and removed(rest) >= goal:
+            rest = [*kept[:start], *(part for part in kept[start:end] if part in keep), *kept[end:]]
+            if rest and len(rest) < len(kept) and removed(rest) >= goal:
                 kept = rest
             end = start
         size = size // 2
@@ -369,6 +439,7 @@ def _maker_table(found: Makers, *, supers: Sequence[Part]) -> pd.DataFrame:
             | {
                 "sets": ", ".join(name for name, parts in found.sets.items() if part in parts),
                 "is_maker": part in found.sets[ALL],
+                "role": _role(part, found) if part in found.sets[ALL] else "",
                 "is_super": part in supers,
                 "removed_alone": found.alone.get(part, math.nan),
                 "target": found.target,
@@ -377,13 +448,21 @@ def _maker_table(found: Makers, *, supers: Sequence[Part]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(MAKER_COLUMNS))
 
 
+def _role(part: Part, found: Makers) -> str:
+    """What a maker does, in words: it writes, or it is upstream of others that write."""
+    fed = found.feeds.get(part, ())
+    return f"upstream of {listed(map(str, fed), most=3)}" if fed else "writes"
+
+
 def _set_table(setting: Setting, found: Makers, *, supers: Sequence[Part], progress: bool) -> pd.DataFrame:
     target, generator = found.target, setting.generator()
     rng = np.random.default_rng(setting.seed)
     (clean,) = _runs(setting, [[]], target=target, loss=True)
     few = setting.of_controls
     (clean_of_few,) = _runs(setting, [[]], target=target, loss=True, of=few)
-    sets = {name: parts for name, parts in {**found.sets, SUPER: tuple(supers)}.items() if parts}
+    upstream = tuple(part for part in found.sets[ALL] if part in found.feeds)
+    named = {**found.sets, UPSTREAM_SET: upstream, SUPER: tuple(supers)}
+    sets = {name: parts for name, parts in named.items() if parts}
     rows: list[dict[str, object]] = []
     done: dict[frozenset[Part], tuple[str, Outcome]] = {}
 

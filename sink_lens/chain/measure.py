@@ -86,6 +86,11 @@ class Panel:
             :, :, self.sink_positions.index(self.location.sink_position)
         ]
 
+    def sink_layers(self) -> list[int]:
+        """The layers in which the studied position has at least half of the attention that it has in any."""
+        mass = self.at_sink("sink_mass", self.location.sink_position).nanmean(dim=(1, 2)).nan_to_num(0.0)
+        return (mass >= mass.max() / 2).nonzero().flatten().tolist()
+
     @property
     def lacks_sink(self) -> bool:
         """Whether no position is a sink, on sequences that are long enough to tell."""
@@ -231,6 +236,7 @@ def measure(
 def aims(aim: Location, *, at: Location, n_layers: int) -> bool:
     """Whether a pass with this aim read everything that the location found by it needs."""
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [(s.layers, s.dimension) for s in at.steps]
+    same_steps = same_steps and aim.erasing_layers == at.erasing_layers
     same_dimensions = all(aim.entering(layer) == at.entering(layer) for layer in range(n_layers))
     return aim.sink_position == at.sink_position and same_steps and same_dimensions
 

@@ -4,8 +4,10 @@ An upstream intervention (isolation, variance amplification) puts a sink at the 
 quantity *at that position* is frozen at the value of the clean run: the aggregated values ``z`` (in all layers, which
 must undo the intervention entirely and is there as a check), the activations of a growth step's super neurons, the
 outlier dimensions after the step, or the keys in the layers that are read. The mass that survives, in the layers
-after the step and before the next, says how much of the sink goes another way. For the natural sink, the same is mean
-ablated at its own position: set to the mean over ordinary tokens (``mean_ordinary``).
+after the step and before the next in which the sink is read, says how much of the sink goes another way. Where there
+are several steps, what belongs to all of them is frozen together as well: a step's other path may be the other step.
+For the natural sink, the same is mean ablated at its own position: set to the mean over ordinary tokens
+(``mean_ordinary``).
 
 Each has random controls of the same size: other neurons of the same layers, other dimensions, and for ``z`` and
 the key the same at another position.
@@ -50,7 +52,7 @@ COLUMNS = (
 def mediation_table(
     setting: Setting, *, amplified: Edit | None, links: Sequence[Link] = LINKS, progress: bool = False
 ) -> pd.DataFrame:
-    """One row per (intervention, frozen link, growth step); the columns are ``COLUMNS``.
+    """One row per (intervention, frozen link, growth step or all of them); the columns are ``COLUMNS``.
 
     ``surviving_share`` is what survives of the mass that the intervention adds at the position: 0 where freezing
     takes it all away, 1 where it changes nothing; nan where nothing was added. Cost: some 24 passes of the bridge
@@ -68,12 +70,15 @@ def mediation_table(
         interventions["amplification"] = [amplified]
     interventions["natural"] = []
     freezes = [link.freeze for link in links if link.freeze is not None]
-    cells = [(name, segment) for name in interventions for segment in setting.segments]
+    whole_chain = [] if setting.whole is None else [setting.whole]
+    cells = [(name, segment) for name in interventions for segment in [*setting.segments, *whole_chain]]
     runs = {name: setting.under(edits) for name, edits in interventions.items()}
     fewer = {name: run.fewer(setting.control_sequences) for name, run in runs.items()}
     for name, segment in bar(cells, label="mediation", progress=progress):
         run = runs[name]
-        natural, layers = name == "natural", list(segment.layers)
+        natural, layers = name == "natural", [layer for layer in segment.layers if layer in setting.sink_layers]
+        if not layers:
+            continue
         position = setting.sink_position if natural else setting.target_position
         # the natural sink is measured over an ordinary position: the target, before anything is done to it
         baseline = _mass(setting.baseline, setting.target_position, layers)

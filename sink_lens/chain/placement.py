@@ -21,8 +21,10 @@ from ..engine.ground import Ground
 from .readings import OTHERS_FROM
 from .setting import Setting, bar
 
-Kind = Literal["positional", "token", "position or token", "position and token", "no sink", "undecided"]
-"""What the sink follows: the position alone, the token alone, either of them, or both together."""
+Kind = Literal[
+    "positional", "positional, not BOS", "token", "position or token", "position and token", "no sink", "undecided"
+]
+"""What the sink follows: the position alone (of any token, or of any but BOS), the token alone, either, or both."""
 COLUMNS = ("position", "token", "isolated", "sink_mass", "ordinary_mass", "norm_ratio", "loss_nats", "is_sink", "n")
 _TIMES = 4.0
 _LEAST = 0.1
@@ -58,9 +60,9 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 def kind_of(table: pd.DataFrame) -> Kind:
     """What the sink is bound to, from the cells that are not isolated.
 
-    *positional*: an ordinary token at position 0 is a sink, and BOS inside is none. *token*: the other way round.
-    *position or token*: both are. *position and token*: neither is, but BOS at position 0 is. In a model without
-    BOS only *positional* and *no sink* can be told.
+    *positional*: an ordinary token at position 0 is a sink, and BOS inside is none; *positional, not BOS* if BOS at
+    position 0 is none either. *token*: the other way round. *position or token*: both are. *position and token*:
+    neither is, but BOS at position 0 is. In a model without BOS only *positional* and *no sink* can be told.
     """
 
     def is_sink(*, first: bool, token: str) -> bool:
@@ -71,8 +73,10 @@ def kind_of(table: pd.DataFrame) -> Kind:
 
     if table.empty:
         return "undecided"
+    told = bool(((table["position"] == 0) & (table["token"] == "bos")).any())
+    positional: Kind = "positional, not BOS" if told and not is_sink(first=True, token="bos") else "positional"
     kinds: dict[tuple[bool, bool], Kind] = {
-        (True, False): "positional",
+        (True, False): positional,
         (False, True): "token",
         (True, True): "position or token",
         (False, False): "position and token" if is_sink(first=True, token="bos") else "no sink",
@@ -127,8 +131,8 @@ def _others(case: _Case) -> list[int]:
 
 def _row(setting: Setting, cell: _Case, found: Outcome, others: Sequence[int]) -> dict[str, object]:
     assert found.loss is not None  # it was asked for
-    mass = float(found.mass_at(cell.position, layers=setting.late_layers).nanmean())
-    ordinary = float(torch.stack([found.mass_at(other, layers=setting.late_layers) for other in others]).nanmean())
+    mass = float(found.mass_at(cell.position, layers=setting.sink_layers).nanmean())
+    ordinary = float(torch.stack([found.mass_at(other, layers=setting.sink_layers) for other in others]).nanmean())
     norms = torch.stack([found.state_at(one).norm(dim=-1) for one in (cell.position, *others)], -1)
     ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
     return {

@@ -206,10 +206,20 @@ def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> lis
 
 
 def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
-    """Activations of every neuron of the plan's layers at the sink positions, and their mean magnitude at others."""
+    """Activations of every neuron of the plan's layers at the sink positions, and their mean magnitude at others.
+
+    Of the layers that erase, those at the studied position alone.
+    """
     sinks, layers = list(plan.sink_positions), frozenset(plan.layers)
+    erasing = Reading(
+        name="neurons_erasing",
+        sites=("neurons",),
+        function=lambda view: view["neurons"][:, sinks[0]].float(),
+        layers=frozenset(plan.erasing),
+    )
+    found = [erasing] if plan.erasing else []
     if not layers:
-        return []
+        return found
 
     def elsewhere(view: LayerView) -> Tensor:
         others = view.valid.clone()
@@ -226,6 +236,7 @@ def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"])
         )
 
     return [
+        *found,
         at_sinks("neurons"),
         at_sinks("attn_out"),
         at_sinks("mlp_out"),

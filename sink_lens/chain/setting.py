@@ -35,7 +35,7 @@ from ..errors import InputError
 from ..measures.attention import uniform_mass
 from ..models.lens import LensModel
 from ..models.sites import sites_of
-from ..schema import LEAST_SINK, SINK_THRESHOLD
+from ..schema import ALL_STEPS, LEAST_SINK, SINK_THRESHOLD
 from .config import CONTROL_SEQUENCES, TraceConfig
 from .locate import GrowthStep, Location
 from .readings import OTHERS_FROM
@@ -56,17 +56,17 @@ _VERB = {False: "freeze", True: "mean_ordinary of"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The layers in which what one growth step made is read: those after it and before the next."""
+    """The layers in which what growth steps made is read: those after one and before the next, or after all of them."""
 
     number: int
-    """Index of the growth step; -1 in a model without one."""
-    step: GrowthStep | None
+    """Index of the growth step; -1 in a model without one, ``ALL_STEPS`` for all of them together."""
+    steps: tuple[GrowthStep, ...]
     layers: tuple[int, ...]
 
     @property
-    def first_layer(self) -> int:
-        """First layer of the step."""
-        return self.layers[0] if self.step is None else self.step.first_layer
+    def growth_layers(self) -> tuple[int, ...]:
+        """The layers of its growth steps."""
+        return tuple(layer for step in self.steps for layer in step.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +132,16 @@ class Setting:
     def sink_position(self) -> int:
         """The position of the model's own sink."""
         return self.location.sink_position
+
+    @property
+    def whole(self) -> Segment | None:
+        """All growth steps together, read in the layers in which the sink is read after the last one; None of one."""
+        steps = self.location.steps
+        if len(steps) < 2:
+            return None
+        last = steps[-1].last_layer
+        layers = tuple(layer for layer in self.sink_layers if layer > last)
+        return Segment(number=ALL_STEPS, steps=steps, layers=layers) if layers else None
 
     @property
     def late_layers(self) -> tuple[int, ...]:
@@ -449,9 +459,9 @@ def segments(location: Location, *, n_layers: int) -> tuple[Segment, ...]:
         following = [other.first_layer for other in location.steps[number + 1 :]]
         layers = tuple(range(step.last_layer + 1, min([*following, n_layers])))
         if layers:
-            found.append(Segment(number=number, step=step, layers=layers))
+            found.append(Segment(number=number, steps=(step,), layers=layers))
     if not found:
-        found.append(Segment(number=-1, step=None, layers=tuple(range(min(n_layers // 4, n_layers - 1), n_layers))))
+        found.append(Segment(number=-1, steps=(), layers=tuple(range(min(n_layers // 4, n_layers - 1), n_layers))))
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ They say where the sink is, which links hold, what the sink is bound to, what ca
 exists.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ import torch
 from ..measures.dimensions import massive_ratio, stable_range
 from ..schema import NORM_ALONE
 from ..stats import Interval, interval, studentised
-from ..text import span
+from ..text import listed, span
 from .at_token import Occurrences
 from .config import TraceConfig
 from .locate import onset_layer, slow_growth
@@ -24,9 +24,10 @@ _VIEWS_DIFFER = 0.2
 """The makers and the super neurons differ where they remove shares that differ by more than this."""
 _CENTRES = {"values": "from the mean of values", "aggregated": "of aggregated values", "none": "norm only"}
 BOUND_TO = {
-    "positional": "it comes at position 0 whatever token stands there, and BOS inside brings none",
+    "positional": "it comes at position 0 with BOS and with an ordinary token there, and BOS inside brings none",
+    "positional, not BOS": "an ordinary token at position 0 brings it; BOS brings none, there or inside",
     "token": "it comes where BOS stands, and an ordinary token at position 0 brings none",
-    "position or token": "it comes at position 0 whatever token stands there, and where BOS stands too",
+    "position or token": "an ordinary token at position 0 brings it, and BOS wherever it stands",
     "position and token": "it needs BOS at position 0",
     "no sink": "neither position 0 nor BOS brings one on these sequences",
     "undecided": "the sequences are too short to tell",
@@ -40,6 +41,8 @@ def summary_table(
     config: TraceConfig,
     aligned: bool = False,
     there: Occurrences | None = None,
+    elsewhere: Sequence[int] = (),
+    n_asked: int | None = None,
 ) -> pd.DataFrame:
     """``summary.csv``: quantity, value, ci_low, ci_high, unit, note."""
     location, rng = panel.location, np.random.default_rng(config.seed)
@@ -63,6 +66,16 @@ def summary_table(
     if there is not None:
         note = f"each row is one occurrence of the token; it stands {there.found} times in the sequences"
         add("at_token", there.text, "token", note)
+    if elsewhere:
+        at = listed(f"position {place}" for place in dict.fromkeys(sorted(elsewhere)))
+        note = f"of {n_asked} sequences; their sink is at {at}, and they are left out of everything else"
+        add("sequences_elsewhere", len(elsewhere), "sequences", note)
+    if not location.sink_found:
+        rates = panel["rate_by_key"].nanmean(dim=(0, 1))[: panel.shortest].nan_to_num(0.0)
+        if float(rates.max()) > 0:
+            note = f"the position with the highest sink rate, in {float(rates.max()):.1%} of layers and heads"
+            add("strongest_position", int(rates.argmax()), "position", note)
+            add("strongest_rate", float(rates.max()), "share of layers and heads")
     if len(location.sink_positions) > 1:
         others = ", ".join(str(position) for position in location.sink_positions[1:])
         add("other_sink_positions", others, "position")
@@ -89,10 +102,10 @@ def summary_table(
     slow = slow_growth(panel.norm_ratio().nanmean(1), factor=2 * config.growth_factor)
     if not location.steps and slow is not None:
         add("slow_growth", slow[2], "ratio", f"over layers {slow[0]} to {slow[1]}, no layer of which is a growth step")
-    dimensions = sorted({d for dims in location.outliers.values() for d in dims})
-    add(
-        "outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", f"{len(location.outliers)} layers have them"
-    )
+    dimensions, brief = location.dimensions
+    note = f"those of most layers first; {len(location.outliers)} layers have some"
+    note += f"; in one layer only: {listed(brief)}" if brief else ""
+    add("outlier_dimensions", ", ".join(map(str, dimensions)), "dimension", note)
     supers = neurons[neurons["is_super"]]
     add("super_neurons", int(supers.groupby(["layer", "neuron"]).ngroups) if len(supers) else 0, "neurons")
     if "experts" in frames:

@@ -35,7 +35,7 @@ from .at_token import Occurrences, at_token
 from .config import EVERY_INTERVENTION, TraceConfig
 from .estimate import estimate
 from .evidence import gather
-from .inputs import aligned, other_condition, provenance
+from .inputs import aligned, elsewhere, other_condition, provenance, without
 from .interventions import TABLES, causal_tables
 from .judge import chain_table, link_table, link_values
 from .links import LINKS
@@ -47,6 +47,7 @@ from .neurons import (
     criteria_agreement,
     expert_table,
     neuron_table,
+    phase_table,
     selectivity_table,
     super_neurons,
 )
@@ -64,6 +65,7 @@ FILES = (
     "dimensions",
     "writing",
     "growth_steps",
+    "phases",
     "neurons",
     "selectivity",
     "columns",
@@ -280,6 +282,12 @@ def _run(
     if moved is not None:
         batch, other = moved, None
         panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring, aligned")
+    found = panel.location.sink_found and moved is None and there is None
+    others = elsewhere(panel["rate_by_key"], position=panel.location.sink_position) if found else {}
+    n_asked = batch.n_sequences
+    if others:  # what makes a sink at the studied position is asked where it is one
+        batch = without(batch, others)
+        panel = aimed(lens, batch, config=config, own=own, progress=progress, label="measuring where the sink is")
     keep("tokens", decode_tokens(batch, lens.tokenizer))
     evidence = gather(lens, panel, config=config)
     errors = {split.layer: split.error for split in evidence.splits if split.position == panel.location.sink_position}
@@ -290,6 +298,7 @@ def _run(
     keep("dimensions", tables.dimension_table(panel, config=config))
     keep("writing", tables.writing_table(panel))
     keep("growth_steps", tables.step_table(panel, errors))
+    keep("phases", phase_table(lens, panel, evidence.splits, super_share=config.super_share))
     keep("neurons", neuron_table(lens, panel, evidence.splits))
     if lens.d_expert is not None:
         keep("experts", expert_table(lens, panel, evidence.splits, super_share=config.super_share))
@@ -321,7 +330,8 @@ def _run(
         )
     nulls = {"random_init": frames.get("twin_links"), "effects": frames.get("effects")}
     keep("links", link_table(evidence, length=batch.n_positions, links=links, **nulls))
-    frames["summary"] = summary.summary_table(panel, frames, config=config, aligned=moved is not None, there=there)
+    found = {"aligned": moved is not None, "there": there, "elsewhere": tuple(others.values()), "n_asked": n_asked}
+    frames["summary"] = summary.summary_table(panel, frames, config=config, **found)
     writer.write_csv("summary", frames["summary"])
     whole.update()
     return frames, panel

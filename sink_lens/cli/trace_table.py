@@ -12,14 +12,14 @@ from rich.text import Text
 
 from ..chain.config import TraceConfig
 from ..chain.links import LINKS
-from ..chain.links.neurons_dimension import RESCALED, SPAN
 from ..chain.locate import Location
 from ..chain.placement import kind_of
 from ..chain.summary import BOUND_TO, curve_text, first_parts, views_text
 from ..chain.trace import Trace
-from ..schema import ANOTHER_PATH, QUESTIONS
+from ..findings import remarks, shown_set
+from ..schema import ALL_STEPS, ANOTHER_PATH, QUESTIONS, RESCALED, SPAN
 from ..text import interval as interval_text
-from ..text import number, percent, plural, span, words
+from ..text import listed, number, percent, plural, span, words
 
 _STYLES = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "dim"}
 _MARKS = {"holds": "+", "fails": "x", "undecided": "?", "not applicable": "-"}
@@ -127,12 +127,14 @@ def _links(frames: Mapping[str, pd.DataFrame], *, sink_position: int) -> Rendera
         parts.append(Text(_line([*line, *(str(first[name]) for name in QUESTIONS if asked)]), style=_STYLES[verdict]))
         nulls = [f"{words(row['null_name'])} {number(row['null_value'])}" for row in rows if row["null_name"] != "none"]
         bounds = interval_text(first["ci_low"], first["ci_high"])
-        measured = f"{words(str(first['statistic']))} {number(first['value'])} {bounds}".rstrip()
+        over = f" (layers {first['layers']})" if first.get("layers") else ""
+        measured = f"{words(str(first['statistic']))}{over} {number(first['value'])} {bounds}".rstrip()
         said = [", ".join([measured, *nulls])]
         if verdict == "not applicable":
             said.append(f"measured: {first['measured']}")
         if link in intervened:
             said.append(intervention_text(intervened[link], sink_position=sink_position))
+        said += [f"{one[:1].upper()}{one[1:]}." for one in remarks(frames, str(link))]
         parts += [Padding(Text(one), (0, 0, 0, 2)) for one in said]
     return Group(*parts)
 
@@ -193,7 +195,7 @@ def makers_table(sets: pd.DataFrame) -> Table:
         table.add_column(name, no_wrap=name != "parts")
     for row in _rows(shown):
         table.add_row(
-            f"{row['set']} ({row['size']})",
+            shown_set(row),
             percent(row["removed"]),
             _percent_bounds(row),
             "-" if np.isnan(row["control_largest"]) else percent(row["control_largest"]),
@@ -229,7 +231,7 @@ def _percent_bounds(row: Mapping[Any, Any]) -> str:
 def intervention_text(row: Mapping[Any, Any], *, sink_position: int) -> str:
     """One intervention as a line: what it made or removed of the sink, its interval, its controls, its cost."""
     inside = row["position"] != sink_position
-    did = "makes" if inside and row["target_mass"] > row["baseline_target_mass"] else "removes"
+    did = "makes" if inside else "removes"
     largest = row.get("control_largest", np.nan)
     control = "" if np.isnan(largest) else f", controls at most {percent(largest)}"
     cost = row.get("loss_nats", np.nan) - row.get("baseline_loss_nats", np.nan)
@@ -248,7 +250,8 @@ def _matrix(table: pd.DataFrame) -> Table:
         by_name = {row["frozen"]: row for row in part.to_dict("records")}
         cells = [_cell(by_name[name]) if name in by_name else "-" for name in names]
         first = part.iloc[0]
-        shown.add_row(str(first["intervention"]), f"{first['layers_from']}-{first['layers_to']}", *cells)
+        layers = f"{first['layers_from']}-{first['layers_to']}" + (", all steps" if first["step"] == ALL_STEPS else "")
+        shown.add_row(str(first["intervention"]), layers, *cells)
     return shown
 
 
@@ -260,18 +263,35 @@ def _cell(row: Mapping[Any, Any]) -> str:
 
 
 def _paths(frames: Mapping[str, pd.DataFrame]) -> str:
-    """Which links leave most of the sink when they are frozen, so that another path carries it."""
+    """Which links leave most of the sink when they are frozen in all growth steps, so that another path carries it.
+
+    A link whose steps leave most alone, but not all together, has its other path in the other steps.
+    """
     table = frames["mediation"]
-    words = {one.name: one.words for one in (link.freeze for link in LINKS) if one is not None}
-    checks = {one.name for one in (link.freeze for link in LINKS) if one is not None and one.is_check}
-    lines = []
+    freezes = [link.freeze for link in LINKS if link.freeze is not None]
+    words = {one.name: one.words for one in freezes}
+    checks = {one.name for one in freezes if one.is_check}
+    whole = table.loc[table["step"] == ALL_STEPS]
+    leaves = table["surviving_share"] > ANOTHER_PATH
+    several, lines = len(whole) > 0, []
     for name in dict.fromkeys([*words, *table["frozen"]]):
-        leaving = table.loc[(table["frozen"] == name) & (table["surviving_share"] > ANOTHER_PATH)]
-        if name not in checks and len(leaving):
-            found = leaving.groupby("intervention", sort=False)["step"].agg(list)
-            where = "; ".join(f"{name}, step {' and '.join(map(str, steps))}" for name, steps in found.items())
-            beside = words.get(name, name)
-            lines.append(f"another path exists beside {beside}: most of the sink survives ({where})")
+        if name in checks:
+            continue
+        beside, of_all = words.get(name, name), whole["frozen"] == name
+        asked = whole.loc[of_all] if several and of_all.any() else table.loc[table["frozen"] == name]
+        leaving = asked.loc[asked["surviving_share"] > ANOTHER_PATH]
+        frozen = " of all growth steps together" if several and of_all.any() else ""
+        if len(leaving):
+            share = percent(float(leaving["surviving_share"].max()))
+            sinks = listed(dict.fromkeys(leaving["intervention"]))
+            lines.append(f"another path exists beside {beside}{frozen}: {share} of the sink survives ({sinks})")
+        elif several and of_all.any():
+            alone = table.loc[(table["frozen"] == name) & (table["step"] != ALL_STEPS) & leaves]
+            if len(alone):
+                steps = listed(sorted(set(alone["step"])))
+                lines.append(
+                    f"{beside} of step {steps} alone leave most of the sink, those of all steps together do not"
+                )
     return "\n".join(lines) or "no other path: every freeze takes most of the sink away"
 
 

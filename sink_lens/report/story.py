@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sink_lens import findings
 from sink_lens.errors import RunError
 from sink_lens.records import Run
 from sink_lens.schema import LINKS, NODES, QUESTIONS, VERDICTS
@@ -46,78 +47,38 @@ class Story:
 
 
 def title(run: Run) -> str:
-    """The conclusion: which position is the sink, what carries it, what it is bound to, and which links are broken."""
+    """The conclusion in at most 25 words; what it may say, and on which rows, is in ``findings``."""
     story = find_story(run)
-    if story.is_sink is None or story.sink_rate is None:
+    if story.is_sink is None or story.sink_rate is None or story.position is None:
         return "The sink was not measured"
-    most = f"{percent(story.sink_rate)} of heads"
-    if not story.is_sink:
-        return f"No position is an attention sink: position {story.position} has most, in {most}"
-    parts = [f"The attention sink is position {story.position} ({most})", *_carried(run), *_bound(run), *_broken(run)]
-    return "; ".join(parts)
+    at = {"is_sink": story.is_sink, "rate": story.sink_rate, "position": story.position}
+    return findings.sentence(findings.headline(tables(run), **at))
 
 
-def _carried(run: Run) -> list[str]:
-    """What was shown to carry the sink; nothing where a run has no answers about its links."""
-    links = run.optional("links", columns=["link", "carries"])
-    effects = run.optional("effects", columns=["link", "share", "carries"])
-    if links is None:
-        return []
-    if effects is None or not len(effects):
-        return ["what carries it was not asked, since nothing was intervened on"]
-    carrying = set(links.loc[links["carries"].eq("yes"), "link"].tolist())
-    shares = effects.loc[effects["carries"].eq(True)].drop_duplicates("link").set_index("link")["share"]
-    found = [link for link in chain(run) if link.name in carrying and link.name in shares.index]
-    if len(found) > 1:
-        found = [link for link in found if link.target != NODES[-1]]  # a sink always needs a key
-    if not found:
-        return ["no part of it was shown to carry it"]
-    names = [_PARTS.get(link.target, f"the {link.target}") for link in found]
-    gone = [percent(shares[link.name]) for link in found]
-    if len(found) == 1:
-        return [f"it is carried by {names[0]} (ablated: {gone[0]} of it goes)"]
-    each = [f"{name} [{share}]" for name, share in zip(names, gone, strict=True)]
-    return [f"it is carried by {listed(each)} (what goes when each is ablated)"]
+def tables(run: Run) -> dict[str, pd.DataFrame]:
+    """The tables that sentences stand on, as far as the run has them."""
+    found = {name: run.optional(name, columns=columns) for name, columns in _NEEDED.items()}
+    return {name: table for name, table in found.items() if table is not None}
 
 
-_PARTS = {
-    "variance discrepancy": "the aggregated values",
-    "variance after W_O": "what attention writes",
-    "super neurons": "the super neurons",
-    "outlier dimension": "the outlier dimensions",
-    "the sink's key": "the outlier dimensions' part of the key",
-    "attention sink": "its key",
+_NEEDED = {
+    "summary": ["quantity", "value"],
+    "links": ["link", "statistic", "ci_low", "ci_high"],
+    "effects": [
+        "link",
+        "edit",
+        "share",
+        "ci_low",
+        "ci_high",
+        "control_largest",
+        "is_primary",
+        "read_layers",
+        "position",
+    ],
+    "dimensions": ["layer", "sink_position", "dimension", "is_outlier"],
+    "maker_sets": ["set", "control_of", "target", "ci_low"],
 }
-"""Node of the chain -> what is ablated there."""
-
-
-def _bound(run: Run) -> list[str]:
-    summary = run.optional("summary", columns=["quantity", "value"])
-    kinds = [] if summary is None else summary.loc[summary["quantity"] == "sink_bound_to", "value"].tolist()
-    return [_BOUND[kind] for kind in kinds if kind in _BOUND]
-
-
-_BOUND = {
-    "positional": "it belongs to the position, not to BOS",
-    "token": "it belongs to BOS, wherever BOS stands",
-    "position or token": "it comes at position 0, and wherever BOS stands",
-    "position and token": "it needs BOS at position 0",
-}
-"""What the sink is bound to, as the table of placements gives it -> in words; other kinds say nothing."""
-
-
-def _broken(run: Run) -> list[str]:
-    table = run.optional("links", columns=["link", "verdict"])
-    if table is None:
-        return []
-    failed = set(table.loc[table["verdict"].eq("fails"), "link"].tolist())
-    names = [link.words for link in chain(run) if link.name in failed]
-    if names:
-        fail = "fails" if len(names) == 1 else "fail"
-        return [f"{len(names)} of {table['link'].nunique()} links of the chain {fail}: {listed(names)}"]
-    open_links = table.loc[table["verdict"].eq("undecided"), "link"].nunique()
-    rest = f", {open_links} of {table['link'].nunique()} are undecided" if open_links else ""
-    return [f"no link of the chain fails{rest}"]
+"""Table -> the columns without which it supports no sentence."""
 
 
 def headline(story: Story) -> list[str]:
@@ -160,12 +121,15 @@ def headline(story: Story) -> list[str]:
 def consequences(run: Run) -> list[str]:
     """What a small set of parts removes, and what the model loses without its sink."""
     said = []
-    makers = run.optional("maker_sets", columns=["set", "control_of", "size", "parts", "removed", "target"])
+    columns = ["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high", "target"]
+    makers = run.optional("maker_sets", columns=columns)
     if makers is not None:
         for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict("records"):
             parts = listed(str(row["parts"]).split(", "), most=4)
+            bounds = interval(row["ci_low"], row["ci_high"], shown=percent)
             said.append(
-                f"Ablating {plural(int(row['size']), 'part')} ({parts}) removes {percent(row['removed'])} of the sink."
+                f"Ablating {plural(int(row['size']), 'part')} ({parts}) removes {percent(row['removed'])} {bounds} of "
+                f"the {row['target']}, on sequences on which it was not chosen."
             )
     effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
     if effects is not None and len(effects) and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0]):

@@ -53,6 +53,12 @@ GAINED_FRAC = 0.25
 """A sink counts as made at a position that gained at least this share of the mass of the model's own sink."""
 ANOTHER_PATH = 0.5
 """A link does not carry the sink if more than this share of the sink survives while the link is frozen."""
+ALL_STEPS = -2
+"""Number that stands for all growth steps together, where a row is of one growth step."""
+SPAN, RESCALED = "span of what the makers write, mean ablated", "rescaled to the norm without that span"
+"""The intervention on a direction, and its control that takes the norm away and not the direction."""
+ALL_BUT = "all but the outlier dimensions in the key, mean ablated"
+"""The intervention beside that on the dimensions' part of the key."""
 LEAST_ADDED = 0.02
 """Surviving shares are undefined if an intervention adds less attention than this."""
 NORM_ALONE = 2.0

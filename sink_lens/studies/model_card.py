@@ -474,11 +474,13 @@ def _maker(row: Mapping[str, Any]) -> str:
 
 
 def _said_tokens(sink: Mapping[str, Any]) -> str:
-    """The sink tokens; where other ones stand first and are sinks too, it is the position that counts."""
+    """The sink tokens; where several stand first, how many different ones do, and how often one of them is no sink."""
     if not sink["tokens"]:
         return "none"
     if sink["at_first_position"] == 1 and len(sink["tokens"]) > 1:
-        return "whatever stands at position 0"
+        count = sum(row["sinks"] for row in sink["tokens"])
+        more = " or more" if len(sink["tokens"]) == _MOST_LISTED else ""
+        return f"{len(sink['tokens'])}{more} different ones at position 0, in {count}{more} sequences"
     return listed(f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"])
 
 

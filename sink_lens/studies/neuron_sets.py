@@ -106,7 +106,7 @@ def find_sets(
     Raises:
         InputError: a model without a growth step.
     """
-    steps = [segment for segment in setting.segments if segment.step is not None]
+    steps = [segment for segment in setting.segments if segment.steps]
     if not steps:
         raise InputError(
             f"{setting.lens.name} has no growth step on these tokens, so there are no layers to look for neurons in; "
@@ -125,7 +125,7 @@ def find_sets(
 
 
 def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, tick: Callable[[], object]) -> Found:
-    step = segment.step
+    (step,) = segment.steps
     assert step is not None  # only steps are looked at
     order = rank(setting, layers=step.layers, step=step)
     places = {neuron: [n for n in order if n[0] == neuron[0]].index(neuron) for neuron in order[:most]}
@@ -154,7 +154,7 @@ def _smallest(setting: Setting, segment: Segment, *, most: int, rank: Ranking, t
 def _rows(setting: Setting, found: Found, *, rank: Ranking, rng: np.random.Generator) -> Iterator[dict[str, object]]:
     """The set in every way, each neuron alone, each left out, and the random sets."""
     segment, chosen = found.segment, list(found.neurons)
-    step = segment.step
+    (step,) = segment.steps
     assert step is not None
     base = float(setting.baseline.mass_at(setting.sink_position, layers=segment.layers).mean())
 
@@ -272,7 +272,7 @@ def _of_same_layers(setting: Setting, chosen: Sequence[Neuron], generator: torch
 
 def _of_same_ranks(setting: Setting, found: Found, rank: Ranking, generator: torch.Generator) -> Iterator[list[Neuron]]:
     """Sets of the same ranks by contribution, each neuron's in a random layer outside the growth steps."""
-    step = found.segment.step
+    (step,) = found.segment.steps
     assert step is not None
     outside = [layer for layer in range(max(found.segment.layers)) if layer not in setting.location.growth_layers]
     if not outside:

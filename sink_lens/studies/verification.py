@@ -64,7 +64,7 @@ def verify(
     for fact in tqdm(own, desc="facts", unit="fact", disable=not progress, leave=False):
         rows.append(_row(fact, *_judged(fact, batches, config)))
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
-    decision = _decision(table, name=shown_name(lens.name), known=known)
+    decision = _decision(table, name=shown_name(lens.name), known=known, published_as=config.published_as)
     frames = {"facts": table, "summary": pd.DataFrame([{name: decision[name] for name in _SUMMARY}])}
     return decided(
         "verify",
@@ -205,16 +205,14 @@ def _measured_text(found: Value, kind: str) -> str:
     return f"{number(found.number)} {bounds(found.low, found.high)}".strip()
 
 
-def _decision(table: pd.DataFrame, *, name: str, known: int) -> dict[str, Any]:
+def _decision(table: pd.DataFrame, *, name: str, known: int, published_as: str | None) -> dict[str, Any]:
     verdicts = table["verdict"].tolist()
     counts = {verdict: verdicts.count(verdict) for verdict in ("agree", "disagree", "not comparable")}
     agree, disagree, unknown = counts.values()
     compared = agree + disagree
     if not len(table):
-        text = (
-            f"No published fact about {name} is known ({known} about other models); name it with --as, or give facts "
-            "with --facts"
-        )
+        what = f"No published fact about {published_as or name} is known ({known} about other models)"
+        text = f"{what}; {'give facts' if published_as else 'name it with --as, or give facts'} with --facts"
     elif not compared:
         text = f"None of {plural(unknown, 'published fact')} about {name} can be compared: {_first(table)}"
     elif disagree:

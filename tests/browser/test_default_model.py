@@ -42,9 +42,7 @@ def test_its_report_renders_every_section_answers_and_asks_nobody(opened, report
     found = opened(report)
     page = found.page
     assert page.locator("h1").inner_text() == (
-        "The attention sink is position 0 (83% of heads); it is carried by the super neurons (ablated: 96% of it "
-        "goes); it belongs to the position, not to BOS; 1 of 6 links of the chain fails: variance after W_O → super "
-        "neurons"
+        "Position 0 is the attention sink (83% of heads); for any first token; carried by its key"
     )
     assert page.locator("#verdicts tbody tr:not(.criterion)").count() == 6
     assert page.locator("main .missing:visible").all_inner_texts() == []

@@ -35,7 +35,8 @@ NAMES = (
     "dimension_key",
     "key_sink",
 )
-COLUMNS = ["link", "statistic", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion", "is_primary", "n"]
+COLUMNS = ["link", "statistic", "layers", "value", "ci_low", "ci_high", "null_name", "null_value", "criterion"]
+COLUMNS += ["is_primary", "n"]
 COLUMNS += ["verdict", "measured", "intervened", "present", "necessary_or_sufficient", "carries", "floors"]
 
 

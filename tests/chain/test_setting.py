@@ -55,7 +55,7 @@ def test_a_segment_is_what_lies_between_two_steps(spans, n_layers, layers):
     found = segments(location(*spans), n_layers=n_layers)
     assert [segment.layers for segment in found] == layers
     assert [segment.number for segment in found] == list(range(len(layers)))
-    assert [segment.first_layer for segment in found] == [first for first, _ in spans][: len(layers)]
+    assert [segment.steps[0].first_layer for segment in found] == [first for first, _ in spans][: len(layers)]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_segment_is_what_lies_between_two_steps(spans, n_layers, layers):
 )
 def test_without_layers_after_a_step_it_is_the_last_three_quarters(spans, n_layers, layers):
     (segment,) = segments(location(*spans), n_layers=n_layers)
-    assert (segment.number, segment.step, segment.layers, segment.first_layer) == (-1, None, layers, layers[0])
+    assert (segment.number, segment.steps, segment.layers) == (-1, (), layers)
 
 
 def test_late_is_all_segments(planted_at):

@@ -383,6 +383,8 @@ def _key_cosine(zoo, ran, at):
     """Cosine of what is written into the studied key, its norm's gain included, with the outlier dimensions' part."""
     cosines = []
     for layer in range(1, len(blocks(zoo.model))):
+        if zoo.truth.locked and layer not in zoo.truth.locked:
+            continue
         if dims := list(zoo.truth.outliers.get(layer - 1, ())):
             attention = blocks(zoo.model)[layer].self_attn
             part = ran.sites["key_in", layer][at][:, dims] @ attention.k_proj.weight[:, dims].T

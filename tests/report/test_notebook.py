@@ -38,7 +38,7 @@ def test_a_trace_says_what_it_found_and_every_verdict(tmp_path):
     folder = traced(tmp_path / "run")
     (folder / "report.html").write_text("")
     shown = Reader(notebook.trace(folder, links=tables()["links"]))
-    for text in ("The attention sink is position 0", "✓ holds", "✗ fails", "? undecided", "of_key_sink 2.5 [0.1, 9]"):
+    for text in ("Position 0 is the attention sink", "✓ holds", "✗ fails", "? undecided", "of_key_sink 2.5 [0.1, 9]"):
         assert text in shown.text
     assert "random_init 1" in shown.text
     assert "0.95 [0.1, 9]" in shown.text

@@ -311,7 +311,7 @@ def test_the_page_of_the_default_model_is_small(whole):
     "said",
     [
         "SmolLM2-135M-Instruct (synthetic)",
-        "The attention sink is position 0",
+        "Position 0 is the attention sink",
         "74.2% of all heads give position 0 a sink score over the threshold 0.3",
         "72.1% to 76.3%",
         "Outlier dimension of that token: 378.",

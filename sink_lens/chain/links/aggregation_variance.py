@@ -17,23 +17,35 @@ from ..setting import Kept, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial
 
 _RESAMPLES_OF_SLOPE = 200
+_MOST_LAYERS = 16
+"""Most layers of which the ratio is a row of its own."""
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """S2 of the aggregated value at the sink over that of others, how S2 falls with position, and S1's ratio."""
+    """S2 of the aggregated value at the sink over that of others, how S2 falls with position, and S1's ratio.
+
+    They are taken over the layers whose attention comes before the growth, and the first also by layer.
+    """
     panel = evidence.panel
-    feeding = list(panel.location.feeding(evidence.lens.n_layers))
-    std = panel["std:z"][feeding]
-    ratio = evidence.interval(panel.std_ratio("z")[feeding].nanmean(0), generator=rng)
+    feeding = panel.location.feeding(evidence.lens.n_layers)
+    std, ratios = panel["std:z"][list(feeding)], panel.std_ratio("z")
+    ratio = evidence.interval(ratios[list(feeding)].nanmean(0), generator=rng)
+    by_layer = [
+        Statistic(
+            name=f"s2_ratio_layer_{layer}", interval=evidence.interval(ratios[layer], generator=rng), layers=(layer,)
+        )
+        for layer in feeding[: _MOST_LAYERS if len(feeding) > 1 else 0]
+    ]
     s1 = torch.stack([panel.s1["z", layer] for layer in feeding]).mean(0).cpu()
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     at, median = s1[panel.positions == panel.location.sink_position], s1[others].nanmedian()
     over_samples = Interval(estimate=float(at / median), low=math.nan, high=math.nan, n=std.shape[1])
     nulls = {"other_positions": other_positions(std, panel)}
     return [
-        Statistic(name="s2_ratio", interval=ratio, nulls=nulls, note=too_short(panel)),
+        Statistic(name="s2_ratio", interval=ratio, nulls=nulls, note=too_short(panel), layers=feeding),
         _decay(std.nanmean(0), evidence, rng),
-        Statistic(name="s1_ratio", interval=over_samples),
+        Statistic(name="s1_ratio", interval=over_samples, layers=feeding),
+        *by_layer,
     ]
 
 
@@ -52,7 +64,8 @@ def _decay(std: Tensor, evidence: Evidence, rng: np.random.Generator) -> Statist
         return float(decay_exponent(curve))
 
     found = evidence.interval(std[:, later], generator=rng, statistic=slope, most=_RESAMPLES_OF_SLOPE)
-    return Statistic(name="s2_decay_exponent", interval=found, references={"uniform_law": -0.5})
+    feeding = panel.location.feeding(evidence.lens.n_layers)
+    return Statistic(name="s2_decay_exponent", interval=found, references={"uniform_law": -0.5}, layers=feeding)
 
 
 def _interventions(trial: Trial) -> list[Intervention]:

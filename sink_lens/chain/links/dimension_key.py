@@ -14,6 +14,7 @@ from ...measures import locking
 from ...measures.reductions import mean_where
 from ...models.lens import LensModel
 from ...models.weights import attention_weights, norm_weights
+from ...schema import ALL_BUT
 from ..evidence import Evidence, Statistic, ratio_of_means, undefined
 from ..readings import OTHERS_FROM, MeasuringPass, later_queries
 from ..setting import Kept, Segment, Setting, random_dimensions
@@ -21,16 +22,19 @@ from .link import Freeze, Intervention, Link, Trial
 
 _PARTS = {
     "key_cosine": ("key_cosine_sink", "key_cosine_random_dimensions", "key_cosine_other_positions"),
+    "key_bias": ("bias_cancelled", "key_norm_ratio"),
     "logit_split": ("dimension", "rest", "bias", "random_dimensions"),
 }
 """Reading -> what it holds on its last axis, the parts of the sink's logit and a control among them."""
 
 
 def _readings(one: MeasuringPass) -> list[Reading]:
-    """Cosine of the studied key with what its outlier dimensions alone give, and their part of its logits.
+    """Cosine of what is written into the studied key with what its outlier dimensions alone give, and their part of it.
 
-    Read in every layer that outlier dimensions enter. A logit is split into parts only where the rotary embedding
-    leaves the key as it is: at position 0, and in models without one. The logits are those before a soft cap.
+    A bias of the keys is the same at every position, so it is no part of what is written; how far the dimensions cancel
+    it is read beside. Read in every layer that outlier dimensions enter. A logit is split into parts only where the
+    rotary embedding leaves the key as it is: at position 0, and in models without one. The logits are those before a
+    soft cap.
     """
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
     random_sets = {
@@ -44,10 +48,11 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         return einsum(x[..., dims].float(), w_k[..., dims].float(), "... dim, kv_head d_head dim -> ... kv_head d_head")
 
     def cosine(view: LayerView) -> Tensor:
-        w_k = attention_weights(lens, layer=view.layer).w_k
+        weights = attention_weights(lens, layer=view.layer)
+        w_k = weights.w_k
         dims = torch.tensor(dimensions[view.layer], device=w_k.device)
         x, gain = view["attn_in"], _key_gain(lens, view.layer)
-        k = view["k"].float() * gain
+        k = (view["k"].float() - weights.b_k.float()) * gain
         along = torch.cosine_similarity(k, part(x, w_k, dims) * gain, dim=-1).abs()
         other = view.valid.clone()
         other[:, :OTHERS_FROM] = False
@@ -59,6 +64,17 @@ def _readings(one: MeasuringPass) -> list[Reading]:
         return torch.stack(
             [along[:, key], torch.stack(drawn).mean(0), mean_where(along, where=other[..., None], dim=1)], dim=-1
         )
+
+    def cancelled(view: LayerView) -> Tensor:
+        weights = attention_weights(lens, layer=view.layer)
+        dims = torch.tensor(dimensions[view.layer], device=weights.w_k.device)
+        given, bias = part(view["attn_in"][:, key], weights.w_k, dims), weights.b_k.float()
+        against = torch.cosine_similarity(given, -bias.expand_as(given), dim=-1)
+        norms, other = view["k"].float().norm(dim=-1), view.valid.clone()
+        other[:, :OTHERS_FROM] = False
+        other[:, key] = False
+        ratio = norms[:, key] / mean_where(norms, where=other[..., None], dim=1)
+        return torch.stack([against, ratio], dim=-1)
 
     def split(view: LayerView) -> Tensor:
         weights = attention_weights(lens, layer=view.layer)
@@ -78,6 +94,9 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     if not layers:
         return []
     found = [Reading(name="key_cosine", sites=("attn_in", "k"), function=cosine, layers=layers)]
+    biased = frozenset(layer for layer in layers if bool(attention_weights(lens, layer=layer).b_k.any()))
+    if biased:
+        found.append(Reading(name="key_bias", sites=("attn_in", "k"), function=cancelled, layers=biased))
     if key == 0 or not rotary(lens):
         sites = ("attn_in", "k", "rotated_q", "rotated_k")
         found.append(Reading(name="logit_split", sites=sites, function=split, layers=layers))
@@ -110,26 +129,48 @@ def _key_norm(lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_hea
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Cosine of the sink's key with what its outlier dimensions alone would make, and their share of its logits."""
+    """Cosine of what is written into the sink's key with its outlier dimensions' part, and their share of its logits.
+
+    Both over the layers in which the sink is, where there is one. Where keys have a bias, also how far the dimensions
+    cancel it, and how short the sink's key is.
+    """
     panel = evidence.panel
     if "key_cosine" not in panel:
         return [undefined("key_cosine", "no outlier dimension enters any layer", absent=True, no_source=True)]
-    cosine = panel["key_cosine"].mean(dim=(0, 2))  # sequence, what
+    known = panel.layers("key_cosine")
+    layers = tuple(sorted({*known} & {*panel.sink_layers()})) if panel.location.sink_found else ()
+    layers = layers or tuple(known)
+
+    def mean_of(name: str) -> Tensor:
+        """Sequence, what: over the layers in which the sink is."""
+        return torch.stack([panel.at(name, layer) for layer in layers if layer in panel.layers(name)]).nanmean((0, 2))
+
+    cosine = mean_of("key_cosine")
     nulls = {"random_dimensions": float(cosine[:, 1].nanmean()), "other_positions": float(cosine[:, 2].nanmean())}
     found = evidence.interval(cosine[:, 0], generator=rng)
-    statistics = [Statistic(name="key_cosine", interval=found, nulls=nulls)]
+    statistics = [Statistic(name="key_cosine", interval=found, nulls=nulls, layers=layers)]
+    if {*panel.layers("key_bias")} & {*layers}:
+        values = mean_of("key_bias")
+        for place, name in enumerate(_PARTS["key_bias"]):
+            found = evidence.interval(values[:, place], generator=rng)
+            statistics.append(Statistic(name=name, interval=found, layers=layers))
     if "logit_split" in panel:
-        parts = panel["logit_split"].mean(dim=(0, 2))
+        parts = mean_of("logit_split")
         whole = parts[:, :3].sum(-1)
         found = evidence.interval(torch.stack([parts[:, 0], whole], dim=1), generator=rng, statistic=ratio_of_means)
         control = ratio_of_means(torch.stack([parts[:, 3], whole], dim=1).numpy())
         references = {"random_dimensions": control}
-        statistics.append(Statistic(name="dimension_share_of_logit", interval=found, references=references))
+        statistics.append(
+            Statistic(name="dimension_share_of_logit", interval=found, references=references, layers=layers)
+        )
     return statistics
 
 
 def _interventions(trial: Trial) -> list[Intervention]:
-    """Set what the outlier dimensions give the sink's key to what they give other keys, against other dimensions."""
+    """Set what the outlier dimensions give the sink's key to what they give other keys, against other dimensions.
+
+    Beside it the same is done to all but these dimensions.
+    """
     setting = trial.setting
     entering = {layer: list(setting.location.entering(layer)) for layer in setting.sink_layers}
     entering = {layer: dims for layer, dims in entering.items() if dims}
@@ -139,10 +180,12 @@ def _interventions(trial: Trial) -> list[Intervention]:
     means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in clean.items()}
     weights = {layer: attention_weights(setting.lens, layer=layer).w_k for layer in entering}
 
-    def edit_of(dimensions: Mapping[int, Sequence[int]], label: str) -> Edit:
+    def edit_of(dimensions: Mapping[int, Sequence[int]], label: str, *, but: bool = False) -> Edit:
         def change(k: Tensor, at: At) -> Tensor:
             assert at.read is not None
             dims = list(dimensions[at.layer])
+            if but:
+                dims = [one for one in range(at.read.shape[-1]) if one not in dims]
             x = at.read[:, at.positions.to(at.read.device)][..., dims]
             given = x - means[at.layer][dims].to(x.device, x.dtype)
             return k - einsum(
@@ -156,6 +199,8 @@ def _interventions(trial: Trial) -> list[Intervention]:
 
     options = {"d_model": setting.lens.d_model, "draws": setting.n_controls, "generator": trial.generator}
     drawn = {layer: random_dimensions(dims, **options) for layer, dims in entering.items()}
+    reads = tuple(layer for layer in setting.sink_layers if layer in entering)
+    rest = edit_of(entering, ALL_BUT, but=True)
     return [
         Intervention(
             name="mean ablation of the outlier dimensions in the key",
@@ -165,9 +210,10 @@ def _interventions(trial: Trial) -> list[Intervention]:
                 for i in range(setting.n_controls)
             ),
             position=setting.sink_position,
-            reads=tuple(layer for layer in setting.sink_layers if layer in entering),
+            reads=reads,
             carries=True,
-        )
+        ),
+        Intervention(name=ALL_BUT, edits=(rest,), position=setting.sink_position, reads=reads, is_primary=False),
     ]
 
 

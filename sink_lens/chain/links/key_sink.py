@@ -15,7 +15,6 @@ from ...measures import locking
 from ...measures.reductions import mean_where
 from ..config import TraceConfig
 from ..evidence import Evidence, Statistic
-from ..measure import Panel
 from ..readings import MeasuringPass, control_positions, later_queries
 from .link import Intervention, Link, Trial, removal
 
@@ -67,7 +66,7 @@ def _logit(query: Float[Tensor, "batch head query d_head"], keys: Tensor) -> Flo
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """The sink key's logit over the mean of the others', the share of positive products, and the mass it takes."""
     panel = evidence.panel
-    layers = _layers(panel)
+    layers = panel.sink_layers()
     advantage = panel["logit_advantage"][layers].mean(dim=(0, 2))
     positive, mass = (
         panel.at_sink(name, panel.location.sink_position)[layers].nanmean(dim=(0, 2))
@@ -78,18 +77,16 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
             name="logit_advantage_nats",
             interval=evidence.interval(advantage[:, 0], generator=rng),
             nulls={"other_positions": float(advantage[:, 1].nanmean())},
+            layers=tuple(layers),
         ),
         Statistic(
-            name="positive_share", interval=evidence.interval(positive, generator=rng), references={"chance": 0.5}
+            name="positive_share",
+            interval=evidence.interval(positive, generator=rng),
+            references={"chance": 0.5},
+            layers=tuple(layers),
         ),
-        Statistic(name="sink_mass", interval=evidence.interval(mass, generator=rng)),
+        Statistic(name="sink_mass", interval=evidence.interval(mass, generator=rng), layers=tuple(layers)),
     ]
-
-
-def _layers(panel: Panel) -> list[int]:
-    """The layers in which the studied position has at least half of the attention that it has in any."""
-    mass = panel.at_sink("sink_mass", panel.location.sink_position).nanmean(dim=(1, 2)).nan_to_num(0.0)
-    return (mass >= mass.max() / 2).nonzero().flatten().tolist()
 
 
 def _floor(config: TraceConfig, length: int) -> float:

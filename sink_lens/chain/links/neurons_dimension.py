@@ -11,14 +11,13 @@ from torch import Tensor
 from ...edits.constructors import At, Edit, edit, scalar
 from ...measures.dimensions import dominance_ratio
 from ...models.weights import mlp_weights, norm_weights
+from ...schema import RESCALED, SPAN
 from ..evidence import Evidence, Statistic, largest, nothing_to_split, ratio_of_means, undefined, weakest
 from ..locate import GrowthStep, matched_random
 from ..neurons import LayerSplit, super_neurons
 from ..setting import Edits, Kept, Segment, Setting, random_dimensions
 from .link import Freeze, Intervention, Link, Trial
 
-SPAN, RESCALED = "span of what the makers write, mean ablated", "rescaled to the norm without that span"
-"""The intervention on a direction, and its control that takes the norm away and not the direction."""
 _MOST_DIRECTIONS = 32
 _WRITES = 0.1
 """Share of a column's energy that must lie in the outlier dimensions for its neuron to write them."""
@@ -86,8 +85,9 @@ def _interventions(trial: Trial) -> list[Intervention]:
     setting, generator = trial.setting, trial.generator
     at_sink = {"position": setting.sink_position, "reads": setting.sink_layers}
     found = []
-    by_layer = {layer: dims for layer, dims in setting.location.outliers.items() if layer >= 0}
-    every = sorted({one for dims in setting.location.outliers.values() for one in dims})
+    grown = setting.location.growth_layers[0] if setting.location.steps else 0
+    by_layer = {layer: dims for layer, dims in setting.location.outliers.items() if layer >= grown}
+    every = sorted({one for dims in by_layer.values() for one in dims})
     supers = _writers(setting, every)
     if supers and every:
         chosen = {layer: list(by_layer.get(layer, ())) or every for layer in supers}
@@ -201,16 +201,17 @@ def _columns(setting: Setting) -> dict[int, Tensor]:
 
 
 def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
-    """The outlier dimensions after a growth step, against other dimensions; None without a growth step."""
-    if segment.step is None:
+    """The outlier dimensions after growth steps, against other dimensions; None without a growth step."""
+    if not segment.steps:
         return None
-    layer, dims = segment.step.last_layer, _written(setting, segment.step)
-    controls = _others(setting, dims, generator)
+    written = {step.last_layer: _written(setting, step) for step in segment.steps}
+    drawn = {layer: _others(setting, dims, generator) for layer, dims in written.items()}
     at = {"position": position, "mean": position == setting.sink_position}
+    controls = [{layer: sets[i] for layer, sets in drawn.items()} for i in range(setting.n_controls)]
     return Kept(
-        edits=setting.keep_units("resid_post", {layer: dims}, label="freeze outlier dimensions", **at),
-        controls=tuple(setting.keep_units("resid_post", {layer: drawn}, **at) for drawn in controls),
-        size=len(dims),
+        edits=setting.keep_units("resid_post", written, label="freeze outlier dimensions", **at),
+        controls=tuple(setting.keep_units("resid_post", one, **at) for one in controls),
+        size=sum(map(len, written.values())),
     )
 
 

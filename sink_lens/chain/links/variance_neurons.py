@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...schema import ALL_STEPS
 from ..evidence import Evidence, Statistic, largest, nothing_to_split, undefined, weakest
 from ..locate import matched_random
 from ..neurons import super_neurons
@@ -14,13 +15,15 @@ from ..setting import Kept, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial, removal
 
 _LARGEST_RATIO = 1e6
+_SILENT = 0.01
+"""A neuron is silent if its activation is at most this share of the strongest super neuron's."""
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Geometric mean over a step's super neurons of mean |activation| at the sink over that at other positions.
 
-    Ratios are cut at a million, for a neuron may be silent at other positions; one that is silent everywhere is left
-    out.
+    Ratios are cut at a million, for a neuron may be silent at other positions. One that is silent at the sink of these
+    sequences, as where another neuron does the same for their first tokens, is left out.
     """
     panel = evidence.panel
     nothing = nothing_to_split(evidence, "spike_ratio")
@@ -52,7 +55,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
 
 def _spike(rows: np.ndarray) -> float:
     at_sink, elsewhere = rows.mean(0)
-    fires = (at_sink > 0) | (elsewhere > 0)
+    fires = at_sink > _SILENT * at_sink.max(initial=0.0)
     with np.errstate(divide="ignore"):
         ratios = np.clip(at_sink[fires] / elsewhere[fires], 1 / _LARGEST_RATIO, _LARGEST_RATIO)
     return float(np.exp(np.log(ratios).mean())) if len(ratios) else math.nan
@@ -72,9 +75,10 @@ def _interventions(trial: Trial) -> list[Intervention]:
 
 
 def _frozen(setting: Setting, segment: Segment, position: int, generator: torch.Generator) -> Kept | None:
-    """The super neurons of a growth step, against other neurons of the same layers."""
-    layers = () if segment.step is None else segment.step.layers
-    masks = {layer: setting.super_neurons[layer] for layer in layers if layer in setting.super_neurons}
+    """The super neurons of a growth step, or of all, against other neurons of the same layers."""
+    known = setting.super_neurons
+    layers = known if segment.number == ALL_STEPS else segment.growth_layers  # makers may stand in other layers
+    masks = {layer: known[layer] for layer in layers if layer in known}
     return _kept(setting, masks, position=position, generator=generator)
 
 

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from ...activations.record import LayerView, Reading
 from ...measures.variance import output_preservation
+from ...models.lens import LensModel
 from ...models.weights import attention_weights
 from ...stats import Interval
 from ..evidence import Evidence, Statistic, other_positions, too_short, undefined
+from ..locate import Location, MeasuringPlan
 from ..readings import MeasuringPass, control_positions
 from .link import Intervention, Link, Trial, removal
 
@@ -31,7 +33,7 @@ def _readings(one: MeasuringPass) -> list[Reading]:
     def z_at(view: LayerView) -> Tensor:
         return view["z"][:, positions].flatten(2).float().masked_fill(~view.valid[:, positions, None], math.nan)
 
-    return [Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(one.plan.feeding(one.lens.n_layers)))]
+    return [Reading(name="z_at", sites=("z",), function=z_at, layers=frozenset(_layers(one.plan, one.lens)))]
 
 
 def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
@@ -40,7 +42,7 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     Tau asks whether W_O reads most from the inputs in which the sink varies over sequences; with BOS none do.
     """
     lens, panel = evidence.lens, evidence.panel
-    feeding = list(panel.location.feeding(lens.n_layers))
+    feeding = _layers(panel.location, lens)
     some = torch.linspace(0, lens.d_model - 1, min(_TAU_DIMENSIONS, lens.d_model)).round().long().unique()
     values = torch.stack([panel.at("z_at", layer) for layer in feeding], dim=1)  # sequence, layer, place, value
     matrices = [attention_weights(lens, layer=layer).w_o.flatten(0, 1).T.float().cpu() for layer in feeding]
@@ -71,7 +73,14 @@ def _statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]
     found = Interval(estimate=estimate, low=low, high=high, n=len(at_sink))
     others = [tau(one, some) for one in at_others if len(one) > 1]
     references = {"other_positions": float(np.mean(others))} if others else {}
-    return [after, Statistic(name="kendall_tau", interval=found, references=references)]
+    return [after, Statistic(name="kendall_tau", interval=found, references=references, layers=tuple(feeding))]
+
+
+def _layers(at: MeasuringPlan | Location, lens: LensModel) -> tuple[int, ...]:
+    """The first growth layer, whose attention comes before its MLP, and the one before it; else all that feed."""
+    feeding = at.feeding(lens.n_layers)
+    grown = at.layers if isinstance(at, MeasuringPlan) else at.growth_layers
+    return feeding[-2:] if grown else feeding
 
 
 def _after_w_o(evidence: Evidence, rng: np.random.Generator) -> Statistic:
@@ -82,14 +91,14 @@ def _after_w_o(evidence: Evidence, rng: np.random.Generator) -> Statistic:
     """
     panel, steps = evidence.panel, evidence.panel.location.steps
     ratio = panel.std_ratio("attn_out")
-    layers = sorted({max(0, steps[0].first_layer - 1), steps[0].first_layer}) if steps else list(range(len(ratio)))
+    layers = list(_layers(panel.location, evidence.lens) if steps else range(len(ratio)))
     strongest = layers[int(ratio[layers].nanmean(1).nan_to_num(0.0).argmax())]
     found = evidence.interval(ratio[strongest], generator=rng)
     if not steps:
         weakest = layers[int(ratio[layers].nanmean(1).nan_to_num(math.inf).argmin())]
         found = replace(found, low=min(found.low, evidence.interval(ratio[weakest], generator=rng).low))
     nulls = {"other_positions": other_positions(panel["std:attn_out"][[strongest]], panel)}
-    return Statistic(name="s2_ratio_after_w_o", interval=found, nulls=nulls, note=too_short(panel))
+    return Statistic(name="s2_ratio_after_w_o", interval=found, nulls=nulls, note=too_short(panel), layers=(strongest,))
 
 
 def _interventions(trial: Trial) -> list[Intervention]:

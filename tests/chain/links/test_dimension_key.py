@@ -92,14 +92,15 @@ def test_the_key_cosine_is_that_with_the_dimensions_alone(family):
     layer = 2
     w_k = attention_weights(lens, layer=layer).w_k
     x, k = found["kept:attn_in", layer], found["kept:k", layer]
-    gain = torch.ones(k.shape[2:])
+    gain, bias = torch.ones(k.shape[2:]), attention_weights(lens, layer=layer).b_k
     if family in NORMED:
         own = lens.plain.get_decoder().layers[layer].self_attn.k_norm.weight.detach()
         gain = own.repeat(gain.numel() // len(own)).reshape(gain.shape)
 
     def slow(sequence, position, head):
         alone = sum(x[sequence, position, d] * w_k[head, :, d] for d in DIMS)
-        pair = k[sequence, position, head] * gain[head], alone * gain[head]  # as the key's norm leaves them
+        written = k[sequence, position, head] - bias[head]  # a bias is at every position
+        pair = written * gain[head], alone * gain[head]  # as the key's norm leaves them
         return abs(torch.nn.functional.cosine_similarity(*pair, dim=0).item())
 
     for sequence, length in enumerate((12, 10)):

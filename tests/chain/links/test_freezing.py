@@ -82,7 +82,7 @@ def test_without_super_neurons_nothing_is_frozen(planted_at):
 def test_without_a_growth_step_there_are_no_dimensions(planted_at):
     setting = planted_at(sink=False).setting
     (segment,) = setting.segments
-    assert segment.step is None
+    assert segment.steps == ()
     assert frozen("dimensions", setting, 0) is None
 
 

@@ -1,0 +1,99 @@
+"""Which headlines are true of a model of the zoo: derived from how it was made, by no rule of what says them."""
+
+import re
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from sink_lens.findings import Phrase
+from sink_lens.models.tiny import BOS_ID
+
+from .truth import ZooModel
+
+_VARIANCE, _OUTPUT, _NEURONS, _WRITES, _KEY, _MEETS = (
+    "aggregation_variance",
+    "variance_preserved",
+    "variance_neurons",
+    "neurons_dimension",
+    "dimension_key",
+    "key_sink",
+)
+
+
+def bound_of(zoo: ZooModel) -> str | None:
+    """What the model's sink is bound to, as the table of placements calls it; None if BOS plays no part in it."""
+    truth = zoo.truth
+    if truth.sink == "first":
+        return "positional, not BOS" if BOS_ID in truth.spares else "positional"
+    if truth.sink == "token" and BOS_ID in truth.tokens:
+        return "position and token" if truth.only_first else "token"
+    return None
+
+
+def carriers(zoo: ZooModel) -> set[str]:
+    """The links whose target carries the model's sink, the outlier dimension by the key that it makes."""
+    links = zoo.truth.links
+    both = {name for name, truth in links.items() if (truth.necessary_or_sufficient, truth.carries) == ("yes", "yes")}
+    found = both & {_VARIANCE, _OUTPUT, _NEURONS, _MEETS}
+    if links[_WRITES].carries == "yes" and _KEY in both:
+        found.add(_KEY)
+    return found
+
+
+def permitted(zoo: ZooModel) -> set[str]:
+    """Keys of the phrases that are true of the model, whatever sequences it is run on."""
+    truth = zoo.truth
+    if truth.sink in ("none", "sink logit"):
+        return {"no sink", "strongest"} | ({"sink logit"} if truth.sink == "sink logit" else set())
+    found = {"sink", "elsewhere"}
+    if (bound := bound_of(zoo)) is not None:
+        found.add(f"bound: {bound}")
+    found |= {f"by {link}" for link in carriers(zoo)} or {"nothing shown"}
+    variance = truth.links[_VARIANCE]
+    if variance.necessary_or_sufficient == variance.carries == "no":
+        found.add("no variance")
+    if truth.cancels_bias:
+        found.add("cancels bias")
+    if truth.direction is not None:
+        found.add("direction")
+    return found
+
+
+def untrue(zoo: ZooModel, tokens: Int[Tensor, "batch position"], phrases: Iterable[Phrase]) -> list[str]:
+    """The phrases of a headline that are not true of the model on these sequences."""
+    true, sinks, wrong = permitted(zoo), zoo.sinks(tokens), []
+    position = 0
+    for phrase in phrases:
+        keys = phrase.key.split(" + ")
+        said = [int(number) for number in re.findall(r"\d+", phrase.text)]
+        right = set(keys) <= true
+        if phrase.key == "sink" and right:
+            if phrase.text.startswith("Each sequence"):
+                right = bool(sinks.any(1).double().mean() > 0.5) and not bool(sinks[:, 0].all())
+            else:
+                position = said[0]
+                right = bool(sinks[:, position].double().mean() > 0.5)
+        if phrase.key == "elsewhere" and right:
+            right = said[0] == int((sinks.any(1) & ~sinks[:, position]).sum())
+        if f"by {_KEY}" in keys and right:
+            dims = {one for found in zoo.truth.outliers.values() for one in found}
+            named = re.search(r"dimension (\d+)$", phrase.text)
+            count = re.search(r"(\d+) outlier dimensions$", phrase.text)
+            right = int(named[1]) in dims if named else count is not None and int(count[1]) <= len(dims)
+        if not right:
+            wrong.append(f"{phrase.key}: {phrase.text}")
+    return wrong
+
+
+def table(models: Iterable[ZooModel]) -> str:
+    """The permitted phrases of each model, as Markdown."""
+    lines = ["| model | phrases that its headline may have |", "| --- | --- |"]
+    rows = {zoo.name: sorted(permitted(zoo)) for zoo in models}
+    return "\n".join([*lines, *(f"| `{name}` | {', '.join(keys)} |" for name, keys in rows.items())]) + "\n"
+
+
+def drawn(zoo: ZooModel, *, sequences: int, length: int) -> Int[Tensor, "batch position"]:
+    """The sequences that a model is traced on, by its seed."""
+    return zoo.draw(sequences, length=length, generator=torch.Generator().manual_seed(zoo.seed))

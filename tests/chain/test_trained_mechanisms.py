@@ -1,0 +1,220 @@
+"""What a trace says of mechanisms that trained models have: one model of the zoo for each, beside its truth."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from analyses.zoo import ZOO, build, headlines
+from sink_lens import findings
+from sink_lens.chain.config import TraceConfig
+from sink_lens.chain.evidence import gather
+from sink_lens.chain.links import LINKS
+from sink_lens.chain.measure import aimed
+from sink_lens.chain.neurons import phase_table
+from sink_lens.chain.trace import trace
+from sink_lens.data.tokens import from_tensor
+from sink_lens.models.load import wrap
+from sink_lens.models.tiny import tiny_tokenizer
+from sink_lens.records import read_run
+from sink_lens.report import story
+from sink_lens.schema import ALL_STEPS
+
+CONFIG = TraceConfig(model="zoo", random_init=False, quick=True)
+LINK = {link.name: link for link in LINKS}
+
+
+def drawn(name, family, *, sequences):
+    zoo = build(name, seed=1, family=family)
+    lens = replace(wrap(zoo.model, tokenizer=tiny_tokenizer()), name=name)
+    return zoo, lens, headlines.drawn(zoo, sequences=sequences, length=40)
+
+
+def measured(name, family):
+    """The model and what one measuring pass gives."""
+    zoo, lens, tokens = drawn(name, family, sequences=12)
+    panel = aimed(lens, from_tensor(tokens), config=CONFIG, own=[link.readings for link in LINKS])
+    return zoo, gather(lens, panel, config=CONFIG)
+
+
+def statistics(evidence, link):
+    return {one.name: one for one in LINK[link].statistics(evidence, np.random.default_rng(0))}
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """The traces that several tests read: name -> model, its sequences, its run folder."""
+    done = {}
+
+    def make(name, family):
+        if name not in done:
+            zoo, lens, tokens = drawn(name, family, sequences=24)
+            folder = tmp_path_factory.mktemp(name) / "run"
+            trace(lens, config=CONFIG, tokens=from_tensor(tokens), out=folder, progress=False, report=False)
+            done[name] = zoo, tokens, read_run(folder)
+        return done[name]
+
+    return make
+
+
+# 1. erasure
+
+
+@pytest.mark.parametrize("name", ["eraser", "regrowth"])
+def test_what_is_erased_does_not_grow(name):
+    for family in ZOO[name].families:
+        zoo, evidence = measured(name, family)
+        found = evidence.panel.location
+        assert found.growth_layers == zoo.truth.grows, family
+        assert set(zoo.truth.erased) <= set(found.erasing_layers), family
+        assert not set(found.erasing_layers) & set(zoo.truth.grows), family
+
+
+def test_phases_have_their_own_neurons():
+    zoo, evidence = measured("eraser", "llama")
+    phases = phase_table(evidence.lens, evidence.panel, evidence.splits, super_share=0.05).set_index("phase")
+    (maker,), (erased,) = zoo.truth.makers, zoo.truth.erased
+    assert list(phases.index) == ["growth", "plateau", "erasure"]
+    assert phases.loc["growth", "neurons"] == f"{maker.layer}.{maker.index}"
+    assert (phases.loc["plateau", "first_layer"], phases.loc["plateau", "last_layer"]) == (maker.layer + 1, erased - 1)
+    assert phases.loc["erasure", "share"] > 0.8
+    (eraser,) = phases.loc["erasure", "neurons"].split(", ")
+    assert eraser.startswith(f"{erased}.")
+
+
+def test_a_step_that_erases_does_not_decide_whether_neurons_fire():
+    _, evidence = measured("eraser", "llama")
+    found = statistics(evidence, "variance_neurons")
+    assert found["spike_ratio"].interval.low > 1000
+    assert "spike_ratio_step_1" not in found
+
+
+# 2. variance before growth
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_variance_is_read_before_the_growth(family):
+    zoo, evidence = measured("early_variance", family)
+    ratio = statistics(evidence, "aggregation_variance")["s2_ratio"]
+    assert ratio.layers == tuple(range(zoo.truth.grows[0] + 1))
+    assert ratio.interval.low > 2
+    while_it_grows = evidence.panel.std_ratio("z")[list(zoo.truth.grows)].mean()
+    assert while_it_grows < 1.25  # read there, the link fails
+
+
+# 3. a bias of the keys
+
+
+@pytest.mark.parametrize("family", ZOO["cancelled_bias"].families)
+def test_a_bias_is_no_part_of_what_is_written_into_the_key(family):
+    _, evidence = measured("cancelled_bias", family)
+    found = statistics(evidence, "dimension_key")
+    assert found["key_cosine"].interval.low > 0.9
+    assert found["bias_cancelled"].interval.low > 0.9
+    assert found["key_norm_ratio"].interval.high < 0.5
+
+
+# 4. what dominates and does not carry
+
+
+def test_a_dimension_that_no_key_reads_carries_nothing(traced):
+    _, _, run = traced("beside", "llama")
+    keys = {key for phrase in phrases(run) for key in phrase.key.split(" + ")}
+    assert "direction" in keys
+    assert "by dimension_key" not in keys
+    (said,) = findings.remarks(story.tables(run), "neurons_dimension")
+    assert said.startswith("it stands out, but the sink does not hang on it")
+    assert any("everything else in it" in one for one in findings.remarks(story.tables(run), "dimension_key"))
+
+
+# 5. makers
+
+
+def test_what_feeds_the_writer_is_told_from_it(traced):
+    zoo, _, run = traced("upstream", "qwen2")
+    makers = run.tables["makers"].query("is_maker")
+    found = {(row.layer, row.unit): row.role for row in makers.itertuples()}
+    writer = zoo.truth.makers[-1]
+    assert found == {(writer.layer, writer.index): "writes"} | {
+        (maker.layer, maker.index): f"upstream of {writer.layer}.{writer.index}" for maker in zoo.truth.feeds
+    }
+
+
+def test_larger_sets_hold_the_smaller_ones_and_are_named_by_what_they_remove(traced):
+    _, _, run = traced("bimodal", "llama")
+    sets = run.tables["maker_sets"].query("control_of == ''").set_index("set")
+    half, more, every = (set(sets.loc[name, "parts"].split(", ")) for name in ("half", "four fifths", "all makers"))
+    assert half <= more <= every
+    for row in sets.reset_index().to_dict("records"):
+        assert findings.shown_set(row).endswith(f"at least {row['ci_low']:.0%}")
+
+
+# 6. steps together
+
+
+def test_all_steps_are_frozen_together(traced):
+    _, _, run = traced("either_layer", "llama")
+    natural = run.tables["mediation"].query("intervention == 'natural' and frozen == 'neurons'").set_index("step")
+    assert natural.loc[1, "surviving_share"] > 0.9  # no head needs step 0 alone
+    assert natural.loc[ALL_STEPS, "surviving_share"] < 0.2
+
+
+# 7. where the sink is
+
+
+def test_sequences_whose_sink_is_elsewhere_are_counted(traced):
+    zoo, tokens, run = traced("elsewhere", "llama")
+    summary = run.tables["summary"].set_index("quantity")
+    assert int(float(summary.loc["sequences_elsewhere", "value"])) == int((~zoo.sinks(tokens)[:, 0]).sum()) == 3
+    assert "position 1" in summary.loc["sequences_elsewhere", "note"]
+    assert run.tables["links"]["n"].max() <= 21
+
+
+def test_a_position_that_is_no_sink_for_bos_says_so(traced):
+    _, _, run = traced("bos_without", "qwen2")
+    assert run.tables["summary"].set_index("quantity").loc["sink_bound_to", "value"] == "positional, not BOS"
+
+
+# headlines
+
+TRACED = {"beside": "llama", "upstream": "qwen2", "bimodal": "llama", "either_layer": "llama", "elsewhere": "llama"}
+
+
+def phrases(run):
+    found = story.find_story(run)
+    at = {"is_sink": bool(found.is_sink), "rate": found.sink_rate, "position": found.position}
+    return findings.headline(story.tables(run), **at)
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_the_headline_is_true_and_short(name, traced):
+    zoo, tokens, run = traced(name, TRACED[name])
+    found = phrases(run)
+    assert headlines.untrue(zoo, tokens, found) == []
+    assert story.title(run) == findings.sentence(found)
+    assert len(story.title(run).split()) <= findings.MOST_WORDS
+    assert {"sink", f"bound: {headlines.bound_of(zoo)}"} <= {phrase.key for phrase in found}
+    carried = {key for phrase in found for key in phrase.key.split(" + ") if key.startswith("by ")}
+    assert carried  # and none that is untrue
+
+
+def test_a_phrase_without_its_rows_is_not_said(traced):
+    _, _, run = traced("bimodal", "llama")
+    tables = story.tables(run)
+    whole = {phrase.key for phrase in phrases(run)}
+    at = {"is_sink": True, "rate": 0.6, "position": 0}
+    for name in ("links", "effects"):
+        left = {phrase.key for phrase in findings.headline({k: v for k, v in tables.items() if k != name}, **at)}
+        assert left == {key for key in whole if not key.startswith("by ")}, name
+    links = tables["links"].assign(carries="undecided")
+    keys = [phrase.key for phrase in findings.headline(tables | {"links": links}, **at)]
+    assert "nothing shown" in keys
+    assert not any(key.startswith("by ") for key in keys)
+
+
+def test_untrue_phrases_are_found():
+    zoo, _, tokens = drawn("beside", "llama", sequences=4)
+    said = findings.Phrase(key="by variance_neurons + by dimension_key", text="carried by dimension 3", rows=())
+    assert headlines.untrue(zoo, tokens, [said]) == ["by variance_neurons + by dimension_key: carried by dimension 3"]
+    assert torch.equal(zoo.sinks(tokens)[:, 0], torch.ones(4, dtype=torch.bool))
