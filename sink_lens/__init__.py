@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from sink_lens.chain.trace import trace
     from sink_lens.data.batch import TokenBatch
     from sink_lens.edits import metrics
-    from sink_lens.edits.outcome import Outcome
     from sink_lens.engine.forward import run_with
     from sink_lens.engine.generation import generate
     from sink_lens.errors import SinkLensError
@@ -35,7 +34,6 @@ _NAMES = {
     "HeadNormConfig": "models.headnorm",
     "HeadNormForCausalLM": "models.headnorm",
     "LensModel": "models.load",
-    "Outcome": "edits.outcome",
     "Reading": "activations.record",
     "SITES": "models.sites",
     "SinkLensError": "errors",
@@ -70,7 +68,6 @@ __all__ = [
     "HeadNormConfig",
     "HeadNormForCausalLM",
     "LensModel",
-    "Outcome",
     "Reading",
     "SinkLensError",
     "TokenBatch",

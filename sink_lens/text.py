@@ -62,7 +62,7 @@ def number(value: Any) -> str:
     try:
         value = float(value) + 0.0  # -0.0 becomes 0
     except OverflowError:  # a whole number of more than 308 digits
-        value = math.inf if value > 0 else -math.inf
+        return "−∞" if str(value).startswith("-") else "∞"
     size = abs(value)
     if math.isinf(size):
         return "∞" if value > 0 else "−∞"

@@ -164,6 +164,7 @@ class TokenBatch:
 
     def cut(self, length: int) -> "TokenBatch":
         """The first positions of every sequence; a length above their number changes nothing."""
+        length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits
         return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
 
     def with_bos(self, token: int) -> "TokenBatch":

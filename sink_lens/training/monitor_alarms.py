@@ -90,7 +90,7 @@ class Alarms:
     """The rules with what they have seen so far."""
 
     threshold: float
-    """Of the sink score."""
+    """Sink score from which a head has a sink."""
     rules: tuple[Rule, ...] = RULES
     _seen: dict[tuple[str, int | None], "_Earlier"] = field(default_factory=dict)
     _sums: dict[str, float] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from sink_lens.chain.setting import (
     tested as held_out,
 )
 from sink_lens.data.tokens import from_tensor
-from sink_lens.edits.constructors import scale, zero
+from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.engine.cells import from_layer
 from sink_lens.engine.forward import run_with
 from sink_lens.engine.ground import Ground
@@ -157,14 +157,14 @@ def test_the_sink_as_the_new_position_is_refused(planted_at, config):
 @pytest.mark.parametrize("position", [0, 3])
 def test_a_run_that_begins_late_is_the_whole_run(planted_at, layer, position):
     place = planted_at()
-    one = scale("attn_out", 3.0, layers=[layer], positions=[position])
+    one = edit("attn_out", lambda x, at: 20 * x.flip(-1) + 5.0, layers=[layer], positions=[position])
     short = place.setting.run([one], layers=[4])
     whole = run_with(place.lens, place.setting.tokens, [one], positions=(6, 0))
     with_loss = place.setting.run([one], loss=True)
     pairs = [(short.mass[0], whole.mass[4]), (with_loss.loss, whole.loss), (with_loss.state, whole.state)]
     for found, wanted in pairs:
         assert_close(found, wanted)
-    assert_moved(with_loss.state, place.setting.baseline.state)
+    assert_moved(with_loss.loss, place.setting.run([], loss=True).loss)
     assert short.loss is None
 
 
