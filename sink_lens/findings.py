@@ -65,7 +65,7 @@ def _without_sink(tables: Tables) -> list[Phrase]:
         text = f"most heads that have one have it at position {_whole(values['strongest_position'])} ({share} of all)"
         found.append(Phrase(key="strongest", text=text, rows=("summary: strongest_position, strongest_rate",)))
     sets = tables.get("maker_sets")
-    if sets is not None and len(sets) and (sets["target"] == "sink logit").any():
+    if sets is not None and "sink logit" in sets["target"].tolist():
         text = "learned sink logits take the attention"
         found.append(Phrase(key="sink logit", text=text, rows=("maker_sets: target == sink logit",)))
     return found

@@ -21,7 +21,7 @@ from sink_lens.measures.attention import sink_mass
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "sink_lens").rglob("*.py"))
 WRITES_OF_OTHERS = "sink_lens/circuits/files.py"
-"""The one file that calls torch.save: EAP-IG's own format, for its readers; plain tensors and names, read as weights."""
+"""The one file that calls torch.save: EAP-IG's own format, read back as weights."""
 JAXTYPING = {
     "Bool",
     "Complex",

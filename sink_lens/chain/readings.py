@@ -208,7 +208,7 @@ def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> lis
 def neuron_readings(plan: MeasuringPlan, *, positions: Int[Tensor, " position"]) -> list[Reading]:
     """Activations of every neuron of the plan's layers at the sink positions, and their mean magnitude at others.
 
-    Of the layers that erase, those at the studied position alone.
+    Among the layers that erase, only those at the studied position count.
     """
     sinks, layers = list(plan.sink_positions), frozenset(plan.layers)
     erasing = Reading(
