@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import tarfile
 import typing
 from collections.abc import Callable, Sequence
@@ -13,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import bad_calls
+import pages
+import torch
+import trainings
 import typer.main
 import workspace
-from bad_values import NUMBERS, TEXTS, change_bytes, change_file, change_some_file
-from child import Outcome, attempt
+from bad_values import NUMBERS, TEXTS, bad_json, change_bytes, change_file, change_json, change_some_file
+from child import Outcome, attempt, begun
+from safetensors.torch import save_file
 
+from analyses.texts import packages
 from sink_lens.cli import app
-from sink_lens.data import packages
 from sink_lens.data.cache import sha256_of
 from sink_lens.models.load import load
 from sink_lens.records.reading import RUN_FILE
@@ -44,6 +49,12 @@ class Attempt:
     """Exit code 1 says that a part failed."""
     run: Callable[[Path], Outcome] | None = None
     """Instead of one process: what makes several."""
+    keeps: bool = False
+    """Nothing that was there may be changed, even where the command is accepted; but for what is below ``out``."""
+    patience: float = 3.0
+    """Seconds of the CPU before a Ctrl-C."""
+    kind: str = ""
+    """What is counted besides the category, such as the signal."""
 
 
 def commands() -> dict[str, Any]:
@@ -302,10 +313,11 @@ def _killed(rng: random.Random, folder: Path) -> Attempt:
     name = rng.choice(workspace.MADE)
     line = [name, *workspace.COMMANDS[name], "--out", "new", "--quiet"]
     at = [rng.uniform(0.0, 2.5) for _ in range(rng.choice([1, 1, 2]))]
+    by = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 
     def run(folder: Path) -> Outcome:
         for after in at:
-            attempt(lambda: workspace.invoke(line), folder, killed_after=after)
+            attempt(lambda: workspace.invoke(line), folder, killed_after=after, by=by)
         found = attempt(lambda: workspace.invoke(line), folder, patience=120)
         if found.code == 2 and "finished" in found.err:  # the kill came after its end
             found.code = 0
@@ -313,7 +325,8 @@ def _killed(rng: random.Random, folder: Path) -> Attempt:
             found.trace = said
         return found
 
-    return Attempt(label=f"{' '.join(line)} killed after {', '.join(f'{one:.2f} s' for one in at)}", run=run)
+    told = f"{' '.join(line)} gets {by.name} after {', '.join(f'{one:.2f} s' for one in at)}"
+    return Attempt(label=told, run=run, kind=by.name)
 
 
 def _differs(found: Path, needed: Path) -> str:
@@ -345,6 +358,154 @@ def _call(rng: random.Random, folder: Path) -> Attempt:
     return Attempt(label=f"{name}({shown})", action=act, call=True)
 
 
+def _monitor(rng: random.Random, folder: Path) -> Attempt:
+    """A training that is watched, and something that happens to it."""
+    label, act = trainings.drawn(rng, folder)
+    return Attempt(label=label, action=act, call=True, patience=60)
+
+
+_TARGETS = ("MODEL/config.json", "MODEL/model.safetensors", "MODEL", "runs/sweep/run.json", "runs/trace/report.html")
+_TARGETS += (
+    "runs/sweep",
+    "text.txt",
+    "SWEEP.toml",
+    "model.gguf",
+    "script.py",
+    "mine.csv",
+    "mine.md",
+    "mine.tex",
+    "mine.html",
+)
+_TARGETS += (
+    "link.csv",
+    "/dev/full",
+    "runs",
+    "cache",
+    "missing/below/x.csv",
+    "text.txt/x.csv",
+    "new.csv",
+    "new.md",
+    ".",
+)
+
+
+def _output(rng: random.Random, folder: Path) -> Attempt:
+    """A result that is to be written over something else."""
+    for name in ("script.py", "mine.csv", "mine.md", "mine.tex", "mine.html"):
+        (folder / name).write_text("mine")
+    (folder / "link.csv").symlink_to("MODEL/config.json")
+    where = rng.choice(_TARGETS)
+    made = [name for name in workspace.COMMANDS if any("--out" in one.opts for one in _COMMANDS[name].params)]
+    name = rng.choice([*made, "table", "table", "report", "figures"])
+    if name == "table":
+        line = ["table", "runs/trace", "--format", rng.choice(["csv", "latex", "markdown"]), "--out", where]
+    elif name == "report":
+        line = ["report", rng.choice(["runs/sweep", "runs/trace"]), "--out", where]
+    elif name == "figures":
+        line = ["report", "runs/trace", "--figures", where]
+    else:
+        line = [*name.split(), *workspace.COMMANDS[name], "--out", where]
+    out = where if name not in ("table", "report", "figures") else "runs/trace/report.html"
+    new = not (folder / where).exists() or (name == "report" and where.endswith(".html"))  # a page is drawn again
+    return Attempt(
+        label=" ".join(line),
+        action=lambda: workspace.invoke(line),
+        keeps=True,
+        out=where if new else out,
+        may_fail=name.split()[0] in ("data", "sweep"),
+        patience=10,
+    )
+
+
+_TEMPLATES = (
+    *("{{ raise_exception('no') }}", "{{ messages[9].content }}", "{{ 1/0 }}", "{% for m in messages %}", "{# "),
+    *("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{% include 'x' %}", "{{ range(10**9) | list }}"),
+    *("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "\x00", "{{ bos_token * 3 }}", "{{ messages | x }}"),
+    *("{{ cycler.__init__.__globals__.os.system('touch canary') }}", "", "{{ undefined.x.y }}"),
+    *("{{ self.__init__.__globals__.__builtins__.open('canary', 'w') }}", "{{ 'a' * 10**10 }}", "{{ namespace() }}"),
+)
+
+
+def _template(rng: random.Random, folder: Path) -> Attempt:
+    """Two models whose chat templates are what somebody wrote."""
+    shutil.copytree(folder / "MODEL", folder / "OTHER")
+    for name in rng.choice([("OTHER",), ("OTHER",), ("MODEL",), ("MODEL", "OTHER")]):
+        (folder / name / "chat_template.jinja").write_text(rng.choice(_TEMPLATES))
+    if rng.random() < 0.3:
+        change_file(folder / "OTHER/tokenizer_config.json", rng)
+    line = ["diff", "MODEL", "OTHER", *workspace.SMALL, "--out", "new"]
+    return Attempt(label=" ".join(line), action=lambda: workspace.invoke(line), out="new", patience=10)
+
+
+def _facts(rng: random.Random, folder: Path) -> Attempt:
+    """Facts for verify, or a batch for diff, that are not what they should be."""
+    if rng.random() < 0.5:
+        fact = {"id": "a", "model": ["MODEL"], "quantity": "sink_rate", "value": 0.5, "source": "b", "condition": {}}
+        facts = {"schema": "sink_lens.facts/1", "about": "c", "facts": [fact | {"tolerance": {"absolute": 0.1}}]}
+        text = change_json(json.dumps(facts), rng)
+        if rng.random() < 0.3:
+            facts["facts"][0][rng.choice(["value", "tolerance", "condition", "quantity", "model"])] = bad_json(rng)
+            text = json.dumps(facts)
+        (folder / "facts.json").write_text(text, encoding="utf-8", errors="surrogatepass")
+        line = ["verify", "MODEL", "--facts", "facts.json", *workspace.SMALL, "--out", "new"]
+    else:
+        shape = rng.choice([(0, 12), (2, 0), (2, 1), (2, 12), (2, 12), (1, 500), (2, 3, 4), (12,)])
+        made: dict[str, torch.Tensor] = {
+            "input_ids": torch.randint(-1, rng.choice([40, 10**6]), shape),
+            "attention_mask": rng.choice([torch.ones(shape), torch.zeros(shape), torch.ones(2, 2, 12), torch.ones(1)]),
+            "labels": rng.choice([torch.zeros(shape).long(), torch.full((2, 12), -100), torch.zeros(3)]),
+            "position_ids": rng.choice([torch.zeros(shape).long(), torch.full((2, 12), 10**9), torch.tensor(3)]),
+        }
+        kept = {name: one.contiguous() for name, one in made.items() if rng.random() < 0.7}
+        save_file(kept, folder / "batch.safetensors")
+        if rng.random() < 0.3:
+            change_file(folder / "batch.safetensors", rng)
+        line = ["diff", "MODEL", "MODEL", "--batch", "batch.safetensors", *workspace.SMALL, "--out", "new"]
+    return Attempt(label=" ".join(line), action=lambda: workspace.invoke(line), out="new", patience=10)
+
+
+def _page(rng: random.Random, folder: Path) -> Attempt:
+    """A run whose texts are hostile, and its page in a browser."""
+    run = rng.choice(sorted(path.name for path in (folder / "runs").iterdir()))
+    done = pages.poison(folder / "runs" / run, rng)
+    _reseal(folder / "runs" / run)
+
+    def act(folder: Path) -> Outcome:
+        found = attempt(lambda: workspace.invoke(["report", f"runs/{run}", "--out", "page.html"]), folder, patience=20)
+        if found.code == 0 and not found.trace and (folder / "page.html").exists():
+            found.trace = pages.ran(folder / "page.html")
+        return found
+
+    return Attempt(label=f"{run}: {done}", run=act)
+
+
+def _together(rng: random.Random, folder: Path) -> Attempt:
+    """Several processes at once: on an empty cache, in one run folder, or at one page."""
+    kind = rng.choice(["cache", "folder", "page"])
+    name = rng.choice(workspace.MADE)
+    again = [name, *workspace.COMMANDS[name], "--out", "new", "--quiet"]
+
+    def run(folder: Path) -> Outcome:
+        if kind == "cache":
+            shutil.rmtree(folder / "cache", ignore_errors=True)
+            started = [
+                begun(lambda: load("model.gguf", device="cpu") and None, folder, patience=120) for _ in range(12)
+            ]
+        else:
+            line = again if kind == "folder" else ["report", f"runs/{name}"]
+            started = [begun(lambda: workspace.invoke(line), folder, patience=120) for _ in range(6)]
+        ends = [one.ended() for one in started]
+        bad = [one.trace or one.err for one in ends if one.trace or (one.code and "in use" not in one.err + one.trace)]
+        bad = [one for one in bad if "finished" not in one]
+        found = Outcome(code=0, trace=f"{len(bad)} of {len(ends)}: {bad[0][-1500:]}" if bad else "")
+        if kind == "folder" and not bad:
+            attempt(lambda: workspace.invoke(again), folder, patience=120)
+            found.trace = _differs(folder / "new", folder / "runs" / name)
+        return found
+
+    return Attempt(label=f"{kind}, {name}", run=run, kind=kind)
+
+
 CATEGORIES: dict[str, Callable[[random.Random, Path], Attempt]] = {
     "command lines": _command_line,
     "hostile names": _hostile_names,
@@ -356,8 +517,15 @@ CATEGORIES: dict[str, Callable[[random.Random, Path], Attempt]] = {
     "archives": _archive,
     "kills": _killed,
     "calls": _call,
+    "monitors": _monitor,
+    "outputs": _output,
+    "templates": _template,
+    "facts and batches": _facts,
+    "pages": _page,
+    "at once": _together,
 }
-_WEIGHTS = {"command lines": 30, "calls": 22, "run folders": 14, "models": 8, "settings": 10, "checkpoints": 5}
+_WEIGHTS = {"command lines": 26, "calls": 20, "run folders": 12, "models": 12, "settings": 9, "checkpoints": 5}
+_WEIGHTS |= {"monitors": 9, "outputs": 9, "templates": 5, "facts and batches": 6, "pages": 2, "at once": 1}
 
 
 def category_of(rng: random.Random, *, only: Sequence[str] | None) -> str:

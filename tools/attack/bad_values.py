@@ -182,19 +182,34 @@ def change_safetensors(content: bytes, rng: random.Random) -> bytes:
     return struct.pack("<Q", len(header)) + header + content[8 + length :]
 
 
+_GGUF_NAMES = (b"general.alignment", b"llama.block_count", b"llama.embedding_length", b"llama.attention.head_count")
+_GGUF_NAMES += (b"tokenizer.ggml.tokens", b"tokenizer.ggml.merges", b"tokenizer.ggml.bos_token_id", b"general.name")
+_GGUF_NAMES += (b"token_embd.weight", b"blk.0.attn_q.weight", b"blk.1.ffn_down.weight", b"output_norm.weight")
+_SIZES = (0, 1, 2, 31, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
+
+
 def change_gguf(content: bytes, rng: random.Random) -> bytes:
-    """A GGUF file whose counts, names or types say something else; most of what matters is in its first bytes."""
-    if rng.random() < 0.25:
+    """A GGUF file whose counts, names, string lengths, types, sizes or offsets say something else, or that is cut."""
+    if rng.random() < 0.2:
         return change_bytes(content, rng)
     changed = bytearray(content)
-    if rng.random() < 0.4:
-        at = rng.choice([4, 8, 16])
-        changed[at : at + 8] = struct.pack(
-            "<Q", rng.choice([0, 1, 2**31, 2**40, 2**63, 2**64 - 1, rng.randrange(1000)])
-        )
-        return bytes(changed)
-    for _ in range(rng.choice([1, 2, 8])):
-        changed[rng.randrange(min(len(changed), 3000))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
+    for _ in range(rng.choice([1, 1, 2, 6])):
+        how = rng.random()
+        if how < 0.25:  # how many tensors, how many entries
+            struct.pack_into("<Q", changed, rng.choice([8, 16]), rng.choice([*_SIZES, rng.randrange(1000)]))
+        elif how < 0.75:
+            name = rng.choice(_GGUF_NAMES)
+            at = content.find(name)
+            if at < 8:
+                continue
+            behind = at + len(name)  # a type and a value; of a tensor its axes, sizes, type and offset
+            place = rng.choice([at - 8, at, behind, behind + 4, behind + 8, behind + 12, behind + 20, behind + 24])
+            if place + 8 <= len(changed):
+                struct.pack_into(*rng.choice([("<Q", changed, place, rng.choice(_SIZES)), ("<B", changed, place, 255)]))
+        elif how < 0.85:
+            return bytes(changed[: rng.randrange(len(changed))])
+        else:
+            changed[rng.randrange(min(len(changed), 3000))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
     return bytes(changed)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from bad_values import CANARY
 
-_ROOM = 8 << 30
+ROOM = 4 << 30
 """Bytes of address space that an attempt may take besides what it begins with."""
 _LOCAL = ("localhost", "127.0.0.1", "::1", None)
 _RAN = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "ctypes.dlopen")
@@ -57,6 +57,7 @@ def attempt(
     patience: float = 3.0,
     most: float = 300.0,
     killed_after: float | None = None,
+    by: int = signal.SIGKILL,
 ) -> Outcome:
     """Do something in a forked process with its own working folder.
 
@@ -66,8 +67,53 @@ def attempt(
         encoding: of the terminal.
         patience: seconds of the CPU before it gets a Ctrl-C; as many again, and 10, to end then.
         most: seconds on the clock.
-        killed_after: seconds of the CPU after which it is killed without a word.
+        killed_after: seconds of the CPU after which it gets a signal.
+        by: the signal.
     """
+    return begun(action, folder, encoding=encoding, patience=patience, killed_after=killed_after, by=by).ended(
+        most=most
+    )
+
+
+@dataclass(kw_only=True)
+class Begun:
+    """An attempt that runs in a process of its own."""
+
+    process: int
+    read: int
+    killed: bool
+
+    def ended(self, *, most: float = 300.0) -> Outcome:
+        """Wait for its end, ``most`` seconds on the clock."""
+        said, end = b"", time.monotonic() + most
+        while (left := end - time.monotonic()) > 0:
+            if not select.select([self.read], [], [], left)[0]:
+                break
+            piece = os.read(self.read, 1 << 16)
+            if not piece:
+                break
+            said += piece
+        if time.monotonic() >= end:
+            os.kill(self.process, signal.SIGKILL)
+        os.close(self.read)
+        status = os.waitpid(self.process, 0)[1]
+        if said:
+            return Outcome(**json.loads(said))
+        died = os.WIFSIGNALED(status)
+        how = signal.Signals(os.WTERMSIG(status)).name if died else f"exit code {os.WEXITSTATUS(status)}"
+        return Outcome(trace="" if self.killed else f"the process was lost: {how}")
+
+
+def begun(
+    action: Callable[[], object],
+    folder: Path,
+    *,
+    encoding: str = "utf-8",
+    patience: float = 3.0,
+    killed_after: float | None = None,
+    by: int = signal.SIGKILL,
+) -> Begun:
+    """Begin an attempt, as ``attempt`` does, and do not wait for it."""
     read, write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -76,26 +122,9 @@ def attempt(
         process = os.fork()
     if process == 0:
         os.close(read)
-        _child(action, folder, write, encoding=encoding, patience=patience, killed_after=killed_after)
+        _child(action, folder, write, encoding=encoding, patience=patience, killed_after=killed_after, by=by)
     os.close(write)
-    said, end = b"", time.monotonic() + most
-    while (left := end - time.monotonic()) > 0:
-        if not select.select([read], [], [], left)[0]:
-            break
-        piece = os.read(read, 1 << 16)
-        if not piece:
-            break
-        said += piece
-    else:
-        os.kill(process, signal.SIGKILL)
-    if time.monotonic() >= end:
-        os.kill(process, signal.SIGKILL)
-    os.close(read)
-    status = os.waitpid(process, 0)[1]
-    if said:
-        return Outcome(**json.loads(said))
-    how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
-    return Outcome(trace="" if killed_after is not None else f"the process was lost: {how}")
+    return Begun(process=process, read=read, killed=killed_after is not None)
 
 
 def _child(
@@ -106,6 +135,7 @@ def _child(
     encoding: str,
     patience: float,
     killed_after: float | None,
+    by: int,
 ) -> None:
     outcome = Outcome()
     try:
@@ -116,14 +146,14 @@ def _child(
         for number in (0, 1, 2):
             os.dup2(nothing, number)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, used + _ROOM))
+        resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
         out, err = io.BytesIO(), io.BytesIO()
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
         sys.stdout = io.TextIOWrapper(out, encoding=encoding, errors="strict")
         sys.stderr = io.TextIOWrapper(err, encoding=encoding, errors="backslashreplace")
         sys.addaudithook(_hook(outcome.reached))
         if killed_after is not None:
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.signal(signal.SIGPROF, lambda number, frame: os.kill(os.getpid(), by))
             signal.setitimer(signal.ITIMER_PROF, killed_after)
         else:
             _limit(outcome, patience)

@@ -2,9 +2,10 @@
 
 Bad command lines, calls, files and folders are drawn from a seed, each tried in a process of its own on a copy of a
 small workspace. Whatever was given: the exit code is 0, 2 or that of Ctrl-C, an error is one line, there is no
-traceback, no control character reaches the terminal, what a refused command found is still there, no code ran, and
-nothing was reached over a network. Counts are printed by category; the exit code is 1 if anything failed, and each
-failure says by which ``--only`` number it is repeated.
+traceback, no control character reaches the terminal, what a refused command found is still there, nothing is written
+over a file that is no result, no code ran, and nothing was reached over a network. A training with a monitor ends as
+the one without. Each attempt may take 4 GiB of memory besides what it begins with. Counts are printed by category; the
+exit code is 1 if anything failed, and each failure says by which ``--only`` number it is repeated.
 """
 
 import os
@@ -44,7 +45,7 @@ _BAR_UP = "\x1b[A"
 """Escape sequence with which tqdm moves the cursor up."""
 _SAID = ("error:", "warning:", "There is no folder ")
 """How lines beside a refusal begin; the last says that a name is looked for on the hub."""
-_WORDS = {"accepted": "done", "refused": "refused", "stopped": "stopped", "killed": "killed"}
+_WORDS = {"accepted": "done", "refused": "refused", "stopped": "stopped"}
 
 
 def main() -> int:
@@ -70,6 +71,7 @@ def main() -> int:
 def _attack(options: argparse.Namespace, *, template: Path, place: Path) -> int:
     begun, end = time.monotonic(), time.monotonic() + 60 * options.minutes
     counts: dict[str, Counter[str]] = {name: Counter() for name in attempts.CATEGORIES}
+    kinds: dict[str, Counter[str]] = {name: Counter() for name in attempts.CATEGORIES}
     failures: list[str] = []
     numbers = [options.only] if options.only is not None else range(options.attempts)
     for number in numbers:
@@ -77,10 +79,12 @@ def _attack(options: argparse.Namespace, *, template: Path, place: Path) -> int:
             break
         rng = random.Random(f"{options.seed}/{number}")
         category = attempts.category_of(rng, only=options.category)
-        found, label = _one(
+        found, label, kind = _one(
             rng, category, template=template, folder=place / f"{number}", shown=options.only is not None
         )
         counts[category][found if found in _WORDS else "failed"] += 1
+        if kind:
+            kinds[category][kind] += 1
         if found not in _WORDS:
             failures.append(f"{category}, --seed {options.seed} --only {number}: {label}\n    {found}")
             print(f"FAILED {failures[-1]}", flush=True)
@@ -88,23 +92,31 @@ def _attack(options: argparse.Namespace, *, template: Path, place: Path) -> int:
     print(f"\nseed {options.seed}, {time.monotonic() - begun:,.0f} s")
     for category, found in counts.items():
         told = ", ".join(f"{found[name]:,} {word}" for name, word in _WORDS.items() if found[name])
-        print(f"{category:{width}}  {sum(found.values()):6,} attempts: {told or 'none'}, {found['failed']} failed")
+        of = ", ".join(f"{number:,} {kind}" for kind, number in sorted(kinds[category].items()))
+        print(
+            f"{category:{width}}  {sum(found.values()):6,} attempts: {told or 'none'}, {found['failed']} failed"
+            + (f" ({of})" if of else "")
+        )
     total = sum(sum(found.values()) for found in counts.values())
     print(f"{'together':{width}}  {total:6,} attempts: {len(failures)} failed")
     return 1 if failures else 0
 
 
-def _one(rng: random.Random, category: str, *, template: Path, folder: Path, shown: bool) -> tuple[str, str]:
-    """Try something; "accepted", "refused", "stopped" or "killed", or what is wrong, and what was tried."""
+def _one(rng: random.Random, category: str, *, template: Path, folder: Path, shown: bool) -> tuple[str, str, str]:
+    """Try something; "accepted", "refused" or "stopped", or what is wrong; what was tried, and of which kind it is."""
     copy_of(template, folder)
     try:
         plan = attempts.CATEGORIES[category](rng, folder)
         before = contents(folder)
-        outcome = plan.run(folder) if plan.run is not None else attempt(plan.action, folder, encoding=plan.encoding)
+        outcome = (
+            plan.run(folder)
+            if plan.run is not None
+            else attempt(plan.action, folder, encoding=plan.encoding, patience=plan.patience)
+        )
         if shown:
             print(f"{plan.label}\n--- stdout\n{outcome.out}\n--- stderr\n{outcome.err}\n--- trace\n{outcome.trace}")
             print(f"exit code {outcome.code}, {outcome.seconds:.1f} s")
-        return judged(outcome, plan, before=before, folder=folder), plan.label
+        return judged(outcome, plan, before=before, folder=folder), plan.label, plan.kind
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -149,13 +161,15 @@ def judged(outcome: Outcome, plan: "attempts.Attempt", *, before: dict[str, str]
         return f"more than one line: {outcome.err[-800:]}"
     if wild := {hex(ord(one)) for one in outcome.out + outcome.err.replace(_BAR_UP, "") if _wild(one)}:
         return f"control characters in the terminal: {wild}: {(outcome.err + outcome.out)[-500:]!r}"
-    if outcome.code == 2:
+    if outcome.code == 2 or plan.keeps:
         after = contents(folder)
         lost = [name for name, digest in before.items() if after.get(name) != digest and not _own(name, plan.out)]
+        if plan.keeps and outcome.code == 0 and plan.out is not None:
+            lost = [name for name in lost if not Path(name).is_relative_to(plan.out)]
         if lost:
-            return f"a refused command changed {', '.join(lost[:8])}: {outcome.err[-500:]}"
-        return "refused"
-    return "accepted"
+            word = "a refused" if outcome.code == 2 else "an accepted"
+            return f"{word} command changed {', '.join(lost[:8])}: {outcome.err[-500:]}"
+    return "refused" if outcome.code == 2 else "accepted"
 
 
 def _own(name: str, out: str | None) -> bool:

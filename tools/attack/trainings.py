@@ -1,0 +1,276 @@
+"""Trainings with a monitor that something happens to: they must end as without it, and keep what was read."""
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sink_lens.models.tiny import tiny
+from sink_lens.records import read_run
+from sink_lens.training import SinkMonitor, SinkMonitorCallback
+from sink_lens.training.monitor_keys import KeySums
+
+FAMILIES = ("llama", "gpt2", "gemma2", "gpt_oss", "headnorm_sink", "opt")
+STEPS = 6
+
+
+class OwnError(Exception):
+    """What the training itself raises."""
+
+
+def drawn(rng: random.Random, folder: Path) -> tuple[str, Callable[[], object]]:
+    """A training with a monitor, and what happens to it."""
+    what = rng.choice(list(_KINDS))
+    seed, family = rng.randrange(10**6), rng.choice(FAMILIES)
+    return f"{what}, {family}, seed {seed}", lambda: _KINDS[what](random.Random(seed), family)
+
+
+class Loop:
+    """A training whose batches and mishaps are drawn from a seed, so that it can be had with and without a monitor."""
+
+    def __init__(self, rng: random.Random, family: str) -> None:
+        self.seed = rng.randrange(10**6)
+        self.model = tiny(family).train()
+        if rng.random() < 0.3:
+            for one in self.model.parameters():
+                one.requires_grad_(rng.random() < 0.5)
+            next(self.model.parameters()).requires_grad_(True)
+        if rng.random() < 0.3:
+            layers = next(one for one in self.model.modules() if isinstance(one, torch.nn.ModuleList))
+            layers[1] = layers[0]
+        self.accumulated, self.nan_at = rng.choice([1, 1, 2, 3]), rng.choice([None, None, None, 2])
+        self.bf16 = rng.random() < 0.3
+        given = [one for one in self.model.parameters() if one.requires_grad]
+        self.optimizer = torch.optim.AdamW(given, lr=1e-2)
+        self.losses: list[float] = []
+        self.readable: list[int] = []
+        """Steps whose first batch has a sequence that does not begin with padding."""
+
+    def batch(self, rng: random.Random) -> dict[str, torch.Tensor]:
+        """Of any length and number, ragged, masked on either side, or nothing but padding."""
+        sequences, length = rng.choice([1, 2, 5]), rng.choice([1, 2, 7, 8, 9, 20, 30])
+        tokens = torch.randint(3, 300, (sequences, length), generator=torch.Generator().manual_seed(rng.randrange(99)))
+        found = {"input_ids": tokens, "labels": tokens}
+        how = rng.choice(["none", "none", "right", "left", "ragged"])
+        if how != "none":
+            mask = torch.ones_like(tokens)
+            for row in range(sequences if how == "ragged" else 1):
+                cut = rng.randrange(length + 1)
+                mask[row, :cut] = 0 if how == "left" else 1
+                mask[row, cut:] = 1 if how == "left" else 0
+            found["attention_mask"] = mask
+        return found
+
+    def run(
+        self, monitor: SinkMonitor | None, *, first: int = 0, last: int = STEPS, ends_at: int | None = None
+    ) -> None:
+        """Some steps of it."""
+        for step in range(first, last):
+            rng = random.Random(f"{self.seed}/{step}")
+            if step == ends_at:
+                raise OwnError
+            for part in range(self.accumulated):
+                batch = self.batch(rng)
+                if not part and bool(batch.get("attention_mask", torch.ones(1, 1))[:4, 0].any()):
+                    self.readable.append(step)
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16):
+                    loss = self.model(**batch, use_cache=False).loss
+                loss.backward()
+                self.losses.append(float(loss.detach()))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if step == self.nan_at:
+                with torch.no_grad():
+                    next(self.model.parameters()).fill_(float("nan"))
+            if monitor is not None:
+                monitor.step()
+
+    def hooks(self) -> int:
+        """How many hooks stand on the model."""
+        return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in self.model.modules())
+
+
+def _same(one: list[float], other: list[float]) -> bool:
+    return torch.equal(torch.tensor(one).nan_to_num(-1), torch.tensor(other).nan_to_num(-1))
+
+
+def _like_the_other(rng: random.Random, family: str, *, watch: Callable[[Loop], object]) -> Loop:
+    state = rng.getstate()
+    plain = Loop(rng, family)
+    torch.manual_seed(0)
+    plain.run(None)
+    rng.setstate(state)
+    watched = Loop(rng, family)
+    torch.manual_seed(0)
+    watch(watched)
+    assert _same(plain.losses, watched.losses), "the monitor changed the training"
+    pairs = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
+    assert all(torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)) for a, b in pairs), "the monitor changed the weights"
+    assert not watched.hooks(), "hooks are left on the model"
+    return watched
+
+
+def _any_batch(rng: random.Random, family: str) -> None:
+    def watch(loop: Loop) -> None:
+        with SinkMonitor(loop.model, every=1, folder="monitor") as monitor:
+            loop.run(monitor)
+        assert not monitor.stopped, "the monitor stopped"
+        found = sorted(set(read_run("monitor").tables["monitor"]["step"]))
+        assert loop.nan_at is not None or found == loop.readable, f"readings are missing: {found}"
+
+    _like_the_other(rng, family, watch=watch)
+
+
+def _error_of_its_own(rng: random.Random, family: str) -> None:
+    name, at = rng.choice(["take_state", "take_attention", "settled", "numbers", "complete"]), rng.randrange(20)
+    kind = rng.choice([ValueError, MemoryError, KeyError, RuntimeError, RecursionError])
+    calls, own = [0], getattr(KeySums, name)
+
+    def broken(self: Any, *given: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > at:
+            raise kind("of the monitor")
+        return own(self, *given, **named)
+
+    def watch(loop: Loop) -> None:
+        setattr(KeySums, name, broken)
+        with SinkMonitor(loop.model, every=1, folder="monitor") as monitor:
+            loop.run(monitor)
+
+    _like_the_other(rng, family, watch=watch)
+
+
+def _ended_and_resumed(rng: random.Random, family: str) -> None:
+    """The training raises, and goes on in the same process, or from a step before."""
+    ends, back = rng.randrange(1, STEPS), rng.choice([0, 0, 1])
+
+    def watch(loop: Loop) -> None:
+        closed = rng.random() < 0.5
+        monitor = SinkMonitor(loop.model, every=1, folder="monitor")
+        monitor.__enter__()
+        try:
+            loop.run(monitor, ends_at=ends)
+        except OwnError as error:
+            if closed:
+                monitor.__exit__(type(error), error, None)
+        found = sorted(set(read_run("monitor").tables["monitor"]["step"]))
+        assert loop.nan_at is not None or found == loop.readable, f"readings are missing: {found}"
+        if not closed:
+            monitor.disarm()
+        begin = max(0, ends - back)
+        with SinkMonitor(loop.model, every=1, folder="monitor", first_step=begin) as again:
+            loop.run(again, first=ends)
+        kept = set(read_run("monitor").tables["monitor"]["step"])
+        assert kept >= {one for one in found if one < begin}, f"readings are lost: {found}, {kept}"
+
+    _like_the_other(rng, family, watch=watch)
+
+
+def _folder_taken(rng: random.Random, family: str) -> None:
+    """The folder is a file, another run, damaged, or not to be written."""
+    how = rng.choice(["file", "run", "damaged log", "device", "long", "missing above"])
+    folder = {"run": "runs/sweep", "device": "/dev/full", "long": "x" * 300, "missing above": "text.txt/monitor"}.get(
+        how, "monitor"
+    )
+    if how == "file":
+        Path(folder).write_text("mine")
+    if how == "damaged log":
+        with SinkMonitor(tiny(family), every=1, folder=folder):
+            pass
+        log = Path(folder) / "log.jsonl"
+        log.write_bytes(
+            rng.choice([b"", b"\n", b"x\n" * 9, log.read_bytes() + b"{}\n", rng.randbytes(500), b"[" * 10**5])
+        )
+
+    def watch(loop: Loop) -> None:
+        with SinkMonitor(loop.model, every=1, folder=folder) as monitor:
+            loop.run(monitor)
+            found = sorted(set(monitor.frame()["step"]))
+            assert loop.nan_at is not None or found == loop.readable, f"readings are missing: {found}"
+
+    _like_the_other(rng, family, watch=watch)
+
+
+def _threads(rng: random.Random, family: str) -> None:
+    family = rng.choice(["llama", "gemma2", "gpt_oss"])  # without dropout, whose random numbers threads would share
+    loops = [Loop(random.Random(seed), family) for seed in range(3) for _ in range(2)]
+    failed: list[BaseException] = []
+
+    def train(loop: Loop) -> None:
+        try:
+            with SinkMonitor(loop.model, every=1) as monitor:
+                loop.run(monitor)
+        except BaseException as error:  # noqa: BLE001  # told below
+            failed.append(error)
+
+    threads = [threading.Thread(target=train, args=(loop,)) for loop in loops[::2]]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    if failed:
+        raise failed[0]
+    for watched, plain in zip(loops[::2], loops[1::2], strict=True):
+        plain.run(None)
+        pairs = zip(plain.losses, watched.losses, strict=True)
+        assert all(a == b or a != a or abs(a - b) <= 1e-3 * abs(a) for a, b in pairs), "a thread changed another"
+
+
+def _compiled(rng: random.Random, family: str) -> None:
+    model = tiny("llama").train()
+    call = torch.compile(model, backend="eager")
+    with SinkMonitor(rng.choice([model, call]), every=1) as monitor:
+        for length in rng.choices([1, 5, 8, 9, 20], k=3):
+            tokens = torch.randint(3, 300, (2, length))
+            call(input_ids=tokens, labels=tokens).loss.backward()
+            monitor.step()
+    assert not monitor.stopped, "the monitor stopped"
+
+
+def _trainer(rng: random.Random, family: str) -> None:
+    """The Trainer of transformers, whose loss fails at a step; another one resumes."""
+    from transformers import Trainer, TrainingArguments
+
+    class Breaking(Trainer):
+        def compute_loss(self, *given: Any, **named: Any) -> Any:
+            if self.state.global_step == self.ends_at:
+                raise OwnError
+            return super().compute_loss(*given, **named)
+
+    rows = torch.randint(3, 300, (16, rng.choice([4, 12])), generator=torch.Generator().manual_seed(0))
+    ends = rng.randrange(1, STEPS)
+    for ends_at in (ends, None):
+        args = TrainingArguments(
+            output_dir="out",
+            max_steps=STEPS,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=rng.choice([1, 2]) if ends_at is None else 1,
+            save_steps=1,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        watch = SinkMonitorCallback(every=1, folder="monitor")
+        data: Any = [{"input_ids": row, "labels": row} for row in rows]
+        trainer = Breaking(model=tiny(family), args=args, train_dataset=data, callbacks=[watch])
+        trainer.ends_at = ends_at  # type: ignore[attr-defined]
+        try:
+            trainer.train(resume_from_checkpoint=ends_at is None)
+        except OwnError:
+            assert ends_at is not None
+    assert sorted(set(read_run("monitor").tables["monitor"]["step"])) == list(range(STEPS)), "readings are missing"
+
+
+_KINDS: dict[str, Callable[[random.Random, str], None]] = {
+    "any batch": _any_batch,
+    "an error of the monitor's": _error_of_its_own,
+    "ended and resumed": _ended_and_resumed,
+    "a folder that is taken": _folder_taken,
+    "threads": _threads,
+    "compiled": _compiled,
+    "the Trainer": _trainer,
+}
